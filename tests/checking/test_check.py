@@ -210,16 +210,24 @@ def test_reports_beside_the_table(folder: Path, capsys: pytest.CaptureFixture[st
     [
         ("pdf=x", "--report pdf=x: expected FORMAT=FILE. Formats are json, junit, github, sarif, markdown: --report j"),
         ("junit", "--report junit: expected FORMAT=FILE."),
-        ("junit=no/such/folder.xml", "no/such/folder.xml: No such file or directory."),
     ],
 )
-def test_reports_that_cannot_be_written(
+def test_reports_of_no_known_format(
     report: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "a.yaml").write_text(SMALL)
 
     assert main(["check", "configs", "--gpu", "t4", "--report", report]) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_report_that_cannot_be_written_costs_no_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.yaml").write_text(SMALL)
+
+    assert main(["check", "configs", "--gpu", "t4", "--report", "junit=no/such/folder.xml"]) == 3
+    shown = capsys.readouterr()
+    assert "1 config checked: 1 fit" in shown.out
+    assert shown.err.startswith("error: no/such/folder.xml could not be written: No such file or directory.")
 
 
 def test_an_unknown_card_is_wrong_input(folder: Path) -> None:
