@@ -40,7 +40,7 @@ def main() -> int:
     print(f"{'operator':<34} {'shape':<26} {'direction':<9} {'measured':>14} {'rule':>14}")
     for line in lines:
         if arguments.record is not None:
-            RECORDS.append([{"record": 2} | line], arguments.record)
+            RECORDS.append(({"record": 2} | line,), arguments.record)
         rule = "-" if line["rule"] is None else f"{line['rule']:,}"
         print(f"{line['operator']:<34} {line['shape']:<26} {line['direction']:<9} {line['hidden']:>14,} {rule:>14}")
     known = [line for line in lines if line["rule"] is not None]

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from memcalc.measuring.records import read_measured
+from memcalc.measuring.records import RECORDS
 from memcalc.proving.afterwards import Compared, compare_records, operators_apart, run_of
 from memcalc.proving.summary import Errors, Predicted, errors_of, predicted
 from tools.markdown import table
@@ -24,7 +24,7 @@ def groups() -> dict[str, list[dict[str, Any]]]:
     """The records of each device and PyTorch."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in (*sorted(FOLDER.glob("*.jsonl")), *of_gpus()):
-        for record in read_measured(path):
+        for record in RECORDS.read(path):
             found.setdefault(group_of(record), []).append(record)
     return found
 
@@ -135,6 +135,6 @@ def probes() -> list[dict[str, Any]]:
     found = {
         (path.parent.name, line["operator"], line["shape"], line["direction"]): line
         for path in of_gpus("probe")
-        for line in read_measured(path)
+        for line in RECORDS.read(path)
     }
     return list(found.values())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import memcalc
 from memcalc.measuring.measurement import DONE
-from memcalc.measuring.records import read_measured
+from memcalc.measuring.records import RECORDS
 from memcalc.measuring.result import allocator_conf
 from memcalc.proving.afterwards import run_of
 from memcalc.proving.summary import Predicted, errors_of, predicted
@@ -37,7 +37,7 @@ def runs() -> tuple[tuple[str, str, Predicted], ...]:
         (name, card_of(file), found)
         for name in LISTS
         for file in of_gpus(name)
-        for record in read_measured(file)
+        for record in RECORDS.read(file)
         if (found := predicted(record)) is not None
     )
 
@@ -89,10 +89,10 @@ def twins(name: str) -> list[tuple[str, list[Twin]]]:
     found = []
     for file in of_gpus(name):
         beside = file.with_name(BESIDE + file.name)
-        null = {record["command"]: record for record in read_measured(beside)} if beside.exists() else {}
+        null = {record["command"]: record for record in RECORDS.read(beside)} if beside.exists() else {}
         several = [
             Twin(record["command"], record, null[record["command"]])
-            for record in read_measured(file)
+            for record in RECORDS.read(file)
             if record["command"] in null
         ]
         if several:
@@ -165,7 +165,7 @@ def searches() -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
     """The records of each search for the largest micro-batch, by card and run: by micro-batch, as they were tried."""
     found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for file in of_gpus("suite", "largest"):
-        for record in read_measured(file):
+        for record in RECORDS.read(file):
             run, key, batch = run_of(record).partition(BATCH)
             if key:
                 conf = allocator_conf(record["allocator"])
@@ -217,7 +217,7 @@ def real_outside() -> str:
     """Device memory outside PyTorch's allocator: the context, and what is loaded later, by phase."""
     rows = []
     for file in of_gpus():
-        several = [record for record in read_measured(file) if record["outcome"] == DONE]
+        several = [record for record in RECORDS.read(file) if record["outcome"] == DONE]
         context = sorted({record["device"]["context_bytes"] for record in several})
         grown = [
             max(phase["device_bytes"] - phase["reserved_bytes"] for phase in record["phases"]) for record in several

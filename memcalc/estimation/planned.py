@@ -53,7 +53,7 @@ class PlannedTimeline(Timeline):
                 structure = self.structure().of_layers(block.kind)
                 part: Part = "expert layer" if block.kind.experts else "dense layer"
                 again = program(structure, part, False, gradients, True)
-                self.blocks.append(block._replace(program=again))
+                self.blocks.append(block._replace(program=again, sized=sizer.sized(again)))
         self.blocks.append(head)
         recompute = spec.training.recompute
         self.plan = items_of(() if isinstance(recompute, str) else recompute, spec.model.num_layers)

@@ -19,7 +19,7 @@ import pytest
 
 from memcalc.errors import InputError
 from memcalc.measuring.ranks import Place, device_of_rank, place, refuse_other_ranks
-from memcalc.measuring.records import read_measured
+from memcalc.measuring.records import RECORDS
 from memcalc.report.schema import result_schema
 from memcalc.spec.loading import load
 
@@ -111,7 +111,7 @@ def test_an_interrupt_ends_all_ranks_and_leaves_no_half_record(after: float, tmp
         os.killpg(started.pid, signal.SIGINT)
     started.wait(timeout=60)
 
-    assert [each["rank"] for each in read_measured(record)] in ([], [0, 1])
+    assert [each["rank"] for each in RECORDS.read(record)] in ([], [0, 1])
     with pytest.raises(ProcessLookupError):
         os.killpg(started.pid, signal.SIGKILL)  # nobody is left
 

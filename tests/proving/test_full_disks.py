@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,10 +82,14 @@ def test_a_full_disk_for_temporary_files_costs_no_figures(tmp_path: Path) -> Non
 def test_a_full_disk_before_the_run_is_no_wrong_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(*_: object, **__: object) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/memcalc-measure-x")
+    make = Path.mkdir
 
-    monkeypatch.setattr("memcalc.folders.tempfile.mkdtemp", full)
+    def full(self: Path, *given: Any, **named: Any) -> None:
+        if self.name.startswith("memcalc-measure-"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/memcalc-measure-x")
+        make(self, *given, **named)
+
+    monkeypatch.setattr(Path, "mkdir", full)
     code = main(RUN)
 
     assert code == 3
@@ -135,7 +140,7 @@ def test_a_suite_stops_and_tells_what_it_has(tmp_path: Path, monkeypatch: pytest
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, content)
 
-    monkeypatch.setattr("memcalc.measuring.records.os.write", full)
+    monkeypatch.setattr("memcalc.lines.os.write", full)
     with stub() as (worker, device):
         outcome = run_suite(load_suite(suite), worker, device, records)
 
