@@ -118,10 +118,10 @@ class _Columns:
         terms: numbers of the terms by which each is judged.
         outside: bytes outside the allocator.
         usable: bytes of the card; -1: none was named.
-        stage: as of `_Sums`; so are the following.
-        phases: likewise.
-        components: likewise.
-        ledger: likewise.
+        stage: the pipeline stage that needs most.
+        phases: bytes at the peak of each phase.
+        components: bytes by component at the peak.
+        ledger: bytes by phase and component, if asked for.
     """
 
     codes: Codes

@@ -92,8 +92,8 @@ class Table:
         start: the number of the first configuration in here.
         valid: whether it is in here: its rules hold, and it needs no more than a pebibyte of one GPU. [n]
         too_large: whether it needs more. [n]
-        allocated: what it allocates; its fields are those of the table, too.
-        judgement: whether it fits; likewise.
+        allocated: what it allocates. Its fields can be read from the table, too.
+        judgement: whether it fits. So can its fields.
         invalid: why others are invalid.
     """
 
