@@ -23,18 +23,18 @@ from memcalc.spec.spec import Spec
 
 
 class Span(NamedTuple):
-    """Phases whose highest moment is one: the first step's and later ones' forward, for instance.
+    """Phases with one peak: the first step's and later ones' forward, for instance.
 
     Args:
         mask: these phases.
-        candidates: the moments among which the highest is, in order, each with the timeline that it is in.
+        candidates: the moments that may be the peak, in order, each with its timeline.
     """
 
     mask: int
     candidates: Iterator[tuple[Timeline, Candidate]]
 
     def highest(self) -> tuple[Timeline, Highest]:
-        """The highest moment, of equal ones the first, and its timeline."""
+        """The peak, of equal ones the first, and its timeline."""
         sizes = ((timeline.bytes(moment), timeline, moment) for timeline, moment in self.candidates)
         total, timeline, moment = max(sizes, key=lambda each: each[0])
         return timeline, Highest(total, moment)

@@ -196,7 +196,7 @@ class _Walk:
         self.left[number] += 1
 
     def at(self, number: int, stream: Stream, *beside: Holding) -> Iterator[Candidate]:
-        """What may be the highest moment of one of a block's streams, with all that is held around it."""
+        """What may be the peak of one of a block's streams, with all that is held around it."""
         block = self.blocks[number]
         events = block.program.stream(stream)
         around = [*beside, *self.held_around()]

@@ -12,8 +12,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
-
 from memcalc.catalogue.resolution import resolve
 from memcalc.errors import InputError, InputErrors, raise_all
 from memcalc.files import is_file
@@ -31,7 +29,6 @@ from memcalc.spec.published import ModelReading, read_config, read_published
 from memcalc.spec.reading import MODEL_CONFIG, find_config, names_hub_id, read_source
 from memcalc.spec.rules import check_rules
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import ParallelismSpec, TrainingSpec
 from memcalc.spec.validation import validate
 from memcalc.spec.words import BUDGET, GPUS, is_word
 from memcalc.spec.yaml_source import Path as Place
@@ -143,23 +140,6 @@ def _make_way(blocks: dict[str, Any], named: str) -> None:
     if {"num_layers", "hidden_size"} <= blocks.get("model", {}).keys():
         blocks["model"] = {}
         blocks["name"] = Path(named).stem
-
-
-def load_parallelism(opened: Opened, changes: Mapping[Place, Any], training: TrainingSpec) -> ParallelismSpec:
-    """The parallelism block alone of a configuration that was read, with those of these overrides that are its own.
-
-    Raises:
-        InputError: a value cannot be; `load_opened` says which.
-    """
-    blocks = {"parallelism": dict(opened.blocks.get("parallelism", {}))}
-    if GPUS in changes and _DATA_PARALLEL not in changes:
-        blocks["parallelism"].pop(_DATA_PARALLEL[-1], None)
-    apply_overrides(blocks, {path: value for path, value in changes.items() if path[0] == "parallelism"})
-    blocks["parallelism"] = split_gpus(blocks["parallelism"], "parallelism.gpus")
-    try:
-        return ParallelismSpec(**default_parallelism(blocks["parallelism"], training.implementation, training.dtype))
-    except ValidationError as error:
-        raise InputError(str(error), "See `memcalc schema`.", "parallelism") from None
 
 
 def mapping_of(source: Source) -> dict[str, Any]:

@@ -227,7 +227,7 @@ class Sizers:
 
 
 class _Highest(NamedTuple):
-    """The highest moments of a span.
+    """The peaks of a span.
 
     Args:
         candidates: the moments that are the highest for some batch.
