@@ -1,4 +1,4 @@
-"""Many estimates in one call: a grid of configurations, each sized as `memcalc.estimate` would size it, to the byte."""
+"""Estimates of a grid of configurations in one call, byte-identical to `memcalc.estimate` of each one."""
 
 from memcalc.sweeping.evaluation import blocks, evaluate
 from memcalc.sweeping.grid import Axis, Grid

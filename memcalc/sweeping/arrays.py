@@ -1,7 +1,8 @@
-"""One stage of a run over many batches: how much each phase needs, and what is alive at its peak.
+"""Peaks of one pipeline stage over many batches: bytes per phase, and the live tensors at the peak.
 
-The blocks and the moments of a step are those of a single estimate (`memcalc.estimation.timeline`); sizes are `Lanes`.
-Where sizes are compared, a single estimate has one largest; here all count that are the largest for some batch.
+The blocks and the points of a step are those of a single estimate (`memcalc.estimation.timeline`); sizes are
+`Lanes`. Where a single estimate picks the one largest candidate, every candidate that is largest for some batch is
+kept.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from memcalc.sweeping.lanes import Indices, Lanes, Numbers, elementwise, plain
 Matrix = npt.NDArray[np.float64]
 
 COMPONENTS = tuple(Component)
-BATCH = ("micro_batch_size", "sequence_length")  # the fields that are `Lanes`
+BATCH = ("micro_batch_size", "sequence_length")  # the fields that can be `Lanes`
 
 _ROUNDING = COMPONENTS.index(Component.BLOCK_ROUNDING)
 _BLOCK = 512.0  # see memcalc.estimation.allocation
 
 
 def changed(spec: Spec, **training: Any) -> Spec:
-    """The run with other values of fields of `training`, `Lanes` among them; nothing is checked."""
+    """Return the run with other values of fields of `training`, which may be `Lanes`; nothing is validated."""
     return spec.model_copy(update={"training": spec.training.model_copy(update=training)})
 
 
 class ArraySized(Sized):
-    """A block's program for many batches.
+    """A block's program, sized for many batches.
 
     Args:
         program: the block.
-        values: symbols, of which some are `Lanes`.
-        count: of batches.
-        rules: what rules of workspaces gave before.
+        values: symbols; some are `Lanes`.
+        count: number of batches.
+        rules: cached results of workspace rules.
     """
 
     def __init__(self, program: Program, values: Mapping[str, Any], count: int, rules: Rules) -> None:
@@ -60,17 +61,17 @@ class ArraySized(Sized):
         self._tops: dict[object, tuple[int, ...]] = {}
 
     def bytes_of(self, storages: tuple[int, ...]) -> Any:
-        """Rounded bytes of some storages together."""
+        """Return the rounded bytes of some storages together."""
         if storages not in self._amounts:
             self._amounts[storages] = Lanes(_counts(self.program, ((each, 1) for each in storages)) @ self.blocks)
         return self._amounts[storages]
 
     def highest(self, stream: Stream, since: int = 0) -> tuple[int, ...]:
-        """The positions at which a stream is at its highest for some batch, at event `since` or later."""
+        """Return the positions of a stream that are its peak for some batch, at event `since` or later."""
         return self._highest(stream, _local_tops(self.program, stream, since))
 
     def highest_among(self, stream: Stream, positions: frozenset[int]) -> tuple[int, ...]:
-        """Those of some positions of a stream that are the highest for some batch."""
+        """Return those of the given positions of a stream that are the peak for some batch."""
         return self._highest(stream, tuple(sorted(positions)))
 
     def _highest(self, stream: Stream, positions: tuple[int, ...]) -> tuple[int, ...]:
@@ -85,8 +86,8 @@ class ArraySized(Sized):
 
         Args:
             found: bytes by component. [components, cells]
-            storages: each with how many there are.
-            cells: numbers of the batches that are asked for.
+            storages: each with its count.
+            cells: indices of the batches.
         """
         by_component: dict[Component, list[tuple[int, int]]] = {}
         for storage, count in storages:
@@ -99,7 +100,7 @@ class ArraySized(Sized):
 
 
 def _counts(program: Program, storages: Iterable[tuple[int, int]]) -> Numbers:
-    """How many of some storages, each with how often it is there, have each of the program's sizes. [kinds]"""
+    """Return how many of some storages have each of the program's sizes; storages come with their counts. [kinds]"""
     found = np.zeros(len(program.kinds))
     for storage, count in storages:
         found[program.kind_of[storage]] += count
@@ -111,7 +112,7 @@ def _each_once(numbers: Indices) -> list[int]:
 
 
 def _heights(program: Program, stream: Stream) -> Matrix:
-    """How many storages of each size are alive after each event, beside those before the first. [events + 1, kinds]"""
+    """Return the change in live storages of each size since the stream began, per event. [events + 1, kinds]"""
     key = "heights", stream
     if key not in program.findings:
         events = program.stream(stream)
@@ -123,7 +124,7 @@ def _heights(program: Program, stream: Stream) -> Matrix:
 
 
 def _local_tops(program: Program, stream: Stream, since: int) -> tuple[int, ...]:
-    """The positions from `since` on at which a storage is made, and the next event lets one go; or the beginning."""
+    """Return the positions from `since` on where a storage is allocated and the next event frees one; or the start."""
     key = "tops", stream, since
     if key not in program.findings:
         signs = pairwise([*(event.sign for event in program.stream(stream)), -1])
@@ -133,13 +134,13 @@ def _local_tops(program: Program, stream: Stream, since: int) -> tuple[int, ...]
 
 
 class Rules:
-    """Bytes of kinds of storages, found once for all runs that agree in the symbols that a kind reads."""
+    """Sizes of storage kinds, computed once for all runs that agree in the symbols that a kind reads."""
 
     def __init__(self) -> None:
         self._known: dict[Kind, list[tuple[dict[str, Any], Any]]] = {}
 
     def bytes(self, kind: Kind, values: Mapping[str, Any]) -> Any:
-        """The bytes of one storage for each batch; a single number where they are the same for all."""
+        """Return the bytes of one storage for each batch; a single number if they are equal for all."""
         if kind.rule is None:
             return plain(kind.bytes(values))
         several = self._known.setdefault(kind, [])
@@ -154,14 +155,14 @@ class Rules:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two numbers, or two arrays of them, are equal."""
+    """Return whether two numbers, or two arrays of numbers, are equal."""
     if isinstance(one, Lanes) and isinstance(other, Lanes):
         return one is other or np.array_equal(one.values, other.values)
     return not isinstance(one, Lanes) and not isinstance(other, Lanes) and bool(one == other)
 
 
 class _Watched(dict[str, Any]):
-    """Symbols of which it is noted which are read: a rule that reads equal ones again gives the same."""
+    """Symbols that record which of them are read: a rule that reads equal symbols returns an equal result."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -173,18 +174,18 @@ class _Watched(dict[str, Any]):
         return super().__getitem__(name)
 
     def with_values(self, values: Mapping[str, Any]) -> _Watched:
-        """The same with other values of some symbols."""
+        """Return the same object with other values of some symbols."""
         self.update(values)
         return self
 
 
 class ArraySizer(Sizer):
-    """The programs that have been asked for with the same symbols.
+    """Sized programs of runs with the same symbols, cached.
 
     Args:
-        values: symbols, of which some are `Lanes`.
-        count: of batches.
-        rules: what rules of workspaces gave before.
+        values: symbols; some are `Lanes`.
+        count: number of batches.
+        rules: cached results of workspace rules.
     """
 
     def __init__(self, values: Mapping[str, Any], count: int, rules: Rules) -> None:
@@ -192,19 +193,19 @@ class ArraySizer(Sizer):
         self._count, self._rules = count, rules
 
     def sized(self, program: Program) -> Sized:
-        """The program with these sizes."""
+        """Return the program with its sizes."""
         if program not in self._known:
             self._known[program] = ArraySized(program, self._values, self._count, self._rules)
         return self._known[program]
 
     def largest(self, sums: Sequence[Any]) -> tuple[int, ...]:
-        """Which of some sums are the largest for some batch, by their indices."""
+        """Return the indices of the sums that are the largest for some batch."""
         rows = np.array([np.broadcast_to(plain(each), self._count) for each in sums])
         return tuple(_each_once(rows.argmax(axis=0)))
 
 
 class Sizers:
-    """The sizers of runs over many batches; those of the last runs are kept, as runs that follow often share them."""
+    """Cache of the sizers of the last runs over many batches: consecutive runs often share them."""
 
     FEW = 4
 
@@ -213,7 +214,7 @@ class Sizers:
         self._rules = Rules()
 
     def sizer_of(self, spec: Spec, card: Card | None) -> ArraySizer:
-        """The sizer of a run with `Lanes`."""
+        """Return the sizer of a run with `Lanes`."""
         lanes = {name: value.values for name in BATCH if isinstance(value := getattr(spec.training, name), Lanes)}
         found = elementwise(lambda some: symbol_values(changed(spec, **some), card), lanes)
         values = {name: Lanes(value) if isinstance(value, np.ndarray) else value for name, value in found.items()}
@@ -230,8 +231,8 @@ class _Highest(NamedTuple):
     """The peaks of a span.
 
     Args:
-        candidates: the moments that are the highest for some batch.
-        chosen: which of them is for each batch. [n]
+        candidates: points of the step that are the peak for some batch.
+        chosen: index of each batch's candidate. [n]
     """
 
     candidates: list[tuple[Timeline, Candidate]]
@@ -239,25 +240,25 @@ class _Highest(NamedTuple):
 
 
 class StageSums:
-    """What the ranks of one stage allocate, phase by phase, over many batches.
+    """Bytes that the ranks of one stage allocate, phase by phase, over many batches.
 
     Args:
         spec: the run, with `Lanes`.
         stage: the pipeline stage.
-        card: for the scratch of kernels that depends on it.
-        sizers: of runs with these batches.
-        count: of batches.
+        card: the GPU, for kernel workspaces that depend on it.
+        sizers: cached sizers of runs with these batches.
+        count: number of batches.
 
     Attributes:
-        index: of the stage.
-        totals: bytes at the peak of each phase; none in an evaluation where the run has none. [phases, n]
+        index: index of the stage.
+        totals: bytes at the peak of each phase; 0 for evaluation if the run has none. [phases, n]
     """
 
     def __init__(self, spec: Spec, stage: Stage, card: Card | None, sizers: Sizers, count: int) -> None:
         phases = run_phases(spec)
         self.index = stage.index
         self.totals: Matrix = np.zeros((len(EVALUATED), count))
-        self._steady: list[list[tuple[Component, Any]]] = [[] for _ in EVALUATED]  # by phase, beside what moves
+        self._steady: list[list[tuple[Component, Any]]] = [[] for _ in EVALUATED]  # by phase, without transient tensors
         self._highest: list[_Highest | None] = [None] * len(EVALUATED)
         for (phase, component), amount in state_sums(spec, stage).items():
             self._add(phases.index(phase), component, amount)
@@ -279,11 +280,11 @@ class StageSums:
         self.totals[phase] += plain(amount)
 
     def components(self, phase: int, cells: Indices) -> Matrix:
-        """Bytes by component at the peak of a phase. [components, cells]
+        """Return the bytes by component at the peak of a phase. [components, cells]
 
         Args:
-            phase: its number.
-            cells: numbers of the batches that are asked for.
+            phase: index of the phase.
+            cells: indices of the batches.
         """
         found = np.zeros((len(COMPONENTS), len(cells)))
         for component, amount in self._steady[phase]:
@@ -298,12 +299,12 @@ class StageSums:
 
 
 def _of(amount: Any, cells: Indices) -> Any:
-    """The amount of some batches, where it has one for each."""
+    """Return the amount of some batches; a single amount is returned unchanged."""
     return amount[cells] if isinstance(amount, np.ndarray) else amount
 
 
 def _components(timeline: Timeline, moment: Candidate, cells: Indices) -> Matrix:
-    """Bytes by component at a moment. [components, cells]"""
+    """Return the bytes by component at a point in the step. [components, cells]"""
     found = np.zeros((len(COMPONENTS), len(cells)))
     for item, count in moment.engine:
         each, block = (plain(size) for size in (item.each, item.block))

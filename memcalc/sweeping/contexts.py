@@ -1,4 +1,4 @@
-"""The configurations of a grid, loaded: one by one, or once for all that differ in their batches alone."""
+"""Loading of a grid's configurations: one at a time, or once for all that differ only in their batches."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from memcalc.sweeping.lanes import Numbers, elementwise, pieces
 Source = Spec | str | Path | Mapping[str, Any]
 Codes = npt.NDArray[np.int16]
 
-MOST_LARGE = 2**31  # of a batch: beyond it nothing is sized as an array
+MOST_LARGE = 2**31  # largest batch value: larger ones are not estimated as arrays
 
 
 class Contexts:
-    """The configurations of a grid, by contexts: those that differ in their batches alone.
+    """The configurations of a grid, grouped by context: configurations of a context differ only in their batches.
 
     Args:
         source: as for `memcalc.load`.
         grid: the configurations.
         overrides: applied to all.
-        gpu: the card to judge by.
-        gpus_per_node: refuse tensor parallelism over more ranks than a node has.
+        gpu: the GPU to check against.
+        gpus_per_node: reject tensor parallelism over more ranks than a node has.
 
     Attributes:
-        inner: the axes of batches, by their numbers: which field of `BATCH` each is.
-        outer: the numbers of the other axes.
-        rules: what each configuration is asked; the last one is of nodes, which loading does not know.
+        inner: the batch axes: the field of `BATCH` by the axis's index.
+        outer: indices of the other axes.
+        rules: rules that each configuration is checked against; the last one is about nodes, which loading ignores.
 
     Raises:
-        InputError: the source cannot be read, an override cannot be understood, or there is no such card.
+        InputError: the source cannot be read, an override is invalid, or the GPU is unknown.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Contexts:
         self.outer = [number for number in range(len(grid.axes)) if number not in self.inner]
 
     def spec(self, number: int) -> Spec:
-        """One configuration.
+        """Return one configuration.
 
         Raises:
-            InputError: it is invalid.
+            InputError: the configuration is invalid.
         """
         words = (*self._overrides, *assignments(self.grid.point(number)))
         spec = of_training(load(self._source, words, gpu=self._gpu), "sweep")
@@ -77,10 +77,10 @@ class Contexts:
         return spec
 
     def loaded(self, values: Mapping[str, Value]) -> Spec:
-        """The run with these values; its rules are not checked.
+        """Return the run with these values, without checking its rules.
 
         Raises:
-            InputError: a value is none of its field.
+            InputError: a value is invalid for its field.
         """
         if self._opened is None:
             self._opened = opened(self._source, (*self._overrides, *(f"{field}=null" for field in self.grid.fields)))
@@ -88,7 +88,7 @@ class Contexts:
         return of_training(load_opened(self._opened, changes, gpu=self._gpu, check=_unchecked), "sweep")
 
     def first_broken(self, spec: Spec, batches: Mapping[str, Numbers]) -> Codes:
-        """Return for each batch the number of the first rule that does not hold, from 1; 0: all do. [n]"""
+        """Return for each batch the number of the first violated rule, from 1; 0: none is violated. [n]"""
 
         def first(some: dict[str, Any]) -> dict[str, int]:
             run = changed(spec, **some)
@@ -98,12 +98,12 @@ class Contexts:
         return np.broadcast_to(elementwise(first, batches)[""], count).astype(np.int16)
 
     def worded(self, spec: Spec, code: int, batches: Mapping[str, Numbers]) -> Iterator[tuple[Any, Broken]]:
-        """Yield what a rule says of batches that break it; those of one message together."""
+        """Yield the violations of a rule, each with the batches that share its message."""
         rule = self.rules[code - 1]
         yield from pieces(lambda some: next(iter(rule(changed(spec, **some)))), batches)
 
     def _ties_batches(self) -> bool:
-        """Whether micro-batch, accumulation and data parallelism follow from each other."""
+        """Return whether micro-batch size, accumulation steps and data parallelism determine each other."""
         if ("training", "global_batch_size") in self._changes or "training.global_batch_size" in self.grid.fields:
             return True
         if isinstance(self._source, Mapping):
@@ -118,7 +118,7 @@ class Contexts:
 
 
 def _refuse_twice(grid: Grid, changes: Mapping[Any, Any], gpu: str | None) -> None:
-    """A field that is varied and given as well."""
+    """Reject a field that is both varied and set."""
     given = {".".join(map(str, path)): "--set" for path in changes} | ({} if gpu is None else {"hardware.gpu": "--gpu"})
     for field in grid.fields:
         if field in given:
@@ -127,15 +127,15 @@ def _refuse_twice(grid: Grid, changes: Mapping[Any, Any], gpu: str | None) -> No
 
 
 def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:
-    """The source itself; a configuration on standard input as a mapping, since it can be read once."""
+    """Return the source; a configuration from standard input, which can be read only once, as a mapping."""
     if import_file(source, overrides) is not None:
         return source
-    read = read_source(source)  # what cannot be read is refused for all configurations at once
+    read = read_source(source)  # an unreadable source is an error of the whole grid
     return mapping_of(read) if str(source) == "-" else source
 
 
 def _in_node(gpus: int | None, spec: Spec) -> list[Broken]:
-    """The rule that tensor parallelism stays inside a node of so many GPUs, if it was asked for."""
+    """Check that tensor parallelism stays inside a node of `gpus` GPUs; None: no limit."""
     ranks = spec.parallelism.tensor_parallel
     if gpus is None or ranks <= gpus:
         return []
@@ -149,11 +149,11 @@ def _in_node(gpus: int | None, spec: Spec) -> list[Broken]:
 
 
 def _unchecked(spec: Spec, source: object) -> None:
-    """Ask no rule."""
+    """Skip validation."""
 
 
 def _batch_axes(axes: tuple[Axis, ...]) -> dict[int, str]:
-    """The axes of fields of `BATCH` that vary alone over whole numbers, by the number of the axis."""
+    """Return the axes that vary one field of `BATCH` alone over whole numbers: field by the axis's index."""
     found: dict[int, str] = {}
     for number, axis in enumerate(axes):
         block, _, field = axis.fields[0].partition(".")

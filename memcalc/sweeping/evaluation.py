@@ -1,4 +1,4 @@
-"""Grid in, Table out."""
+"""Evaluation of a grid: Grid in, Table out."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from memcalc.sweeping.table import Allocated, Judgement, Table
 from memcalc.sweeping.terms import DOES_NOT_FIT, UNJUDGED, TermsList, judged
 
 Array = np.ndarray[Any, Any]
-Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names alike
+Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names
 
-BLOCK = 1_048_576  # configurations that are in memory at a time, a quarter of a kilobyte each
-AT_ONCE = 8192  # batches that are sized at a time: their arrays stay in the processor's cache
-LARGEST = 2**50  # bytes: of more, sums of float64 may not be exact
+BLOCK = 1_048_576  # configurations in memory at a time, about 256 bytes each
+AT_ONCE = 8192  # batches estimated at a time: their arrays stay in the processor's cache
+LARGEST = 2**50  # bytes; sums of float64 beyond this may be inexact
 
 
 def evaluate(
@@ -42,21 +42,21 @@ def evaluate(
     ledger: bool = False,
     progress: Progress = silent,
 ) -> Table:
-    """Every configuration of a grid, sized as `memcalc.estimate(source, *overrides, ..., gpu=gpu)` sizes it.
+    """Estimate every configuration of a grid as `memcalc.estimate(source, *overrides, ..., gpu=gpu)` does.
 
-    An invalid configuration is no error: `Table.valid` says which is, `Table.reason` why.
+    An invalid configuration is no error: `Table.valid` marks it and `Table.reason` explains it.
 
     Args:
         source: as for `memcalc.load`.
-        axes: the values of each field, or a Grid: see there.
-        overrides: "field=value", applied to all of them.
-        gpu: the card to judge by.
-        gpus_per_node: refuse what splits tensors over more ranks than a node has.
-        ledger: also keep bytes by phase and component: a kilobyte a configuration.
-        progress: called with how many of the runs are done that differ in more than their batches.
+        axes: the values of each field, or a Grid.
+        overrides: "field=value", applied to all configurations.
+        gpu: the GPU to check against.
+        gpus_per_node: reject tensor parallelism over more ranks than a node has.
+        ledger: also keep bytes by phase and component, about 1 kB per configuration.
+        progress: called with the number of finished contexts (configurations that differ only in their batches).
 
     Raises:
-        InputError: the source cannot be read, a field is unknown, or the card is.
+        InputError: the source cannot be read, or a field or the GPU is unknown.
     """
     grid = axes if isinstance(axes, Grid) else Grid(axes)
     contexts = Contexts(source, grid, overrides, gpu, gpus_per_node)
@@ -72,7 +72,7 @@ def blocks(
     ledger: bool = False,
     size: int = BLOCK,
 ) -> Iterator[Table]:
-    """The same in blocks of at most `size` configurations, one after the other, so that memory stays bounded."""
+    """Yield the tables of `evaluate` in blocks of at most `size` configurations, to bound memory."""
     grid = axes if isinstance(axes, Grid) else Grid(axes)
     evaluation = _Evaluation(Contexts(source, grid, overrides, gpu, gpus_per_node), ledger=ledger)
     for start, ranges in _slabs(grid.shape, size):
@@ -80,8 +80,8 @@ def blocks(
 
 
 def _slabs(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, tuple[range, ...]]]:
-    """The grid in boxes of neighbours: the number of the first configuration, and the steps of each axis."""
-    split = 0  # the axis that is cut; those before it take one value at a time, those behind it all
+    """Yield boxes of adjacent configurations: the index of the first one, and the steps of each axis."""
+    split = 0  # the axis that is split; earlier axes take one value at a time, later ones all
     while split < len(shape) - 1 and prod(shape[split + 1 :]) > size:
         split += 1
     behind = prod(shape[split + 1 :])
@@ -94,13 +94,13 @@ def _slabs(shape: tuple[int, ...], size: int) -> Iterator[tuple[int, tuple[range
 
 
 class _Sums(NamedTuple):
-    """Results of batches, those of the rank that needs most.
+    """Results of batches on the rank with the highest peak.
 
     Args:
-        stage: its pipeline stage. [n]
+        stage: the rank's pipeline stage. [n]
         phases: bytes at the peak of each phase. [phases, n]
         components: bytes by component at the peak. [components, n]
-        ledger: bytes by phase and component, if asked for. [phases, components, n]
+        ledger: bytes by phase and component, if requested. [phases, components, n]
     """
 
     stage: Any
@@ -111,17 +111,17 @@ class _Sums(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Results in the making, those of a context next to each other. [..., *outer axes, *axes of batches]
+    """Columns of results under construction, contiguous for each context. [..., *outer axes, *batch axes]
 
     Args:
         codes: see `Reasons`.
-        terms: numbers of the terms by which each is judged.
+        terms: index of the terms of each configuration.
         outside: bytes outside the allocator.
-        usable: bytes of the card; -1: none was named.
-        stage: the pipeline stage that needs most.
+        usable: usable bytes of the GPU; -1: no GPU was given.
+        stage: the pipeline stage with the highest peak.
         phases: bytes at the peak of each phase.
         components: bytes by component at the peak.
-        ledger: bytes by phase and component, if asked for.
+        ledger: bytes by phase and component, if requested.
     """
 
     codes: Codes
@@ -135,7 +135,7 @@ class _Columns:
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], *, ledger: bool) -> _Columns:
-        """For so many values of each axis."""
+        """Return columns of zeros for so many values of each axis."""
 
         def column(*before: int, dtype: Any = np.int64) -> Array:
             return np.zeros((*before, *shape), dtype=dtype)
@@ -146,13 +146,13 @@ class _Columns:
         return cls(codes, terms, column(), column(), column(), phases, components, both)
 
     def _each(self, function: Callable[[Array, int], Array]) -> _Columns:
-        """What a function makes of each array, given how many of its axes are not the grid's."""
+        """Apply a function to each array; its second argument is the number of axes that do not belong to the grid."""
         axes = self.codes.ndim
         arrays = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
         return replace(self, **{name: function(each, each.ndim - axes) for name, each in arrays if each is not None})
 
     def of(self, steps: tuple[int, ...]) -> _Columns:
-        """Those of the context at some steps of the outer axes, as views. [..., n]"""
+        """Return views of the columns of one context, given by its steps on the outer axes. [..., n]"""
 
         def part(array: Array, before: int) -> Array:
             place: Any = (*(slice(None),) * before, *steps, ...)
@@ -162,36 +162,36 @@ class _Columns:
         return self._each(part)
 
     def in_order(self, axes: list[int]) -> _Columns:
-        """The same in the order of the grid. [..., n]
+        """Return the columns in the order of the grid. [..., n]
 
         Args:
-            axes: the numbers of the axes, in the order in which they are here.
+            axes: indices of the grid's axes, in their current order.
         """
 
         def ordered(array: Array, before: int) -> Array:
             for row in array.reshape(-1, *array.shape[before:]) if axes != sorted(axes) else ():
-                row[:] = row.transpose(np.argsort(axes)).reshape(row.shape)  # one by one: there is no second table
+                row[:] = row.transpose(np.argsort(axes)).reshape(row.shape)  # in place: no second table in memory
             return array.reshape(*array.shape[:before], -1)
 
         return self._each(ordered)
 
     def write(self, cells: Any, sums: _Sums | None) -> None:
-        """Keep the results of some batches of a context."""
+        """Store the results of some batches of a context."""
         if sums is None:
             self.codes[cells] = NOT_MODELLED
             return
         self.stage[cells] = sums.stage
-        self.phases[:, cells] = np.minimum(sums.phases, 2 * LARGEST)  # what is more is not exact, nor an int64 at last
+        self.phases[:, cells] = np.minimum(sums.phases, 2 * LARGEST)  # beyond: inexact, and may overflow int64
         self.components[:, cells] = np.minimum(sums.components, 2 * LARGEST)
         if self.ledger is not None and sums.ledger is not None:
             self.ledger[:, :, cells] = np.minimum(sums.ledger, 2 * LARGEST)
 
 
 class _Evaluation:
-    """The configurations of a grid, sized context by context.
+    """Estimates of a grid's configurations, one context at a time.
 
     Args:
-        contexts: the grid's.
+        contexts: the contexts of the grid.
         ledger: also keep bytes by phase and component.
     """
 
@@ -201,12 +201,12 @@ class _Evaluation:
         self._phases = PHASES
 
     def table(self, start: int, ranges: tuple[range, ...], progress: Progress = silent) -> Table:
-        """The configurations of a box of the grid.
+        """Return the table of a box of the grid.
 
         Args:
-            start: the number of the first one.
+            start: index of the first configuration.
             ranges: steps of each axis.
-            progress: called with the number of contexts that are done.
+            progress: called with the number of finished contexts.
         """
         contexts, axes = self._contexts, self._contexts.grid.axes
         batch = {
@@ -226,7 +226,7 @@ class _Evaluation:
         return self._finished(columns.in_order([*contexts.outer, *contexts.inner]), start)
 
     def _size(self, found: _Columns, values: Mapping[str, Value], varied: Mapping[str, Numbers]) -> None:
-        """Size the batches of one context and write them to its columns."""
+        """Estimate the batches of one context and write the results to its columns."""
         try:
             spec = self._contexts.loaded(values)
             card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
@@ -251,7 +251,7 @@ class _Evaluation:
                 found.write(cells[where], sums)
 
     def _sums(self, run: Spec) -> _Sums | None:
-        """The results of a run with `Lanes`; None: it is not modelled."""
+        """Return the results of a run with `Lanes`; None: the run is not modelled."""
         count = len(getattr(run.training, BATCH[0]).values)
         try:
             refuse_foreign(run)
@@ -277,7 +277,7 @@ class _Evaluation:
         return _Sums(np.array([stage.index for stage in stages])[worst], phases, components, ledger)
 
     def _finished(self, found: _Columns, start: int) -> Table:
-        """The table of all columns."""
+        """Return the table of the filled columns."""
         phases = found.phases[: len(self._phases)]
         peak = phases.max(axis=0)
         too_large = (found.codes == VALID) & (peak > LARGEST)

@@ -1,4 +1,4 @@
-"""The Pareto front of a grid: the largest runs that fit or may fit, where no other one is at least as large in all."""
+"""Pareto front of a grid: the largest configurations that fit or are close."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memcalc.sweeping.terms import CLOSE, DOES_NOT_FIT, FITS
 
 Numbers = npt.NDArray[np.intp]
 
-# Fields of which more is more of a run: configurations that differ in these alone are compared with each other.
+# Fields in which more is better: only configurations that differ in nothing else are compared.
 SIZES = frozenset(
     {
         "training.micro_batch_size",
@@ -31,7 +31,7 @@ class Front:
     """The axes of a grid along which runs grow.
 
     Args:
-        table: of a whole grid.
+        table: table of a whole grid.
     """
 
     def __init__(self, table: Table) -> None:
@@ -42,11 +42,10 @@ class Front:
         self._orders = {number: _order(axis) for number, axis in enumerate(axes) if _grows(axis)}
 
     def members(self) -> Flags:
-        """Return whether each configuration is on the front. [n]
+        """Return whether each configuration is on the Pareto front. [n]
 
-        It fits or is close, none that is smaller does not fit, and none that is larger has the same to say for itself.
-        A configuration is larger than another one if it has no less in any field of `SIZES`, more in one of them, and
-        the same values in all other fields.
+        It fits or is close, no smaller configuration fails to fit, and no larger one also qualifies. A configuration is
+        larger than another if no field of `SIZES` is smaller, at least one is larger, and all other fields are equal.
         """
         verdict = self._sorted(self._table.verdict)
         beyond = verdict == DOES_NOT_FIT
@@ -69,7 +68,7 @@ class Front:
         return found
 
     def smaller(self, index: int) -> list[int]:
-        """Return the configurations that are smaller than one along the axis with most values, in ascending order."""
+        """Return the configurations smaller than `index` along the axis with most values, in ascending order."""
         if not self._orders:
             return []
         axis = max(self._orders, key=lambda number: len(self._orders[number]))
@@ -81,7 +80,7 @@ class Front:
         ]
 
     def _until(self, axis: int, step: np.intp) -> Iterator[int]:
-        """The steps of an axis with smaller values."""
+        """Yield the steps of an axis that have smaller values than `step`, in ascending order."""
         for other in self._orders[axis].tolist():
             if other == step:
                 return

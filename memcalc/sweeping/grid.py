@@ -1,4 +1,4 @@
-"""A grid of configurations: axes, each a field (or several that change together) with its values."""
+"""A grid of configurations: axes, each a field (or several fields that change together) with its values."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any, NamedTuple
 from memcalc.errors import InputError
 from memcalc.spec.fields import find_field, unknown_override
 
-Value = object  # what a field may hold: a number, a word, a truth value, None, a list of layers
+Value = object  # value of a field: a number, a string, a Boolean, None, a list of layers
 Names = str | tuple[str, ...]
 
 WHERE = "grid"
 
 
 class Axis(NamedTuple):
-    """Fields that change together, by their full names, and what they take: one tuple a step."""
+    """Fields that change together, by their full names, with one tuple of values per step."""
 
     fields: tuple[str, ...]
     values: tuple[tuple[Value, ...], ...]
 
     @property
     def name(self) -> str:
-        """The bare names of the fields, for a heading."""
+        """The fields without their block, for a heading."""
         return ", ".join(field.rpartition(".")[2] for field in self.fields)
 
 
 class Grid:
-    """The product of some axes; its points are numbered from 0, the last axis running fastest.
+    """The Cartesian product of some axes; configurations are numbered from 0, the last axis changing fastest.
 
     Args:
-        axes: the values of each field, by its full name, its bare name, or its symbol. A tuple of names with a tuple of
-            values for each step is one axis: fields that change together, such as
-            {("tensor_parallel", "data_parallel"): [(1, 8), (2, 4), (8, 1)]}.
+        axes: the values of each field, by its full name, its short name, or its symbol. A tuple of names with a tuple
+            of values for each step is one axis: fields that change together, such as {("tensor_parallel",
+            "data_parallel"): [(1, 8), (2, 4), (8, 1)]}.
 
     Raises:
-        InputError: an unknown field, a field on two axes, an axis without values.
+        InputError: an unknown field, a field on two axes, or an axis without values.
     """
 
     def __init__(self, axes: Mapping[Any, Iterable[Value]]) -> None:
@@ -48,16 +48,16 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many values each axis has."""
+        """Number of values of each axis."""
         return tuple(len(axis.values) for axis in self.axes)
 
     @property
     def size(self) -> int:
-        """How many configurations there are."""
+        """Number of configurations."""
         return prod(self.shape)
 
     def point(self, number: int) -> dict[str, Value]:
-        """The values of one configuration by the full names of their fields."""
+        """Return the values of one configuration by the full names of their fields."""
         found: list[tuple[str, Value]] = []
         for axis in reversed(self.axes):
             number, step = divmod(number, len(axis.values))
@@ -66,12 +66,12 @@ class Grid:
 
 
 def assignments(values: Mapping[str, Value]) -> tuple[str, ...]:
-    """Values as `--set` writes them: "training.micro_batch_size=4"."""
+    """Return values in the syntax of `--set`: "training.micro_batch_size=4"."""
     return tuple(f"{field}={written(value)}" for field, value in values.items())
 
 
 def written(value: Value) -> str:
-    """A value as YAML writes it."""
+    """Return a value in YAML syntax."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""One number for each of many configurations, which formulas take in place of a single number.
+"""Whole numbers of many configurations that formulas can use like a single number.
 
-The formulas of `memcalc.estimation` are written for one configuration: "if the sequence fills the window". `Lanes` is
-an array that behaves as one number as long as all of its entries lead to the same decision; where they differ, `pieces`
-calls the function again for those that said yes and for those that said no.
+The formulas of `memcalc.estimation` are written for one configuration and contain conditions such as "if the
+sequence fills the window". `Lanes` is an array that behaves as one number while a condition has the same result for
+all entries. If the results differ, `pieces` calls the function again, once for each group of entries.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.float64]  # whole numbers: float64 is exact up to 2^53, and does not wrap beyond
+Numbers = npt.NDArray[np.float64]  # whole numbers; float64 is exact up to 2^53 and does not wrap around beyond
 Flags = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.intp]
 Result = TypeVar("Result")
 
 
 class Parted(Exception):
-    """Entries have come to different decisions.
+    """A condition differs between entries.
 
     Args:
-        chosen: those that said yes. [n]
+        chosen: the entries for which it is true. [n]
     """
 
     def __init__(self, chosen: Flags) -> None:
@@ -40,7 +40,7 @@ def _decided(truth: Flags) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """The array of `Lanes`; a single number as it is."""
+    """Return the array of `Lanes`; a single number unchanged."""
     return value.values if isinstance(value, Lanes) else value
 
 
@@ -57,7 +57,7 @@ def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Lanes, Any], b
 
 
 class Lanes:
-    """A whole number for each of several configurations. Comparisons are single truth values, or raise `Parted`.
+    """One whole number for each of several configurations. A comparison returns a single bool, or raises `Parted`.
 
     Args:
         values: the numbers. [n]
@@ -80,21 +80,21 @@ class Lanes:
     __eq__, __ne__ = _comparison(operator.eq), _comparison(operator.ne)
 
     def __hash__(self) -> int:
-        """By content: what is remembered for some numbers holds for equal ones."""
+        """Hash the content, so that equal numbers share cached results."""
         if self._hash is None:
             self._hash = hash(self.values.tobytes())
         return self._hash
 
     def __neg__(self) -> Lanes:
-        """The negative of each."""
+        """Negate each entry."""
         return Lanes(-self.values)
 
     def __bool__(self) -> bool:
-        """Whether they are other than zero."""
+        """Return whether the entries are nonzero."""
         return _decided(self.values != 0)
 
     def __index__(self) -> int:
-        """The number, where all have the same."""
+        """Return the number that all entries share; raise `Parted` if they differ."""
         same = self.values == self.values[0]
         if not same.all():
             raise Parted(same)
@@ -103,33 +103,33 @@ class Lanes:
     __int__ = __index__
 
     def __rlshift__(self, other: int) -> Lanes:
-        """As of an integer: other·2^n."""
+        """Return other·2^n, as for an int."""
         return Lanes(other * np.exp2(self.values))
 
     def bit_length(self) -> Lanes:
-        """As of an integer that is not negative."""
+        """Return the bit length, as for an int that is not negative."""
         return Lanes(np.frexp(self.values)[1].astype(np.float64))
 
     def __format__(self, form: str) -> str:
-        """As of an integer: texts that name a number are for those with this number."""
+        """Format as an int; a message that contains the number applies to the entries with this number only."""
         return format(int(self), form)
 
     def __str__(self) -> str:
-        """As of an integer."""
+        """Return the string of an int."""
         return str(int(self))
 
 
 def pieces(
     function: Callable[[dict[str, Any]], Result], arguments: Mapping[str, Numbers]
 ) -> Iterator[tuple[Any, Result]]:
-    """Yield the results of a function of whole numbers for arrays of arguments, with the entries that each is for.
+    """Yield the results of a function for arrays of arguments, each with the entries that it applies to.
 
     Args:
-        function: gets `Lanes` for each argument; called again for parts of them where a decision differs.
-        arguments: the arrays. [n] each
+        function: takes `Lanes` for each argument; called again for groups of entries if a condition differs.
+        arguments: whole numbers. [n] each
     """
     members = np.arange(len(next(iter(arguments.values()))))
-    waiting: list[Any] = [slice(None)]  # all: arrays are then not copied
+    waiting: list[Any] = [slice(None)]  # slice(None): all entries, without a copy of the arrays
     while waiting:
         where = waiting.pop()
         try:
@@ -144,13 +144,13 @@ def pieces(
 def elementwise(
     function: Callable[[dict[str, Any]], Mapping[str, Any]], arguments: Mapping[str, Numbers]
 ) -> dict[str, Any]:
-    """Return the numbers that a function gives, by name, for arrays of arguments; see `pieces`.
+    """Return the numbers that a function computes, by name, for arrays of arguments; see `pieces`.
 
-    A number that is the same for all stays a single one.
+    A number that is equal for all entries stays a single number.
 
     Args:
-        function: see `pieces`; it gives the same names for all entries.
-        arguments: the arrays. [n] each
+        function: see `pieces`; it returns the same names for all entries.
+        arguments: whole numbers. [n] each
     """
     found = [*pieces(function, arguments)]
     if len(found) == 1:

@@ -1,4 +1,4 @@
-"""Why configurations of a grid are invalid."""
+"""Reasons why configurations of a grid are invalid."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from memcalc.spec.spec import Spec
 from memcalc.sweeping.contexts import Codes, Contexts
 from memcalc.sweeping.lanes import Indices
 
-VALID, NOT_MODELLED = 0, -1  # codes; others are the number of the first rule that does not hold, from 1
+VALID, NOT_MODELLED = 0, -1  # codes; any other code is the number of the first violated rule, from 1
 
 
 class Reasons:
-    """Why configurations of a box of a grid are invalid.
+    """Reasons why configurations in a box of a grid are invalid.
 
     Args:
-        contexts: the grid's.
-        codes: of each configuration: `VALID`; `NOT_MODELLED`, or a value is none of its field; or the number of the
-            first rule that does not hold. [n]
-        start: the number of the first configuration.
+        contexts: the contexts of the grid.
+        codes: for each configuration: `VALID`, `NOT_MODELLED` (also if a value is invalid for its field), or the number
+            of the first violated rule. [n]
+        start: index of the first configuration.
     """
 
     def __init__(self, contexts: Contexts, codes: Codes, start: int) -> None:
         self._contexts, self._codes, self._start = contexts, codes, start
 
     def spec(self, index: int) -> Spec:
-        """One configuration, loaded.
+        """Return one configuration, loaded.
 
         Raises:
-            InputError: it is invalid.
+            InputError: the configuration is invalid.
         """
         return self._contexts.spec(self._start + index)
 
     def of(self, index: int) -> str:
-        """The message that estimating one configuration gives; "" where it is valid."""
+        """Return the error message of one configuration's estimate; "" if it is valid."""
         try:
             estimate(self.spec(index))
         except InputError as error:
-            where = error.where.removeprefix("--set: ")  # the field is varied; nobody has written --set
+            where = error.where.removeprefix("--set: ")  # the field is varied; the user wrote no --set
             return str(InputError(error.problem, error.remedy, where))
         return ""
 
     def counts(self) -> Counter[str]:
-        """How many configurations are invalid for each reason.
+        """Return the number of invalid configurations by reason.
 
-        Those that differ in their batches alone and break the same rule have the reason of the first of them.
+        Configurations of one context that violate the same rule share the message of the first of them.
         """
         found: Counter[str] = Counter()
         for _, members in self._alike():
@@ -58,7 +58,7 @@ class Reasons:
         return found
 
     def all(self) -> list[str]:
-        """The reason of each configuration, as `of` gives it, and sooner. [n]"""
+        """Return the reason of each configuration, as `of` does, but faster. [n]"""
         found = np.full(len(self._codes), "", dtype=object)
         known: dict[Broken, str] = {}
         for code, members in self._alike():
@@ -73,7 +73,7 @@ class Reasons:
         return texts
 
     def _worded(self, code: int, members: Indices) -> Iterator[tuple[Broken, Indices]]:
-        """The messages of a rule, and the configurations of one context that they are for."""
+        """Yield the violations of a rule, each with the configurations of one context that share its message."""
         contexts = self._contexts
         spec = contexts.loaded(contexts.grid.point(self._start + int(members[0])))
         steps = np.unravel_index(self._start + members, contexts.grid.shape)
@@ -87,7 +87,7 @@ class Reasons:
             yield broken, members[where]
 
     def _alike(self) -> Iterator[tuple[int, Indices]]:
-        """Codes, and the configurations of one context that have them, in order."""
+        """Yield each code with the configurations of one context that have it, in order."""
         invalid = np.flatnonzero(self._codes != VALID)
         shape = self._contexts.grid.shape
         steps = np.unravel_index(self._start + invalid, shape)

@@ -1,4 +1,4 @@
-"""Allocator replays of single configurations of a grid: the Pareto front, and those that are closest to their card."""
+"""Allocator replays of single configurations of a grid: its Pareto front, and those closest to their GPU's memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from memcalc.sweeping.table import Table
 from memcalc.sweeping.terms import ANSWERS, CLOSE, DOES_NOT_FIT, FITS
 from memcalc.verdict.judge import size
 
-MOST_OF_FRONT = 32  # replays that are made to find the front: each takes a tenth of a second to several seconds
+MOST_OF_FRONT = 32  # replays made to find the front; each takes 0.1 s to several seconds
 
 
 def replay(table: Table, closest: int = 0, progress: Progress = silent) -> Table:
-    """Return the table with the replays of its Pareto front, and of the configurations closest to their card.
+    """Return the table with replays of its Pareto front and of the configurations closest to their GPU's memory.
 
-    Replays change reserved and device memory and the verdict; allocated memory stays that of the formulas. Where the
-    card lies inside the interval of the replay's errors, the configuration stays close.
+    A replay changes reserved and device memory and the verdict; allocated memory stays that of the formulas. If the
+    GPU's usable memory is within the interval of the replay's errors, the configuration stays close.
 
     Args:
-        table: of a whole grid; without a card nothing is replayed.
-        closest: how many of those whose device memory is closest to the usable memory of their card are replayed.
-        progress: told how many replays were made.
+        table: table of a whole grid; without a GPU nothing is replayed.
+        closest: number of configurations to replay whose device memory is closest to the usable memory.
+        progress: called with the number of replays made.
     """
     judged = table.usable_bytes >= 0
     if not (table.valid & judged).any():
@@ -36,14 +36,14 @@ def replay(table: Table, closest: int = 0, progress: Progress = silent) -> Table
 
 
 class _Replays:
-    """The replays of a table."""
+    """Replays of a table's configurations."""
 
     def __init__(self, table: Table, progress: Progress) -> None:
         self.table = replace(table, judgement=table.judgement.copy())
         self._progress, self._count = progress, 0
 
     def closest(self, count: int) -> None:
-        """Replay those that are closest to their card, of equal ones the first."""
+        """Replay the configurations closest to their GPU's usable memory, in grid order among equals."""
         table = self.table
         numbers = np.flatnonzero(table.can_replay & (table.usable_bytes >= 0))
         distance = np.abs(table.device_bytes - table.usable_bytes)[numbers]
@@ -51,10 +51,11 @@ class _Replays:
             self._replay(number)
 
     def front(self, most: int) -> None:
-        """Replay the front until all of it that can be is, or so many replays are made.
+        """Replay the front until every member that can be replayed is, or `most` replays are made.
 
-        A replay that does not fit moves the front: where it is then is found by bisection, since the next smaller one
-        that certainly fits may be far away.
+        A replay that does not fit moves the front. Bisection finds its new place, since the next smaller configuration
+        that
+        certainly fits may be far away.
         """
         front, last = Front(self.table), self._count + most
         can = self.table.can_replay
@@ -75,11 +76,11 @@ class _Replays:
                     low = middle
 
     def _last_that_fits(self, numbers: list[int]) -> int:
-        """The place of the last one that fits; -1: none does."""
+        """Return the position of the last configuration that fits; -1: none fits."""
         return max((place for place, number in enumerate(numbers) if self.table.verdict[number] == FITS), default=-1)
 
     def _replay(self, number: int) -> int:
-        """Replay one configuration, unless that was done, and return its verdict."""
+        """Replay one configuration, unless it has been replayed, and return its verdict."""
         table = self.table
         if not table.replayed[number]:
             result = size(table.spec(number))

@@ -1,4 +1,4 @@
-"""The JSON of `sweep` described as Pydantic models: they give its JSON Schema and check it in tests."""
+"""Pydantic models of the JSON of `sweep`: they produce its JSON Schema and check the output in tests."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from memcalc.sweeping.terms import SweepAnswer
 
 
 class SweepAxis(Block):
-    """What varies: fields that step together, and their values at each step."""
+    """An axis: fields that change together, and their values at each step."""
 
     fields: list[str] = Field(description='with their blocks, as "training.micro_batch_size"')
     values: list[list[Any]]
 
 
 class SweepConfiguration(Block):
-    """One configuration: the varied fields by their last names, then its sizes.
+    """One configuration: the varied fields by their short names, then its sizes.
 
-    Beside the fields below it has `COMPONENT_bytes` for each component, at the peak, and `PHASE_bytes` for each phase;
-    all are null where the configuration is invalid.
+    In addition to the fields below it has `COMPONENT_bytes` for each component, at the peak, and `PHASE_bytes` for each
+    phase; all are null if the configuration is invalid.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="allow")
@@ -45,7 +45,7 @@ class SweepConfiguration(Block):
 
 
 class SweepDocument(Block):
-    """What `sweep --format json` prints, and --output writes as .json."""
+    """Output of `sweep --format json`, and of --output to a .json file."""
 
     schema_version: Literal[2]
     source: Literal["sweep"]

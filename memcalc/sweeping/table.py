@@ -1,4 +1,4 @@
-"""What a grid of configurations comes to: arrays with one entry a configuration."""
+"""Results of a grid: arrays with one entry per configuration."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TOO_LARGE = "It needs more than 1 PiB of one GPU, the most that a grid holds; `m
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What the ranks that need most allocate (the headline of `memcalc.estimate`). Bytes, zeros where invalid.
+    """Allocated bytes of the rank with the highest peak (the headline of `memcalc.estimate`); 0 where invalid.
 
     Args:
         phases: names of the phases.
-        peak_bytes: at the peak. [n]
-        peak_phase: the number of its phase. [n]
-        pipeline_stage: the stage that needs most. [n]
-        phase_bytes: at the peak of each phase. [n, phases]
-        component_bytes: by component at the peak. [n, components]
-        ledger_bytes: by phase and component, if it was asked for. [n, phases, components]
+        peak_bytes: bytes at the peak. [n]
+        peak_phase: index of the peak's phase. [n]
+        pipeline_stage: the stage with the highest peak. [n]
+        phase_bytes: bytes at the peak of each phase. [n, phases]
+        component_bytes: bytes by component at the peak. [n, components]
+        ledger_bytes: bytes by phase and component, if requested. [n, phases, components]
     """
 
     phases: tuple[str, ...]
@@ -47,17 +47,18 @@ class Allocated:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How configurations are judged.
+    """Reserved and device memory, and the verdict.
 
     Args:
-        reserved_bytes: what PyTorch's allocator holds: by its replay where `replayed`, else the allocated peak times
-            the median ratio of recorded runs of its kind. [n]
-        device_bytes: reserved, the context, the communication library; without a card, reserved and the library. [n]
-        usable_bytes: what a process can use of the card; -1: none was named. [n]
-        verdict: numbers of `ANSWERS`: it fits, is close or does not fit; -1: it is invalid, or no card was named. [n]
-        replayed: whether an allocator replay gave its reserved memory and its verdict (replays.py). [n]
-        numbers: of the terms by which each was judged before any replay. [n]
-        terms: by number.
+        reserved_bytes: bytes reserved by the PyTorch allocator: from a replay where `replayed`, else the allocated peak
+            times the median ratio of recorded runs of its kind. [n]
+        device_bytes: reserved memory plus the CUDA context and the communication library; without a GPU, no context.
+            [n]
+        usable_bytes: bytes of the GPU that a process can use; -1: no GPU was given. [n]
+        verdict: index into `ANSWERS`: fits, close or does not fit; -1: invalid, or no GPU was given. [n]
+        replayed: whether reserved memory and the verdict come from an allocator replay (replays.py). [n]
+        numbers: index of each configuration's terms before any replay. [n]
+        terms: the terms by their index.
     """
 
     reserved_bytes: Integers
@@ -69,7 +70,7 @@ class Judgement:
     terms: tuple[Terms, ...]
 
     def copy(self) -> Judgement:
-        """One that can be changed without changing this one."""
+        """Return a copy that can be changed independently."""
         return replace(
             self,
             reserved_bytes=self.reserved_bytes.copy(),
@@ -89,12 +90,12 @@ class Table:
 
     Args:
         grid: the configurations.
-        start: the number of the first configuration in here.
-        valid: whether it is in here: its rules hold, and it needs no more than a pebibyte of one GPU. [n]
-        too_large: whether it needs more. [n]
-        allocated: what it allocates. Its fields can be read from the table, too.
-        judgement: whether it fits. So can its fields.
-        invalid: why others are invalid.
+        start: index of the first configuration of the table.
+        valid: whether the configuration violates no rule and needs at most 1 PiB per GPU. [n]
+        too_large: whether it needs more than 1 PiB per GPU. [n]
+        allocated: allocated memory; its fields are also attributes of the table.
+        judgement: whether it fits; its fields are also attributes of the table.
+        invalid: why the other configurations are invalid.
     """
 
     grid: Grid
@@ -122,30 +123,30 @@ class Table:
     replayed = _field("judgement", "replayed")
 
     def __len__(self) -> int:
-        """How many configurations are in here."""
+        """Return the number of configurations."""
         return len(self.valid)
 
     @property
     def possible(self) -> Flags:
-        """Whether its rules hold, however large it is. [n]"""
+        """Whether each configuration violates no rule, regardless of its size. [n]"""
         return self.valid | self.too_large
 
     @property
     def headroom_bytes(self) -> Integers:
-        """Usable memory of the card less device memory, the best estimate of it; 0 where it is invalid. [n]
+        """Usable memory of the GPU minus device memory; 0 where invalid. [n]
 
         Raises:
-            ValueError: no card was named.
+            ValueError: no GPU was given.
         """
         self._require_card()
         return np.where(self.valid, self.usable_bytes - self.device_bytes, 0)
 
     @property
     def fits(self) -> Flags:
-        """Whether each configuration is valid and certain to be within the card's usable memory. [n]
+        """Whether each configuration is valid and certain to fit into the GPU's usable memory. [n]
 
         Raises:
-            ValueError: no card was named.
+            ValueError: no GPU was given.
         """
         self._require_card()
         found: Flags = self.verdict == FITS
@@ -153,10 +154,10 @@ class Table:
 
     @property
     def close(self) -> Flags:
-        """Whether neither the bounds nor a replay of each decided. [n]
+        """Whether neither the bounds nor a replay decided. [n]
 
         Raises:
-            ValueError: no card was named.
+            ValueError: no GPU was given.
         """
         self._require_card()
         found: Flags = self.verdict == CLOSE
@@ -168,43 +169,43 @@ class Table:
 
     @property
     def can_replay(self) -> Flags:
-        """Whether an allocator replay can say what each valid configuration reserves. [n]"""
+        """Whether an allocator replay can determine the reserved memory of each valid configuration. [n]"""
         replays = [each.replays for each in self.judgement.terms]
         found: Flags = self.valid & of_each(replays, self.judgement.numbers)
         return found
 
     def terms(self, chosen: Flags) -> list[Terms]:
-        """By which some configurations were judged before any replay, each once, the most frequent first.
+        """Return the distinct terms of some configurations before any replay, the most frequent first.
 
         Args:
-            chosen: whether each is one of them. [n]
+            chosen: whether each configuration is included. [n]
         """
         terms = self.judgement.terms
         counts = np.bincount(self.judgement.numbers[chosen], minlength=len(terms))
         return [terms[number] for number in np.argsort(-counts, kind="stable").tolist() if counts[number]]
 
     def point(self, index: int) -> dict[str, Value]:
-        """The values of one configuration by the full names of their fields."""
+        """Return the values of one configuration by the full names of their fields."""
         return self.grid.point(self.start + index)
 
     def spec(self, index: int) -> Spec:
-        """One configuration, loaded.
+        """Return one configuration, loaded.
 
         Raises:
-            InputError: it is invalid.
+            InputError: the configuration is invalid.
         """
         return self.invalid.spec(index)
 
     def reason(self, index: int) -> str:
-        """Why one configuration is not in here: the message that loading it gives; "" where it is."""
+        """Return why one configuration has no results: the error message of its estimate; "" if it has results."""
         if self.too_large[index]:
             return TOO_LARGE
         return "" if self.valid[index] else self.invalid.of(index)
 
     def reasons(self) -> Counter[str]:
-        """Every reason, and how many configurations it excludes; most frequent first in `most_common`.
+        """Return the number of excluded configurations by reason.
 
-        Configurations that differ in their batches alone and break the same rule have the reason of the first of them.
+        Configurations of one context that violate the same rule share the message of the first of them.
         """
         found = self.invalid.counts()
         if self.too_large.any():
@@ -212,7 +213,7 @@ class Table:
         return found
 
     def every_reason(self) -> list[str]:
-        """Why each configuration is not in here, as `reason` says it, and sooner; "" where it is. [n]"""
+        """Return the reason of each configuration, as `reason` does, but faster. [n]"""
         found = self.invalid.all()
         for index in np.flatnonzero(self.too_large).tolist():
             found[index] = TOO_LARGE

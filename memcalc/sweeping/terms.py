@@ -1,4 +1,4 @@
-"""How configurations of a grid are judged: a lower bound, and what recorded runs of their kind reserved."""
+"""Verdicts of a grid's configurations: by a lower bound, and by the reserved memory of recorded runs."""
 
 from __future__ import annotations
 
@@ -28,25 +28,24 @@ Verdicts = npt.NDArray[np.int8]
 
 SweepAnswer = Literal["fits", "close", "does-not-fit"]
 
-# The numbers by which a table has its verdicts, in this order.
+# Verdicts as numbers in a table, in the order of ANSWERS.
 FITS, CLOSE, DOES_NOT_FIT = range(3)
-UNJUDGED = -1  # no card was named, or the configuration is invalid
-AT_A_TIME = 16_384  # configurations that are judged at a time: they stay in the processor's cache
+UNJUDGED = -1  # no GPU was given, or the configuration is invalid
+AT_A_TIME = 16_384  # configurations handled at a time: they stay in the processor's cache
 ANSWERS: tuple[SweepAnswer, ...] = ("fits", "close", "does-not-fit")
 
 
 class Terms(NamedTuple):
-    """How a configuration is judged.
+    """How the verdict of a configuration is found.
 
     Args:
-        ratio: the median of reserved over allocated memory of recorded runs of its kind.
-        errors: of these runs around the median: the full recorded range.
+        ratio: median of reserved over allocated memory of recorded runs of its kind.
+        errors: the full range of these runs around the median.
         replays: whether an allocator replay can decide it.
-        remainders: bytes of the allocated peak that the formulas assume and no bound contains, at most: those that the
-            allocator does not split off the blocks of model states. 0 where `replays` is false: nothing is then known
-            that is more exact.
-        unmodelled: what holds memory, is asked for and is not modelled.
-        unmodelled_bytes: what that holds at least.
+        remainders: most bytes of the allocated peak that the formulas assume and no bound contains: unsplit remainders
+            of model states. 0 if `replays` is false: then nothing more exact is known.
+        unmodelled: requested features that need memory and are not modelled.
+        unmodelled_bytes: a lower bound of their bytes.
     """
 
     ratio: float
@@ -58,25 +57,25 @@ class Terms(NamedTuple):
 
 
 class TermsList:
-    """The terms of a grid's configurations, each once."""
+    """The distinct terms of a grid's configurations."""
 
     def __init__(self) -> None:
         self._numbers: dict[Terms, int] = {}
 
     @property
     def terms(self) -> tuple[Terms, ...]:
-        """The terms by their numbers."""
+        """The terms by their index."""
         return tuple(self._numbers)
 
     def numbers(self, batches: Mapping[str, Batch], spec: Spec) -> int | Integers:
-        """Return the number of the terms of a run; an array where they differ from batch to batch.
+        """Return the index of a run's terms; an array if they differ between batches.
 
         Args:
-            batches: values of the fields of `BATCH`, one of each per configuration. [n]
-            spec: the run with any of them.
+            batches: values of the fields of `BATCH` for each configuration. [n]
+            spec: the run with any of these values.
         """
         whole = _without_limits(spec)
-        if not spec.origin.limits:  # those of the run itself are the same for all batches
+        if not spec.origin.limits:  # limits of the run itself are the same for all batches
             return self._number(_with_limits(whole, spec))
         found = elementwise(lambda some: {"": self._number(_with_limits(whole, changed(spec, **some)))}, batches)
         numbers: int | Integers = found[""]
@@ -107,17 +106,17 @@ def _remainders(spec: Spec) -> int:
         found: dict[str, int] = {}
         for (phase, component), amount in state_sums(spec, stage).items():
             found[phase] = found.get(phase, 0) + amount - exact.get((phase, component), 0)
-    except InputError:  # it is not modelled, and not sized either
+    except InputError:  # not modelled, so there is no estimate either
         return 0
     return max(found.values(), default=0)
 
 
 class Judged(NamedTuple):
-    """What follows from the allocated peaks of some configurations.
+    """Reserved memory and verdicts that follow from allocated peaks.
 
     Args:
-        reserved_bytes: the median of recorded runs. [n]
-        verdict: numbers of `ANSWERS`. [n]
+        reserved_bytes: allocated peak times the median ratio of recorded runs. [n]
+        verdict: indices into `ANSWERS`. [n]
     """
 
     reserved_bytes: Integers
@@ -125,16 +124,16 @@ class Judged(NamedTuple):
 
 
 def judged(peak: Integers, outside: Integers, usable: Integers, numbers: Numbers, terms: tuple[Terms, ...]) -> Judged:
-    """Judge configurations as `memcalc.verdict.needs.recorded_need` does, but for those that a replay can decide.
+    """Return verdicts as in `memcalc.verdict.needs.recorded_need`, except for configurations that can be replayed.
 
-    These are only called too large by a lower bound, which no replay contradicts.
+    For these only a lower bound decides "does not fit", which no replay contradicts.
 
     Args:
-        peak: allocated bytes of the rank that needs most. [n]
-        outside: of the context and the communication library. [n]
-        usable: bytes of the card; -1: none was named. [n]
-        numbers: of the terms of each. [n]
-        terms: by number.
+        peak: allocated bytes of the rank with the highest peak. [n]
+        outside: bytes of the CUDA context and the communication library. [n]
+        usable: usable bytes of the GPU; -1: no GPU was given. [n]
+        numbers: index of each configuration's terms. [n]
+        terms: the terms by their index.
     """
     reserved, verdict = np.empty_like(peak), np.empty(len(peak), dtype=np.int8)
     several = len(terms) > 1
@@ -151,7 +150,7 @@ def judged(peak: Integers, outside: Integers, usable: Integers, numbers: Numbers
 def _judged(
     peak: Integers, room: Integers, numbers: Numbers, terms: tuple[Terms, ...]
 ) -> tuple[npt.NDArray[np.float64], Verdicts]:
-    """Return reserved bytes and verdicts; `room`: usable bytes that are not outside the allocator."""
+    """Return reserved bytes and verdicts; `room` is usable bytes minus bytes outside the allocator."""
     reserved = np.ceil(peak * of_each([each.ratio for each in terms], numbers))
     fits = reserved * of_each([1 + each.errors.high for each in terms], numbers) <= room
     if any(each.unmodelled for each in terms):
@@ -161,12 +160,12 @@ def _judged(
     if not all(each.replays for each in terms):
         low = reserved * of_each([0.0 if each.replays else 1 + each.errors.low for each in terms], numbers)
         beyond |= low >= room + 1
-    # Never both: FITS is one less than CLOSE, and DOES_NOT_FIT one more.
+    # A configuration is never both: FITS is CLOSE - 1, and DOES_NOT_FIT is CLOSE + 1.
     return reserved, CLOSE - fits.view(np.int8) + beyond.view(np.int8)
 
 
 def of_each(values: list[Any], numbers: Numbers) -> Any:
-    """Return the value of each configuration, by the numbers of their terms; one value where all have the same."""
+    """Return the value of each configuration by the index of its terms; a single value if all are equal."""
     if len(set(values)) > 1:
         return np.array(values)[numbers]
-    return values[0] if values else 0  # none is valid
+    return values[0] if values else 0  # no configuration is valid

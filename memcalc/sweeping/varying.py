@@ -1,4 +1,4 @@
-"""`--vary field=values` as an axis: "1..64", "1..64..8", "none,full,[0,1]", or several of these with commas."""
+"""Parsing of `--vary field=values` into an axis: "1..64", "1..64..8", "none,full,[0,1]", or several with commas."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from memcalc.spec.yaml_source import parse_yaml
 from memcalc.sweeping.arrays import BATCH
 from memcalc.sweeping.grid import Grid, Value
 
-MOST_CONFIGURATIONS = 4_000_000  # of one sweep: a gigabyte of results
-MOST_STRUCTURES = 50_000  # that differ in more than their batches: some 5 milliseconds each
+MOST_CONFIGURATIONS = 4_000_000  # of one sweep: about 1 GB of results
+MOST_STRUCTURES = 50_000  # configurations that differ in more than their batches, about 5 ms each
 
 _RANGE = re.compile(r"([0-9]{1,30})\.\.([0-9]{1,30})(?:\.\.([0-9]{1,30}))?")
 
 
 def parse_values(texts: Iterable[str]) -> dict[str, list[Value]]:
-    """The values of each name of some `--vary` texts.
+    """Return the values of each name in some `--vary` strings.
 
     Raises:
-        InputError: a text that is no axis.
+        InputError: a string is not an axis.
     """
     axes: dict[str, list[Value]] = {}
     for text in texts:
@@ -38,10 +38,10 @@ def parse_values(texts: Iterable[str]) -> dict[str, list[Value]]:
 
 
 def parse_axes(texts: Iterable[str]) -> Grid:
-    """The grid of some `--vary` texts.
+    """Return the grid of some `--vary` strings.
 
     Raises:
-        InputError: a text that is no axis, an unknown field, or more configurations than a sweep takes.
+        InputError: a string is not an axis, a field is unknown, or there are too many configurations.
     """
     axes = parse_values(texts)
     try:
@@ -83,7 +83,7 @@ def _values(text: str, where: str) -> list[Value]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """What stands between commas, but for those in brackets."""
+    """Yield the parts between commas, ignoring commas in brackets."""
     depth = start = 0
     for number, sign in enumerate(text):
         depth += (sign == "[") - (sign == "]")
