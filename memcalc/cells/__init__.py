@@ -1,1 +1,1 @@
-"""A grid whose cells are runs, each in a process of its own: traces and dry runs, here or on a Dask cluster."""
+"""Sweeps by traces or dry runs: each cell of the grid runs in a separate process, locally or on a Dask cluster."""

@@ -1,4 +1,4 @@
-"""A cell of a grid: what is varied, what is to be run for it, and what was found."""
+"""A cell of a grid: the varied values, the run requested for them, and its answer."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import Any, Literal
 from memcalc.errors import InputError, NotWritten
 from memcalc.sweeping.grid import Value, written
 
-Request = dict[str, Any]  # what `memcalc.cells.child` runs: ready for JSON
+Request = dict[str, Any]  # input of `memcalc.cells.child`, ready for JSON
 Outcome = Literal["measured", "invalid", "failed", "lost"]
 
-MOST_CELLS = 100_000  # of one sweep: days
+MOST_CELLS = 100_000  # of one sweep; so many would take days
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the run of a cell found. Bytes, of the GPU that holds most; None where nobody knows them.
+    """Result of a cell's run. Bytes of the GPU with the highest peak; None if unknown.
 
     Args:
-        outcome: "measured"; "invalid": the configuration is; "failed": the program did; "lost": the process that ran
-            the cell was killed.
-        verdict: "fits", "does-not-fit" or "unknown"; None: no GPU was named, or nothing was measured.
-        allocated_bytes: by tensors, at the peak.
-        reserved_bytes: by PyTorch's allocator.
-        device_bytes: reserved, the context and the communication library.
-        headroom_bytes: usable memory of the GPU less device_bytes.
-        peak_phase: of the allocated peak; None in a dry run.
-        seconds: that the run took.
-        reason: why there are no figures, or why they are not all.
+        outcome: "measured"; "invalid": the configuration is invalid; "failed": the program failed; "lost": the process
+            that ran the cell was killed.
+        verdict: "fits", "does-not-fit" or "unknown"; None: no GPU was given, or nothing was measured.
+        allocated_bytes: bytes of tensors at the peak.
+        reserved_bytes: bytes reserved by the PyTorch allocator.
+        device_bytes: reserved memory, the CUDA context and the communication library.
+        headroom_bytes: usable memory of the GPU minus device_bytes.
+        peak_phase: phase of the allocated peak; None in a dry run.
+        seconds: duration of the run.
+        reason: why all or some of the figures are missing.
     """
 
     outcome: Outcome
@@ -51,9 +51,9 @@ class Cell:
     """One combination of values.
 
     Args:
-        values: of each varied field.
-        request: what to run.
-        answer: what was found; None: not yet.
+        values: the value of each varied field.
+        request: the run to make.
+        answer: its result; None: not run yet.
     """
 
     values: Mapping[str, Value]
@@ -62,7 +62,7 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """Names the request: equal ones have equal answers."""
+        """Hash of the request: cells with equal requests have equal answers."""
         return hashlib.sha256(json.dumps(self.request, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -76,12 +76,12 @@ class Cells:
     """The cells of a sweep that have an answer, in the order of the grid.
 
     Args:
-        name: of what is run.
+        name: name of the swept run.
         by: "trace", "null" or "dry-run".
-        fields: what is varied.
-        cells: each with its answer.
-        used: how many of the answers are of an earlier sweep.
-        unkept: why the last answer could not be written, after which no other cell was run; None: all are kept.
+        fields: the varied fields.
+        cells: the cells, each with its answer.
+        used: number of answers taken from an earlier sweep.
+        unkept: why the last answer could not be written, which ended the sweep; None: all answers are kept.
     """
 
     name: str
@@ -93,10 +93,10 @@ class Cells:
 
 
 def points(axes: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:
-    """Every combination of the values of some names, the last name running fastest.
+    """Return every combination of the values of some names, the last name changing fastest.
 
     Raises:
-        InputError: more than a sweep takes.
+        InputError: there are more than `MOST_CELLS`.
     """
     found = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     check_size(len(found))
@@ -104,10 +104,10 @@ def points(axes: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:
 
 
 def check_size(cells: int) -> None:
-    """Refuse a grid that nobody can run.
+    """Check that a grid is small enough to run.
 
     Raises:
-        InputError: more cells than a sweep takes.
+        InputError: there are more than `MOST_CELLS`.
     """
     if cells > MOST_CELLS:
         raise InputError(

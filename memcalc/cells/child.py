@@ -1,7 +1,7 @@
-"""Runs inside a child process: one cell. `python -m memcalc.cells.child REQUEST.json ANSWER.json`; see `local.py`.
+"""Child process of one cell: `python -m memcalc.cells.child REQUEST.json ANSWER.json`; see `local.py`.
 
-Its standard input is a pipe from the process that started it. When that process ends, the pipe does, and so does this
-one with all that it has started.
+Standard input is a pipe from the parent process. When the parent ends, the pipe closes, and the child kills itself
+and every process that it started.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from memcalc.cells.cell import Answer, Request
 from memcalc.errors import InputError, MemcalcError
 
-UNAVAILABLE = "unavailable"  # key of an answer that no cell can have: something is missing here
+UNAVAILABLE = "unavailable"  # key in place of an answer: the environment lacks something that every cell needs
 
 
 def main(request_file: str, answer_file: str) -> None:
-    """Run the cell and write its answer, at once and whole."""
+    """Run the cell and write its complete answer in one step."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     start = time.monotonic()
     request: Request = json.loads(Path(request_file).read_text())
@@ -41,16 +41,16 @@ def main(request_file: str, answer_file: str) -> None:
 
 
 def end_with_parent() -> None:
-    """Wait until the parent has ended, then end this process and those of its group."""
+    """Wait until the parent has ended, then kill this process and its process group."""
     while os.read(0, 1):
         pass
     if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)  # a trace's own child is in the group; a dry run has a supervisor
+        os.killpg(0, signal.SIGKILL)  # a trace's child is in the group; a dry run has a supervisor
     os._exit(1)
 
 
 def trace(request: Request) -> Answer:
-    """A traced step, on fake tensors or on the null device."""
+    """Trace a step on fake tensors or on the null device, and return its figures."""
     from memcalc.spec.loading import load
 
     spec = load(request["spec"], ())
@@ -78,7 +78,7 @@ def trace(request: Request) -> Answer:
 
 
 def dry_run(request: Request) -> Answer:
-    """A command on the null device."""
+    """Run a command on the null device, and return its figures."""
     from memcalc.nullcuda import run
     from memcalc.nullcuda.result import FAILED, INTERRUPTED, TIMED_OUT
 

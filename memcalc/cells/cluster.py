@@ -1,4 +1,4 @@
-"""Cells on an existing Dask cluster: each worker runs a cell in a process of its own, as `local.py` does here."""
+"""Cells on an existing Dask cluster: each worker runs a cell in a separate process, as `local.py` does."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from memcalc.errors import MemcalcError, Unavailable
 from memcalc.extras import installation
 from memcalc.text import message_part
 
-PATIENCE = 10  # seconds that the scheduler gets to answer
+PATIENCE = 10  # seconds to wait for the scheduler's reply
 
 
 def run_on_cluster(requests: Sequence[Request], address: str) -> Iterator[tuple[int, Answer]]:
-    """Run cells on the workers of a cluster, and yield each one's number and answer as it ends.
+    """Run cells on the workers of a cluster; yield the index and the answer of each as it ends.
 
-    A worker that is killed loses the cells that it was running; the scheduler gives them to others. A cell that has
-    lost as many workers as the scheduler allows (Dask's `allowed-failures`) is lost.
+    A worker that is killed loses its running cells; the scheduler gives them to other workers. A cell that has lost as
+    many workers as the scheduler allows (Dask's `allowed-failures`) is lost.
 
     Args:
-        requests: of the cells.
-        address: of the scheduler, such as "tcp://10.0.0.1:8786".
+        requests: requests of the cells.
+        address: address of the scheduler, such as "tcp://10.0.0.1:8786".
 
     Raises:
-        Unavailable: Dask is not installed, nobody answers at the address, or a worker lacks what the cells need.
+        Unavailable: Dask is not installed, the scheduler does not reply, or a worker lacks a requirement of the cells.
     """
     distributed = _distributed()
     try:
@@ -40,7 +40,7 @@ def run_on_cluster(requests: Sequence[Request], address: str) -> Iterator[tuple[
         for future in distributed.as_completed(futures):
             yield futures[future], _answer(future, distributed)
     finally:
-        with suppress(Exception):  # the connection may be what has ended
+        with suppress(Exception):  # the connection may be closed already
             client.cancel([future for future in futures if not future.done()], force=True)
         client.close()
 

@@ -1,4 +1,4 @@
-"""Answers in a file, a line of JSON for each cell from the moment that it ends: an interrupted sweep goes on there."""
+"""File of answers, one JSON line per cell, written as each cell ends: an interrupted sweep resumes from it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from memcalc.text import message_part
 CELLS = Lines("cell", 1, "cell of a sweep", "cells", "--cells", "sweep --by")
 
 _VERDICTS = ("fits", "does-not-fit", "unknown", None)
-_MOST_BYTES = 2**63  # of a figure: what no memory has
+_MOST_BYTES = 2**63  # bound of any figure; no memory is as large
 
 
 class Kept:
-    """The file of a sweep's answers.
+    """The answers in a sweep's file.
 
     Args:
         path: the file; it need not exist.
 
     Raises:
-        InputError: the file is something else, or cannot be written.
+        InputError: the file has other content, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         CELLS.check(path)
         self.path = path
-        self.answers: dict[str, Answer] = {}  # by the digests of their cells
+        self.answers: dict[str, Answer] = {}  # by digest of the cell
         for number, line in enumerate(CELLS.read(path) if path.is_file() else (), start=1):
             digest, answer = line.get("digest"), _answer(line)
             if answer is None or not isinstance(digest, str):
@@ -43,12 +43,12 @@ class Kept:
             self.answers[digest] = answer
 
     def find(self, cell: Cell) -> Answer | None:
-        """Return the kept answer of a cell; None: there is none, or its process was killed."""
+        """Return the stored answer of a cell; None: there is none, or its process was killed."""
         answer = self.answers.get(cell.digest)
         return None if answer is None or answer.outcome == "lost" else answer
 
     def add(self, cell: Cell, answer: Answer) -> None:
-        """Keep an answer. It is on the disk when this returns.
+        """Store an answer. It is on the disk when this returns.
 
         Raises:
             NotWritten: the disk is full.
@@ -64,7 +64,7 @@ class Kept:
 
 
 def _answer(line: dict[str, Any]) -> Answer | None:
-    """The answer of a line; None where it has none."""
+    """Return the answer of a line; None: a value is missing or wrong."""
     values: dict[str, Any] = {each.name: line.get(each.name) for each in fields(Answer)}
     sizes = (value for name, value in values.items() if name.endswith("_bytes"))
     phase, seconds, reason = values["peak_phase"], values["seconds"], values["reason"]

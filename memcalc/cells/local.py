@@ -1,4 +1,4 @@
-"""Cells in processes of this machine, each in one of its own, some at a time."""
+"""Cells in local processes, a limited number at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from memcalc.cells.child import UNAVAILABLE
 from memcalc.errors import Unavailable
 from memcalc.folders import temporary_folder
 
-CHILD = "memcalc.cells.child"  # the module that each process runs
-KIND = "memcalc-cells-"  # of the directories of requests and answers
-PATIENCE = 5.0  # seconds that a process gets to end by itself
-PAUSE = 0.05  # seconds between two looks at the processes
-LAST_OUTPUT = 1 << 16  # bytes of a failed run's output in which its last line is looked for
-LAST_WORDS = 300  # characters of a failed run's last line that are kept as its reason
+CHILD = "memcalc.cells.child"  # module that each process runs
+KIND = "memcalc-cells-"  # prefix of the directories of requests and answers
+PATIENCE = 5.0  # seconds for a process to end before it is killed
+PAUSE = 0.05  # seconds between two polls of the processes
+LAST_OUTPUT = 1 << 16  # bytes of a failed run's output that are searched for its last line
+LAST_WORDS = 300  # characters of a failed run's last line that become its reason
 
 PACKAGE = Path(__file__).parents[2]
 
@@ -33,9 +33,9 @@ class Run:
     """The process that runs a cell.
 
     Args:
-        request: of the cell.
-        folder: for its files; it must live as long as the process.
-        number: names the files.
+        request: request of the cell.
+        folder: directory for its files; it must exist as long as the process.
+        number: prefix of the files' names.
     """
 
     def __init__(self, request: Request, folder: Path, number: int = 0) -> None:
@@ -43,7 +43,7 @@ class Run:
         self._request, self._answer, self._output = files
         self._request.write_text(json.dumps(request))
         words = [sys.executable, "-P", "-m", CHILD, str(self._request), str(self._answer)]
-        # The package as this process has it: a worker may have memcalc on its path alone.
+        # The child imports this process's memcalc: on a Dask worker it may be on the path of this process only.
         path = os.pathsep.join(filter(None, (str(PACKAGE), os.environ.get("PYTHONPATH"))))
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(  # noqa: S603 -- our own module
@@ -56,13 +56,13 @@ class Run:
             )
 
     def end(self) -> None:
-        """End the process, if it still runs, with all that it has started."""
+        """End the process, if it still runs, and every process that it started."""
         with suppress(OSError):
             if self.process.stdin is not None:
                 self.process.stdin.close()  # see child.end_with_parent
         try:
             self.process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:  # it is in a call that holds Python's lock
+        except subprocess.TimeoutExpired:  # it is in a call that holds the GIL
             self.process.kill()
             self.process.wait()
 
@@ -70,7 +70,7 @@ class Run:
         """Return the answer of a process that has ended.
 
         Raises:
-            Unavailable: something that every cell needs is missing.
+            Unavailable: a requirement of every cell is missing.
         """
         code = self.process.wait()
         self.end()
@@ -102,7 +102,7 @@ def run_request(request: Request) -> Answer:
     """Run one cell and wait for it.
 
     Raises:
-        Unavailable: something that every cell needs is missing.
+        Unavailable: a requirement of every cell is missing.
     """
     with temporary_folder(KIND) as folder:
         run = Run(request, folder)
@@ -113,14 +113,14 @@ def run_request(request: Request) -> Answer:
 
 
 def run_here(requests: Sequence[Request], workers: int) -> Iterator[tuple[int, Answer]]:
-    """Run cells, so many at a time, and yield each one's number and answer as it ends.
+    """Run cells; yield the index and the answer of each as it ends.
 
     Args:
-        requests: of the cells.
-        workers: processes at a time.
+        requests: requests of the cells.
+        workers: number of processes at a time.
 
     Raises:
-        Unavailable: something that every cell needs is missing.
+        Unavailable: a requirement of every cell is missing.
     """
     waiting = deque(enumerate(requests))
     running: dict[int, Run] = {}

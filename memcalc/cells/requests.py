@@ -1,4 +1,4 @@
-"""What is to be run for each cell."""
+"""Requests of the cells: the run that each cell needs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def traced_cells(
     Args:
         by: "trace": on fake tensors; "null": on the null device.
         grid: the configurations.
-        load: loads one from its assignments.
+        load: loads a configuration from its assignments.
         steps: optimizer steps of each run.
         python: for "null", the interpreter with a CUDA build of torch.
 
     Raises:
-        InputError: all configurations are invalid, for the reason of the first.
+        InputError: all configurations are invalid; the message is that of the first.
         Unavailable: there is no CUDA build of torch.
     """
     check_size(grid.size)
@@ -76,18 +76,18 @@ def command_cells(
     timeout: float | None = None,
     options: Mapping[str, Any],
 ) -> list[Cell]:
-    """Return the cells of a command with {name} for each varied name.
+    """Return the cells of a command that contains {name} for each varied name.
 
     Args:
         command: the program and its arguments.
-        axes: the values of each name; those of "gpu" are the GPUs that it runs on.
+        axes: the values of each name; "gpu" varies the GPU of the dry run.
         gpu: as for a dry run; None: it is varied.
         gpus: as for a dry run.
         timeout: seconds for each run.
         options: see `memcalc.nullcuda.options.Options`.
 
     Raises:
-        InputError: a name that the command does not have, an unknown GPU, or no such command.
+        InputError: the command lacks a varied name, the GPU is unknown, or the command does not exist.
         Unavailable: there is no CUDA build of torch.
     """
     text = "\0".join(command)
@@ -104,7 +104,7 @@ def command_cells(
         raise InputError("a dry run needs a GPU.", "Name one: --gpu h100-80gb, or vary it: --vary gpu=...", "--gpu")
     found = []
     versions = {"memcalc": __version__, "torch": find_torch(interpreters(tuple(command))).version}
-    content = cache(_content)  # of this sweep: the next one may find another
+    content = cache(_content)  # cached for this sweep only: a file may change before the next
     for values in points(axes):
         words = [_filled(word, values) for word in command]
         card = find_null_card(str(values.get(GPU, gpu))).name
@@ -117,7 +117,7 @@ def command_cells(
             "options": dict(options),
             "directory": str(Path.cwd()),
             "versions": versions,
-            # A script that was changed is another program.
+            # A changed script is a different program, so its answers are not reused.
             "files": {word: content(word) for word in words if is_file(word)},
         }
         found.append(Cell(values, request))
@@ -131,7 +131,7 @@ def _filled(word: str, values: Mapping[str, Value]) -> str:
 
 
 def _content(path: str) -> str:
-    """What names the content of a file: its hash; of one as large as data and weights, its size and time."""
+    """Return an identifier of a file's content: its hash; for a file as large as weights, its size and time."""
     about = Path(path).stat()
     if about.st_size > MOST_CONFIG_BYTES:
         return f"{about.st_size} bytes of {about.st_mtime_ns}"

@@ -1,4 +1,4 @@
-"""The JSON of `sweep --by trace|null|dry-run` described as Pydantic models."""
+"""Pydantic models of the JSON of `sweep --by trace|null|dry-run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcalc.spec.model import Block
 
 
 class CellRow(Block):
-    """One cell. Bytes, of the GPU that holds most; null where nothing was measured."""
+    """One cell. Bytes of the GPU with the highest peak; null where nothing was measured."""
 
     values: dict[str, Any] = Field(description="of each varied field")
     outcome: Literal["measured", "invalid", "failed", "lost"] = Field(
@@ -28,7 +28,7 @@ class CellRow(Block):
 
 
 class CellsDocument(Block):
-    """What `sweep --by trace`, `null` or `dry-run` prints, and --output writes as .json."""
+    """Output of `sweep --by trace`, `null` or `dry-run`, and of --output to a .json file."""
 
     schema_version: Literal[2]
     source: Literal["sweep"]

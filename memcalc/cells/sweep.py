@@ -1,4 +1,4 @@
-"""Runs the cells of a grid that have no answer yet, and keeps each answer as it comes."""
+"""Runs of the cells of a grid that have no answer yet; each answer is stored as it arrives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memcalc.cells.cell import Answer, Cell, Cells, Request
 from memcalc.cells.kept import Kept
 from memcalc.errors import NotWritten
 
-Told = Callable[[Cell | None, int, int], None]  # a cell that has ended, how many have, and how many there are
+Told = Callable[[Cell | None, int, int], None]  # a finished cell, the number of finished cells, the number of cells
 
 
 def run_cells(
@@ -24,19 +24,19 @@ def run_cells(
     scheduler: str | None = None,
     tell: Told = lambda *_: None,
 ) -> Cells:
-    """Run what is not in the file yet.
+    """Run the cells that the file has no answer for.
 
     Args:
-        name: of what is run.
-        cells: of the grid; those that have an answer are not run.
-        file: where answers are kept, and where those of earlier sweeps are found.
-        workers: processes at a time; None: as many as this process may use cores.
-        scheduler: address of a Dask cluster; None: processes of this machine.
-        tell: called first with None and the cells that need no run, then for each that has ended.
+        name: name of the swept run.
+        cells: cells of the grid; those with an answer are not run.
+        file: file of answers, of earlier sweeps and of this one.
+        workers: number of processes at a time; None: one per processor core that this process may use.
+        scheduler: address of a Dask cluster; None: run the cells locally.
+        tell: called first with None and the number of cells that need no run, then for each finished cell.
 
     Raises:
-        InputError: the file holds something other than cells, or cannot be written.
-        Unavailable: something that every cell needs is missing.
+        InputError: the file has other content, or cannot be written.
+        Unavailable: a requirement of every cell is missing.
     """
     kept = Kept(file)
     found = [cell if cell.answer is not None else replace(cell, answer=kept.find(cell)) for cell in cells]
@@ -77,5 +77,5 @@ def _run(
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
