@@ -10,26 +10,26 @@ from memcalc.units import parse_bytes
 
 
 class Amount(NamedTuple):
-    """A fraction of a limit, exact, plus bytes; one of the two is zero."""
+    """An exact fraction of a limit, plus bytes; one of the two is zero."""
 
-    text: str  # as it was written
+    text: str  # as the user wrote it
     numerator: int = 0
     denominator: int = 1
     size: int = 0
 
     def of(self, whole: int) -> int:
-        """Return the bytes of this amount for `whole`, rounded up, so that a margin is never too small."""
+        """Return this amount in bytes, rounded up; a fraction is of `whole` bytes. A margin is never too small."""
         return self.size - (-whole * self.numerator // self.denominator)
 
 
-FEWEST_BARE_BYTES = 2**20  # a smaller number without a unit is no number of bytes: no GPU is judged by so few
+FEWEST_BARE_BYTES = 2**20  # a smaller number without a unit is ambiguous: no GPU has so few bytes
 
 
 def parse_budget(text: str) -> int:
-    """ "70GiB" or "75161927680" as bytes.
+    """Return the bytes of "70GiB" or "75161927680".
 
     Raises:
-        InputError: it is no size; or so small a number without a unit that another one is meant: 70 for 70 GiB.
+        InputError: the text is not a size, or is a small number without a unit, such as 70 for 70 GiB.
     """
     if _is_bare(text):
         raise InputError(f"{text!r} has no unit.", f"Write one, such as {text.strip()}GiB (2^30 bytes).")
@@ -42,10 +42,10 @@ def _is_bare(text: str) -> bool:
 
 
 def parse_amount(text: str) -> Amount:
-    """ "5%", "2.5 %", "2GiB" or "0".
+    """Return the amount of "5%", "2.5 %", "2GiB" or "0".
 
     Raises:
-        InputError: it is neither a share up to 100% nor a size.
+        InputError: the text is neither a percentage up to 100% nor a size.
     """
     match = re.fullmatch(r"\s*(\d{1,30})(?:\.(\d{1,30}))?\s*%\s*", text)
     if match is not None:

@@ -15,8 +15,8 @@ from memcalc.spec.fields import describe
 Baseline = Mapping[str, Mapping[str, int]]  # by path: bytes by "allocated", "reserved" and "device"
 
 VERSION = 2
-READABLE = (1, 2)  # 1: reserved and device memory were allocated memory times a factor
-MOST_BYTES = 10**30  # of one GPU: more than any estimate comes to, and still a finite float
+READABLE = (1, 2)  # in version 1, reserved and device memory were allocated memory times a factor
+MOST_BYTES = 10**30  # of one GPU: larger than any estimate, and still a finite float
 _REMEDY = "A baseline is what `memcalc check ... --format json` printed."
 _NUMBERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device": "device_bytes"}
 
@@ -25,7 +25,7 @@ def read_baseline(path: str | Path) -> Baseline:
     """Return the peaks of a stored report by config; invalid configs have none.
 
     Raises:
-        InputError: the file cannot be read, or is no report of `check`.
+        InputError: the file cannot be read, or is not a report of `check`.
     """
     where = f"--baseline: {path}"
     try:
@@ -57,9 +57,9 @@ def same_path(path: str) -> str:
 
 
 def growth_of(path: str, sizes: Sizes, basis: str, baseline: Baseline) -> tuple[int, int] | None:
-    """Return the baseline's peak and the change, in the compared total, else in allocated bytes.
+    """Return the baseline's peak and the change in bytes, in the compared total, else in allocated memory.
 
-    A configuration that was judged by a card then and by a bare budget now, or the other way round, is compared in
+    If the baseline was checked against a GPU and this run against a budget, or the other way round, allocated memory is
     the number that both have.
     """
     before = baseline.get(same_path(path), {})

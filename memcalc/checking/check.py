@@ -32,7 +32,7 @@ class _Task(NamedTuple):
 
 def check(
     paths: Iterable[str | os.PathLike[str]],
-    asked: Limits = Limits(),  # noqa: B008 - immutable, and says nothing
+    asked: Limits = Limits(),  # noqa: B008 - immutable, and sets no limit
     policy: Policy = NO_POLICY,
     *,
     baseline: str | Path | None = None,
@@ -43,20 +43,20 @@ def check(
     """Estimate every configuration under `paths`.
 
     Args:
-        paths: files, which are always checked, folders, which are searched, and patterns; none: those of the policy.
-        asked: limits for all, over those of the policy.
+        paths: files, which are always checked, directories, which are searched, and patterns; none: the policy's paths.
+        asked: limits for all files; they override the policy.
         policy: a settings file.
         baseline: the JSON of an earlier check, in place of the policy's.
-        jobs: processes, in place of the policy's; None: one a core where there is enough to do.
-        skip_others: files that look like no configuration are skipped even where they are named.
-        progress: told how many files are done.
+        jobs: number of processes, in place of the policy's; None: one per core if there are enough files.
+        skip_others: also skip named files that do not look like a configuration.
+        progress: called with the number of finished files.
 
     Raises:
-        InputError: the card, the overrides or the baseline are wrong, or nothing says what to check. A broken
-            configuration is an outcome, not an error: the others are still sized.
+        InputError: the GPU, the overrides or the baseline are invalid, or there is nothing to check. An invalid
+            configuration is an outcome, not an error: the others are still estimated.
     """
     if asked.gpu is not None:
-        find_card(asked.gpu)  # once for all, rather than once a file
+        find_card(asked.gpu)  # rejects an unknown GPU once, rather than once per file
     asked = asked.with_card()
     if baseline is None and policy.baseline is not None:
         baseline = policy.here(policy.baseline)
@@ -87,7 +87,7 @@ def check(
 
 
 def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterator[tuple[str, Spec]]:
-    """The configurations that a check could read, with their paths; standard input cannot be read again."""
+    """Yield the valid configurations of a check with their paths; standard input cannot be read twice."""
     asked = asked.with_card()
     for outcome in report.outcomes:
         if outcome.sizes is not None and outcome.path != _STANDARD_INPUT:
@@ -96,7 +96,7 @@ def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterato
 
 
 def _remarks(found: Found, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:
-    """Return notes on inputs without effect; `idle`: patterns of settings that match no file."""
+    """Return notes on inputs without effect; `idle` are patterns of the settings that match no file."""
     yield from (
         f"{folder} is a link to a directory and was not followed; name it to check it" for folder in found.linked
     )
@@ -112,16 +112,16 @@ def _outcome(task: _Task) -> Outcome:
             raise InputError("no file matches this pattern.", "Correct or remove it.")  # noqa: TRY301 - as all others
         spec = load(path, limits.overrides, gpu=limits.gpu)
         if spec.hardware.gpu is None and limits.budget is None:
-            raise InputError(  # noqa: TRY301 - likewise
+            raise InputError(  # noqa: TRY301 - as above
                 "no GPU and no budget to check against.",
                 "Add --gpu GPU or --budget SIZE, or set hardware.gpu in the file.",
             )
         return _judged(path, spec, limits)
-    except InputErrors as several:  # a report has one line for a file: `estimate` lists all
+    except InputErrors as several:  # a report has one line per file; `estimate` lists all errors
         return _broken(path, str(several.errors[0]))
     except MemcalcError as error:
         return _broken(path, str(error))
-    except Exception as error:  # noqa: BLE001 - a bug of ours in one file must not hide the others
+    except Exception as error:  # noqa: BLE001 - a bug of memcalc in one file must not hide the others
         text = f"a bug of memcalc: {type(error).__name__}: {error}. Please report it with the file."
         return Outcome(path, "broken", message=" ".join(text.split()))
 
@@ -175,7 +175,7 @@ _STATUSES: dict[Answer, Status] = {"fits": "fits", "does-not-fit": "does not fit
 
 
 def _compared(outcome: Outcome, task: _Task, before: Baseline) -> Outcome:
-    """Return the outcome with its change; one that grew by more than allowed fails."""
+    """Return the outcome with its change from the baseline; growth beyond the allowance fails."""
     if outcome.sizes is None:
         return outcome
     change = growth_of(outcome.path, outcome.sizes, outcome.basis, before)

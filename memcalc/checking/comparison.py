@@ -11,48 +11,48 @@ from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import DeviceMemory, Outside, Result, known
 from memcalc.units import whole_number
 
-STEADY_STEP = 2  # an estimate gives the first step, and this one for all that follow
+STEADY_STEP = 2  # an estimate has the first step, and this one for all later steps
 CUDA_ONLY = (Component.LIBRARY_WORKSPACE, Component.BLOCK_ROUNDING)
 
 
 class Line(NamedTuple):
-    """One quantity in all results. Bytes; None where a result has no such quantity."""
+    """One quantity in all results, in bytes; None where a result does not have it."""
 
     name: str
     sizes: tuple[int | None, ...]  # in the order of the results
 
     def beyond(self, one: int, other: int) -> int | None:
-        """By how much result `one` exceeds result `other`."""
+        """Return the bytes by which result `one` exceeds result `other`."""
         size, base = self.sizes[one], self.sizes[other]
         return None if size is None or base is None else size - base
 
     @property
     def a(self) -> int | None:
-        """The first result's."""
+        """Bytes in the first result."""
         return self.sizes[0]
 
     @property
     def b(self) -> int | None:
-        """The second result's."""
+        """Bytes in the second result."""
         return self.sizes[1]
 
     @property
     def difference(self) -> int | None:
-        """B less A."""
+        """Bytes in the second result minus bytes in the first."""
         return self.beyond(1, 0)
 
 
 class Comparison(NamedTuple):
-    """What differs between results: components at each one's own peak, totals, and phases."""
+    """Differences between results: components at each result's peak, totals, and phases."""
 
     results: tuple[Result, ...]
-    components: tuple[Line, ...]  # sum to the allocated peaks
+    components: tuple[Line, ...]  # they sum to the allocated peaks
     totals: tuple[Line, ...]  # allocated, reserved, device
     phases: tuple[Line, ...]
-    without_cuda: bool = False  # estimates were relieved of what only CUDA has, since another one ran on a CPU
+    without_cuda: bool = False  # estimates omit what only CUDA has, because a result is from a CPU
 
     def __repr__(self) -> str:
-        """The results that are compared, in one line."""
+        """Return the compared results in one line."""
         return f"<Comparison of {', '.join(map(repr, self.results))}>"
 
     @property
@@ -69,7 +69,7 @@ class Comparison(NamedTuple):
 def compare(*results: Result) -> Comparison:
     """Return the comparison of the results' headline ranks.
 
-    Where one of them ran with a CPU's rules, estimates lose the workspaces and the rounding that only CUDA has.
+    If one of them is from a CPU, estimates omit the workspaces and the block rounding that only CUDA has.
     """
     on_cpu = any(_on_cpu(result) for result in results)
     if on_cpu:
@@ -91,10 +91,10 @@ def compare(*results: Result) -> Comparison:
 
 
 def partings(comparison: Comparison, one: int, other: int) -> list[tuple[str, Line]]:
-    """For each component in which result `one` and result `other` differ, the phase in which they differ most.
+    """Return, for each component in which results `one` and `other` differ, the phase with the largest difference.
 
     Returns:
-        phases and lines, the largest difference first; of several phases that differ as much, the first.
+        phases and lines, the largest difference first; the first phase if several differ equally.
     """
     ledgers = [result.ledger for result in comparison.results]
     largest: dict[Component, tuple[str, Line]] = {}
@@ -110,13 +110,13 @@ def partings(comparison: Comparison, one: int, other: int) -> list[tuple[str, Li
 
 
 def steady_phase(phase: str) -> str:
-    """An estimate's phase for one of a longer run: "forward_7" is its "forward_2"."""
+    """Return the estimate's phase that corresponds to a phase of a longer run: "forward_7" is "forward_2"."""
     name, _, step = phase.rpartition("_")
     return f"{name}_{STEADY_STEP}" if (whole_number(step) or 0) > STEADY_STEP else phase
 
 
 def _phase_of(ledger: Ledger, phase: str) -> str | None:
-    """The phase that a ledger has for this one: itself, or that of the steady step."""
+    """Return the ledger's phase of this name, else that of the steady step; None: it has neither."""
     return next((name for name in (phase, steady_phase(phase)) if name in ledger.totals), None)
 
 

@@ -1,4 +1,4 @@
-"""Discovery of configs by their text, not their data: an invalid config must still count."""
+"""Discovery of configs by their text, not their parsed data: an invalid config must be found too."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _YAML = (".yaml", ".yml")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _TEXTS = (".txt", ".args")
 
-# At the start of a line: a `model:` with a block under it (or in braces), or one of our two references to a model.
+# At the start of a line: `model:` with a block below it (or in braces), or a reference to a model by `preset` or
+# `hf_config`.
 _MARKS = re.compile(
     r"""^(?:['"]?model['"]?[ \t]*:[ \t]*(?:\#.*)?(?:\{.*)?$|['"]?(?:preset|hf_config)['"]?[ \t]*:[ \t]*\S)""",
     re.MULTILINE,
 )
 
 
-# Configurations of other frameworks that name or hold a model: axolotl, LLaMA-Factory and TrainingArguments, LitGPT;
-# torchtitan; Megatron-LM. Those of DeepSpeed and Accelerate do not, so they are read only where they are named.
+# Configs of other frameworks that name or contain a model: axolotl, LLaMA-Factory and TrainingArguments, LitGPT;
+# torchtitan; Megatron-LM. Configs of DeepSpeed and Accelerate do not, so they are checked only if named.
 _FOREIGN_YAML = (
     (
         re.compile(r"^base_model[ \t]*:[ \t]*\S", re.MULTILINE),
@@ -41,13 +42,13 @@ _FOREIGN_YAML = (
         re.compile(r"^train[ \t]*:[ \t]*(?:\{.*)?$", re.MULTILINE),
     ),
 )
-# torchtune's files all hold a `model:` block, but those that generate or evaluate are no training.
+# All torchtune configs have a `model:` block; only those that train have an optimizer.
 _TORCHTUNE = re.compile(r"^[ \t]+_component_[ \t]*:[ \t]*torchtune\.", re.MULTILINE)
 _TRAINS = re.compile(r"^optimizer[ \t]*:", re.MULTILINE)
 _FOREIGN_TOML = (re.compile(r"^\[model\]", re.MULTILINE), re.compile(r"^flavor[ \t]*=", re.MULTILINE))
 _FOREIGN_SCRIPT = (re.compile(r"--num-layers\s"), re.compile(r"--hidden-size\s"))
-# Megatron-LM's arguments in a file of their own, and TrainingArguments as JSON.
-_ARGUMENTS = (  # blanks, but no line breaks: a file of them would be read anew from each
+# Megatron-LM arguments in a separate file, and TrainingArguments as JSON.
+_ARGUMENTS = (  # blanks without line breaks: otherwise each blank line would rescan the following ones
     re.compile(r"^[^\S\n]*--num-layers\s", re.MULTILINE),
     re.compile(r"^[^\S\n]*--hidden-size\s", re.MULTILINE),
 )
@@ -57,20 +58,20 @@ _FOREIGN_JSON = (
 )
 
 
-# Of YAML without these words it is asked whether it is YAML, up to this size: larger are lock files and interfaces;
-# and of texts and JSON whether they are configurations: larger are data.
+# Largest file that is parsed without these marks. Larger YAML files are lock files and API definitions; larger texts
+# and JSON files are data.
 MOST_CHARACTERS = 65_536
 
 
 class Found(NamedTuple):
     """The files that the paths of the command line match."""
 
-    files: list[str]  # named files as they were named, and the configs of folders, each once
-    skipped: int  # files that are no configs
-    linked: list[str]  # folders behind links, which may lead anywhere: not entered
+    files: list[str]  # named files as named, and the configs of directories, without duplicates
+    skipped: int  # number of files that are not configs
+    linked: list[str]  # symlinked directories, which could lead anywhere and are not followed
 
 
-def _excludes_nothing(path: str) -> bool:  # noqa: ARG001 - stands in for a policy's own
+def _excludes_nothing(path: str) -> bool:  # noqa: ARG001 - stands in for a policy's method
     return False
 
 
@@ -83,9 +84,9 @@ def find_configs(
     """Return named files, and the files in directories that look like a configuration, in order.
 
     Args:
-        paths: files, folders, and patterns, which stand for the files and folders that match them, as in a shell.
-        excludes: which files of folders and patterns are left out, uncounted.
-        skip_others: named files, too, are taken only if they look like a configuration.
+        paths: files, directories, and patterns, which stand for their matches, as in a shell.
+        excludes: returns whether a file of a directory or pattern is excluded; excluded files are not counted.
+        skip_others: also skip named files that do not look like a configuration.
     """
     files: dict[str, None] = {}
     skipped: set[str] = set()
@@ -95,14 +96,14 @@ def find_configs(
         words = (os.fspath(path),) if exists(os.fspath(path)) else alternatives(os.fspath(path))
         for each in (each for word in words for each in _expanded(word, excludes)):
             folder = Path(each).is_dir()
-            # What does not exist is taken, too: loading it says so, or finds a preset of that name.
+            # A path that does not exist is kept: loading it reports that, or finds a preset of that name.
             doubtful = folder or (skip_others and Path(each).is_file())
             for file in (file for file in _walk(each, closed, linked) if not excludes(file)) if folder else (each,):
                 if doubtful and not is_config(file):
                     skipped.add(file)
                 else:
                     files[file] = None
-    folders = [str(error.filename) for error in closed]  # they, too, are named: what is in them was not checked
+    folders = [str(error.filename) for error in closed]  # reported too, because their content was not checked
     files.update((folder, None) for folder in folders if not excludes(folder))
     return Found(list(files), len(skipped - files.keys()), [folder for folder in linked if not excludes(folder)])
 
@@ -111,7 +112,7 @@ def _expanded(path: str, excludes: Callable[[str], bool]) -> list[str]:
     """Return a path unchanged; for a pattern its matches, or the pattern if there are none, which is then an error."""
     if not is_pattern(path):
         return [path]
-    import glob  # few runs have a pattern
+    import glob  # few runs use a pattern
 
     found = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - "./*.yaml" finds "./a.yaml", and hidden files stay so
     return [each for each in found if not excludes(each)] if found else [path]
@@ -120,7 +121,7 @@ def _expanded(path: str, excludes: Callable[[str], bool]) -> list[str]:
 def _walk(folder: str, closed: list[OSError], linked: list[str]) -> Iterator[str]:
     """Yield the files of a directory and its subdirectories.
 
-    Of those that cannot be listed the errors are added to `closed`, and those behind links to `linked`.
+    Errors of unreadable directories are added to `closed`, symlinked directories to `linked`.
     """
     for parent, folders, names in os.walk(folder, onerror=closed.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))  # .git, .venv, ...
@@ -131,7 +132,8 @@ def _walk(folder: str, closed: list[OSError], linked: list[str]) -> Iterator[str
 def is_config(path: str) -> bool:
     """Return whether a file is a training config, memcalc's or another framework's, or a config.json.
 
-    What must not be read may be one: sizing it says so. A pipe, which would be waited for, is none.
+    An unreadable file counts as one, and its estimate reports the error. A pipe does not, because reading it could
+    block.
     """
     name = Path(path).name.lower()
     if not name.endswith((*_YAML, ".toml", *_SCRIPTS, *_TEXTS, ".json")) or not Path(path).is_file():
@@ -146,12 +148,12 @@ def is_config(path: str) -> bool:
         if name.endswith((".toml", *_SCRIPTS)):
             return _has(_text(path), _FOREIGN_TOML if name.endswith(".toml") else _FOREIGN_SCRIPT)
         return _holds_arguments(path, name) or (name.endswith("config.json") and _is_model(_text(path)))
-    except (InputError, OSError):  # it must not be read, or is too large for words: what it was to be nobody can say
+    except (InputError, OSError):  # unreadable, or too large for a config: its type is unknown
         return Path(path).exists()
 
 
 def _text(path: str) -> str:
-    """Return the text of a file; None if it is too large for a configuration."""
+    """Return the text of a file; "" if it is too large for a config."""
     if Path(path).stat().st_size > MOST_CONFIG_BYTES:
         return ""
     return read_bytes(path).decode("utf-8-sig", errors="replace")

@@ -15,10 +15,10 @@ PROJECT = "pyproject.toml"
 def policy_for(settings: str | Path | None = None) -> Policy:
     """Return the policy of the given settings file, else of the nearest one up to the repository's root.
 
-    In one folder `memcalc.toml` goes before `[tool.memcalc]` of `pyproject.toml`.
+    In one directory `memcalc.toml` takes precedence over `[tool.memcalc]` in `pyproject.toml`.
 
     Raises:
-        InputError: the file cannot be read, or is wrong.
+        InputError: the file cannot be read, or is invalid.
     """
     if settings is not None:
         policy = _read(Path(settings))
@@ -41,7 +41,7 @@ def _may_hold_settings(path: Path) -> bool:
     try:
         return path.is_file() and (path.name == OWN or b"memcalc" in read_bytes(path))
     except (InputError, OSError):
-        return path.name == OWN  # reading it says why not
+        return path.name == OWN  # reading the file reports the error
 
 
 def _read(path: Path) -> Policy | None:

@@ -1,4 +1,4 @@
-"""Many files on several cores."""
+"""Work on many files in several processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from memcalc.progress import Progress, silent
 T = TypeVar("T")
 U = TypeVar("U")
 
-WORTH_IT = 64  # files: below that, starting processes takes longer than they save
-_SHARES = 4  # of each process: the last ones end at about the same time
+WORTH_IT = 64  # files; with fewer, starting processes costs more time than it saves
+_SHARES = 4  # chunks per process, so that all processes end at about the same time
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of processor cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS and Windows
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
@@ -31,24 +31,24 @@ def mapped(
     """Return `function(item)` for each item, in order.
 
     Args:
-        function: can be sent to another process, as can its results.
-        items: likewise.
-        jobs: processes; None: one a core where there is enough to do.
-        what: the items are called.
-        progress: told how many are done.
+        function: must be picklable, as must its results.
+        items: must be picklable.
+        jobs: number of processes; None: one per core if there are enough items.
+        what: what the items are, for progress.
+        progress: called with the number of finished items.
     """
     if jobs is None:
         jobs = cores() if len(items) >= WORTH_IT else 1
     jobs = min(jobs, len(items))
     if jobs <= 1:
         return list(_told(map(function, items), what, progress, len(items)))
-    from concurrent.futures import ProcessPoolExecutor  # a check of one file starts sooner without
+    from concurrent.futures import ProcessPoolExecutor  # imported late: a check of one file starts faster
 
     with ProcessPoolExecutor(jobs, initializer=_begin) as pool:
         try:
             found = pool.map(function, items, chunksize=max(1, len(items) // (jobs * _SHARES)))
             return list(_told(found, what, progress, len(items)))
-        except BaseException:  # interrupted: what is still to be done is not waited for
+        except BaseException:  # interrupted: do not wait for the remaining items
             processes = list((pool._processes or {}).values())  # noqa: SLF001 -- public from Python 3.14 on
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
@@ -63,11 +63,11 @@ def _told(items: Iterator[T], what: str, progress: Progress, total: int) -> Iter
 
 
 def _begin() -> None:
-    """Initialize a process of the pool: ignore signals, and end when its parent ends."""
+    """Initialize a process of the pool: ignore Ctrl-C, and end when the parent ends."""
     import signal
     import threading
 
-    # Ctrl-C goes to all processes of a terminal; one of them is enough to end them all.
+    # Ctrl-C is sent to all processes of a terminal; the parent ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 _MAGIC = re.compile(r"[*?[]")
-_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")  # the innermost
-_MOST_ALTERNATIVES = 1_000  # of one pattern; one that has more means itself
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")  # the innermost braces
+_MOST_ALTERNATIVES = 1_000  # of one pattern; a pattern with more is not expanded
 
 
 def is_pattern(path: str) -> bool:
@@ -58,7 +58,7 @@ def _translated(piece: str) -> str:
 def _compiles(expression: str) -> bool:
     try:
         re.compile(expression)
-    except re.error:  # a range from a later to an earlier letter
+    except re.error:  # a range in descending order
         return False
     return True
 

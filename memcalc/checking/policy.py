@@ -17,11 +17,11 @@ class Limits(NamedTuple):
     """Limits from one source; None if not set.
 
     Args:
-        gpu: the card to judge by, in place of the file's own.
-        budget: bytes that no GPU may exceed, card or not.
-        margin: what must stay free below the smaller of card and budget.
-        max_growth: by how much a peak may exceed that of the baseline.
-        overrides: `field=value` as --set takes them.
+        gpu: the GPU to check against, in place of the file's own.
+        budget: most bytes per GPU, with or without a GPU's limit.
+        margin: memory to keep free below the smaller of GPU and budget.
+        max_growth: how much a peak may exceed that of the baseline.
+        overrides: `field=value` as in --set.
     """
 
     gpu: str | None = None
@@ -31,7 +31,7 @@ class Limits(NamedTuple):
     overrides: tuple[str, ...] = ()
 
     def over(self, below: Limits) -> Limits:
-        """Return these limits where set, else those below; overrides of both, the last of a field wins."""
+        """Return these limits where set, else those of `below`; overrides are joined, the last one of a field wins."""
         return Limits(
             below.gpu if self.gpu is None else self.gpu,
             below.budget if self.budget is None else self.budget,
@@ -44,7 +44,7 @@ class Limits(NamedTuple):
         """Return the limits with a GPU that is set as a field moved to `gpu`.
 
         Raises:
-            InputError: both name one.
+            InputError: both name a GPU.
         """
         found = {word: parse_overrides((word,)).get(CARD) for word in self.overrides}
         names = [name for name in found.values() if isinstance(name, str)]
@@ -88,7 +88,7 @@ class Policy(NamedTuple):
         return bool(self.exclude) and any(matches(pattern, self._name(path)) for pattern in self.exclude)
 
     def idle(self, files: Iterable[str]) -> list[str]:
-        """Patterns of rules that match none of the files that are checked."""
+        """Return the patterns of rules that match none of the checked files."""
         names = [self._name(path) for path in files] if self.rules else []
         patterns = [pattern for rule in self.rules for pattern in rule.patterns]
         return [pattern for pattern in patterns if not any(matches(pattern, name) for name in names)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-BUDGET = "the budget"  # what sets the limit where no card is smaller
+BUDGET = "the budget"  # what sets the limit if no GPU is smaller
 
 Status = Literal["fits", "does not fit", "unknown", "grew", "broken"]
 
 
 class Sizes(NamedTuple):
-    """Memory of the rank that needs most, in bytes; None without a GPU."""
+    """Memory of the rank with the highest peak, in bytes; None without a GPU."""
 
     name: str
     allocated: int
@@ -22,16 +22,16 @@ class Sizes(NamedTuple):
     gpu: str | None
 
     def of(self, basis: str) -> int | None:
-        """One of the three numbers by its name."""
+        """Return "allocated", "reserved" or "device" bytes by name; None for any other name."""
         return {"allocated": self.allocated, "reserved": self.reserved, "device": self.device}.get(basis)
 
 
 class Growth(NamedTuple):
-    """A peak and that of the baseline, in bytes."""
+    """A peak and its change from the baseline, in bytes."""
 
     baseline: int
     difference: int
-    allowed: int | None  # None: any
+    allowed: int | None  # None: any growth
 
 
 class Outcome(NamedTuple):
@@ -41,16 +41,16 @@ class Outcome(NamedTuple):
     status: Status
     sizes: Sizes | None = None
     needed_bytes: int | None = None
-    basis: str = ""  # which number is compared: "device", "reserved" or "allocated"
-    limit_bytes: int | None = None  # what must not be exceeded: less the margin
-    limit: str = ""  # what sets the limit, in words
+    basis: str = ""  # the compared number: "device", "reserved" or "allocated"
+    limit_bytes: int | None = None  # the limit minus the margin
+    limit: str = ""  # what sets the limit, for messages
     margin_bytes: int = 0
-    growth: Growth | None = None  # None: no baseline, or none of this configuration
-    message: str = ""  # what is wrong with an invalid one
-    line: int | None = None  # where in the file, if that is known
-    notes: tuple[str, ...] = ()  # what else to know: how another framework's file was read, and what of it was not
-    is_bound: bool = False  # whether needed_bytes is a lower bound, and the run needs more
-    interval: tuple[int, int] | None = None  # of device memory, by recorded runs; None where bounds decided
+    growth: Growth | None = None  # None: no baseline, or no such config in it
+    message: str = ""  # the error of an invalid config
+    line: int | None = None  # line of the error in the file, if known
+    notes: tuple[str, ...] = ()  # how another framework's file was read, and what it does not model
+    is_bound: bool = False  # whether needed_bytes is a lower bound, so that the run needs more
+    interval: tuple[int, int] | None = None  # of device memory, from recorded runs; None if bounds decided
     unmodelled: tuple[str, ...] = ()  # features of the run that need memory and are not modelled
 
 
@@ -59,14 +59,14 @@ class CheckReport:
     """The outcomes in the order in which the files were found.
 
     Args:
-        outcomes: one for each configuration.
-        skipped: how many other files there were.
-        budget_bytes: the budget that was asked for, for all.
+        outcomes: one per config.
+        skipped: number of files that are not configs.
+        budget_bytes: the budget given for all files.
         compared: whether there was a baseline.
-        gone: configurations of the baseline that were not found any more.
-        may_be_empty: whether nothing to check is well, too.
-        remarks: what of the question came to nothing.
-        accepts_unknown: whether a configuration of which it cannot be said passes.
+        gone: configs of the baseline that were not found.
+        may_be_empty: whether a check without any config passes.
+        remarks: inputs that had no effect.
+        accepts_unknown: whether a config with an unknown verdict passes.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -79,11 +79,11 @@ class CheckReport:
     accepts_unknown: bool = False
 
     def fails(self, outcome: Outcome) -> bool:
-        """Whether a configuration makes the check fail."""
+        """Return whether a config makes the check fail."""
         return outcome.status != "fits" and not (outcome.status == "unknown" and self.accepts_unknown)
 
     def count(self, status: Status) -> int:
-        """How many configurations ended so."""
+        """Return the number of configs with this status."""
         return sum(outcome.status == status for outcome in self.outcomes)
 
     @property

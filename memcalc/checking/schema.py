@@ -1,4 +1,4 @@
-"""The JSON of `check` described as Pydantic models: they give its JSON Schema and check it in tests."""
+"""Pydantic models of the JSON of `check`: they produce its JSON Schema and check the output in tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.spec.model import Block
 
 
 class Change(Block):
-    """A peak and that of the baseline."""
+    """A peak and its change from the baseline."""
 
     baseline_bytes: int
     difference_bytes: int
@@ -50,7 +50,7 @@ class CheckedConfig(Block):
 
 
 class CheckDocument(Block):
-    """What `memcalc check --format json` prints, and --baseline reads."""
+    """Output of `memcalc check --format json`, and input of --baseline."""
 
     schema_version: int
     exit_code: int

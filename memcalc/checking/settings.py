@@ -49,7 +49,7 @@ def read_policy(path: Path) -> Policy | None:
     """Return the policy of a settings file; None for a pyproject.toml without one.
 
     Raises:
-        InputError: it cannot be read, or is wrong.
+        InputError: the file cannot be read, or is invalid.
     """
     table = _table(path)
     return None if table is None else _policy(table, path)
