@@ -1,4 +1,4 @@
-"""config.json files from the Hugging Face hub, with huggingface_hub (extra `hub`). Nothing from the hub is ever run."""
+"""Downloads of config.json files from the Hugging Face hub, with huggingface_hub (extra `hub`); no hub code is run."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from memcalc.errors import InputError, Unavailable
 _ON = ("1", "on", "yes", "true")  # huggingface_hub 2.4, constants.py, ENV_VARS_TRUE_VALUES
 _PATIENCE_SECONDS = 10  # as huggingface_hub's HF_HUB_ETAG_TIMEOUT
 _MOST_BYTES = 4_000_000  # of a config.json; real ones have a few thousand
-_unreachable: list[str] = []  # why the hub could not be reached: asked once per process
+_unreachable: list[str] = []  # why the hub could not be reached; tested once per process
 
 
 class HubUnreachable(Unavailable):
-    """Nobody answers at the hub's address."""
+    """The hub does not respond."""
 
 
 def is_offline() -> bool:
-    """Whether the user forbids connections to the hub: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is on."""
+    """Return whether the user forbids connections to the hub: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is on."""
     return any(os.environ.get(name, "").lower() in _ON for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
 def can_download() -> bool:
-    """Whether huggingface_hub is installed."""
+    """Return whether huggingface_hub is installed."""
     return importlib.util.find_spec("huggingface_hub") is not None
 
 
@@ -34,7 +34,7 @@ def download_config(hub_id: str) -> Path:
     huggingface_hub takes the hub's address from HF_ENDPOINT and the token from HF_TOKEN or `hf auth login`.
 
     Raises:
-        InputError: the hub has no such model, or the model has no config.json, or one that is too large to be one.
+        InputError: the hub has no such model, or the model has no config.json, or one that is too large.
         Unavailable: the model is gated.
         HubUnreachable: the hub cannot be reached.
     """
@@ -80,14 +80,15 @@ def download_config(hub_id: str) -> Path:
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         _unreachable.append(_reason(error))
         raise _not_reached(hub_id, _unreachable[0]) from None
-    except ValueError as error:  # HFValidationError: an id that the hub cannot have
+    except ValueError as error:  # HFValidationError: an id that the hub does not allow
         raise InputError(f"this is not a hub id: {error}.", "Write ORG/NAME.", hub_id) from None
 
 
 def _why_unreachable() -> str:
-    """Why nobody answers at the hub's address; "" if somebody does.
+    """Return why the hub does not respond; "" if it does.
 
-    huggingface_hub would try five times, for 24 seconds. Certificates are left to it: it may know more of them.
+    huggingface_hub would retry five times, for 24 seconds. It checks the certificates, because it may know more of
+    them.
     """
     import ssl
     from urllib.error import HTTPError, URLError
@@ -100,7 +101,7 @@ def _why_unreachable() -> str:
     try:
         with urlopen(Request(ENDPOINT, method="HEAD"), timeout=_PATIENCE_SECONDS):  # noqa: S310 -- checked above
             return ""
-    except HTTPError:  # an answer
+    except HTTPError:  # the hub responded
         return ""
     except URLError as error:
         return "" if isinstance(error.reason, ssl.SSLError) else str(error.reason)
@@ -109,7 +110,7 @@ def _why_unreachable() -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what lies under an error of huggingface_hub, without its address of many lines."""
+    """Return the first line of an error's innermost cause; huggingface_hub's own message repeats the address."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

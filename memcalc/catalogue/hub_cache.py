@@ -1,4 +1,4 @@
-"""config.json files that huggingface_hub has downloaded before, read without huggingface_hub.
+"""config.json files in the local hub cache, read without huggingface_hub.
 
 A cache has one directory per model (huggingface_hub 2.4, file_download.py, repo_folder_name):
 `models--ORG--NAME/refs/main` holds the commit, `models--ORG--NAME/snapshots/COMMIT/config.json` the file.
@@ -15,7 +15,7 @@ _COMMIT = 40  # hexadecimal digits
 
 
 def cache_folder() -> Path:
-    """Where huggingface_hub keeps its downloads: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
+    """Return huggingface_hub's cache: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
         return Path(named).expanduser()
@@ -27,7 +27,7 @@ def cache_folder() -> Path:
 
 
 def cached_config(hub_id: str) -> Path | None:
-    """Return the config.json of a model in the local hub cache, of its main branch; None: it is not there."""
+    """Return the config.json of a model's main branch in the local hub cache; None: it is not cached."""
     folder = cache_folder() / f"models--{hub_id.replace('/', '--')}"
     reference = folder / "refs" / "main"
     if not is_file(reference):

@@ -1,4 +1,4 @@
-"""Which model a hub id means: from the shipped catalogue, else the local hub cache, else the hub."""
+"""Resolution of a hub id: from the shipped catalogue, else the local hub cache, else the hub."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _HUB_ID = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.
 _FILE = re.compile(
     r"\.(?:ya?ml|json|jsonl|toml|txt|sh|bash|slurm|sbatch|args|py|log|csv|md|bin|pt|pickle|gz)$", re.IGNORECASE
 )
-_FEWEST_LETTERS = 4  # of a name for which similar ids are looked for
-_COPIES = ("unsloth/", "NousResearch/")  # organizations whose models are mostly copies: named after the originals
+_FEWEST_LETTERS = 4  # shortest name for which similar ids are searched
+_COPIES = ("unsloth/", "NousResearch/")  # organizations that mostly republish models under their original names
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 _MODEL_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#\s]+/[^/?#\s]+)")
 
 
 class PublishedModel(NamedTuple):
-    """A model that a hub id means.
+    """The model of a hub id.
 
     Args:
-        hub_id: as it is spelled where it was found.
-        config: its config.json, or the part of it that decides memory.
+        hub_id: the id, as spelled where it was found.
+        config: its config.json, or the keys of it that decide memory.
         origin: where the config was found, as a phrase: "memcalc's catalogue", "the local hub cache", "the hub".
         entry: the model's entry in the catalogue; None: found elsewhere.
     """
@@ -43,7 +43,7 @@ class PublishedModel(NamedTuple):
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name can be a hub id: ORG/NAME, and not the path of a file."""
+    """Return whether a name can be a hub id: ORG/NAME, and not the path of a file."""
     return _HUB_ID.fullmatch(name) is not None and _FILE.search(name) is None
 
 
@@ -65,7 +65,7 @@ def resolve_offline(hub_id: str) -> PublishedModel | None:
 
 @cache
 def resolve(hub_id: str) -> PublishedModel:
-    """Return the model of a hub id, wherever it can be found.
+    """Return the model of a hub id from the catalogue, the local hub cache or the hub.
 
     Raises:
         InputError: there is no such model; the message names similar ids.
@@ -91,7 +91,7 @@ def resolve(hub_id: str) -> PublishedModel:
 
 
 def similar_ids(name: str, most: int = 3) -> list[str]:
-    """Return hub ids of the catalogue that are like `name`: those with all its words, else those spelled alike."""
+    """Return hub ids of the catalogue that resemble `name`: ids with all its words, else ids spelled similarly."""
     bare = name[:80].rpartition("/")[2]
     if sum(map(str.isalnum, bare)) < _FEWEST_LETTERS:
         return []
@@ -109,7 +109,7 @@ def _words(name: str) -> set[str]:
 
 
 def refuse_url(name: str) -> None:
-    """Refuse an address of the web, and say what to write in its place.
+    """Reject a URL, and suggest what to write instead.
 
     Raises:
         InputError: `name` is a URL.

@@ -1,14 +1,14 @@
 """Published models by their Hugging Face hub id, from the catalogue that memcalc ships: no network, no transformers.
 
-`memcalc/data/models.jsonl` has one JSON object per line. The first holds the sources and the checks; each other line is
-one configuration with the hub ids that were published with it:
+`memcalc/data/models.jsonl` has one JSON object per line. The first holds the sources and the checks; each other line
+is one configuration with the hub ids that were published with it:
 
-    ids         hub id: [number of its source, number of its check], counted from 0
-    parameters  of the model that transformers builds from `config` on the meta device, tied matrices once
+    ids         hub id: [index of its source, index of its check], counted from 0
+    parameters  of the model that transformers builds from `config` on the meta device, tied weights counted once
     kind        causal-lm, vision-language, encoder, encoder-decoder, state-space or hybrid
-    hub_type    only of a model that ships its own code: its model_type on the hub; `config` is of a class of the same
-                layers
-    config      the keys of config.json that decide memory; a key that is absent has the default of the class
+    hub_type    only for a model that ships its own code: its model_type on the hub; the class of `config` has the
+                same layers
+    config      the keys of config.json that decide memory; an absent key has the default of the class
 
 `tools/catalogue.py` checks the file against transformers.
 """
@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FILE = Path(__file__).parent.parent / "data" / "models.jsonl"
-UNVERIFIED = "not verified: "  # how the check of such an id begins
+UNVERIFIED = "not verified: "  # prefix of the check of an unverified id
 
 
 class CatalogueEntry(NamedTuple):
     """One published model.
 
     Args:
-        hub_id: as it is spelled on the hub, e.g. "meta-llama/Llama-3.1-8B".
+        hub_id: the id as spelled on the hub, e.g. "meta-llama/Llama-3.1-8B".
         config: the keys of its config.json that decide memory.
-        parameters: elements of the model that transformers builds from `config`, tied matrices once.
+        parameters: elements of the model that transformers builds from `config`, tied weights counted once.
         kind: causal-lm, vision-language, encoder, encoder-decoder, state-space or hybrid.
-        source: where the figures were read.
+        source: where the figures were published.
         check: what the parameter count was compared with.
         hub_type: the model_type on the hub of a model that ships its own code; None: transformers has its class.
     """
@@ -54,7 +54,7 @@ class CatalogueEntry(NamedTuple):
 
 
 def find_shipped(hub_id: str) -> CatalogueEntry | None:
-    """Return the catalogue's model of this id, else that of an id that differs in upper and lower case; None: neither.
+    """Return the catalogue's model of this id, else of an id that differs only in case; None: there is neither.
 
     Only the line of the model is parsed.
     """
@@ -71,7 +71,7 @@ def find_shipped(hub_id: str) -> CatalogueEntry | None:
 
 
 def shipped_entries() -> Iterator[CatalogueEntry]:
-    """All models of the catalogue, in the order of the file: ids that share one configuration follow each other."""
+    """Yield all models of the catalogue in file order; ids of one configuration are adjacent."""
     for line in _data().splitlines()[1:]:
         raw = json.loads(line)
         for hub_id in raw["ids"]:
@@ -79,12 +79,12 @@ def shipped_entries() -> Iterator[CatalogueEntry]:
 
 
 def shipped_ids() -> list[str]:
-    """All hub ids of the catalogue, sorted without regard to case."""
+    """Return all hub ids of the catalogue, sorted case-insensitively."""
     return sorted((entry.hub_id for entry in shipped_entries()), key=str.lower)
 
 
 def search_shipped(query: str) -> list[CatalogueEntry]:
-    """Return the models whose id has every word of `query`, shortest id first; case and punctuation do not matter."""
+    """Return the models with every word of `query` in their id, shortest id first; case and punctuation are ignored."""
     words = re.findall(r"[a-z0-9.]+", query.lower())
     found = [entry for entry in shipped_entries() if words and all(word in entry.hub_id.lower() for word in words)]
     return sorted(found, key=lambda entry: (len(entry.hub_id), entry.hub_id.lower()))
