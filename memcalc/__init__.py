@@ -1,15 +1,16 @@
-"""memcalc: the peak memory of each GPU in LLM training, and whether the run fits.
+"""memcalc: peak memory of each GPU in LLM training, and whether the run fits.
 
-The functions and their results are loaded on first use, so that `import memcalc` is nearly free:
+Functions and their results are imported on first use, so `import memcalc` costs almost nothing:
 
     import memcalc
+
     result = memcalc.estimate("gpt3", "b=4", gpu="h100-80gb")
     result.fits, result.ledger.peak_phase, result.ledger.peak_bytes
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # type checkers take it for typing's, which would cost two milliseconds
+TYPE_CHECKING = False  # type checkers treat it as typing.TYPE_CHECKING; importing typing costs 2 ms
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,4 +1,4 @@
-"""`python -m memcalc` is the command `memcalc`."""
+"""Entry point of `python -m memcalc`, the same program as the command `memcalc`."""
 
 from __future__ import annotations
 

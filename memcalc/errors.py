@@ -1,12 +1,12 @@
-"""The errors memcalc raises on purpose, and the exit code each one ends a command with.
+"""Errors that memcalc raises on purpose, each with the exit code of the command.
 
 MemcalcError            base: carries `exit_code`, caught in one place (cli/app.py)
-|- DoesNotFit     1     the question was answered "no" (check, fit, recompute)
-|- InputError     2     the input is wrong: file, key, value, rule, remedy
-|  `- InputErrors 2     several things in it are
-|- Unavailable    3     something that is needed is missing or busy: an extra, a compiler, a GPU
-|  `- NotWritten  3     a result could not be written: the disk is full
-`- OutOfMemory    4     a measured or dry run ran out of memory; its record is kept
+|- DoesNotFit     1     the result is "no" (check, fit, recompute)
+|- InputError     2     invalid input: file, key, value, rule, remedy
+|  `- InputErrors 2     several errors in one input
+|- Unavailable    3     a requirement is missing or busy: an extra, a compiler, a GPU
+|  `- NotWritten  3     a result could not be written, for example because the disk is full
+`- OutOfMemory    4     a measured run or a dry run ran out of memory; its record is kept
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from collections.abc import Sequence
 
 from memcalc.text import LONGEST_TEXT, harmless_lines, message_part, shortened_in_the_middle
 
-MOST_ERRORS = 20  # of one input that are told at once
+MOST_ERRORS = 20  # errors reported at once for one input
 _LONGEST_PLACE = 400  # characters: a path and a key
 
 
 class MemcalcError(Exception):
-    """Base of all errors with a message meant for the user: safe to print, whatever the values in it hold.
+    """Base of all errors that carry a message for the user.
+
+    The message is safe to print, regardless of the values in it.
 
     Args:
-        text: the message; line breaks in it are the program's own.
+        text: the message; only the program itself puts line breaks into it.
     """
 
     exit_code = 2
@@ -33,18 +35,18 @@ class MemcalcError(Exception):
 
 
 class DoesNotFit(MemcalcError):
-    """The question was answered, and the answer is no."""
+    """The command ran, and the result is "no"."""
 
     exit_code = 1
 
 
 class InputError(MemcalcError):
-    """The input is wrong. The message names where, the value, the rule it breaks and the way out.
+    """The input is invalid. The message gives the place, the value, the violated rule and the remedy.
 
     Args:
-        problem: the value and the rule it breaks, as a sentence.
-        remedy: what would fix it, as a sentence.
-        where: file, line and key, as far as they are known, e.g. "gpt3.yaml:12: model.num_layers".
+        problem: the value and the rule it violates, as a sentence.
+        remedy: how to fix it, as a sentence.
+        where: file, line and key, if known, e.g. "gpt3.yaml:12: model.num_layers".
     """
 
     exit_code = 2
@@ -57,12 +59,12 @@ class InputError(MemcalcError):
         super().__init__(f"{text} {self.remedy}".rstrip())
 
     def located(self, where: str) -> InputError:
-        """The same error, with the place put in front of a place known further in."""
+        """Return the same error, with `where` prepended to the place that is already known."""
         return InputError(self.problem, self.remedy, f"{where}: {self.where}" if self.where else where)
 
 
 class InputErrors(InputError):
-    """Several things are wrong in one input. Its own text has one message a line; the first stands for all.
+    """Several errors in one input. The text has one message per line; the attributes are those of the first error.
 
     Args:
         errors: at least two.
@@ -76,11 +78,11 @@ class InputErrors(InputError):
 
 
 def raise_all(errors: Sequence[InputError]) -> None:
-    """Raise what was found, together.
+    """Raise all errors as one exception; return if there are none.
 
     Raises:
-        InputError: the one that was found.
-        InputErrors: the several that were found.
+        InputError: there is one error.
+        InputErrors: there are several; the first `MOST_ERRORS` are kept.
     """
     if len(errors) == 1:
         raise errors[0]
@@ -89,7 +91,7 @@ def raise_all(errors: Sequence[InputError]) -> None:
 
 
 class Unavailable(MemcalcError):
-    """Something that is needed is missing or busy; the message says how to get it."""
+    """A requirement is missing or busy; the message says how to get it."""
 
     exit_code = 3
 
@@ -99,7 +101,7 @@ class NotWritten(Unavailable):
 
     Args:
         file: the file, as the user named it.
-        reason: what the system says, e.g. "No space left on device".
+        reason: the system's error text, e.g. "No space left on device".
         remedy: what to do, as a sentence.
     """
 
@@ -115,15 +117,15 @@ class OutOfMemory(MemcalcError):
 
 
 class Terminated(SystemExit):
-    """A signal ended the process; open files are closed on the way out.
+    """A signal ended the process. As a SystemExit it unwinds the stack, so open files are closed.
 
     Args:
-        number: of the signal.
+        number: the signal's number; the exit code is 128 + number.
     """
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
 
 
-# What code of the user's must not keep from ending a command; whatever else it raises, it stops with.
+# Exceptions raised in user code that still end the command. Any other exception ends only that code.
 ENDINGS = (KeyboardInterrupt, Terminated)

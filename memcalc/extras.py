@@ -1,11 +1,12 @@
-"""What each extra installs, so that a message can name packages that pip finds however memcalc was installed.
+"""Packages that each extra installs, for messages that suggest a `pip install`.
 
-memcalc itself may be a clone, a wheel or on an index: a hint that named one of these would be wrong for the others.
+The packages are named rather than the extra: memcalc may be installed from a clone, a wheel or an index, and a
+message that names one of these would be wrong for the others.
 """
 
 from __future__ import annotations
 
-# As the extras of pyproject.toml; a test compares them.
+# The same requirements as the extras in pyproject.toml; a test compares both.
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "torch": ("torch>=2.6", "nvidia-ml-py>=12.535"),
     "hub": ("huggingface-hub>=0.30",),

@@ -1,7 +1,7 @@
-"""Files from anywhere, and files that results are written to: one way to open each of them.
+"""Opening of files for reading and writing, in one place for the whole program.
 
-What is read is a regular file of a size that such a file can have: pipes and devices could be waited for without end.
-What is written is written whole, or said not to be, under the file's own name.
+Only regular files of a plausible size are read: a pipe or a device could block forever. A file is written completely
+under its own name, or an error is raised.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import IO, Any, BinaryIO
 
 from memcalc.errors import InputError, NotWritten
 
-# Bytes of a configuration, and of other files of words: settings, suites, scripts. Real ones have a few thousand.
+# Most bytes of a config, and of other text files: settings, suites, scripts. Real files have a few thousand.
 MOST_CONFIG_BYTES = 4_000_000
-# Bytes of the JSON of an earlier check: some 700 for each configuration.
+# Most bytes of the JSON of an earlier check: about 700 per configuration.
 MOST_REPORT_BYTES = 100_000_000
 
 _KINDS = (
@@ -29,22 +29,22 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 _NO_NEW_FILES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
-_PART = ".part"  # how the name of a file ends that is not whole yet
+_PART = ".part"  # suffix of an incomplete file
 
 
 def open_file(path: str | Path, remedy: str = "Check the path.", *, pipes: bool = False) -> BinaryIO:
-    """Open a file for reading, without waiting for anybody to write to it.
+    """Open a regular file for reading, without blocking on a pipe that has no writer.
 
     Args:
         path: the file.
         remedy: what to do instead, for the message.
-        pipes: whether a pipe or a terminal will do, such as a shell's `<(command)`.
+        pipes: also accept a pipe or a terminal, such as a shell's `<(command)`.
 
     Raises:
-        InputError: there is no such file, it cannot be read, or it is not a regular file.
+        InputError: the file does not exist, cannot be read, or is not a regular file.
     """
     try:
-        # A pipe nobody writes to would be waited for when it is opened.
+        # Without O_NONBLOCK, opening a pipe that has no writer would block.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:  # ValueError: a null character
         reason = getattr(error, "strerror", None) or "the name is invalid for a file"
@@ -60,7 +60,7 @@ def open_file(path: str | Path, remedy: str = "Check the path.", *, pipes: bool 
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether there is a regular file of this name, which may be one that no system can look up."""
+    """Return whether the path is a regular file; False if the system cannot look up the name."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # longer than the system allows, or with a null character
@@ -68,20 +68,20 @@ def is_file(path: str | Path) -> bool:
 
 
 def kind_of(mode: int) -> str:
-    """Return what something other than a regular file is, from its mode: "a directory", "a pipe"."""
+    """Return the type of something other than a regular file, from its mode: "a directory", "a pipe"."""
     return next((name for test, name in _KINDS if test(mode)), "something else")
 
 
 def read_bytes(path: str | Path, most: int = MOST_CONFIG_BYTES, remedy: str = "Check the path.") -> bytes:
-    """Return the bytes of a file.
+    """Return the content of a file.
 
     Args:
         path: the file.
-        most: bytes it may have.
+        most: the largest accepted size in bytes.
         remedy: what to do instead, for the message.
 
     Raises:
-        InputError: it cannot be read, is not a regular file, or is larger.
+        InputError: the file cannot be read, is not a regular file, or is larger than `most`.
     """
     with open_file(path, remedy) as file:
         try:
@@ -94,15 +94,19 @@ def read_bytes(path: str | Path, most: int = MOST_CONFIG_BYTES, remedy: str = "C
 
 
 def read_text(path: str | Path, most: int = MOST_CONFIG_BYTES, remedy: str = "Check the path.") -> str:
-    """Return the text of a file in UTF-8; raises as `read_bytes`, and for other encodings."""
+    """Return the text of a UTF-8 file.
+
+    Raises:
+        InputError: as `read_bytes`; or the content is not UTF-8.
+    """
     return decoded(read_bytes(path, most, remedy), os.fspath(path))
 
 
 def decoded(content: bytes, label: str) -> str:
-    """Return bytes as text.
+    """Return bytes decoded as UTF-8, without a byte order mark.
 
     Raises:
-        InputError: they are not UTF-8.
+        InputError: the bytes are not UTF-8.
     """
     try:
         return content.decode("utf-8-sig")
@@ -111,10 +115,10 @@ def decoded(content: bytes, label: str) -> str:
 
 
 def plain_json(text: str, label: str, remedy: str = "Check commas, quotes and brackets there.") -> Any:
-    """Return what JSON holds.
+    """Return the parsed JSON value.
 
     Raises:
-        InputError: it is not JSON, or nests deeper than any file of ours.
+        InputError: the text is not JSON, or is nested too deeply for the parser.
     """
     import json
 
@@ -127,33 +131,33 @@ def plain_json(text: str, label: str, remedy: str = "Check commas, quotes and br
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a whole text file; what was in it stays if that fails.
+    """Write a complete text file. If writing fails, the previous content stays.
 
     Raises:
-        NotWritten: the disk is full or broken.
-        OSError: with the file's name, where it cannot be opened for writing.
+        NotWritten: the disk is full or faulty.
+        OSError: the file cannot be opened for writing; the error carries its name.
     """
     with writing(path) as file:
-        # File names may hold bytes that are not UTF-8.
+        # File names in the text may contain bytes that are not UTF-8.
         file.write(text.encode("utf-8", "replace"))
 
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file to be written whole.
+    """Open a file that is to be written completely.
 
-    It gets its name when it is complete, so that the former one is not lost to a full disk or a kill. Devices, and
-    files in directories that take no new ones, are written in place.
+    The data goes to a temporary file, which is renamed when it is complete. A full disk or a kill therefore leaves the
+    previous content. Devices, and files in directories that accept no new files, are written in place.
 
     Raises:
-        NotWritten: the disk is full or broken.
-        OSError: with the file's name, where it cannot be opened for writing.
+        NotWritten: the disk is full or faulty.
+        OSError: the file cannot be opened for writing; the error carries its name.
     """
     target = Path(os.path.realpath(path))
     with naming(path):
         part = None if target.exists() and not target.is_file() else _part(target)
         if part is None:
-            # A pipe nobody reads would be waited for when it is opened.
+            # Without O_NONBLOCK, opening a pipe that has no reader would block.
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
             descriptor = os.open(target, flags, 0o666)
             os.set_blocking(descriptor, True)
@@ -176,11 +180,11 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Inside, a write that fails is reported under this file's name: the system's own error does not have it.
+    """Report failed writes inside the context under this file's name, which the system's own error lacks.
 
     Raises:
-        NotWritten: the disk is full or broken.
-        OSError: with the file's name.
+        NotWritten: the disk is full or faulty.
+        OSError: any other error, with the file's name.
     """
     try:
         yield
@@ -192,9 +196,9 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def _part(target: Path) -> tuple[int, Path] | None:
-    """Open a new file beside the target; None where the directory takes none but the target can be written.
+    """Open a new temporary file next to the target; None if the directory accepts none but the target can be written.
 
-    What a killed process left there under such a name is removed.
+    Temporary files of processes that were killed are removed first.
     """
     for old in target.parent.glob(f".{_escaped(target.name)}.*{_PART}"):
         with suppress(OSError, ValueError):
@@ -203,7 +207,7 @@ def _part(target: Path) -> tuple[int, Path] | None:
     name = target.with_name(f".{target.name}.{os.getpid()}{_PART}")
     try:
         if target.exists() and not os.access(target, os.W_OK):
-            return None  # opening it says why
+            return None  # opening the target reports the reason
         return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666), name
     except OSError as error:
         if error.errno in _NO_NEW_FILES:

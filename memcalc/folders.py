@@ -1,7 +1,7 @@
-"""Temporary directories: each goes with the process that made it, or is removed by the next one that makes such.
+"""Temporary directories, removed by the process that made them, or by a later process if that one was killed.
 
-A process that is killed cannot remove anything. While it lives it holds a lock on a file in its directory, which the
-system releases with it; whoever makes a directory of the same kind removes those that nobody holds any more.
+While a process runs it holds a lock on a file in its directory, and the system releases the lock when the process
+ends. A process that makes a directory of the same kind removes those that are no longer locked.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK = ".lock"
-COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # PyTorch's own variable
-_BEING_MADE = 10  # seconds in which a directory may still have no lock
+COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # PyTorch's environment variable
+_BEING_MADE = 10  # seconds during which a new directory may have no lock yet
 
 
 @contextmanager
 def temporary_folder(kind: str, within: Path | None = None) -> Iterator[Path]:
-    """A directory of this process alone, removed at the end with all that is in it.
+    """Make a directory for this process, and remove it with its content at the end.
 
     Args:
-        kind: what its name begins with, such as "memcalc-trace-".
-        within: where it is made; None: the system's directory for temporary files.
+        kind: prefix of the directory's name, such as "memcalc-trace-".
+        within: the parent directory; None: the system's directory for temporary files.
     """
     parent = Path(tempfile.gettempdir()) if within is None else within
     for stale in stale_folders(kind, parent):
         shutil.rmtree(stale, ignore_errors=True)
-    # Named before it is made: a signal may come at any moment, and what it ends must know what to remove.
+    # The name is chosen before the directory is made: a signal may arrive in between, and cleanup needs the name.
     folder = parent / f"{kind}{os.urandom(8).hex()}"
     held = None
     try:
@@ -44,7 +44,7 @@ def temporary_folder(kind: str, within: Path | None = None) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a directory, also if a signal comes meanwhile."""
+    """Remove a directory, even if a signal arrives meanwhile."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except BaseException:
@@ -53,16 +53,16 @@ def _remove(folder: Path) -> None:
 
 
 def compiler_cache(folder: Path) -> dict[str, str]:
-    """Return the variable that has PyTorch's compiler write into a directory; nothing where the user names one.
+    """Return the variable that directs PyTorch's compiler cache to a directory; {} if the user has set it.
 
-    PyTorch makes `torchinductor_<user>` among the temporary files when its compiler is imported, and leaves it there.
+    On import, PyTorch's compiler makes `torchinductor_<user>` in the system's temporary directory, and leaves it there.
     """
     return {} if COMPILER_CACHE in os.environ else {COMPILER_CACHE: str(folder / "compiled")}
 
 
 @contextmanager
 def temporary_compiler_cache() -> Iterator[None]:
-    """Inside, this process's compiler writes into a temporary directory, unless the user names another."""
+    """Direct the compiler cache of this process to a temporary directory, unless the user has set another."""
     with temporary_folder("memcalc-compiled-") as folder:
         variables = compiler_cache(folder)
         os.environ.update(variables)
@@ -74,7 +74,7 @@ def temporary_compiler_cache() -> Iterator[None]:
 
 
 def stale_folders(kind: str, parent: Path) -> list[Path]:
-    """Return the directories of a kind that belong to this user, and to no process any more."""
+    """Return the directories of a kind that belong to this user and to no running process."""
     found = []
     with suppress(OSError):
         for path in parent.iterdir():
@@ -100,14 +100,17 @@ def _is_stale(path: Path) -> bool:
 
 
 def _hold(folder: Path) -> int:
-    """Where the file system has no locks, nobody else can take this one either, and the directory stays."""
+    """Lock a directory, and return the descriptor of the lock file.
+
+    On file systems without locks no other process can take the lock either, so the directory is kept.
+    """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     _take(descriptor)
     return descriptor
 
 
 def _take(descriptor: int) -> bool:
-    """Whether the lock could be taken; False, too, where there are no locks."""
+    """Take the lock and return True; False if it is taken, or the file system has no locks."""
     try:
         import fcntl
 

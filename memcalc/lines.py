@@ -1,8 +1,8 @@
-"""Files of JSON lines, one a run, appended whole and never changed.
+"""JSON Lines files with one record per run. Records are appended completely and never changed.
 
-A process can be killed in the middle of a write. What it leaves then is a line without its end: readers leave it out,
-and whoever appends next takes it away first, since the run that it was of is not finished. Nothing else is ever taken
-away: a whole line without its line break stays, and a file that holds something else is refused.
+A process that is killed while writing leaves an incomplete last line. Readers skip it, and the next writer removes
+it, because its run did not finish. Nothing else is ever removed: a complete line without a line break stays, and a
+file with other content is rejected.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any, NamedTuple
 from memcalc.errors import InputError, NotWritten
 from memcalc.files import kind_of, open_file
 
-TAIL = 1 << 16  # bytes looked at for the end of the last whole line; lines may be longer
-LONGEST_LINE = 1 << 26  # bytes; the records of the largest runs have some 10^5
-PATIENCE = 20.0  # seconds to wait for whoever else writes, which takes milliseconds
+TAIL = 1 << 16  # bytes read at a time to find the last line break; lines may be longer
+LONGEST_LINE = 1 << 26  # bytes; the largest records have about 10^5
+PATIENCE = 20.0  # seconds to wait for another writer, which needs milliseconds
 
 
 class Lines(NamedTuple):
-    """A kind of file of lines.
+    """A kind of JSON Lines file.
 
     Args:
-        key: the first key of every line, whoever wrote it; its value is the version of the line's format.
+        key: first key of every line; its value is the version of the line's format.
         version: the newest version.
         one: what a line is, for messages: "record of a measured run".
-        several: lines, for messages: "records".
-        option: that names such a file: "--record".
-        writer: the command that writes them: "measure".
+        several: the plural, for messages: "records".
+        option: the option that names such a file: "--record".
+        writer: the command that writes such a file: "measure".
     """
 
     key: str
@@ -44,15 +44,15 @@ class Lines(NamedTuple):
     writer: str
 
     def append(self, values: Iterable[dict[str, Any]], path: Path) -> None:
-        """Add lines that belong together, in one write; when this returns, they are on the disk.
+        """Append lines in one write. When this returns, they are on the disk.
 
-        Runs that share a file wait for each other, so lines do not mix.
+        Runs that share a file wait for each other, so their lines do not mix.
 
         Raises:
-            NotWritten: the disk is full, or the file holds something else by now. It is as it was before.
+            NotWritten: the disk is full, or the file now has other content. The file is left as it was.
         """
         lines = (json.dumps(value, separators=(",", ":"), ensure_ascii=False) + "\n" for value in values)
-        content = "".join(lines).encode("utf-8", "backslashreplace")  # lone surrogates, as JSON writes them
+        content = "".join(lines).encode("utf-8", "backslashreplace")  # for lone surrogates, which JSON allows
         remedy = f"The result is printed, but not kept: free space, or name another {self.option}."
         try:
             path.resolve().parent.mkdir(parents=True, exist_ok=True)
@@ -70,10 +70,10 @@ class Lines(NamedTuple):
             os.close(descriptor)
 
     def check(self, path: Path) -> None:
-        """Refuse a file that lines cannot be appended to, before anything is run for it.
+        """Check that lines can be appended to a file, before anything is run.
 
         Raises:
-            InputError: it holds something else, or cannot be written.
+            InputError: the file has other content, or cannot be written.
         """
         remedy, place = f"Name a file that `{self.writer}` wrote, or a new one.", f"{self.option} {path}"
         try:
@@ -85,9 +85,9 @@ class Lines(NamedTuple):
             return
         except OSError as error:
             raise InputError(f"cannot be used: {error.strerror}.", remedy, place) from None
-        except ValueError:  # a null character
+        except ValueError:  # a null character in the name
             raise InputError("cannot be used: the name is invalid for a file.", remedy, place) from None
-        if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):  # /dev/null keeps nothing, by request
+        if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):  # /dev/null is accepted; it keeps nothing
             raise InputError(f"is {kind_of(mode)}, not a file.", remedy, place)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -103,10 +103,10 @@ class Lines(NamedTuple):
             os.close(descriptor)
 
     def read(self, path: Path) -> Iterator[dict[str, Any]]:
-        """Yield the lines of a file, in order; a last one that was cut off in writing is left out.
+        """Yield the lines of a file in order, without a truncated last line.
 
         Raises:
-            InputError: with file and line, where a whole line is something else, or the file cannot be read.
+            InputError: with file and line number: a complete line is something else, or the file cannot be read.
         """
         if not path.exists():
             return
@@ -127,10 +127,10 @@ class Lines(NamedTuple):
                 yield found
 
     def _write(self, descriptor: int, content: bytes) -> None:
-        """Append whole lines; what cannot be written whole is taken back.
+        """Append complete lines; if that fails, truncate the file to its previous size.
 
         Raises:
-            InputError: the file holds something else.
+            InputError: the file has other content.
             OSError: the disk is full.
         """
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -148,12 +148,13 @@ class Lines(NamedTuple):
             raise
 
     def _tail(self, descriptor: int) -> tuple[int, bool]:
-        """Where the next line may begin: after all that is worth keeping, and whether that ends with a line break.
+        """Return the offset at which the next line begins, and whether a line break precedes it.
 
-        What follows the last line break is kept if it is a whole line, and cut away if it begins like one.
+        Text after the last line break is kept if it is a complete line. If it is the beginning of one, the offset
+        excludes it.
 
         Raises:
-            InputError: the file holds something else.
+            InputError: the file has other content.
         """
         size = os.fstat(descriptor).st_size
         if size and not self._begins_like_one(os.pread(descriptor, TAIL, 0)):
@@ -171,7 +172,10 @@ class Lines(NamedTuple):
         return end, True
 
     def _begins_like_one(self, text: bytes) -> bool:
-        """Whether text may be (the beginning of) a line, by its first letters: other writers put blanks there."""
+        """Return whether text may be (the beginning of) a line, judged by its first characters.
+
+        Blanks are ignored, because other writers insert them.
+        """
         beginning = b'{"%s":' % self.key.encode()
         squeezed = b"".join(text.split())
         if squeezed.startswith(beginning):
@@ -180,9 +184,11 @@ class Lines(NamedTuple):
         return beginning.startswith(squeezed)
 
     def _may_be_cut(self, rest: bytes) -> bool:
-        """Whether the end of a file is a line that was cut off: it begins like one, and no JSON ends in it.
+        """Return whether the end of a file is a truncated line:
 
-        A whole one that something follows in the same line is not: a file that others have put together.
+        it begins like a line and contains no complete JSON value.
+
+        A complete value followed by more text on the same line is not truncated: other programs have joined such files.
         """
         if not self._begins_like_one(rest):
             return False
@@ -195,10 +201,10 @@ class Lines(NamedTuple):
 
 @contextmanager
 def _locked(descriptor: int) -> Iterator[None]:
-    """Alone with a file, where the system has such locks; the lock goes with the process that holds it.
+    """Hold an exclusive lock on a file, on systems that have such locks; it is released when the process ends.
 
     Raises:
-        InputError: another process holds it, and keeps it.
+        InputError: another process holds the lock for longer than `PATIENCE`.
     """
     try:
         import fcntl
@@ -218,7 +224,7 @@ def _locked(descriptor: int) -> Iterator[None]:
 
 
 def _taken(descriptor: int) -> bool:
-    """Whether the lock was free."""
+    """Take the lock if it is free, and return whether it was."""
     import fcntl
 
     try:
@@ -234,7 +240,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 
 
 def _last_line_break(descriptor: int, size: int) -> int:
-    """The place after the last line break; 0 where there is none; not looked for beyond the longest line."""
+    """Return the offset after the last line break; 0 if there is none. The search stops beyond the longest line."""
     end = size
     while end > 0 and size - end <= LONGEST_LINE:
         begin = max(0, end - TAIL)

@@ -1,6 +1,6 @@
-"""How long work tells how far it has come: a callback, so that nothing below the reports knows of terminals.
+"""Progress reports of long work: a callback, so that only the reports deal with terminals.
 
-`memcalc.report.progress` draws it; a test appends the calls to a list; `silent` is for nobody.
+`memcalc.report.progress` draws it, tests append the calls to a list, and `silent` ignores them.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
-EVERY = 4096  # items between two calls: what a call costs is lost among so many
+EVERY = 4096  # items between two calls, enough to make the cost of a call negligible
 
 
 class Progress(Protocol):
-    """Called as often as the work likes; whoever draws it leaves calls out that come too soon."""
+    """Callback for progress. It may be called at any rate; the drawing side skips calls that come too soon."""
 
     def __call__(self, what: str, done: int, total: int | None = None) -> None:
-        """`done` of `total` steps of `what` are over; `total` is None where nobody knows it.
+        """Report that `done` of `total` steps of `what` are finished; `total` is None if unknown.
 
-        `what` is in the words of the user ("forward_2", "allocator"). A new word begins a new piece of work; `done`
-        never falls within one.
+        `what` is a label for the user ("forward_2", "allocator"). A new label begins a new piece of work; `done` never
+        decreases within one.
         """
 
 
 def silent(what: str, done: int, total: int | None = None) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress."""
 
 
 def counted(items: Iterable[T], what: str, progress: Progress, total: int | None = None) -> Iterator[T]:
-    """The items, with a call before the first, after every EVERY of them, and after the last."""
+    """Yield the items; report progress before the first item, after every `EVERY` items, and after the last."""
     progress(what, 0, total)
     number = 0
     for number, item in enumerate(items, start=1):

@@ -1,8 +1,9 @@
 """Text from files, keys and other programs, made safe to print.
 
-Whatever a user's file holds may end up in a message, a table or a CI log. Control characters move a terminal's cursor,
-change its title or hide text; line breaks forge lines of a log; and GitHub Actions runs every line that begins with
-`::` or holds `##[` as a command. Functions here write such characters out, so that they can be seen and do nothing.
+Any content of a user's file may appear in a message, a table or a CI log. Control characters move a terminal's
+cursor, change its title or hide text; line breaks forge log lines; and GitHub Actions runs every line that begins
+with `::` or contains `##[` as a command. The functions here escape such characters, so that they are visible and
+have no effect.
 """
 
 from __future__ import annotations
@@ -11,44 +12,44 @@ import re
 from collections.abc import Sequence
 
 # C0 and C1 control characters and DEL, and Unicode's own: direction marks and overrides (U+061C, U+200E, U+200F, U+202A
-# to U+202E, U+2066 to U+2069, "Trojan Source", CVE-2021-42574) with the older ones that follow them (U+206A to U+206F),
-# line and paragraph separators (U+2028, U+2029). With them lone surrogates (U+D800 to U+DFFF), which stand for bytes of
-# file names that are not UTF-8 and which JSON can hold: no encoding has them.
+# to U+202E, U+2066 to U+2069, "Trojan Source", CVE-2021-42574), the deprecated ones after them (U+206A to U+206F), and
+# line and paragraph separators (U+2028, U+2029). Lone surrogates (U+D800 to U+DFFF) are included: JSON can contain
+# them, they represent bytes of file names that are not UTF-8, and no encoding can write them.
 _CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff"
 CONTROLS = re.compile(f"[{_CONTROL}]")
 _CONTROLS_BUT_LINE_BREAKS = re.compile(f"(?!\n)[{_CONTROL}]")
 
 # Source: actions/runner, src/Runner.Common/ActionCommand.cs: a command of version 2 is a line that begins with "::"
-# after blanks; one of version 1 stands anywhere in a line after "##[".
+# after blanks; one of version 1 can be anywhere in a line after "##[".
 _WORKFLOW_COMMANDS = re.compile(r"^([^\S\n]*):(?=:)|#(?=#\[)", re.MULTILINE)
 _SUSPECT = re.compile(f"(?!\n)[{_CONTROL}]|##\\[|::")
 
-LONGEST_PART = 1_000  # characters of a message's problem or remedy; lists of known names come near it
-LONGEST_TEXT = 8_000  # characters of a message in several lines
+LONGEST_PART = 1_000  # characters of a message's problem or remedy; lists of known names are nearly as long
+LONGEST_TEXT = 8_000  # characters of a message of several lines
 
 
 def harmless(text: str) -> str:
-    r"""Return the text as one line without control characters: "a\nb" becomes "a\\x0ab"."""
+    r"""Return the text as one line with control characters escaped: "a\nb" becomes "a\\x0ab"."""
     return text if text.isprintable() else CONTROLS.sub(_written_out, text)
 
 
 def harmless_lines(text: str) -> str:
-    """Return the text without control characters other than line breaks."""
+    """Return the text with control characters other than line breaks escaped."""
     return _CONTROLS_BUT_LINE_BREAKS.sub(_written_out, text)
 
 
 def without_commands(text: str) -> str:
-    """Return lines of text in which no line is a command of GitHub Actions, and without other control characters."""
+    """Return text without GitHub Actions commands, with control characters other than line breaks escaped."""
     if _SUSPECT.search(text) is None:
         return text
     return _WORKFLOW_COMMANDS.sub(_first_sign_written_out, harmless_lines(text))
 
 
 def json_safe(text: str) -> str:
-    """Return JSON text with the control characters and command marks inside its strings as JSON's own escapes.
+    """Return JSON text with control characters and command marks inside its strings written as JSON escapes.
 
     Args:
-        text: JSON as `json.dumps` writes it; outside strings it has no control characters but line breaks.
+        text: JSON as `json.dumps` writes it; outside strings the only control characters are line breaks.
     """
     if _SUSPECT.search(text) is None:
         return text
@@ -57,7 +58,7 @@ def json_safe(text: str) -> str:
 
 
 def shortened_in_the_middle(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters: a message names what is wrong at its ends, with values between."""
+    """Return at most `limit` characters of a text, cut in the middle: a message names the problem at its ends."""
     if len(text) <= limit:
         return text
     mark = f" ...({len(text) - limit:,} more characters)... "
@@ -67,7 +68,7 @@ def shortened_in_the_middle(text: str, limit: int) -> str:
 
 
 def message_part(text: str, limit: int = LONGEST_PART) -> str:
-    """Return a part of a one-line message: harmless, and of a length that a log can take."""
+    """Return a part of a one-line message: escaped, and at most `limit` characters long."""
     return harmless(shortened_in_the_middle(text, limit))
 
 
@@ -80,17 +81,17 @@ def _first_sign_written_out(found: re.Match[str]) -> str:
     return f"{found[1]}\\x3a" if found[1] is not None else "\\x23"
 
 
-# Words of a command that are secrets by how they look: tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack and AWS,
-# JSON Web Tokens, and 40 hexadecimal digits, as W&B's keys are. Git's commits look like those, and are masked too.
+# Words of a command that look like secrets: tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack and AWS, JSON Web
+# Tokens, and 40 hexadecimal digits, as in W&B keys. Git commits look like the last, and are masked too.
 _TOKENS = re.compile(
     r"\b(?:hf_|api_org_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|eyJ)[\w.-]{12,}"
     r"|\b[0-9a-f]{40}\b"
 )
-# An option, variable or field whose name says that its value is one: `--hf-token X`, `WANDB_API_KEY=X`, `password: X`.
+# An option, variable or field named like a secret: `--hf-token X`, `WANDB_API_KEY=X`, `password: X`.
 _NAMED = re.compile(
     r"(?i)(?:token|secret|passw(?:or)?d|passphrase|credentials?|api[_-]?key|access[_-]?key|private[_-]?key|auth)$"
 )
-_USER = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")  # of a URL
+_USER = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")  # user and password in a URL
 MASK = "***"
 
 

@@ -1,6 +1,6 @@
-"""Bytes as people write and read them: the one formatter and the one parser of the program.
+"""Byte counts as text: the program's one formatter and one parser.
 
-GiB is 2^30 and GB is 10^9; nothing here mixes the two.
+GiB is 2^30 bytes and GB is 10^9 bytes; nothing here mixes the two.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ DECIMALS = {"GiB": 2, "GB": 2, "MiB": 1, "bytes": 0}
 
 
 def format_bytes(count: int, unit: Unit = "GiB") -> str:
-    """`count` bytes in `unit`, with thousands separators: 3.5 * 2^30 -> "3.50 GiB"."""
+    """Return `count` bytes in `unit`, with thousands separators: 3.5 * 2^30 -> "3.50 GiB"."""
     return f"{format_number(count, unit)} {unit}"
 
 
 def format_number(count: int, unit: Unit = "GiB") -> str:
-    """The number of `format_bytes` without its unit, for table columns whose head names it."""
+    """Return the number of `format_bytes` without its unit, for table columns with the unit in their head."""
     if unit == "bytes":
         return f"{count:,}"
     return f"{count / BYTES_PER_UNIT[unit]:,.{DECIMALS[unit]}f}"
 
 
 def parse_bytes(text: str) -> int:
-    """ "70GiB", "80 GB", "512 MiB" or "1000000" as bytes.
+    """Return the bytes of a size: "70GiB", "80 GB", "512 MiB" or "1000000".
 
     Raises:
-        InputError: when the number or the unit cannot be read, or the number is negative.
+        InputError: the number or the unit is invalid, or the number is negative.
     """
     match = re.fullmatch(r"\s*(\d{1,30})(?:\.(\d{1,30}))?\s*([A-Za-z]*)\s*", text)
     units = {name.lower(): size for name, size in BYTES_PER_UNIT.items()}
@@ -58,24 +58,24 @@ def parse_bytes(text: str) -> int:
     return int(match[1] + decimals) * units[(match[3] or "bytes").lower()] // scale
 
 
-MOST_DIGITS = 30  # of a whole number: more than a size in bytes, a count or a time has
+MOST_DIGITS = 30  # of a whole number; sizes in bytes, counts and times have fewer
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number that a text is; None for any other text, and for more than 30 digits.
+    """Return the whole number that a text contains; None for any other text and for more than 30 digits.
 
-    Python itself raises a bare ValueError for numbers of more than 4,300 digits.
+    For numbers of more than 4,300 digits Python itself raises a bare ValueError.
     """
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
 
 
-LARGEST_FACTOR = 1_000_000  # that is looked for: micro-batches beyond it fit no GPU
+LARGEST_FACTOR = 1_000_000  # largest prime factor searched for: larger micro-batches fit no GPU
 
 
 def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, smallest first, in milliseconds whatever the number.
+    """Return the divisors of a number in ascending order, within milliseconds for any number.
 
-    Of a number with two prime factors beyond LARGEST_FACTOR the divisors that hold one of them alone are left out.
+    If the number has two prime factors beyond LARGEST_FACTOR, divisors with only one of them are omitted.
     """
     found, rest, prime = [1], number, 2
     while prime * prime <= rest and prime <= LARGEST_FACTOR:
