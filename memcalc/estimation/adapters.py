@@ -1,4 +1,4 @@
-"""Which parameters train where the model's own are frozen: LoRA's adapters, and modules trained whole."""
+"""Trainable parameters of a run with a frozen base model: LoRA adapters and fully trained modules (PEFT)."""
 
 from __future__ import annotations
 
@@ -14,28 +14,46 @@ from memcalc.spec.training import TrainingSpec
 
 
 class Quantised(NamedTuple):
-    """How matrices are held in 4 bits."""
+    """4-bit quantization of weight matrices.
+
+    Args:
+        block_size: elements that share one scale.
+        nested: whether the scales are quantized too (double quantization).
+        head: whether the LM head is quantized.
+        storage: dtype of the tensors that hold the packed 4-bit values.
+    """
 
     block_size: int
-    nested: bool  # their scales are quantised as well
-    head: bool  # the head too
-    storage: str = "uint8"  # dtype of the tensors that they are packed in
+    nested: bool
+    head: bool
+    storage: str = "uint8"
 
 
 class Adapters(NamedTuple):
-    """What trains, and what is frozen in 4 bits. Modules by the last part of their names."""
+    """Adapters of a run. Modules are named by the last part of their names.
+
+    Args:
+        targets: modules with a LoRA adapter.
+        rank: rank of the adapters.
+        dtype: dtype of the adapter weights.
+        dropout: dropout probability at the input of an adapter.
+        saved: modules that are trained in full (`modules_to_save`).
+        quantised: how frozen matrices are quantized; None without quantization.
+        input_gradient: whether the embedding's output requires a gradient.
+        keeps_inputs: whether frozen linear layers, too, save their input, which no gradient needs.
+    """
 
     targets: tuple[str, ...]
     rank: int
     dtype: str
     dropout: float
-    saved: tuple[str, ...]  # trained whole
+    saved: tuple[str, ...]
     quantised: Quantised | None
-    input_gradient: bool  # the embedding's output needs a gradient
-    keeps_inputs: bool = False  # frozen layers, too, keep their input, which no gradient needs
+    input_gradient: bool
+    keeps_inputs: bool = False
 
     def holds_in_4_bits(self, module: str) -> bool:
-        """Whether a linear layer's matrix is quantised."""
+        """Return whether the weight of a linear layer is 4-bit quantized."""
         name = module.rpartition(".")[2]
         if self.quantised is None or name in self.saved:
             return False
@@ -44,7 +62,7 @@ class Adapters(NamedTuple):
 
 @remembered
 def adapters_of(spec: Spec) -> Adapters | None:
-    """The adapters of a run; None where everything trains."""
+    """Return the adapters of a run; None for full fine-tuning."""
     training = spec.training
     if spec.inference is not None:
         return frozen_for(spec.inference.quantization)
@@ -56,14 +74,14 @@ def adapters_of(spec: Spec) -> Adapters | None:
     if found.quantised is not None:
         storage = packing_dtype(training, spec.parallelism)
         found = found._replace(quantised=found.quantised._replace(storage=storage))
-    # DeepSpeed 0.19 runtime/zero/linear.py: stage 3 saves input and weight of each layer, whatever trains.
+    # DeepSpeed 0.19 runtime/zero/linear.py: under stage 3 each layer saves input and weight, trained or not.
     return found._replace(keeps_inputs=True) if replaces_linears(spec) else found
 
 
 def replaces_linears(spec: Spec) -> bool:
-    """Whether DeepSpeed's stage 3 runs linear layers of its own (runtime/zero/linear.py).
+    """Return whether DeepSpeed's stage 3 replaces linear layers by its own (runtime/zero/linear.py).
 
-    deepspeed.zero.Init puts them there; matrices in 4 bits are made without it, and split afterwards.
+    deepspeed.zero.Init replaces them. 4-bit matrices are built without it and sharded afterwards.
     """
     parallelism = spec.parallelism
     splits = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.shards > 1
@@ -72,8 +90,8 @@ def replaces_linears(spec: Spec) -> bool:
 
 @lru_cache(maxsize=8)
 def frozen_for(quantization: str) -> Adapters:
-    """Of generation: nothing trains, and no adapter stands beside the matrices."""
-    # transformers' BitsAndBytesConfig: blocks of 64 elements, scales not quantised, the head left as it is.
+    """Return the adapters of generation: nothing trains, and no adapter is added to the matrices."""
+    # transformers' BitsAndBytesConfig: blocks of 64 elements, scales in fp32, LM head not quantized.
     quantised = None if quantization == "none" else Quantised(block_size=64, nested=False, head=False)
     return Adapters((), 0, "", 0.0, (), quantised, input_gradient=False)
 
@@ -103,12 +121,12 @@ def _adapters(
 
 
 def read_dtype(spec: Spec) -> str:
-    """The dtype of the weights that modules read: what FSDP2's policy gathers them in, else that of the weights."""
+    """Return the dtype of the weights that modules read: the dtype of FSDP2's all-gather, else the stored dtype."""
     return spec.parallelism.fsdp.param_dtype or base_dtype(spec.training)
 
 
 def base_dtype(training: TrainingSpec) -> str:
-    """The dtype of the weights that are held: the recipe's, or what the frozen base is held in."""
+    """Return the dtype of the stored weights: from the recipe, or that of the frozen base model."""
     if training.lora is not None:
         return "fp32" if training.lora.base_dtype == "fp32" else training.dtype
     weights = RECIPES[training.recipe].weights

@@ -1,8 +1,8 @@
-"""What PyTorch's caching allocator hands out beyond the bytes asked for.
+"""Block sizes of PyTorch's CUDA caching allocator: what it allocates beyond the requested bytes.
 
-Every request is rounded up to 512 bytes; and of a large block a rest of up to 1 MiB is not split off, so it counts as
-allocated with the tensor. Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: round_size, get_allocation_size,
-get_free_block (best fit) and should_split.
+Every request is rounded up to 512 bytes. If a large block exceeds the request by up to 1 MiB, the allocator does not
+split it, and the remainder counts as allocated with the tensor. Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp:
+round_size, get_allocation_size, get_free_block (best fit) and should_split.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from memcalc.workspaces import Script
 
 BLOCK = 512  # kMinBlockSize
 MIB = 2**20
-SMALL_REQUEST = MIB  # kSmallSize: up to here tensors share 2 MiB segments, in which every rest is split off
-LARGE_REQUEST = 10 * MIB  # kMinLargeAlloc: from here on a segment is made to measure
-LARGE_SEGMENT = 20 * MIB  # kLargeBuffer: the segment of requests between the two
-SEGMENT_STEP = 2 * MIB  # kRoundLarge: segments made to measure are multiples of it
-UNSPLIT_TAIL = MIB  # a rest must be larger to be split off
+SMALL_REQUEST = MIB  # kSmallSize: requests up to this size share 2 MiB segments, where every remainder is split
+LARGE_REQUEST = 10 * MIB  # kMinLargeAlloc: requests from this size on get a segment of their own size
+LARGE_SEGMENT = 20 * MIB  # kLargeBuffer: size of the segment for requests between the two
+SEGMENT_STEP = 2 * MIB  # kRoundLarge: segments for requests from LARGE_REQUEST on are multiples of this
+UNSPLIT_TAIL = MIB  # a remainder must be larger to be split
 
 
 def rounded(size: int) -> int:
-    """A multiple of 512 bytes; nothing for nothing."""
+    """Return the size rounded up to a multiple of 512 bytes; 0 for 0."""
     return -(-size // BLOCK) * BLOCK
 
 
 def blocks(script: Script) -> Script:
-    """Sizes of the blocks that the allocator allocates and frees for the buffers inside an operator."""
+    """Return the block sizes for a script of requests inside an operator; negative sizes are frees."""
     return tuple(rounded(size) if size > 0 else -rounded(-size) for size in script)
 
 
 class Run(NamedTuple):
-    """Tensors of these bytes, made in this order so many times over, as the layers of a model are."""
+    """Tensors of these sizes, in bytes, allocated in this order, `times` times over (the layers of a model)."""
 
     sizes: tuple[int, ...]
     times: int = 1
 
 
 def unsplit_tails(*lists: Sequence[Run]) -> list[int]:
-    """Bytes of the rests that stay with their tensors when lists of tensors of these sizes are allocated in turn.
+    """Return the bytes of the unsplit remainders of each list when the lists are allocated in turn.
 
-    One figure a list. Starts from an empty device and frees nothing in between, as when a model is built.
+    The device is empty at the start, and nothing is freed in between, as when a model is built.
     """
     return list(_unsplit_tails(tuple(map(tuple, lists))))
 
@@ -55,14 +55,17 @@ def _unsplit_tails(lists: tuple[tuple[Run, ...], ...]) -> tuple[int, ...]:
         for runs in lists
     ]
     least = min((request for runs in large for requests, times in runs if times for request in requests), default=0)
-    free: list[int] = []  # sizes of free blocks of the large pool, sorted; those too small for any request left out
+    free: list[int] = []  # sizes of free blocks of the large pool, sorted, without blocks too small for any request
     return tuple([sum([_tails_of_run(free, *run, least) for run in runs]) for runs in large])
 
 
 def _tails_of_run(free: list[int], requests: list[int], times: int, least: int) -> int:
-    """Of the same requests again and again. Once a pass begins with the free blocks of an earlier one, all repeats."""
+    """Return the unsplit remainders of the same requests repeated `times` times, in bytes.
+
+    When a pass starts with the free blocks of an earlier pass, the passes in between repeat.
+    """
     tails = done = 0
-    known: dict[tuple[int, ...], tuple[int, int]] = {}  # what was free -> passes and tails until then
+    known: dict[tuple[int, ...], tuple[int, int]] = {}  # free blocks -> passes and remainders so far
     while done < times:
         blocks_now = tuple(free)
         if blocks_now in known:
@@ -70,7 +73,7 @@ def _tails_of_run(free: list[int], requests: list[int], times: int, least: int) 
             rounds = (times - done) // (done - passes)
             tails += rounds * (tails - before)
             done += rounds * (done - passes)
-            known.clear()  # fewer are left than a round has
+            known.clear()  # fewer passes are left than one period has
             continue
         known[blocks_now] = done, tails
         tails += _tails(free, requests, least)
@@ -91,5 +94,5 @@ def _tails(free: list[int], requests: list[int], least: int) -> int:
 
 
 def _segment(request: int) -> int:
-    """The segment that is made for a large request."""
+    """Return the size of the segment allocated for a large request, in bytes."""
     return LARGE_SEGMENT if request < LARGE_REQUEST else -(-request // SEGMENT_STEP) * SEGMENT_STEP

@@ -1,4 +1,4 @@
-"""What becomes of a gradient when it arrives."""
+"""What happens to a parameter's gradient once it is produced: stored, added or copied."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ from memcalc.spec.spec import Spec
 
 
 def _adds_in_place(spec: Spec) -> bool:
-    """Whether autograd adds to the unsharded gradients of earlier micro-batches, which FSDP2 has not reduced.
+    """Return whether autograd adds to the unsharded gradients of earlier micro-batches, which FSDP2 has not reduced.
 
-    It puts those that it reduces in another dtype aside in that (torch 2.13 _fsdp_param.py, to_accumulated_grad...).
+    Gradients reduced in another dtype are accumulated in a separate tensor of that dtype (torch 2.13 _fsdp_param.py,
+    to_accumulated_grad...).
     """
     fsdp = spec.parallelism.fsdp
     return fsdp.gradient_sync == "last" and fsdp.reduce_dtype in (None, read_dtype(spec))
 
 
 def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients:
-    """What becomes of a gradient: kept, or added to one that exists; with a second copy in fp32, or without.
+    """Return whether a produced gradient is stored or added to an existing one, and whether an fp32 copy is made.
 
-    Sharded gradients are whole until their layer's backward has passed; copies are made of the share.
+    Args:
+        spec: the run.
+        exist: whether the gradient of an earlier micro-batch or step still exists.
+        sharded: whether gradients are sharded. They are then unsharded until their layer's backward has finished, and
+            copies are made of the shard.
     """
     if sharded and exist and _adds_in_place(spec):
         return Gradients(kept=False, main_dtype=None)
     if sharded:
-        # DeepSpeed's stage 2 copies each into its bucket and frees it at once; FSDP2 waits for the whole layer.
+        # DeepSpeed's stage 2 copies each gradient into its bucket and frees it at once; FSDP2 waits for the whole
+        # layer.
         return Gradients(kept=spec.parallelism.engine != "deepspeed", main_dtype=None)
     recipe = RECIPES[spec.training.recipe]
     if exist or recipe.gradients is None:

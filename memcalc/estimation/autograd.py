@@ -1,4 +1,4 @@
-"""The autograd engine's bookkeeping, on a tape."""
+"""Backward of a tape: the autograd engine's order of allocations and frees."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from memcalc.ledger.component import Component
 
 
 class Backward:
-    """The autograd engine's bookkeeping: operators in reverse, saved tensors dropped once used, gradients summed.
+    """The autograd engine on a tape: operators in reverse order, saved tensors freed after use, gradients summed.
 
-    Source: torch 2.13 torch/csrc/autograd/engine.cpp (evaluate_function) and input_buffer.cpp (accumulate):
-    an operator's saved tensors and incoming gradient are let go after its outputs exist; a second gradient of a tensor
-    is added into the first in place if nothing else refers to it and it is neither a view nor a tensor subclass's, else
-    into a third one.
+    Source: torch 2.13 torch/csrc/autograd/engine.cpp (evaluate_function) and input_buffer.cpp (accumulate): an
+    operator's saved tensors and incoming gradient are released after its outputs exist. A second gradient of a tensor
+    is
+    added into the first in place if nothing else references the first and it is neither a view nor a tensor subclass;
+    otherwise the sum is a third tensor.
+
+    Args:
+        tape: the recorded block.
+        kept: storages that are live between forward and backward.
+        keeps_gradients: whether a parameter's gradient stays allocated once it is produced.
+        main_gradient_dtype: dtype of a second copy of each gradient; None without one.
+        runs_again: whether the block is recomputed before its backward.
     """
 
     def __init__(
@@ -37,12 +45,13 @@ class Backward:
         self.references: dict[int, int] = {}
         self.pending: dict[Tensor, int] = {}
         self.stand_ins: dict[int, int] = {}
-        self.untouched: dict[Segment, list[int]] = {}  # kept results that a recomputation did not come to
-        self.views: set[int] = set()  # gradients that are not summed in place
-        self.operator: Operator = START  # at work; of what comes from behind the block none
-        self.ends_checkpoint: Segment | None = None  # the one that goes with the operator at work
-        self.checkpoint_end = -1  # how many events there are until the first checkpoint has gone
-        self.reads: dict[str, int] = {}  # tables of the model, and when the first of its readers has run backward
+        self.untouched: dict[Segment, list[int]] = {}  # kept results that a recomputation did not reach
+        self.views: set[int] = set()  # gradients that are not accumulated in place
+        self.operator: Operator = START  # the running operator; START for tensors that come from the next block
+        self.ends_checkpoint: Segment | None = None  # checkpoint that is freed with the running operator
+        self.checkpoint_end = -1  # number of events until the first checkpoint is freed
+        # tensors shared by all layers -> event at which the first reader has run backward
+        self.reads: dict[str, int] = {}
         self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
         for index in kept:
             self.references[index] = 0
@@ -54,19 +63,19 @@ class Backward:
         self.hold(tape.held)
 
     def hold(self, storages: Iterable[int]) -> None:
-        """One more reference to each of some storages."""
+        """Add one reference to each of some storages."""
         for index in storages:
             self.references[index] = self.references.get(index, 0) + 1
 
     def run(self, output: Tensor | None) -> list[Event]:
-        """The stream of backward, from the gradient of the output (or of the loss) to that of the block's input."""
+        """Return the events of backward, from the gradient of the output (or of the loss) to that of the input."""
         last = output if output is not None else self.tape.nodes[-1].outputs[0]
         if last.grad:
             self.pending[last] = self.gradient_of(last)
         if output is None:
-            self.hold([self.pending[last]])  # the caller of backward() keeps the loss's own gradient until it returns
+            self.hold([self.pending[last]])  # the caller of backward() references the loss gradient until it returns
         if self.tape.entry is None:
-            self.let_go(self.tape.held)  # the first block: no later one reads the shared tables any more
+            self.let_go(self.tape.held)  # the first block: no later one reads the shared tables
         recomputed: set[Segment] = set()
         nodes = self.tape.nodes
         first_saver = {
@@ -82,36 +91,37 @@ class Backward:
             self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
             self.operator = self.tape.operator(position)
             self.step(node, takes=self.runs_again or segment is not None)
-            if self.ends_checkpoint is not None:  # no gradient has come to it
+            if self.ends_checkpoint is not None:  # no gradient has reached it
                 self.end_checkpoint()
         if self.tape.arrives_summed is not None:
-            # The tied head's gradient, which its block counts, is now complete.
+            # The gradient of the tied LM head, which its block counts, is now complete.
             self.references[self.tape.arrives_summed] = 1
             self.parameter_arrived(self.tape.arrives_summed)
         if self.tape.entry is not None and self.tape.entry in self.pending:
             self.operator = END
-            self.release(self.pending[self.tape.entry])  # it is the incoming gradient of the block before
+            self.release(self.pending[self.tape.entry])  # the block before counts it as its incoming gradient
         return self.events
 
     def end_checkpoint(self) -> None:
-        """A checkpoint goes, with the arguments that it holds, once the last tensor that it gives was unpacked."""
+        """Free a checkpoint and the arguments it holds, once its last tensor has been unpacked."""
         segment, self.ends_checkpoint = self.ends_checkpoint, None
         assert segment is not None
         self.let_go((*segment.on_device, *self.untouched.pop(segment, segment.kept)))
         self.checkpoint_end = len(self.events)
 
     def unpacks(self, node: Node) -> bool:
-        """Whether an operator's backward runs now, and asks for a saved tensor."""
+        """Return whether an operator's backward runs now and unpacks a saved tensor."""
         return node.unpacks and any(tensor in self.pending for tensor in node.outputs)
 
     def run_again(self, segment: Segment) -> None:
         """Recompute a segment up to its last saved tensor (torch/utils/checkpoint.py stops early).
 
-        A tensor that something outside keeps alive already is made a second time; a result that the segment has kept
-        is taken out of its store, which holds it no longer.
+        A tensor that is still referenced from outside is allocated a second time. A result that the segment has kept is
+        taken out of its store, which then no longer references it.
         """
         nodes = self.tape.nodes[segment.start : segment.stop]
-        lasting = {index for node in nodes for index in node.saved} | self.tape.region  # which ends when it has run
+        # live until the segment's autocast region ends
+        lasting = {index for node in nodes for index in node.saved} | self.tape.region
         last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1)
         uses: dict[int, int] = {}
         for position, node in enumerate(nodes):
@@ -144,7 +154,7 @@ class Backward:
         self.let_go(self.current(index) for index in segment.on_host)
 
     def fetch(self, inputs: Iterable[int]) -> None:
-        """Copies of a segment's inputs, from the host, which stand for them from now on."""
+        """Copy a segment's inputs back from the host; the copies replace the originals from here on."""
         self.operator = FETCH
         for index in inputs:
             storage = self.tape.storages[index]
@@ -153,7 +163,7 @@ class Backward:
             self.allocate(copy)
 
     def make_again(self, index: int) -> None:
-        """Allocate a storage of a segment anew, or a stand-in for it where the first one is still alive."""
+        """Allocate a storage of a segment again, or a replacement where the first one is still live."""
         if self.references.get(index, 0):
             storage = self.tape.storages[index]
             self.stand_ins[index] = self.tape.store(
@@ -162,17 +172,18 @@ class Backward:
         self.allocate(self.current(index))
 
     def current(self, index: int) -> int:
-        """The storage that stands for `index` now."""
+        """Return the storage that currently replaces `index`, or `index` itself."""
         return self.stand_ins.get(index, index)
 
     def step(self, node: Node, *, takes: bool) -> None:
-        """One operator's backward.
+        """Run one operator's backward.
 
         Args:
             node: the operator.
-            takes: whether it takes its saved tensors out of what a checkpoint has recomputed: then they are gone when
-                its own backward returns, before the engine casts its results, or sums them over axes that were
-                broadcast (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
+            takes: whether the saved tensors come from a checkpoint's recomputation. They are then freed when the
+                operator's
+                own backward returns, before the engine casts its results or sums them over broadcast axes
+                (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
         """
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
         if not incoming and node.outputs:
@@ -180,8 +191,9 @@ class Backward:
             return
         outgoing = self.results(node, incoming, takes=takes or bool(node.fetched))
         self.let_go(incoming)
-        # Into the buffers of the operators before, then leaves' turn comes. With a bias the input is flattened before
-        # the weight is transposed, so that its view comes after the weight (ATen native/Linear.cpp).
+        # Gradients enter the buffers of earlier operators before leaves are processed. With a bias the input is
+        # flattened before the weight is transposed, so the gradient's view is deposited after the weight (ATen
+        # native/Linear.cpp).
         later = [(index, tensor) for index, tensor in outgoing if node.summed and index in self.views]
         for index, tensor in outgoing:
             if (index, tensor) not in later:
@@ -200,7 +212,7 @@ class Backward:
             self.deposit(index, tensor)
 
     def results(self, node: Node, incoming: list[int], *, takes: bool) -> list[tuple[int, Tensor]]:
-        """The gradients of an operator's inputs, in their dtypes and shapes, and of its parameters."""
+        """Allocate an operator's input and parameter gradients; return the former in their dtypes and shapes."""
         for index in (*node.fetched, *(node.parameters if node.parameters_first else ())):
             self.allocate(index)
         self.play(node.prepares)
@@ -224,7 +236,7 @@ class Backward:
         return outgoing
 
     def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
-        """The gradients of an operator's inputs, made in order."""
+        """Allocate the gradients of an operator's inputs, in order; return them with their tensors."""
         found: list[tuple[int, Tensor]] = []
         overwritten = iter(node.saved)
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
@@ -240,7 +252,7 @@ class Backward:
                 found.append((source, tensor))
                 continue
             output = node.outputs[0]
-            # Of an operator in place the output is its input, of which it may be the narrower one.
+            # An in-place operator's output is its input, perhaps in a lower precision.
             wide = "fp32" if any(each.dtype == "fp32" for each in (output, *node.inputs)) else output.dtype
             if kind == REDUCED:
                 made = self.gradient_of(Tensor(tensor.storage, output.shape, wide))
@@ -252,10 +264,9 @@ class Backward:
         return found
 
     def as_wanted(self, node: Node, outgoing: list[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
-        """The same, those that the engine casts and sums in the dtype and shape of what they are gradients of.
+        """Return the gradients in the dtype and shape of their tensors, where the engine casts or sums them.
 
-        In the order of the operator's arguments: products make their gradients in the opposite one.
-
+        The engine follows the order of the operator's arguments; matmuls produce their gradients in the opposite order.
         Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
         """
         kinds = zip(node.inputs, node.gradients, strict=True)
@@ -271,12 +282,12 @@ class Backward:
         return found[::-1]
 
     def let_go_of_saved(self, node: Node) -> None:
-        """What an operator has saved, once nothing reads it any more."""
+        """Release the tensors that an operator has saved, and record when the shared tables were last read."""
         self.let_go((*(self.current(index) for index in node.saved), *node.fetched))
         self.reads |= dict.fromkeys(node.tables, len(self.events))
 
     def play(self, steps: Iterable[tuple[int, int]]) -> None:
-        """What an operator makes and drops on its way."""
+        """Allocate (sign 1) and free (sign -1) an operator's temporaries in order."""
         for index, sign in steps:
             if sign > 0:
                 self.allocate(index)
@@ -284,7 +295,7 @@ class Backward:
                 self.release(index)
 
     def gradient_of(self, tensor: Tensor, dtype: str = "") -> int:
-        """A new storage for the gradient of a tensor, allocated; in its dtype, if no other is named."""
+        """Allocate a new storage for the gradient of a tensor; in the tensor's dtype unless another is given."""
         name = f"gradient of {self.tape.storages[tensor.storage].name}"
         shape, citation = tensor.shape, "autograd: the gradient has its tensor's shape"
         index = self.tape.store(name, shape, dtype or tensor.dtype, citation)
@@ -292,13 +303,13 @@ class Backward:
         return index
 
     def sum_of(self, tensor: Tensor) -> int:
-        """A new storage for a gradient that the engine sums over leading axes, of which it hands on a view."""
+        """Allocate a gradient that the engine sums over leading axes; the engine passes on a view of it."""
         made = self.gradient_of(tensor)
         self.views.add(made)
         return made
 
     def parameter_arrived(self, index: int) -> None:
-        """A parameter's gradient is complete: copy it, keep it or drop it, as the recipe says."""
+        """Copy, keep or free the complete gradient of a parameter, as the recipe sets."""
         if self.main_gradient_dtype is not None:
             gradient = self.tape.storages[index]
             copy = self.tape.store(
@@ -313,7 +324,7 @@ class Backward:
             self.release(index)
 
     def deposit(self, index: int, tensor: Tensor) -> None:
-        """Hand a gradient on; a second one of the same tensor is added to the first."""
+        """Pass a gradient on; a second gradient of the same tensor is added to the first."""
         if tensor not in self.pending:
             self.pending[tensor] = index
             return
@@ -327,25 +338,25 @@ class Backward:
         self.pending[tensor] = total
 
     def allocate(self, index: int) -> None:
-        """One more reference; the first one allocates."""
+        """Add a reference; the first one allocates."""
         self.references[index] = self.references.get(index, 0) + 1
         if self.references[index] == 1:
             self.events.append(Event(index, 1, self.operator))
 
     def let_go(self, storages: Iterable[int]) -> None:
-        """One reference less to each of some storages."""
+        """Remove one reference from each of some storages."""
         for index in storages:
             self.release(index)
 
     def release(self, index: int) -> None:
-        """One reference less; the last one frees."""
+        """Remove a reference; the last one frees."""
         self.references[index] -= 1
         if self.references[index] == 0:
             self.events.append(Event(index, -1, self.operator))
 
 
 def _left(node: Node) -> Iterable[int]:
-    """What an operator has made on its way and not dropped; most make nothing."""
+    """Return the temporaries that an operator has allocated and not freed."""
     steps = (*node.prepares, *node.between)
     if not steps:
         return ()

@@ -1,4 +1,4 @@
-"""Backward of one stage, moment by moment."""
+"""Candidates for the peak of one stage's backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memcalc.estimation.turning_points import TurningPoints
 
 
 class BackwardMoments(TurningPoints):
-    """What may be the highest moment on the way back."""
+    """Points in backward that may be the peak."""
 
     def _backward_with(self, workspace: Item | None) -> Iterator[Candidate]:
         for moment in self._backward:
@@ -35,7 +35,7 @@ class BackwardMoments(TurningPoints):
                 holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
                 sent_for = self._before(block, layer)
                 if sent_for:
-                    given = block.program.alive("backward", 1)  # what it has saved, and the gradient that comes in
+                    given = block.program.alive("backward", 1)  # saved tensors and the incoming gradient
                     engine = self._engine_behind(block, layer, beside=(*self._around(layer, after=False), *sent_for))
                     yield Candidate([*holdings, (index, given, 1)], engine, f"{block.name}: parameters arrive")
                 engine = self._engine_behind(block, layer)
@@ -59,7 +59,10 @@ class BackwardMoments(TurningPoints):
                 yield from self._on_later_gradients(index, block)
 
     def _on_gradients(self, index: int, block: Block) -> Iterator[Candidate]:
-        """When a layer's gradient has just been made, and the engine reduces others first: from some layer on."""
+        """Yield the points where a layer's gradient was just produced while the engine still reduces others.
+
+        Starts with the first layer at which the engine's bucket is full.
+        """
         full = first_layer(stage_parameters(self.spec, self.stage))
         for layer in self._turning_points(block, self.stage.stop if full is None else self.stage.first + full + 1):
             holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
@@ -70,17 +73,17 @@ class BackwardMoments(TurningPoints):
                 yield Candidate([*holdings, (index, made, 1)], engine, where)
 
     def _after_embedding(self, index: int, block: Block) -> Iterator[Candidate]:
-        """When the table's gradient is complete, and when all gradients are, which the engine then reduces."""
+        """Yield the points where the embedding's gradient, and then all gradients, are complete and not yet reduced."""
         before, length = self.stage.first - 1, len(block.program.backward)
         holdings = self._saved(index, before, "backward") + self._behind(index, before)
         if self.around.gradient_of_embedding:
-            # The last event is that the gradient is let go, a tied one as that which the head has left.
+            # The last event frees the gradient; of tied weights, the gradient that the LM head has left.
             arrived = block.program.alive("backward", length - 1)
             beside = (*self.around.backward_embedding, *self.around.gradient_of_embedding)
             engine = self._engine_behind(block, before, beside=beside)
             yield Candidate([*holdings, (index, arrived, 1)], engine, f"{block.name}: gradient arrives")
         if self.around.after_embedding:
-            if self.delivers:  # a tied head's, too
+            if self.delivers:  # the tied LM head's gradient too
                 holdings = self._saved(index, before, "backward") + [
                     (later, self.blocks[later].program.left_without_gradients, count)
                     for later, _, count in self._behind(index, before)
@@ -90,7 +93,7 @@ class BackwardMoments(TurningPoints):
             yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
 
     def _after_head(self, index: int, block: Block) -> Candidate:
-        """When all gradients of a head that is a unit are complete, which the engine then reduces."""
+        """Return the point where all gradients of an LM head that is an FSDP unit are complete and not yet reduced."""
         layer, length = self.stage.stop, len(block.program.backward)
         holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
         done = block.program.alive("backward", length)
@@ -98,7 +101,7 @@ class BackwardMoments(TurningPoints):
         return Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
 
     def _on_later_gradients(self, index: int, block: Block) -> Iterator[Candidate]:
-        """When a gradient of the head's other than the first has just been made."""
+        """Yield the points where a gradient of the LM head's unit other than the first was just produced."""
         later = block.program.gradients - {min(block.program.gradients, default=0)}
         if not later:
             return
@@ -111,7 +114,7 @@ class BackwardMoments(TurningPoints):
             yield Candidate([*holdings, (index, made, 1)], engine, where, early)
 
     def _after_first_gradient(self, index: int, block: Block) -> Iterator[Candidate]:
-        """The highest moment of the head's backward from its first parameter gradient on."""
+        """Yield the peak of the LM head's backward from its first parameter gradient on."""
         events = block.program.backward
         holdings = self._saved(index, self.stage.stop, "backward") + self._behind(index, self.stage.stop)
         beside = (*self.around.backward_head, *self.around.loss_and_head)
@@ -123,13 +126,13 @@ class BackwardMoments(TurningPoints):
             yield Candidate([*holdings, (index, alive, 1)], engine, place(block, events, position), early)
 
     def _before(self, block: Block, layer: int) -> tuple[Item, ...]:
-        """What an engine holds as a layer's backward begins, beside what it does in it."""
+        """Return the additional engine buffers as a layer's backward begins."""
         if block.kind is None:
             return ()
         return self.around.before_first_backward if layer == self.stage.first else self.around.before_backward
 
     def _around(self, layer: int, *, after: bool) -> tuple[Item, ...]:
-        """The engine's buffers in (or right after) the backward of a layer; only one layer is both first and last."""
+        """Return the engine's buffers in (or right after) a layer's backward; a single layer is both first and last."""
         around = self.around
         inside = (around.backward_layer, around.backward_last_layer, around.backward_first_layer)
         beyond = (around.after_layer, around.after_last_layer, around.after_first_layer)
@@ -141,7 +144,7 @@ class BackwardMoments(TurningPoints):
     def _engine_behind(
         self, block: Block, layer: int, *, after: bool = False, beside: tuple[Item, ...] = ()
     ) -> tuple[tuple[Item, int], ...]:
-        """The engine's buffers in a block's backward, and the shares of gradients that later layers have left."""
+        """Return the engine's buffers in a block's backward, and the gradient shards that later layers have left."""
         buffers = beside
         if beside:
             pass
@@ -160,5 +163,6 @@ class BackwardMoments(TurningPoints):
                     later = count_between(self.spec, other.kind, max(layer + 1, self.stage.first), self.stage.stop)
                     shares[other.kind.experts] = shares.get(other.kind.experts, 0) + later
         shared = tuple((self.around.layer_share[experts], count) for experts, count in shares.items() if count)
-        gathered = self._gathered(layer - 1 if after else layer)  # its own are let go before its gradients leave
+        # a layer's gathered parameters are freed before its gradients are reduced
+        gathered = self._gathered(layer - 1 if after else layer)
         return (*((item, 1) for item in buffers), *shared, *gathered)

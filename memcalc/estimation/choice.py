@@ -1,4 +1,4 @@
-"""What the states of a run depend on, apart from the parameters; and which parameters are held alike."""
+"""Options of a run that model states depend on; and groups of parameters with identical options."""
 
 from __future__ import annotations
 
@@ -22,69 +22,71 @@ from memcalc.workspaces.multiprocessors import Multiprocessors
 
 
 class Choice(NamedTuple):
-    """What the states depend on, apart from the parameters themselves."""
+    """Options that model states depend on, apart from the parameters themselves."""
 
     recipe: str
     compute: str
-    gradients: str | None  # what they are summed in, where it is not what the recipe says
+    gradients: str | None  # dtype in which gradients are accumulated, where it differs from the recipe's
     update: Update
     clips: bool
     ema: str
     zeroes_gradients: bool
-    keeps_gradients_until_backward: bool  # those of the step before live through the next forward and its loss
+    keeps_gradients_until_backward: bool  # gradients of the previous step are live during the next forward and loss
     accumulates: bool
     zero_stage: int
-    data_parallel: int  # the ranks over which ZeRO shards
-    expert_shards: int  # and those over which it shards routed experts
+    data_parallel: int  # ranks that ZeRO shards across
+    expert_shards: int  # ranks that routed experts are sharded across
     engine: str
     base: str  # dtype of the weights that forward reads
     card: Multiprocessors
     torch: tuple[int, int] = (2, 13)
-    gathered: str = ""  # dtype in which FSDP2 gathers parameters; "": their own
-    reduced: str = ""  # and in which it reduces gradients; "": their own
-    wraps_ends: bool = False  # the embedding is a unit, and so are final norm and head together
-    loss_in_model: bool = False  # the model's forward ends with the loss
-    gathers_last_layer_once: bool = False  # it is not resharded after forward
-    sums_unsharded: bool = False  # gradients of micro-batches but for the last one are not reduced
-    late_adapters: bool = False  # adapters are made when the model is past its largest moment
-    offloads: bool = False  # masters, gradients and the optimizer's states are on the host
-    weights_on_host: bool = False  # the weights are
-    pins: bool = False  # in pinned memory
-    recomputes: bool = False  # every layer, where DeepSpeed's stage 3 gathers by the order of modules
+    gathered: str = ""  # dtype of FSDP2's all-gather; "": that of the parameters
+    reduced: str = ""  # dtype of FSDP2's reduce-scatter; "": that of the gradients
+    wraps_ends: bool = False  # the embedding is an FSDP unit; final norm and LM head are another
+    loss_in_model: bool = False  # the model's forward computes the loss
+    gathers_last_layer_once: bool = False  # the last layer is not resharded after forward
+    sums_unsharded: bool = False  # gradients are reduced only in the last micro-batch
+    late_adapters: bool = False  # adapters are created after the peak of model construction
+    offloads: bool = False  # master weights, gradients and optimizer states are in host memory
+    weights_on_host: bool = False  # weights are in host memory
+    pins: bool = False  # host memory is pinned
+    recomputes: bool = False  # every layer is recomputed; DeepSpeed's stage 3 then gathers modules in another order
     detached: bool = False  # the first layer's input needs no gradient
-    replicates: bool = False  # HSDP: there are several groups, which add up what each has reduced
-    fp8_weights: bool = False  # Transformer Engine's matrices have weights in 8 bits alone
-    held_in: str = ""  # dtype of the weights that are held, where it is not `base`
-    refers: bool = False  # a frozen copy of the model is kept beside it
-    narrow_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in 8 bits
+    replicates: bool = False  # HSDP: several groups all-reduce the gradients that each has reduced
+    fp8_weights: bool = False  # Transformer Engine's linear layers store FP8 weights alone
+    held_in: str = ""  # dtype of the stored weights, where it is not `base`
+    refers: bool = False  # a frozen reference copy of the model is resident
+    narrow_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in FP8
 
     @property
     def summed(self) -> str:
-        """The dtype in which FSDP2 sums unsharded gradients of micro-batches: that in which it reduces them."""
+        """The dtype in which FSDP2 accumulates unsharded gradients of micro-batches: that of the reduce-scatter."""
         return self.reduced or self.gathered or self.base
 
     @property
     def partitions_gradients(self) -> bool:
-        """Whether DeepSpeed takes every gradient as it arrives, and keeps a share of what it has reduced."""
+        """Whether DeepSpeed takes every gradient as it is produced and keeps a shard of the reduced gradient."""
         return self.engine == "deepspeed" and self.zero_stage >= 1 and self.data_parallel > 1
 
     @property
     def reduces_after_backward(self) -> bool:
-        """Whether gradients are whole until backward has ended: DeepSpeed's stage 1, which does not overlap them."""
+        """Whether gradients stay unsharded until backward ends: DeepSpeed's stage 1, without overlap."""
         return self.partitions_gradients and self.zero_stage == 1
 
     @property
     def masters_follow_flattening(self) -> bool:
-        """Whether DeepSpeed's stages 1 and 2 need most while weights are flattened, before there are masters.
+        """Whether DeepSpeed's stages 1 and 2 peak while weights are flattened, before master weights exist.
 
-        The weights once more against 4P/N of masters and 4P/N of zeros: in 16 bit with more than four ranks.
+        A second copy of the weights compares with 4P/N of masters and 4P/N of zeros: it is larger in bf16 or fp16 with
+        more
+        than four ranks.
         """
         later = 8 if RECIPES[self.recipe].master else 4
         more = DTYPE_BYTES[self.base] * self.data_parallel > later
         return self.partitions_gradients and self.zero_stage < 3 and more
 
     def spread(self, from_stage: int) -> Spread:
-        """Of a copy that is sharded from a ZeRO stage on."""
+        """Return the shard counts of a copy that is sharded from a ZeRO stage on."""
         if self.zero_stage < from_stage:
             return Spread(1, 1, self.engine)
         return Spread(self.data_parallel, self.expert_shards, self.engine)
@@ -92,7 +94,7 @@ class Choice(NamedTuple):
 
 @remembered
 def choice_of(spec: Spec) -> Choice:
-    """The choice of a run."""
+    """Return the options of a run."""
     training, base, fsdp = spec.training, base_dtype(spec.training), spec.parallelism.fsdp
     recipe, adapters = RECIPES[training.recipe], adapters_of(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
@@ -109,18 +111,18 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.zero_stage,
         spec.parallelism.shards,
         spec.parallelism.expert_shards,
-        # Megatron-Core's modules bring its optimizer and its buffers, also where nothing is split.
+        # Megatron-Core's modules use its optimizer and buffers even where nothing is sharded.
         "megatron" if training.implementation == "megatron" else spec.parallelism.engine,
         base,
         multiprocessors(card),
         training.torch,
         fsdp.param_dtype or "",
         fsdp.reduce_dtype or fsdp.param_dtype or "",
-        # Tied, they are one unit, which is gathered and reduced when the root is.
+        # Tied, embedding and LM head are one unit, gathered and reduced with the root module.
         fsdp.wrap == "layers-and-ends" and not spec.model.tie_word_embeddings,
-        # transformers' own loss; memcalc's step, and a loop, may compute theirs of the logits.
+        # transformers computes its own loss; memcalc's step and custom loops may compute the loss from the logits.
         training.implementation == "huggingface" and training.framework not in (None, "loop"),
-        # torchtitan at ba2469780; later ones wrap the ends.
+        # torchtitan at ba2469780; later versions wrap embedding and LM head as well.
         training.implementation == "torchtitan" and fsdp.wrap == "layers",
         fsdp.gradient_sync == "last" and training.gradient_accumulation_steps > 1,
         adapters_follow_the_head(spec),
@@ -137,12 +139,13 @@ def choice_of(spec: Spec) -> Choice:
 
 
 def groups(parameters: Parameters, choice: Choice) -> Iterator[tuple[Parameters, Choice, bool]]:
-    """Parameters that are held alike, the choice with their dtype, and whether they train."""
+    """Yield groups of parameters with the same dtype, their options, and whether they train."""
     found: dict[tuple[str, bool], list[Held]] = {}
     for held in parameters:
         found.setdefault((held.dtype, held.trains), []).append(held)
     if len(found) == 1 and ("", True) in found:
-        if choice.fp8_weights:  # buffers of their own (Megatron-LM core/distributed/param_and_grad_buffer.py)
+        # FP8 weights have separate buffers (Megatron-LM core/distributed/param_and_grad_buffer.py)
+        if choice.fp8_weights:
             narrow = Parameters(each for each in parameters if in_8_bits(each))
             yield Parameters(each for each in parameters if not in_8_bits(each)), choice, True
             yield narrow, choice._replace(held_in="uint8"), True

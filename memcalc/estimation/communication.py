@@ -1,4 +1,4 @@
-"""Buffers of the engines that spread a step over ranks: buckets, gathered shards, prefetch, reduce-scatter inputs."""
+"""Communication buffers of each engine: buckets, gathered parameters, prefetch, reduce-scatter inputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from memcalc.spec.spec import Spec
 
 
 def communication_buffers(spec: Spec, stage: Stage) -> Buffers:
-    """The buffers of the spec's engine on one stage."""
-    if spec.parallelism.engine == "megatron":  # the main gradients are one contiguous buffer, reduced as it is
+    """Return the buffers of the run's engine on one pipeline stage."""
+    if spec.parallelism.engine == "megatron":  # main gradients are one contiguous buffer, reduced in place
         if stage.has_head or spec.training.implementation != "megatron":
             return Buffers()
         received = (megatron.received_gradient(spec),)

@@ -1,4 +1,4 @@
-"""From a tape to its program: which tensors are kept, and the streams of forward, loss and backward."""
+"""From a tape to its program: which tensors are saved, and the allocations and frees of forward, loss and backward."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def compiled(
     trains: bool = True,
     holds_output: bool = False,
 ) -> Program:
-    """The tape as streams of allocations and releases.
+    """Return the tape as streams of allocations and frees.
 
     Args:
         tape: the recorded block.
-        output: what the block hands to the next one; None for the head, whose output is the loss.
-        keeps_gradients: whether a parameter's gradient stays alive once it is made, or is dropped at once because it
-            is added to one that exists already.
-        main_gradient_dtype: dtype of a second copy made as each gradient arrives (mixed-20), or None.
-        runs_again: whether its forward runs a second time, with other blocks' behind it, and backward then.
+        output: the block's output tensor; None for the LM head, whose output is the loss.
+        keeps_gradients: whether a parameter's gradient stays allocated; otherwise it is freed at once because it is
+            added to an existing one.
+        main_gradient_dtype: dtype of a second copy of each produced gradient (mixed-20), or None.
+        runs_again: whether the block is recomputed together with other blocks before its backward.
         trains: whether there is a backward.
-        holds_output: whether the output, if it is a leaf, is held here, since the next block does not keep it.
+        holds_output: whether the output, if it is a leaf, is counted here because the next block does not save it.
     """
     _hold_leaves(tape, None if holds_output else output)
     kept = _kept(tape)
@@ -38,9 +38,10 @@ def compiled(
     forward = [Event(index, 1, START) for index in alive]
     forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
     loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
-    # Of what is offloaded Python's names are left, also of an embedding that is frozen, and packs nothing.
+    # With offloaded activations, tensors that Python variables reference stay on the GPU; a frozen embedding packs
+    # nothing.
     stays = kept | tape.names if tape.offloads else kept
-    forward += [Event(index, -1, END) for index in head if index not in stays]  # it is the next block's input
+    forward += [Event(index, -1, END) for index in head if index not in stays]  # the next block counts it as its input
     named = tuple(index for index in head if index in tape.names - stays)
     backward: list[Event] = []
     reads: dict[str, int] = {}
@@ -77,9 +78,10 @@ def compiled(
 
 
 def _hold_leaves(tape: Tape, output: Tensor | None) -> None:
-    """A leaf is held by its AccumulateGrad node until backward has come to it, whoever reads it.
+    """Keep a leaf live until backward has reached its AccumulateGrad node, whichever operator reads it.
 
-    Source: torch 2.13 torch/csrc/autograd/functions/accumulate_grad.h, `variable`. The output is the next block's.
+    The output is counted by the next block. Source: torch 2.13 torch/csrc/autograd/functions/accumulate_grad.h,
+    `variable`.
     """
     for storage, node in tape.leaves.items():
         if output is None or storage != output.storage:
@@ -87,14 +89,14 @@ def _hold_leaves(tape: Tape, output: Tensor | None) -> None:
 
 
 def _start(tape: Tape) -> set[int]:
-    """What exists when the block's forward begins: its input, and tables that are made once and held."""
+    """Return the storages that exist when the block's forward begins: its input, and tables made once and kept."""
     made = {index for node in tape.nodes for index in node.made}
     entry = set() if tape.entry is None else {tape.entry.storage}
     return entry | tape.given | ((tape.held | tape.names) - made)
 
 
 def _kept(tape: Tape) -> set[int]:
-    """What is alive between forward and backward: inputs of segments, and what operators outside segments save."""
+    """Return the storages live between forward and backward: segment inputs, and tensors saved outside segments."""
     kept = set(tape.held)
     inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
     for segment in tape.segments:
@@ -108,7 +110,7 @@ def _kept(tape: Tape) -> set[int]:
 def _component(tape: Tape, index: int, saved: set[int]) -> Component:
     if index in saved:
         return tape.kind
-    # In the head, what has the size of the logits belongs to the loss whether autograd keeps it or not.
+    # In the LM head, a tensor of the logits' size belongs to the loss, saved for backward or not.
     in_head = tape.kind is Component.LOGITS_AND_LOSS
     if in_head and any(axis.startswith("V") for axis in tape.storages[index].shape):
         return tape.kind
@@ -116,7 +118,7 @@ def _component(tape: Tape, index: int, saved: set[int]) -> Component:
 
 
 def _forward(tape: Tape, positions: range, alive: set[int], kept: set[int]) -> list[Event]:
-    """Each storage appears with the operator that makes it and goes after the last one that reads it, unless kept."""
+    """Return the events of forward: a storage is freed after its last reader unless it is in `kept`."""
     last_use: dict[int, int] = {}
     for position in range(len(tape.nodes)):
         node = tape.nodes[position]

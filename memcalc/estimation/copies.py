@@ -1,4 +1,4 @@
-"""Copies of parameters: what for, in which dtype, from which ZeRO stage on sharded, and when; and one as an item."""
+"""Copies of the parameters (weights, master weights, gradients ...): dtype, sharding and phases of each."""
 
 from __future__ import annotations
 
@@ -16,24 +16,30 @@ from memcalc.spec.recipes import DTYPE_BYTES
 
 
 class Spread(NamedTuple):
-    """Over how many ranks a copy is spread: what routed experts hold, and all else; and the engine that cuts it."""
+    """Number of ranks that a copy is sharded across.
+
+    Args:
+        ranks: ranks for all parameters but routed experts.
+        expert_ranks: ranks for routed experts.
+        engine: the engine that shards, which sets the padding.
+    """
 
     ranks: int
     expert_ranks: int
     engine: str
 
     def over(self, held: Held) -> int:
-        """The ranks that share one parameter."""
+        """Return the number of ranks that one parameter is sharded across."""
         if held.beside:
             return 1
         return self.expert_ranks if held.routed else self.ranks
 
     def shape(self, held: Held) -> tuple[int, ...]:
-        """One rank's share of a parameter."""
+        """Return the shape of one rank's shard of a parameter."""
         return _share(held.axes, self.over(held), self.engine)[0]
 
     def copy_shape(self, copy: Copy, held: Held) -> tuple[int, ...]:
-        """One rank's share of a copy of it."""
+        """Return the shape of one rank's shard of a copy of a parameter."""
         return _share(copy.axes(held), self.over(held), self.engine)[0]
 
 
@@ -41,13 +47,13 @@ UNSPREAD = Spread(1, 1, "")
 
 
 class Role(Enum):
-    """What a copy of the parameters is for."""
+    """What a copy of the parameters is used for."""
 
     WEIGHTS = auto()
     MASTER_WEIGHTS = auto()
-    GRADIENTS = auto()  # as autograd makes them
-    SUMMED_GRADIENTS = auto()  # of micro-batches
-    MASTER_GRADIENTS = auto()  # that the optimizer reads beside master weights
+    GRADIENTS = auto()  # in autograd's dtype
+    SUMMED_GRADIENTS = auto()  # accumulated over micro-batches
+    MASTER_GRADIENTS = auto()  # read by the optimizer along with master weights
     AVERAGE = auto()
     REFERENCE = auto()  # of a frozen copy of the model
     OTHER = auto()
@@ -57,14 +63,14 @@ class Copy(NamedTuple):
     """One copy of every parameter of a rank.
 
     Args:
-        component: that its bytes count for.
-        name: as it is shown behind the parameter's. Nothing is decided by it.
+        component: the component that its bytes count for.
+        name: suffix shown after the parameter's name. Nothing is decided by it.
         dtype: its dtype.
-        sharded_from_stage: the ZeRO stage from which on a rank has its share alone.
-        mask: the phases in which it is alive.
+        sharded_from_stage: the first ZeRO stage at which a rank holds only its shard.
+        mask: the phases in which it is live.
         citation: its source.
-        as_made: whether it is as large as autograd makes the gradient.
-        role: what it is for.
+        as_made: whether it is as large as autograd's gradient.
+        role: what it is used for.
     """
 
     component: Component
@@ -77,12 +83,12 @@ class Copy(NamedTuple):
     role: Role = Role.OTHER
 
     def axes(self, held: Held) -> tuple[Axis, ...]:
-        """The axes of this copy of a parameter, before it is shared."""
+        """Return the axes of this copy of a parameter before sharding."""
         return held.gradient if self.as_made and held.gradient else held.axes
 
 
 def copy_item(copy: Copy, held: Held, spread: Spread) -> Item:
-    """The copy of one parameter on one rank."""
+    """Return the copy of one parameter on one rank as an item."""
     shape, elements, formula = _share(copy.axes(held), spread.over(held), spread.engine)
     item_bytes = DTYPE_BYTES[copy.dtype]
     each = item_bytes * elements
@@ -103,6 +109,6 @@ def copy_item(copy: Copy, held: Held, spread: Spread) -> Item:
 
 @lru_cache(maxsize=4096)
 def _share(axes: tuple[Axis, ...], ranks: int, engine: str) -> tuple[tuple[int, ...], int, str]:
-    """One rank's share of a parameter: its shape, its elements, and these in symbols."""
+    """Return one rank's shard of a parameter: shape, number of elements, and that number in symbols."""
     shape = shard_shape(tuple(size for _, size in axes), ranks, engine)
     return shape, prod(shape), formula_of(axes) + ("/N" if ranks > 1 else "")

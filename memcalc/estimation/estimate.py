@@ -1,4 +1,4 @@
-"""Spec in, Result out: the ledger of every pipeline stage from formulas alone, and the verdict."""
+"""Estimate a run: from a spec to the ledger of every pipeline stage, from formulas alone, and the verdict."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from memcalc.spec.spec import Spec
 
 
 class Played(NamedTuple):
-    """What the allocator adds to the requests of a run, where they were played to a model of it. Bytes.
+    """Allocator overhead of a run, from an allocator replay.
 
     Args:
-        rests: by phase, what blocks keep beside what is asked for.
-        reserved_bytes: the most that the allocator holds of the device.
+        rests: by phase, bytes of blocks beyond the requested bytes.
+        reserved_bytes: the most that the allocator reserves on the device.
     """
 
     rests: Mapping[str, int]
@@ -46,24 +46,24 @@ class Played(NamedTuple):
 
 
 def estimate(spec: Spec, played: Played | None = None) -> Result:
-    """What each GPU of a run will hold, at which moment, and whether it fits.
+    """Return the memory of each GPU of a run by phase, and the verdict.
 
     Args:
         spec: the run.
-        played: what the allocator adds, where that is known better than by formula.
+        played: the allocator's overhead from an allocator replay; None: from formulas.
 
     Raises:
         InputError: the family, or this implementation of it, is not modelled.
     """
     if spec.inference is not None:
-        from memcalc.estimation.generation.sizing import generation  # what a training step does not need
+        from memcalc.estimation.generation.sizing import generation  # a training step does not need this module
 
         return generation(spec)
     refuse_foreign(spec)
     refuse_settings(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     ranks = [rank_result(spec, stage, card, played) for stage in stages_of(spec)]
-    ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable: of equal stages the first one is the headline
+    ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable sort: of equal stages the first one is the headline
     return Result(
         source="estimate",
         device=None,
@@ -81,12 +81,12 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
 
 
 def refuse_settings(spec: Spec) -> None:
-    """Refuse settings of the allocator that the release does not take.
+    """Reject allocator settings that the run's PyTorch version does not support.
 
-    `memcalc.spec` does not know the allocator, so they are read here and where a run is played.
+    `memcalc.spec` does not know the allocator, so its settings are read here and in the allocator replay.
 
     Raises:
-        InputError: PyTorch's release does not take `training.alloc_conf`.
+        InputError: this version of PyTorch does not support `training.alloc_conf`.
     """
     if not spec.training.alloc_conf:
         return
@@ -100,7 +100,7 @@ def refuse_settings(spec: Spec) -> None:
 
 
 def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | None = None) -> RankResult:
-    """The ledger of the ranks of one stage, and what lies around it; `played` as of `estimate`."""
+    """Return the ledger of the ranks of one stage and the memory outside it; `played` as in `estimate`."""
     remainders = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
     phases = run_phases(spec)
     moving = write_rows(moving_items(spec, stage, card), "everything else", remainders, phases)
@@ -110,12 +110,12 @@ def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | No
     return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN), host)
 
 
-# Formulas say what is allocated; what the allocator reserves for it, `memcalc.verdict` knows.
+# Formulas give allocated bytes; `memcalc.verdict` derives reserved bytes.
 UNKNOWN = DeviceMemory(None, None, Outside(0, 0, 0))
 
 
 def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
-    """The steady step of a run on one stage, every layer kept and recomputed; and whether an engine stands around it.
+    """Return the timeline of one steady step, with every layer kept and recomputed, and whether an engine has buffers.
 
     Raises:
         InputError: the family, or this implementation of it, is not modelled.
@@ -131,7 +131,7 @@ def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
 
 
 def family_notes(spec: Spec) -> Iterator[str]:
-    """Attention kernels that PyTorch has not for this dtype or these positions."""
+    """Yield notes on attention kernels that PyTorch lacks for this dtype or these position embeddings."""
     training = spec.training
     if training.attention == "flash" and training.dtype == "fp32":
         yield "PyTorch's flash attention has no fp32 kernel; a run needs eager or memory-efficient attention."
@@ -140,7 +140,7 @@ def family_notes(spec: Spec) -> Iterator[str]:
 
 
 def card_notes(spec: Spec) -> Iterator[str]:
-    """What the card lacks for the run as it is estimated, and sequences beyond the model's positions."""
+    """Yield notes on what the GPU lacks for this run, and on sequences longer than the model's positions."""
     training, positions = spec.training, spec.model.max_position_embeddings
     if spec.hardware.gpu is not None:
         card = find_card(spec.hardware.gpu)
@@ -151,7 +151,7 @@ def card_notes(spec: Spec) -> Iterator[str]:
 
 
 def notes(spec: Spec) -> tuple[str, ...]:
-    """How the configuration was read, memory that is not the GPU's, and options that change nothing here."""
+    """Return the notes of an estimate: how the config was read, host memory, and options without effect on memory."""
     found = [*card_notes(spec), *spec.origin.notes]
     training, parallelism = spec.training, spec.parallelism
     if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
@@ -161,14 +161,14 @@ def notes(spec: Spec) -> tuple[str, ...]:
     if training.implementation in ("megatron", "torchtitan") and training.logits_until == "backward":
         found.append(f"logits_until = backward has no effect: {training.implementation} lets them go before.")
     found += [*family_notes(spec), *window_notes(spec)]
-    by_operator = training.implementation == "torchtitan"  # which keeps and drops results of operators
+    by_operator = training.implementation == "torchtitan"  # torchtitan selects the operators whose results it saves
     if training.recompute == "selective" and training.attention != "eager" and not by_operator:
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
     return (*paging_notes(spec), *found, *assumption_notes(spec))
 
 
 def assumption_notes(spec: Spec) -> Iterator[str]:
-    """What the run's file leaves open, with what it moves."""
+    """Yield what the run's file leaves open, what is assumed, and how far it moves the peak."""
     for each in spec.origin.assumptions:
         yield (
             f"assumed: {each.what}: {each.taken}; with {each.otherwise} the peak is {each.share:.1%} "

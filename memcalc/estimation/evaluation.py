@@ -1,6 +1,6 @@
-"""Evaluation between steps: a forward pass and its loss without gradients, of a batch of its own.
+"""Evaluation between steps: a forward pass and its loss without gradients, with its own batch size.
 
-Autograd keeps nothing, so what each operator makes goes with the last one that reads it (torch 2.13
+Autograd saves nothing, so an operator's result is freed after its last reader (torch 2.13
 torch/csrc/autograd/functions/utils.h, compute_requires_grad). Modules are in evaluation mode: no dropout.
 """
 
@@ -17,9 +17,9 @@ from memcalc.spec.spec import Spec
 
 
 def evaluated(spec: Spec) -> Spec:
-    """The run whose forward pass and loss are those of an evaluation: its batch, nothing recomputed or offloaded.
+    """Return the run with the batch of its evaluation, without recomputation or offload.
 
-    Liger's loss makes all logits where nothing trains (liger-kernel 0.8 transformers/model/llama.py, skip_logits).
+    Liger's loss materializes all logits without training (liger-kernel 0.8 transformers/model/llama.py, skip_logits).
     """
     training = spec.training
     assert training.evaluation_batch_size is not None
@@ -36,34 +36,34 @@ def evaluated(spec: Spec) -> Spec:
 
 
 class WithoutGradients(Timeline):
-    """The forward pass and the loss of one stage where autograd keeps nothing."""
+    """Forward pass and loss of one stage without autograd."""
 
     def structure(self) -> Structure:
-        """The choices of the modules."""
+        """Return the options of the modules."""
         return without_gradients(structure_of(self.spec))
 
 
 class PlannedWithoutGradients(PlannedTimeline):
-    """The same, of which each layer has its turn."""
+    """Forward pass and loss of one stage without autograd, simulated layer by layer."""
 
     def structure(self) -> Structure:
-        """The choices of the modules."""
+        """Return the options of the modules."""
         return without_gradients(structure_of(self.spec))
 
 
 def without_gradients(structure: Structure) -> Structure:
-    """The choices of modules that run without gradients."""
+    """Return the options of modules that run without gradients."""
     return structure._replace(evaluates=True, checkpoints_layers=False)
 
 
 def evaluation_timelines(run: Spec, stage: Stage, sizer: Sizer, around: Around) -> list[WithoutGradients]:
-    """The evaluation of each chunk of a stage.
+    """Return the timeline of the evaluation for each chunk of a stage.
 
     Args:
-        run: as `evaluated` gives it.
+        run: the evaluation, from `evaluated`.
         stage: the pipeline stage.
-        sizer: of the run.
-        around: the engine's buffers around the layers.
+        sizer: sizes of the run's blocks.
+        around: the engine's per-layer buffers.
     """
     surroundings = beside(run, around, exist=False)
     return [WithoutGradients(run, piece, sizer, *surroundings) for piece in pieces_of(run, stage)]

@@ -1,4 +1,4 @@
-"""Forward and loss of one stage, moment by moment."""
+"""Candidates for the peak of one stage's forward and loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memcalc.estimation.stages import count_between
 
 
 class ForwardMoments(StageBlocks):
-    """What may be the highest moment on the way to the loss."""
+    """Points in forward and loss that may be the peak."""
 
     def _forward_moments(self) -> Iterator[Candidate]:
         for index, block in enumerate(self.blocks):
@@ -34,9 +34,9 @@ class ForwardMoments(StageBlocks):
                     yield Candidate([*saved, (index, alive, 1)], items, place(block, block.program.forward, position))
 
     def _parts(self, block: Block) -> Iterator[tuple[str, frozenset[int] | None]]:
-        """The positions of a block's forward, and the phase whose holdings of the blocks before stand beside them.
+        """Yield the positions of a block's forward, with the phase that tells what earlier blocks hold meanwhile.
 
-        The model's forward lets go what its Python names, beside what is saved, before the head's product is reached.
+        Tensors that only the model's Python variables reference are freed before the LM head's matmul.
         """
         if block.part != "head" or not any(each.program.names for each in self.blocks):
             yield "forward", None
@@ -51,7 +51,7 @@ class ForwardMoments(StageBlocks):
             yield "loss", frozenset(range(inside + 1, len(events) + 1))
 
     def _widest(self, index: int, block: Block) -> Iterator[Candidate]:
-        """The layer in whose forward the engine has gathered most, if it is of this kind and not the last of all."""
+        """Yield the peak in the layer whose forward gathers most, if it has this layer type and is not the last."""
         if not self.around.forward_widest or block.kind is None:
             return
         recomputes = self.spec.training.recompute == "full"
@@ -65,7 +65,7 @@ class ForwardMoments(StageBlocks):
                 yield Candidate([*saved, (index, alive, 1)], engine, place(block, block.program.forward, position))
 
     def _arrivals(self, index: int, block: Block) -> Iterator[Candidate]:
-        """The moments before a layer's forward, in which an engine copies its parameters out of what was gathered."""
+        """Yield the points before a layer's forward where the engine copies its parameters out of the all-gather."""
         if not self.around.before_layer or block.kind is None:
             return
         given = tuple(event.storage for event in block.program.forward if event.operator.when is When.START)
@@ -77,7 +77,7 @@ class ForwardMoments(StageBlocks):
             yield Candidate(holdings, items, f"{block.name}: parameters arrive")
 
     def _arrival_of_head(self, index: int, block: Block) -> Iterator[Candidate]:
-        """The moment before the head's forward, in which an engine copies its parameters out of what was gathered."""
+        """Yield the point before the LM head's forward where the engine copies its parameters out of the all-gather."""
         if not self.around.before_head:
             return
         given = tuple(event.storage for event in block.program.forward if event.operator.when is When.START)

@@ -1,4 +1,4 @@
-"""The parameters of a run in which the base is frozen: in 4 bits where it is quantised, with adapters beside it."""
+"""Parameters of a run with a frozen base model: 4-bit quantized under QLoRA, with adapters."""
 
 from __future__ import annotations
 
@@ -11,48 +11,49 @@ from memcalc.estimation.sharding import Held
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
-# bitsandbytes 0.50 functional.py, quantize_4bit: the scales' own scales are one for each 256 of them.
+# bitsandbytes 0.50 functional.py, quantize_4bit: 256 scales share one second-level scale.
 SCALES_PER_SCALE = 256
-# The 16 values that 4 bits stand for, and the 256 of the scales' 8 bits: fp32 tables that each matrix has of its own.
+# Code tables in fp32, one per matrix: 16 values for 4-bit weights, 256 for 8-bit scales.
 CODE_4_BIT, CODE_8_BIT = 16, 256
 
 
 def with_adapters(rows: Iterable[Held], adapters: Adapters, base: str) -> Iterator[Held]:
-    """The frozen rows, each before what trains beside it: a copy of a module that is saved whole, or two matrices.
+    """Yield the frozen parameters, each followed by the full copy or the two LoRA matrices that train for it.
 
     Args:
         rows: the model's own parameters.
-        adapters: what trains beside them.
-        base: dtype of frozen weights that are not quantised.
+        adapters: the adapters of the run.
+        base: dtype of frozen weights that are not quantized.
     """
     for held in rows:
-        matrix = held.tensor == "weight" and len(held.axes) == len(("out", "in"))  # stacked experts are none
+        matrix = held.tensor == "weight" and len(held.axes) == len(("out", "in"))  # stacked experts have three axes
         if matrix and adapters.holds_in_4_bits(held.module) and adapters.quantised is not None:
             yield from _in_4_bits(held, adapters.quantised)
         else:
             yield held._replace(dtype=held.dtype or base, trains=False)
         name = held.module.rpartition(".")[2]
-        if name in adapters.saved:  # PEFT keeps the module itself too (utils/other.py, ModulesToSaveWrapper)
+        if name in adapters.saved:  # PEFT also keeps the original module (utils/other.py, ModulesToSaveWrapper)
             yield held._replace(module=f"{held.module}.saved", dtype=base)
         elif matrix and name in adapters.targets:
             yield from _adapter(held, adapters.dtype, ("r", adapters.rank))
 
 
 def _adapter(held: Held, dtype: str, rank: Axis) -> Iterator[Held]:
-    """LoRA (arXiv 2106.09685): A is r x in, B is out x r, so r (in + out) elements."""
+    """Yield the LoRA matrices (arXiv 2106.09685): A is r x in, B is out x r, so r (in + out) elements."""
     out, into = held.axes
     for name, axes in (("lora_A", (rank, into)), ("lora_B", (out, rank))):
         yield Held(f"{held.module}.{name}", "weight", axes, held.count, held.where, dtype)
 
 
 def _in_4_bits(held: Held, quantised: Quantised) -> Iterator[Held]:
-    """Two elements a byte; a scale for each block, in fp32 or in 8 bits with scales of their own.
+    """Yield the tensors of a 4-bit matrix: two elements per byte, and one scale per block.
 
-    Sources: QLoRA (arXiv 2305.14314) section 3; bitsandbytes 0.50 functional.py, quantize_4bit and quantize_blockwise.
+    Scales are in fp32, or in 8 bits with second-level scales. Sources: QLoRA (arXiv 2305.14314) section 3; bitsandbytes
+    0.50 functional.py, quantize_4bit and quantize_blockwise.
     """
     blocks = -(-held.elements // quantised.block_size)
     scale = f"n/{quantised.block_size}"
-    packed = 2 * DTYPE_BYTES[quantised.storage]  # elements in one of these
+    packed = 2 * DTYPE_BYTES[quantised.storage]  # 4-bit elements in one element of the storage dtype
     axes = ((f"n/{packed}", -(-held.elements // packed)),)
     yield Held(held.module, f"{held.tensor} in 4 bits", axes, held.count, held.where, quantised.storage, trains=False)
     parts: list[tuple[str, str, int, str]] = []
@@ -73,21 +74,22 @@ def _in_4_bits(held: Held, quantised: Quantised) -> Iterator[Held]:
 
 
 def all_parameters(spec: Spec) -> int:
-    """nn.Parameters of a run: the model's, a quantised matrix counted as what it stands for, and those beside it."""
+    """Return the number of nn.Parameters, adapters included; a quantized matrix counts as its original."""
     return count_parameters(spec.model) + _beside(spec)
 
 
 def trainable_parameters(spec: Spec) -> int:
-    """Those of them that get a gradient."""
+    """Return the number of parameters that get a gradient."""
     if adapters_of(spec) is None:
         return count_parameters(spec.model) - frozen_parameters(spec.model)
     return _beside(spec)
 
 
 def adapters_follow_the_head(spec: Spec) -> bool:
-    """Whether a model is at its largest while it is built, before it gets its adapters.
+    """Return whether model construction peaks before the adapters are created.
 
-    transformers makes a head before it is tied to the embedding; what this takes is free again when adapters are made.
+    transformers creates an LM head before tying it to the embedding; its memory is free again when adapters are
+    created.
     """
     model, training = spec.model, spec.training
     adapters = adapters_of(spec)

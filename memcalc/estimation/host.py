@@ -1,6 +1,7 @@
-"""Host memory of a rank that is offloaded: by DeepSpeed's ZeRO-Offload, or by FSDP2's CPUOffloadPolicy.
+"""Host (CPU) memory of a rank with offload: DeepSpeed's ZeRO-Offload or FSDP2's CPUOffloadPolicy.
 
-The CPU knows no blocks of 512 bytes: bytes are those asked for, but for pinned memory (memcalc/workspaces/pinned.py).
+The CPU allocator does not round to 512 bytes: bytes are as requested, except for pinned memory
+(memcalc/workspaces/pinned.py).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from memcalc.workspaces.pinned import SOURCE, pinned_block
 
 
 def is_on_host(copy: Copy, choice: Choice) -> bool:
-    """Whether a copy of the parameters is the host's: what the update reads and writes; the weights; or all."""
+    """Return whether a copy of the parameters is in host memory: the optimizer's copies, the weights, or all."""
     if copy.component is Component.WEIGHTS:
         return choice.weights_on_host
     updated = (Component.MASTER_WEIGHTS, Component.GRADIENTS)
@@ -35,7 +36,7 @@ def is_on_host(copy: Copy, choice: Choice) -> bool:
 
 
 def host_rows(spec: Spec, stage: Stage) -> Rows | None:
-    """What one rank of a stage holds of the host's memory; None without offload."""
+    """Return the host memory of one rank of a stage as rows; None without offload."""
     choice = choice_of(spec)
     if spec.training.offload_activations != "none":
         return activation_rows(spec, stage)
@@ -62,7 +63,7 @@ def _host_rows(parameters: Parameters, choice: Choice) -> Rows:
 
 
 def activation_rows(spec: Spec, stage: Stage) -> Rows:
-    """What autograd has saved on the host, from forward until backward has come to it: most at the end of forward."""
+    """Return the activations saved in host memory, from forward until their backward; most at the end of forward."""
     timeline = Timeline(spec, stage, run_sizer(spec, None), Gradients(kept=True, main_dtype=None), Around())
     phases = mask_of(*(f"{phase}_{step}" for phase in ("forward", "loss", "backward") for step in range(1, STEPS + 1)))
     items = []
@@ -79,7 +80,7 @@ def activation_rows(spec: Spec, stage: Stage) -> Rows:
 
 
 def _rounding(pinned: Iterable[Item]) -> Iterator[Item]:
-    """What blocks of a power of two add."""
+    """Yield the bytes that pinned memory adds by rounding blocks to powers of two."""
     amounts: dict[int, int] = {}
     for item in pinned:
         more = item.count * (pinned_block(item.each) - item.each)

@@ -1,4 +1,4 @@
-"""Rows in the making: what is alive in which phases, as a bit mask, until the ledger is written."""
+"""Rows before the ledger is written: tensors, and a bit mask of the phases in which they are live."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.ledger.phases import phase_names
 from memcalc.ledger.row import Row
 from memcalc.spec.spec import Spec
 
-STEPS = 2  # the first step, and the steady state that every later one repeats
+STEPS = 2  # the first step, and the steady state of all later steps
 
 PHASES = phase_names(STEPS)
 EVALUATION = "evaluation"  # after the last step, in a run that evaluates
@@ -19,7 +19,7 @@ BIT = {phase: 1 << index for index, phase in enumerate(EVALUATED)}
 
 
 def mask_of(*phases: str) -> int:
-    """The bits of some phases."""
+    """Return the bits of some phases."""
     bits = 0
     for phase in phases:
         bits |= BIT[phase]
@@ -27,23 +27,26 @@ def mask_of(*phases: str) -> int:
 
 
 def from_phase(first: str) -> int:
-    """The bits of a phase and all that follow it."""
+    """Return the bits of a phase and all later ones."""
     return (1 << len(EVALUATED)) - BIT[first]
 
 
 def run_phases(spec: Spec) -> tuple[str, ...]:
-    """The phases of a run."""
+    """Return the phases of a run."""
     return PHASES if spec.training.evaluation_batch_size is None else EVALUATED
 
 
 @lru_cache(maxsize=4096)
 def phases_of(mask: int, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:
-    """The phases of a mask, in order."""
+    """Return the phases of a mask, in order."""
     return tuple(phase for bit, phase in enumerate(phases) if mask >> bit & 1)
 
 
 class Item(NamedTuple):
-    """A row with its phases as a mask. `each` is one tensor's bytes, `block` what the allocator hands out for it."""
+    """A ledger row with its phases as a mask.
+
+    `each` is one tensor's bytes, `block` the size of its allocator block, `count` the number of such tensors.
+    """
 
     component: Component
     module: str
@@ -58,7 +61,7 @@ class Item(NamedTuple):
     citation: str
 
     def row(self, count: int, mask: int, phases: tuple[str, ...] = PHASES) -> Row:
-        """The finished row, for `count` such tensors in those of `phases` that `mask` names."""
+        """Return the finished row for `count` such tensors, in those `phases` that `mask` contains."""
         return Row(
             self.component,
             self.module,

@@ -1,6 +1,6 @@
-"""What the estimate of a run leaves out, and whether that holds memory which the run asks for.
+"""Limits of an estimate: what it leaves out, and whether the run requests memory for it.
 
-A limit holds memory only if this run names it: a field, an option or a file. What no configuration states (loading,
+A limit holds memory only if this run names it: a field, an option or a file. What no config states (loading,
 initialization, logging), and what is counted but was never compared with a run, changes no verdict.
 """
 
@@ -19,7 +19,7 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.splitting import unsplittable
 from memcalc.spec.training import LIGER_FAMILIES
 
-# What no configuration states.
+# what no config states
 TRAINING = (
     "temporaries of initialization, checkpoint loading and data loading",
     "gradient scaling, evaluation, logging",
@@ -31,13 +31,13 @@ GENERATION = (
     "torch.compile and CUDA graphs",
 )
 
-# What memcalc does not know of a library's update: temporaries, which hold memory.
+# Temporaries of optimizer libraries that are not modelled; they take memory.
 OPTIMIZER_OMISSIONS: dict[str, tuple[str, ...]] = {
     "galore": ("cuSOLVER's workspace when GaLore decomposes a gradient; GaLore was not compared with a run",),
 }
 
-# What is not known of matrix products in 8 bits: of torchao's, whose fused casts hold less than those of eager
-# execution, which are counted; and of Transformer Engine's.
+# Open points of FP8 matmuls, by whether they are Transformer Engine's. torchao's fused casts take less than the eager
+# ones that are counted.
 FP8_OMISSIONS = {
     False: "what torch.compile fuses of torchao's casts to 8 bits: they are those of eager execution",
     True: "matrix products in 8 bits were read from Transformer Engine's source, not compared with a run",
@@ -51,7 +51,7 @@ def limits_of(spec: Spec) -> tuple[Limit, ...]:
 
 
 def own_limits(spec: Spec) -> tuple[Limit, ...]:
-    """Return what is left out of a run as our own fields say it, in the order of `not_modelled`."""
+    """Return what the run's own fields leave out, in the order of `not_modelled`."""
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     found = _generation(spec) if spec.inference is not None else _training(spec)
     own = (Limit(what, holds_memory) for what, holds_memory in found)
@@ -59,7 +59,7 @@ def own_limits(spec: Spec) -> tuple[Limit, ...]:
 
 
 def resolved(spec: Spec, limit: Limit) -> Limit:
-    """Return a limit of another framework's file with what depends on the run: its batch, its sizes, its sharding."""
+    """Return a limit of another framework's file with the numbers of this run: batch, sizes and sharding."""
     if limit.sequences:
         beyond = limit.sequences > spec.training.micro_batch_size
         limit = limit._replace(holds_memory=limit.holds_memory and beyond)
@@ -71,10 +71,10 @@ def resolved(spec: Spec, limit: Limit) -> Limit:
 
 
 def _rest_bytes(spec: Spec, parameters: int) -> int:
-    """Return the bytes per GPU of the weights that a model of so many parameters has beside the run's own model.
+    """Return the bytes per GPU of the weights that a model of so many parameters has in addition to the run's model.
 
-    At least 2 bytes per parameter on one GPU or under DDP, ZeRO 1 and 2. 0 where they may be sharded, split, quantized
-    or in host memory. In generation, too, they are loaded with the model.
+    At least 2 bytes per parameter on one GPU or under DDP, ZeRO 1 and 2. 0 where they may be sharded, quantized or in
+    host memory. In generation they are also loaded with the model.
     """
     parallelism = spec.parallelism
     if parallelism.ranks > parallelism.data_parallel or parallelism.zero_stage == 3 or parallelism.weights_on_host:
@@ -85,9 +85,9 @@ def _rest_bytes(spec: Spec, parameters: int) -> int:
 
 
 def _copy_bytes(spec: Spec, width: int) -> int:
-    """Return the bytes per GPU of a frozen copy of the model, or 0 where the run may keep none or put it elsewhere.
+    """Return the bytes per GPU of a frozen copy of the model; 0 where the run may have none or keep it elsewhere.
 
-    It is sharded like the policy under ZeRO 3 and FSDP, and whole on each GPU otherwise (TRL 1.9 trl/models/utils.py,
+    The copy is sharded like the policy under ZeRO 3 and FSDP, and replicated otherwise (TRL 1.9 trl/models/utils.py,
     prepare_deepspeed and prepare_fsdp). Its dtype is the policy's, or that of the step.
     """
     training, parallelism = spec.training, spec.parallelism
@@ -95,7 +95,7 @@ def _copy_bytes(spec: Spec, width: int) -> int:
     if training.finetune != "full" or parallelism.weights_on_host or split > 1:
         return 0
     sharded = parallelism.zero_stage == 3 or (parallelism.zero_stage and parallelism.engine == "fsdp2")
-    wide = training.recipe in ("fp32", "amp") and parallelism.engine != "deepspeed"  # whose engine casts it
+    wide = training.recipe in ("fp32", "amp") and parallelism.engine != "deepspeed"  # DeepSpeed casts it
     size = width if wide else min(width, 2)
     return size * count_parameters(spec.model) // (parallelism.shards if sharded else 1)
 
@@ -105,7 +105,7 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     yield from _parallel(spec)
     if model.mla is not None and training.implementation != "megatron":
         yield "latent attention was not compared with a run yet", False
-    if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # which keep more than Liger's
+    if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # such modules save more than Liger's
         yield f"Liger's kernels in modules of {model.architecture}: PyTorch's are counted", False
     if model.attention_sinks:
         yield "the activations of attention sinks", True
@@ -114,7 +114,7 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     if training.implementation == "plain":
         for what in family_omissions(model.architecture):
             yield what, True
-    if model.moe is not None:  # no run asks for it
+    if model.moe is not None:  # no field of the run requests it
         yield IMBALANCE, False
     for what in TRAINING:
         yield what, False
@@ -134,7 +134,7 @@ def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield "Megatron-Core's experts under tensor parallelism were not compared with a run yet", False
     if spec.training.fp8 != "none":
         yield FP8_OMISSIONS[megatron], False
-    if parallelism.offload != "none" and parallelism.engine == "deepspeed":  # memory of the host, not of the GPU
+    if parallelism.offload != "none" and parallelism.engine == "deepspeed":  # host memory, not GPU memory
         yield "pages and pinned memory of the host that DeepSpeed holds beside what it offloads", False
     if parallelism.schedule not in ("1f1b", "gpipe"):
         yield (

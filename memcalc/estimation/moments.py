@@ -1,4 +1,4 @@
-"""What moments of a step are made of: the blocks of a stage, and what each holds while others are at work."""
+"""Candidates for the peak of a phase: the blocks of a stage, and the tensors each holds meanwhile."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from memcalc.estimation.stages import Kind, Stage
 from memcalc.spec.layers import differ_in_masks, differ_in_rotation
 from memcalc.spec.spec import Spec
 
-Holding = tuple[int, tuple[int, ...], int]  # (block, storages, how many of each are alive)
+Holding = tuple[int, tuple[int, ...], int]  # (block number, storages, number of live copies of each)
 
 
 class Candidate(NamedTuple):
-    """A moment that may be the highest.
+    """A point in the step that may be the peak.
 
     Args:
-        holdings: what blocks hold.
-        engine: what the engine holds around them.
-        where: the moment as it is shown.
-        before_product: whether backward has run no matrix product yet.
+        holdings: live storages of each block.
+        engine: live buffers of the engine.
+        where: name of the point, as shown.
+        before_product: whether it comes before backward's first matmul.
     """
 
     holdings: list[Holding]
@@ -33,39 +33,40 @@ class Candidate(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A part of the stage with its sizes; `kind` says which layers are alike, if it is one."""
+    """A block of the stage with its sizes; `kind` is its layer type, if it is a layer."""
 
     name: str
     part: Part
     program: Program
     sized: Sized
     kind: Kind | None
-    left: tuple[int, ...]  # what its backward leaves behind, gradients that are sharded left out
-    others: tuple[tuple[tuple[int, ...], int], ...]  # what other micro-batches in flight hold of it, and how many do
+    left: tuple[int, ...]  # storages that its backward leaves allocated, without sharded gradients
+    # storages live for other micro-batches in flight, and how many such micro-batches
+    others: tuple[tuple[tuple[int, ...], int], ...]
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each storage, rounded as the allocator rounds."""
+        """Bytes of each storage, rounded to the allocator's blocks."""
         return self.sized.sizes
 
     @property
     def opens(self) -> bool:
-        """Whether it stands before all layers."""
+        """Whether it comes before all layers."""
         return self.part in ("embedding", "tables")
 
 
 class Highest(NamedTuple):
-    """The peak of a phase: its bytes beside the resident ones, and the moment."""
+    """The peak of a phase: transient bytes, and the point in the step."""
 
     bytes: int
     moment: Candidate
 
 
 def others_of(stage: Stage, part: Part, program: Program, kind: Kind | None) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """What the other micro-batches in flight hold of a block, and how many of them do.
+    """Return the storages of a block that other micro-batches in flight hold, and the number of such micro-batches.
 
-    They have left forward and its autocast region, and wait for their backward. Of a stage with several chunks
-    fewer hold its ends of the model than its layers; the tables that layers share are made for every chunk.
+    They have left forward and its autocast region and wait for their backward. In a stage with several chunks, fewer
+    micro-batches hold the embedding and LM head than the layers. Tensors that layers share exist once per chunk.
     """
     layers = stage.in_flight - 1
     if part == "head":
@@ -80,7 +81,7 @@ def others_of(stage: Stage, part: Part, program: Program, kind: Kind | None) -> 
 
 
 def layer_name(spec: Spec, kind: Kind, kinds: int) -> str:
-    """ "layers.*", or more exactly where layers differ."""
+    """ "layers.*", or a more specific name where layer types differ."""
     if kind.detached:
         return f"layers.{kind.first}.*"
     if kinds == 1:
@@ -98,18 +99,18 @@ def layer_name(spec: Spec, kind: Kind, kinds: int) -> str:
 
 
 def held(program: Program, phase: str) -> tuple[int, ...]:
-    """What a block that has run forward holds in a phase."""
+    """Return the storages that a block holds in a phase once its forward has run."""
     if phase == "backward":
         return program.kept
     return program.after_forward if phase == "forward" else program.saved
 
 
 def place(block: Block, events: Sequence[Event], position: int) -> str:
-    """Where a moment is: the block, and the operator."""
+    """Return the name of a point: the block and the operator."""
     operator = events[position - 1].operator if position else START
     return block.name if operator.when is When.START else f"{block.name}: {operator.label}"
 
 
 def is_before_product(block: Block, position: int) -> bool:
-    """Whether so many events of a block's backward come before the first matrix product of all: in the head alone."""
+    """Return whether a position in backward comes before the first matmul; only possible in the LM head."""
     return block.part == "head" and position < block.program.first_product

@@ -1,4 +1,4 @@
-"""What moves: activations, logits, gradients in the making and temporaries, of both steps; and the peak with them."""
+"""Transient tensors of both steps (activations, logits, gradients, temporaries), and their peak."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from memcalc.spec.spec import Spec
 
 
 class Span(NamedTuple):
-    """Phases with one peak: the first step's and later ones' forward, for instance.
+    """Phases that share one peak, for example the first and later steps' forward.
 
     Args:
         mask: these phases.
-        candidates: the moments that may be the peak, in order, each with its timeline.
+        candidates: points that may be the peak, in order, each with its timeline.
     """
 
     mask: int
     candidates: Iterator[tuple[Timeline, Candidate]]
 
     def highest(self) -> tuple[Timeline, Highest]:
-        """The peak, of equal ones the first, and its timeline."""
+        """Return the peak (the first of equal ones) and its timeline."""
         sizes = ((timeline.bytes(moment), timeline, moment) for timeline, moment in self.candidates)
         total, timeline, moment = max(sizes, key=lambda each: each[0])
         return timeline, Highest(total, moment)
 
 
 def moving_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
-    """All that is on a rank of a stage beside its states."""
+    """Return everything on a rank of a stage except model states."""
     items, around = standing(spec, stage, card)
     highest: dict[Timeline, list[tuple[Highest, int]]] = {}
     for span in spans(spec, stage, card, around):
@@ -53,14 +53,15 @@ def moving_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
 
 
 def peak_bytes(spec: Spec, stage: Stage, card: Card | None, *, tails: bool = True) -> int:
-    """Allocated bytes at the peak of a rank, without the rows that say what they are.
+    """Return the peak allocated bytes of a rank, without the rows of the ledger.
 
     Args:
         spec: the run.
         stage: the pipeline stage of the rank.
-        card: for the scratch of kernels that depends on it.
-        tails: with the remainders that the allocator does not split off the blocks of model states. Without them the
-            sum is what is requested, rounded up to blocks: no run allocates less.
+        card: the GPU, for kernel workspaces that depend on it.
+        tails: whether to add the unsplit remainders of model states. Without them the sum is the requested bytes
+            rounded
+            up to blocks: no run allocates less.
     """
     phases = run_phases(spec)
     totals = dict.fromkeys(phases, 0)
@@ -78,7 +79,7 @@ def peak_bytes(spec: Spec, stage: Stage, card: Card | None, *, tails: bool = Tru
 
 
 def standing(spec: Spec, stage: Stage, card: Card | None) -> tuple[list[Item], Around]:
-    """What stands through phases, and the engine's buffers around the layers."""
+    """Return the persistent items other than model states, and the engine's per-layer buffers."""
     buffers = communication_buffers(spec, stage)
     items = [*buffers.steady, *standing_items(spec, stage, card), *first_workspace(spec, stage, card)]
     return items, buffers.around
@@ -91,14 +92,14 @@ def spans(
     around: Around,
     sizer_of: Callable[[Spec, Card | None], Sizer] = run_sizer,
 ) -> Iterator[Span]:
-    """What comes and goes on a stage, by phases that are alike.
+    """Yield the transient tensors of a stage, by groups of identical phases.
 
     Args:
         spec: the run.
-        stage: the pipeline stage. Its chunks run one after the other, so that all of their moments count.
-        card: for the scratch of kernels that depends on it.
-        around: the engine's buffers around the layers.
-        sizer_of: gives the sizes of a run on a card.
+        stage: the pipeline stage. Its chunks run sequentially, so the points of all chunks count.
+        card: the GPU, for kernel workspaces that depend on it.
+        around: the engine's per-layer buffers.
+        sizer_of: returns the sizer of a run on a GPU.
     """
     sizer = sizer_of(spec, card)
     kind = PlannedTimeline if has_segments(spec.training.recompute) else Timeline

@@ -1,4 +1,4 @@
-"""Device memory outside PyTorch's allocator, by sourced defaults: the CUDA context and the communication library."""
+"""Device memory outside PyTorch's allocator, from published defaults: CUDA context and communication library."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from memcalc.spec.spec import Spec
 
 MIB = 2**20
 
-# NCCL's buffers, planning defaults from published process figures: 1.0 to 1.5 GiB for the first group of 8 GPUs
-# (NCCL src/init.cc computeBuffSizes; ML Engineering book), 0.5 to 2 GiB for each further group (NCCL issue 864).
-# The upper ends are taken.
+# NCCL's buffers, planning defaults from published process figures: 1.0 to 1.5 GiB for the first group of 8 GPUs (NCCL
+# src/init.cc computeBuffSizes; ML Engineering book), 0.5 to 2 GiB for each further group (NCCL issue 864). The upper
+# ends are used.
 FIRST_GROUP_BYTES = 1536 * MIB
 FURTHER_GROUP_BYTES = 2048 * MIB
 
 
 def communication_library_bytes(spec: Spec) -> int:
-    """NCCL's buffers: one group for each dimension in which ranks talk to each other.
+    """Return the bytes of NCCL's buffers: one process group for each parallel dimension in which ranks communicate.
 
-    DeepSpeed's stage 3 has two for the data: zero.Init gathers parameters in the world's group, and gradients are
-    reduced in a copy of it (deepspeed 0.19 runtime/zero/partition_parameters.py, Init: ds_process_group;
-    utils/groups.py, _clone_world_group). A model that was not made under zero.Init gathers in the copy, too.
+    DeepSpeed's stage 3 has two data-parallel groups: zero.Init gathers parameters in the world's group, and gradients
+    are reduced in a copy of it (deepspeed 0.19 runtime/zero/partition_parameters.py, Init: ds_process_group;
+    utils/groups.py, _clone_world_group). A model built without zero.Init gathers in the copy, too.
     """
     parallelism = spec.parallelism
     kinds = ("data", "tensor", "pipeline", "context", "expert")
@@ -30,5 +30,5 @@ def communication_library_bytes(spec: Spec) -> int:
 
 
 def outside_bytes(spec: Spec, card: Card | None) -> int:
-    """The context, of which nothing is known without a card, and the communication library."""
+    """Return the bytes of the CUDA context (0 without a GPU) and of the communication library."""
     return (0 if card is None else card.context_bytes) + communication_library_bytes(spec)

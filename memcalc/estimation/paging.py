@@ -1,8 +1,8 @@
 """Host memory of paged optimizers.
 
-bitsandbytes 0.50 functional.py, get_paged: states in CUDA's unified memory, which PyTorch's allocator does not know of.
-It moves to the host when the GPU runs short, so the host must have room for all of it, and what is on the GPU is there
-beside PyTorch's memory.
+bitsandbytes 0.50 functional.py, get_paged: states are in CUDA unified memory, which PyTorch's allocator does not
+track. Unified memory moves to the host when the GPU runs short, so the host needs room for all of it. Pages on the
+GPU come on top of PyTorch's memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memcalc.units import format_bytes
 
 
 def paged_bytes(spec: Spec, stage: Stage) -> int:
-    """Bytes of the states that one rank of a stage has in unified memory; 0 without a paged optimizer."""
+    """Return the bytes of optimizer states in unified memory on one rank of a stage; 0 without a paged optimizer."""
     return sum(
         state.item.each * state.item.count
         for group, own, trains in groups(stage_parameters(spec, stage), choice_of(spec))
@@ -29,7 +29,7 @@ def paged_bytes(spec: Spec, stage: Stage) -> int:
 
 
 def paging_notes(spec: Spec) -> Iterator[str]:
-    """How much host memory a rank needs for them."""
+    """Yield a note on the host memory that a rank needs for paged states."""
     if spec.training.optimizer_options.paged:
         most = max(paged_bytes(spec, stage) for stage in stages_of(spec))
         yield (

@@ -1,7 +1,7 @@
-"""Every parameter of a model as a row: its shape in symbols and sizes, how often it exists, and how ranks split it.
+"""Parameters of a model as rows: shape in symbols and sizes, number of copies, and how tensor parallelism shards each.
 
-The rows are the one place that knows the layout of the weights; counts, bytes, shards and the formulas in reports
-all come from them. Linear weights are [out, in], as torch.nn.Linear holds them. Symbols:
+These rows are the only place that knows the layout of the weights; counts, bytes, shards and the formulas in reports
+come from them. Linear weights are [out, in], as in torch.nn.Linear. Symbols:
 
     d hidden   h heads   h_kv key/value heads   d_h head   F MLP   V vocabulary   S positions   d_e embedding
     E experts   F_e expert   F_s shared expert   r_q, r_kv latents   d_n, d_r, d_v latent attention's head parts
@@ -21,26 +21,26 @@ from memcalc.spec.model import MlaSpec, ModelSpec, MoeSpec
 Axis = tuple[str, int]
 Where = Literal["embedding", "layer", "head"]
 
-# How tensor parallelism over t ranks splits a tensor:
+# How tensor parallelism over t ranks shards a tensor:
 #   column      axis 0 (the outputs), biases too
-#   row         axis 1 (the inputs); the bias is whole on every rank, hence "replicated"
+#   row         axis 1 (the inputs); the bias is "replicated"
 #   vocab       axis 0, the vocabulary
-#   expert      axis 0 counts experts (expert parallelism splits it); t splits the axis that holds F_e
-#   replicated  whole on every rank
+#   expert      axis 0 counts experts (expert parallelism shards it); t shards the axis that holds F_e
+#   replicated  full on every rank
 Split = Literal["column", "row", "vocab", "expert", "replicated"]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter tensor, and how many layers hold one like it.
+    """One parameter tensor, and the number of layers that have one of this shape.
 
     Args:
-        module: its module, `layers.*` standing for all layers; `layers.dense.*` and `layers.moe.*` where they differ.
+        module: its module; `layers.*` stands for all layers, `layers.dense.*` and `layers.moe.*` where layers differ.
         tensor: "weight" or "bias".
         shape: each axis as (symbol, size).
-        count: how many such tensors the whole model holds.
-        where: which part of a pipeline it belongs to; the final norm goes with the head.
-        split: how tensor parallelism splits it.
+        count: number of such tensors in the whole model.
+        where: the part of a pipeline that it belongs to; the final norm belongs to the head.
+        split: how tensor parallelism shards it.
     """
 
     module: str
@@ -68,7 +68,7 @@ class Parameter:
 
 @lru_cache(maxsize=256)
 def parameter_table(model: ModelSpec) -> tuple[Parameter, ...]:
-    """All parameters of a model, in the order of the forward pass; a tied head is no row of its own."""
+    """Return all parameters of a model in the order of the forward pass; a tied LM head has no row."""
     rows: list[Parameter] = []
     _add_embedding(rows, model)
     for prefix, count, moe in _layer_kinds(model):
@@ -80,12 +80,12 @@ def parameter_table(model: ModelSpec) -> tuple[Parameter, ...]:
 
 @lru_cache(maxsize=256)
 def count_parameters(model: ModelSpec) -> int:
-    """Parameters of a model, tied ones once, as transformers counts them."""
+    """Return the number of parameters of a model, tied ones counted once, as in transformers."""
     return sum(row.total for row in parameter_table(model)) + frozen_parameters(model)
 
 
 def frozen_parameters(model: ModelSpec) -> int:
-    """Parameters that no gradient reaches: router corrections, where they are no buffer. They have no rows."""
+    """Return the number of parameters without gradient: router biases, unless they are buffers. They have no rows."""
     moe = model.moe
     if moe is None or not moe.router_correction_bias or not moe.router_correction_parameter:
         return 0
@@ -94,13 +94,13 @@ def frozen_parameters(model: ModelSpec) -> int:
 
 @lru_cache(maxsize=256)
 def buffer_elements(model: ModelSpec) -> int:
-    """Elements of the buffers that transformers registers: router corrections, rotary tables, scales, masks."""
+    """Return the elements of the buffers that transformers registers: router biases, RoPE caches, scales, masks."""
     corrections = model.layers_with_experts(0, model.num_layers) * corrections_of_a_router(model)
     return corrections + table_elements(model) + family_buffers(model.architecture).scalars + mask_elements(model)
 
 
 def corrections_of_a_router(model: ModelSpec) -> int:
-    """Those of them that one router corrects its scores by."""
+    """Return the number of elements in one router's bias (`e_score_correction_bias`), where it is a buffer."""
     moe = model.moe
     if moe is None or not moe.router_correction_bias or moe.router_correction_parameter:
         return 0
@@ -108,12 +108,12 @@ def corrections_of_a_router(model: ModelSpec) -> int:
 
 
 def table_elements(model: ModelSpec) -> int:
-    """Those of them that rotary tables have."""
+    """Return the elements of all RoPE buffers."""
     buffers = family_buffers(model.architecture)
     if model.position_embedding != "rope" and not buffers.unused_rotary:
         return 0
     if buffers.sinusoids:
-        # Every layer has its own table of sines and cosines: [S, rotary_dim].
+        # each layer has a separate table of sines and cosines: [S, rotary_dim]
         return model.num_layers * model.max_position_embeddings * model.rotary_dim
     # One frequency for each pair of rotated dimensions; `inv_freq` and the copy `original_inv_freq`.
     tables = min(buffers.rotary_tables, sum(windows_among(model)))
@@ -121,14 +121,14 @@ def table_elements(model: ModelSpec) -> int:
 
 
 def mask_elements(model: ModelSpec) -> int:
-    """Those of them that are causal masks, of a byte each."""
+    """Return the elements of causal-mask buffers, one byte each."""
     masks = {"model": 1, "layer": model.num_layers, None: 0}[family_buffers(model.architecture).masks]
     return masks * model.max_position_embeddings**2
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Appends rows of one part of the model."""
+    """Appends the rows of one part of the model."""
 
     rows: list[Parameter]
     where: Where
@@ -141,7 +141,7 @@ class _Part:
     def linear(self, module: str, out: Axis, into: Axis, split: Split, *, bias: bool = False) -> None:
         self.tensor(module, "weight", (out, into), split)
         if bias:
-            # A row-parallel layer adds its bias after the sum over ranks, so each rank holds it whole.
+            # A row-parallel layer adds its bias after the all-reduce, so each rank holds the full bias.
             self.tensor(module, "bias", (out,), "replicated" if split == "row" else split)
 
     def norm(self, module: str, width: Axis, model: ModelSpec, split: Split = "replicated") -> None:
@@ -152,7 +152,7 @@ class _Part:
 
 
 def _layer_kinds(model: ModelSpec) -> list[tuple[str, int, MoeSpec | None]]:
-    """The kinds of layers: name prefix, how many, and the experts of each."""
+    """Return the layer types: name prefix, number of layers, and the experts of each."""
     moe = model.moe
     if moe is None:
         return [("layers.*.", model.num_layers, None)]
@@ -226,7 +226,7 @@ def _add_attention(layer: _Part, model: ModelSpec) -> None:
 
 
 def _add_latent_attention(layer: _Part, model: ModelSpec, mla: MlaSpec) -> None:
-    """DeepSeek-V2 (arXiv 2405.04434): keys, values and (with a rank) queries pass through narrow latents."""
+    """Add multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): low-rank keys and values, optionally queries."""
     d = ("d", model.hidden_size)
     heads = model.num_attention_heads
     query = ("h·(d_n+d_r)", heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim))
@@ -238,7 +238,7 @@ def _add_latent_attention(layer: _Part, model: ModelSpec, mla: MlaSpec) -> None:
     else:
         layer.linear("attention.q_proj", query, d, "column")
     r_kv = ("r_kv", mla.kv_lora_rank)
-    # The rotated part of the key is one for all heads and is not compressed.
+    # The rotary part of the key is shared by all heads and not compressed.
     latent = ("r_kv+d_r", mla.kv_lora_rank + mla.qk_rope_head_dim)
     layer.linear("attention.kv_a_proj", latent, d, "replicated", bias=model.qkv_bias)
     layer.norm("attention.kv_a_norm", r_kv, model)
@@ -265,7 +265,7 @@ def _add_experts(layer: _Part, model: ModelSpec, moe: MoeSpec) -> None:
     layer.tensor("mlp.router", "weight", (experts, d), "replicated")
     if moe.router_bias:
         layer.tensor("mlp.router", "bias", (experts,), "replicated")
-    # transformers stacks the experts: one tensor for the gates and ups of all, one for the downs.
+    # transformers stacks the experts: one tensor for all gate and up projections, one for all down projections.
     up, up_out = ("gate_up_proj", ("2·F_e", 2 * width[1])) if model.gated_mlp else ("up_proj", width)
     layer.tensor(f"mlp.experts.{up}", "weight", (experts, up_out, d), "expert")
     if model.experts_have_bias:
@@ -300,6 +300,6 @@ def _embedding_axis(model: ModelSpec) -> Axis:
 
 
 def _mlp_axis(model: ModelSpec) -> Axis:
-    # The papers' 4·d, where it holds, lets reports say 12·d² without another symbol.
+    # Writing the papers' 4·d lets reports show 12·d² without another symbol.
     usual = model.intermediate_size == 4 * model.hidden_size
     return ("4·d" if usual else "F", model.intermediate_size)

@@ -1,4 +1,4 @@
-"""The passes of both steps: which phases are alike, and what stands around them."""
+"""Passes of both steps (forward, loss, backward): which phases are identical, and the engine's buffers in them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from memcalc.spec.spec import Spec
 
 
 class Pass(NamedTuple):
-    """Phases whose highest moment is one: the first step's and later ones' forward, for instance."""
+    """Phases with one peak, for example the first and later steps' forward."""
 
     stream: Stream
-    workspace: Item | None  # that the first matrix product of backward makes
+    workspace: Item | None  # cuBLAS workspace that backward's first matmul allocates
     mask: int
 
 
 def passes_of(spec: Spec, stage: Stage, card: Card | None) -> Iterator[tuple[bool, tuple[Pass, ...]]]:
-    """Whether gradients exist when backward starts, and the passes in which that is so."""
+    """Yield whether gradients exist when backward starts, with the passes for which that holds."""
     choice = choice_of(spec)
     making = workspace("backward", spec, card, 0)
     warm = choice.accumulates or not uses_torch_products(spec, stage)
@@ -48,7 +48,10 @@ def passes_of(spec: Spec, stage: Stage, card: Card | None) -> Iterator[tuple[boo
 
 
 def _backward(making: Item, steps: list[int], *, warm: bool) -> Iterator[Pass]:
-    """The first backward's first matrix product makes cuBLAS's workspace, unless another micro-batch came before."""
+    """Yield the backward passes; the first matmul of the first one allocates cuBLAS's workspace.
+
+    With gradient accumulation an earlier micro-batch has allocated the workspace.
+    """
     if 1 not in steps or warm:
         yield Pass("backward", None, _mask("backward", tuple(steps)))
         return
@@ -57,7 +60,7 @@ def _backward(making: Item, steps: list[int], *, warm: bool) -> Iterator[Pass]:
 
 
 def pieces_of(spec: Spec, stage: Stage) -> tuple[Stage, ...]:
-    """The chunks of a stage; of those that are alike, which have the same highest moments, the first."""
+    """Return the chunks of a stage; of chunks with identical layers, only the first, since their peaks are equal."""
     alike: dict[object, Stage] = {}
     for piece in stage.chunks:
         alike.setdefault(composition(spec, piece), piece)
@@ -65,16 +68,16 @@ def pieces_of(spec: Spec, stage: Stage) -> tuple[Stage, ...]:
 
 
 def first_workspace(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
-    """cuBLAS's workspace in the first step's later micro-batches: the first one's backward has made it."""
+    """Return cuBLAS's workspace in the later micro-batches of the first step; the first micro-batch allocated it."""
     if choice_of(spec).accumulates and uses_torch_products(spec, stage):
         return [workspace("backward", spec, card, mask_of("forward_1", "loss_1", "backward_1"))]
     return []
 
 
 def beside(spec: Spec, around: Around, *, exist: bool) -> tuple[Gradients, Around]:
-    """What becomes of gradients on arrival, and the engine's buffers around the layers."""
+    """Return the policy for produced gradients, and the engine's per-layer buffers."""
     gradients = gradients_on_arrival(spec, exist=exist, sharded=bool(around.layer_share))
-    if exist:  # a layer's share is added to the gradients that are there
+    if exist:  # a layer's shard is added to existing gradients
         added = {
             experts: share._replace(each=0, block=0) if share.component is Component.GRADIENTS else share
             for experts, share in around.layer_share.items()

@@ -1,7 +1,7 @@
-"""Forward, loss and backward where layers share a checkpoint segment: the plan walked through, layer by layer.
+"""Forward, loss and backward under a recompute plan in which layers share a checkpoint segment, layer by layer.
 
-`Timeline` makes use of layers that are alike following one another in one way. Here each layer has its own turn, with
-what the plan holds around it; the programs of the layers are the same.
+`Timeline` relies on identical consecutive layers. Here each layer is simulated separately with the tensors that the
+plan keeps live around it; the programs of the layers are the same.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from memcalc.spec.spec import Spec
 
 
 class PlannedTimeline(Timeline):
-    """The moving part of a stage that holds the whole model.
+    """The transient tensors of a stage that holds the whole model.
 
     Args:
         spec: the run.
         stage: the pipeline stage.
         sizer: sizes of its blocks.
-        gradients: what happens to each parameter's gradient on arrival.
-        around: the engine's buffers around a layer, of which there may be none where layers share a checkpoint segment.
+        gradients: what happens to each produced parameter gradient.
+        around: the engine's per-layer buffers; empty where layers share a checkpoint segment.
 
     Raises:
-        InputError: layers share a checkpoint segment under an engine that shards or buckets around each layer.
+        InputError: layers share a checkpoint segment under an engine with per-layer shards or buckets.
     """
 
     def __init__(self, spec: Spec, stage: Stage, sizer: Sizer, gradients: Gradients, around: Around) -> None:
@@ -45,7 +45,7 @@ class PlannedTimeline(Timeline):
                 "training.recompute",
             )
         super().__init__(spec, stage, sizer, gradients, around)
-        self.inside: dict[int, int] = {}  # from the block of a layer that is kept to that of one inside a segment
+        self.inside: dict[int, int] = {}  # block of a kept layer -> block of the same layer inside a segment
         head = self.blocks.pop()
         for number, block in enumerate(tuple(self.blocks)):
             if block.kind is not None and not block.kind.recomputed:
@@ -59,7 +59,7 @@ class PlannedTimeline(Timeline):
         self.plan = items_of(() if isinstance(recompute, str) else recompute, spec.model.num_layers)
 
     def kinds(self) -> list[Kind]:
-        """Every kind of layer in both ways, kept and recomputed."""
+        """Return every layer type twice, kept and recomputed."""
         layers = range(self.stage.first, self.stage.stop)
         found: dict[tuple[bool, bool, bool, bool], list[int]] = {}
         for layer in layers:
@@ -77,7 +77,7 @@ class PlannedTimeline(Timeline):
         return experts, has_mask(self.spec, layer), turns_nothing(self.spec, layer), detached
 
     def block_of(self, layer: int, *, again: bool) -> int:
-        """The number of a layer's block: it keeps its activations, or it is recomputed, and nothing runs behind it."""
+        """Return the number of a layer's block: kept, or recomputed with no other layer in its segment after it."""
         alike = self._alike(layer)
         return next(
             number
@@ -104,20 +104,20 @@ class PlannedTimeline(Timeline):
 
 
 class _Walk:
-    """The step walked through: what is held, and the moments on the way."""
+    """A step simulated layer by layer: the live storages, and the points that may be the peak."""
 
     def __init__(self, timeline: PlannedTimeline) -> None:
         self.timeline = timeline
         self.blocks = timeline.blocks
         self.phase = "forward"
-        self.saved: Counter[tuple[int, bool]] = Counter()  # blocks, and whether a segment has dropped their input
-        self.given: Counter[int] = Counter()  # blocks whose input a checkpoint holds, though they save it no longer
-        self.left: Counter[int] = Counter()  # blocks that have left gradients behind
+        self.saved: Counter[tuple[int, bool]] = Counter()  # (block, whether the segment has freed its input) -> count
+        self.given: Counter[int] = Counter()  # blocks whose input only a checkpoint still holds
+        self.left: Counter[int] = Counter()  # blocks that have left gradients
         self.moments: list[Candidate] = []
-        self.layer = timeline.stage.stop  # behind which backward is
+        self.layer = timeline.stage.stop  # backward has reached this layer
 
     def forward(self) -> list[Candidate]:
-        """All of forward; then what the loss and backward start from is held."""
+        """Simulate forward and return its points; the saved tensors stay live for the loss and backward."""
         for number, block in enumerate(self.blocks):
             if block.opens:
                 self.moments += self.at(number, "forward")
@@ -128,7 +128,7 @@ class _Walk:
         return self.moments
 
     def backward(self) -> list[Candidate]:
-        """All of backward."""
+        """Simulate backward and return its points."""
         self.phase, self.moments = "backward", []
         self.turn(len(self.blocks) - 1)
         self.reverse(self.timeline.plan)
@@ -139,19 +139,19 @@ class _Walk:
         return self.moments
 
     def block_of(self, layer: int, item: int | Segment, *, inside: bool) -> int:
-        """The block of a layer that is a part of an item, which may be inside a segment itself."""
+        """Return the block of a layer that belongs to an item, which may itself be inside a segment."""
         number = self.timeline.block_of(layer, again=not isinstance(item, int))
         return self.timeline.inside[number] if inside and isinstance(item, int) else number
 
     def run(self, item: int | Segment, *beside: Holding) -> None:
-        """The forward of a layer that keeps what it saves, or of a segment, which keeps its first input."""
+        """Simulate the forward of a kept layer, or of a segment, which keeps only its input."""
         for index, layer in enumerate(leaves(item)):
             number = self.block_of(layer, item, inside=bool(beside))
             self.moments += self.at(number, "forward", *beside)
             self.saved[number, index > 0] += 1
 
     def reverse(self, items: Segment, *, inside: bool = False) -> None:
-        """The backward of some items that have run forward."""
+        """Simulate the backward of items whose forward has run."""
         for item in reversed(items):
             self.layer = min(self.layer, next(leaves(item)))
             for index, layer in enumerate(leaves(item)):
@@ -162,7 +162,7 @@ class _Walk:
                 self.again(item)
 
     def again(self, items: Segment) -> None:
-        """A segment runs again, and its backward follows. Its last layer's program does both at once."""
+        """Recompute a segment and run its backward; the last layer's program does both at once."""
         last = items[-1]
         end = self.timeline.block_of([*leaves(items)][-1], again=True)
         gradient = self.blocks[end].program.backward[0].storage
@@ -179,9 +179,9 @@ class _Walk:
             self.given[given] -= 1
 
     def given_to(self, first: int | Segment) -> int | None:
-        """The block that a segment's input is given to, where it does not save it itself; None: where it does.
+        """Return the block that a segment's input is passed to, or None if the block saves the input itself.
 
-        A checkpoint holds its arguments until the backward of all that it has run again has passed
+        A checkpoint holds its arguments until the backward of everything it has recomputed is done
         (torch/utils/checkpoint.py, _CheckpointFrame's recompute_fn).
         """
         if not isinstance(first, int):
@@ -191,12 +191,12 @@ class _Walk:
         return None if program.entry in program.kept else number
 
     def turn(self, number: int) -> None:
-        """The backward of a block."""
+        """Simulate the backward of a block."""
         self.moments += self.at(number, "backward")
         self.left[number] += 1
 
     def at(self, number: int, stream: Stream, *beside: Holding) -> Iterator[Candidate]:
-        """What may be the peak of one of a block's streams, with all that is held around it."""
+        """Yield the points that may be the peak of one of a block's streams, with everything live around it."""
         block = self.blocks[number]
         events = block.program.stream(stream)
         around = [*beside, *self.held_around()]
@@ -206,7 +206,7 @@ class _Walk:
             yield Candidate(holdings, (), place(block, events, position), early)
 
     def held_around(self) -> Iterator[Holding]:
-        """What blocks hold while one is at work."""
+        """Yield the live storages of all blocks while one runs."""
         for (other, dropped), count in self.saved.items():
             program = self.blocks[other].program
             storages = held(program, self.phase)

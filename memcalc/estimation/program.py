@@ -1,4 +1,4 @@
-"""A block as streams of allocations and releases, evaluated for given sizes: what it saves, and its highest moments."""
+"""Program of a block: streams of allocations and frees, evaluated for given sizes, with saved tensors and peaks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HEAD = "lm_head"  # the module of the output projection
 
 
 class Table(NamedTuple):
-    """A tensor that the model makes once in each forward and layers read: a mask, a rotary table.
+    """A tensor that the model computes once per forward and all layers read: a mask, a RoPE cos/sin cache.
 
     Args:
-        name: of the table, of which layers with a sliding window may have their own.
-        windows: which layers read it: those with a window (True), those without (False), all (None).
+        name: its name; layers with a sliding window may have a separate one.
+        windows: the layers that read it: with a window (True), without (False), all (None).
     """
 
     name: str
@@ -29,17 +29,17 @@ class Table(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """A kind of tensor.
+    """One type of tensor in a block.
 
     Args:
-        name: as it is shown. Nothing is decided by it.
+        name: as shown. Nothing is decided by it.
         shape: its axes in symbols.
         dtype: its dtype.
         citation: its source.
-        rule: bytes where they are no product of the axes.
-        component: that its bytes count for.
-        parameter: of a parameter's gradient, the parameter as state_dict names it in its unit.
-        table: of a table of the model, which one.
+        rule: its bytes, where they are not a product of the axes.
+        component: the component that its bytes count for.
+        parameter: for a parameter's gradient, the parameter's state_dict name within its unit.
+        table: for a tensor shared by layers, which one.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Kind(NamedTuple):
     arguments: tuple[tuple[str, object], ...] = ()
 
     def bytes(self, values: Mapping[str, int]) -> int:
-        """Bytes of one such tensor."""
+        """Return the bytes of one such tensor."""
         if self.rule is not None:
             return self.rule(values, **dict(self.arguments))
         size = self.item_bytes
@@ -87,27 +87,27 @@ def _kind(storage: Storage) -> Kind:
 
 
 class When(Enum):
-    """What a block is doing."""
+    """What a block is doing at an event."""
 
-    START = auto()  # it is given its input
+    START = auto()  # it receives its input
     RUN = auto()  # an operator's forward, or its backward
-    AGAIN = auto()  # an operator that a checkpoint runs again
-    FETCH = auto()  # a checkpoint's inputs come from the host
-    END = auto()  # it hands on its output, or the gradient of its input
+    AGAIN = auto()  # a checkpoint recomputes an operator
+    FETCH = auto()  # a checkpoint's inputs are copied back from the host
+    END = auto()  # it passes on its output, or the gradient of its input
 
 
 class Operator(NamedTuple):
-    """An operator of a block, as its events know it.
+    """An operator of a block, as recorded in its events.
 
     Args:
-        name: as it is shown. Nothing is decided by it.
-        when: whether it runs for the first time, or again; of events outside of operators, what the block is doing.
-        position: on the block's tape.
-        module: the module whose parameters it reads, as state_dict names it in its unit; empty: none.
+        name: as shown. Nothing is decided by it.
+        when: first run or recomputation; for events outside operators, what the block is doing.
+        position: its position on the block's tape.
+        module: the module whose parameters it reads, as in state_dict within its unit; empty: none.
         output: the storage of its first result.
-        multiplies: whether cuBLAS runs it.
-        in_head: whether it belongs to the language-model head or to the loss, behind the model's last norm.
-        in_loss: whether it runs when the model's forward has returned.
+        multiplies: whether it is a cuBLAS matmul.
+        in_head: whether it belongs to the LM head or the loss, after the final norm.
+        in_loss: whether it runs after the model's forward has returned.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Operator(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What a screen calls it."""
+        """Its label on screens."""
         return f"{self.name} again" if self.when is When.AGAIN else self.name
 
 
@@ -129,7 +129,7 @@ START, FETCH, END = Operator("start", When.START), Operator("recompute", When.FE
 
 
 class Event(NamedTuple):
-    """An allocation (+1) or a release (-1) of one storage, inside an operator."""
+    """An allocation (+1) or a free (-1) of one storage, inside an operator."""
 
     storage: int
     sign: int
@@ -137,7 +137,7 @@ class Event(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The highest point of a stream: bytes above its start, and how many events in it is."""
+    """The peak of a stream: bytes above its start, and the number of events up to it."""
 
     bytes: int
     position: int
@@ -145,11 +145,11 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One block, compiled.
+    """One compiled block.
 
-    `forward` (and `loss`, for the head) ends with what backward needs, with `names`, which the model's forward lets go
-    as it returns, and with `region`, which the end of the autocast region lets go; `backward` starts from there, with
-    the incoming gradient as its first event.
+    `forward` (and `loss`, for the LM head) ends with what backward needs, plus `names`, freed when the model's forward
+    returns, and `region`, freed at the end of the autocast region. `backward` starts from there; its first event is the
+    incoming gradient.
     """
 
     storages: tuple[Storage, ...]
@@ -158,25 +158,27 @@ class Program:
     backward: tuple[Event, ...]
     region: tuple[int, ...] = ()
     names: tuple[int, ...] = ()
-    packed: tuple[int, ...] = ()  # what it keeps on the host between forward and backward
-    named_output: tuple[int, ...] = ()  # its output, if it is one of `names`, though the next block's
-    handed: tuple[int, ...] = ()  # what it returns beside it, named until the next layer has returned, if not kept
-    read_by: tuple[tuple[int, str], ...] = ()  # what it keeps for layers that run again alone, and which these are
-    reads: tuple[tuple[str, int], ...] = ()  # tables of the model, and how many events of backward until they are read
-    checkpoint_end: int = -1  # how many events of backward until a checkpoint of the whole block has gone
-    held: tuple[int, ...] = ()  # what lives until backward has passed: of the block that opens the model, its tables
-    output: int = -1  # what it hands on; -1: the head, which ends with the loss
-    tied_gradient: int = -1  # of the head: the gradient of the table that it shares with the embedding
-    tied_sum: int = -1  # of the embedding: the sum of both, where it is a tensor of its own
+    packed: tuple[int, ...] = ()  # storages kept in host memory between forward and backward
+    named_output: tuple[int, ...] = ()  # the output, if it is in `names` although the next block counts it
+    # further outputs that are not saved: referenced by a Python variable until the next layer returns
+    handed: tuple[int, ...] = ()
+    read_by: tuple[tuple[int, str], ...] = ()  # storages kept for recomputed layers, and which layers read them
+    # tensors shared by layers -> number of backward events until they have been read
+    reads: tuple[tuple[str, int], ...] = ()
+    checkpoint_end: int = -1  # number of backward events until the block's checkpoint is freed; -1: none
+    held: tuple[int, ...] = ()  # live until backward has passed: the first block's tensors shared by layers
+    output: int = -1  # its output; -1: the LM head, which ends with the loss
+    tied_gradient: int = -1  # LM head: the gradient of the weight tied to the embedding
+    tied_sum: int = -1  # embedding: the sum of both gradients, where it is a separate tensor
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The distinct sizes that its storages have: each is computed once."""
+        """The distinct sizes of its storages; each is computed once."""
         return tuple(self._kinds)
 
     @cached_property
     def kind_of(self) -> tuple[int, ...]:
-        """Which of `kinds` each storage is."""
+        """Index into `kinds` of each storage."""
         return tuple(self._kinds[_kind(storage)] for storage in self.storages)
 
     @cached_property
@@ -188,30 +190,30 @@ class Program:
 
     @cached_property
     def labels(self) -> tuple[tuple[Component, str, str, str, str], ...]:
-        """Each storage's component, name, dtype, formula and citation."""
+        """Component, name, dtype, formula and citation of each storage."""
         return tuple(
             (storage.component or Component.TEMPORARIES, storage.name, storage.dtype, storage.formula, storage.citation)
             for storage in self.storages
         )
 
     def stream(self, name: Stream) -> tuple[Event, ...]:
-        """One of its streams."""
+        """Return one of its streams."""
         return {"forward": self.forward, "loss": self.loss, "backward": self.backward}[name]
 
     @cached_property
     def entry(self) -> int:
-        """The storage of the block's input, the first thing that is there when its forward begins."""
+        """The storage of the block's input, the first one live in forward."""
         return next(event.storage for event in self.forward if event.operator.when is When.START)
 
     @cached_property
     def first_product(self) -> int:
-        """How many events of backward there are until its first matrix product has made something."""
+        """Number of backward events until the first matmul has allocated its result."""
         events = enumerate(self.backward, 1)
         return next((at for at, event in events if event.operator.multiplies), len(self.backward) + 1)
 
     @cached_property
     def gradients(self) -> frozenset[int]:
-        """The positions in backward at which a parameter's gradient is made."""
+        """Positions in backward at which a parameter's gradient is allocated."""
         return frozenset(
             position
             for position, event in enumerate(self.backward, 1)
@@ -219,18 +221,18 @@ class Program:
         )
 
     def sizes(self, values: Mapping[str, int]) -> list[int]:
-        """Bytes of each storage, as the program asks for them (not rounded)."""
+        """Return the requested bytes of each storage, not rounded."""
         of_kind = [kind.bytes(values) for kind in self.kinds]
         return [of_kind[kind] for kind in self.kind_of]
 
     def shapes(self, values: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """The axes' sizes of each storage; empty for those of a rule."""
+        """Return the sizes of the axes of each storage; empty where a rule gives the bytes."""
         of_kind = [tuple([values[axis] for axis in kind.axes]) for kind in self.kinds]
         return [of_kind[kind] for kind in self.kind_of]
 
     @cached_property
     def findings(self) -> dict[object, Any]:
-        """What others have found out about it, kept as long as it is."""
+        """Results that callers cache on the program."""
         return {}
 
     @cached_property
@@ -238,7 +240,7 @@ class Program:
         return {}
 
     def alive(self, stream: Stream, position: int) -> tuple[int, ...]:
-        """The storages alive after so many events of "forward", "loss" or "backward"; found once for each position."""
+        """Return the storages live after so many events of a stream; cached by position."""
         key = (stream, position)
         if key not in self._alive:
             start = {"forward": (), "loss": self.after_forward, "backward": self.kept}[stream]
@@ -247,24 +249,24 @@ class Program:
 
     @cached_property
     def after_forward(self) -> tuple[int, ...]:
-        """The storages alive until the model's forward returns."""
+        """Storages live until the model's forward returns."""
         return alive_after(self.forward)
 
     @cached_property
     def saved(self) -> tuple[int, ...]:
-        """The storages alive in the loss and at its end, inside the autocast region."""
+        """Storages live during the loss and at its end, inside the autocast region."""
         return tuple(index for index in alive_after((*self.forward, *self.loss)) if index not in self.names)
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
-        """The storages alive when backward starts."""
+        """Storages live when backward starts."""
         return tuple(index for index in self.saved if index not in self.region)
 
     @cached_property
     def awaited(self) -> tuple[int, ...]:
-        """Of a head: the storages that the gradient of its matrix needs, the matrix's input and its output's gradient.
+        """LM head: the storages that its weight gradient needs, namely the matmul's input and its output's gradient.
 
-        All that is kept, where the loss cuts the product into pieces.
+        All kept storages, where the loss splits the matmul into chunks.
         """
         used = [
             event.storage
@@ -275,17 +277,17 @@ class Program:
 
     @cached_property
     def left(self) -> tuple[int, ...]:
-        """The storages that backward leaves behind: gradients of parameters, and what the step still holds."""
+        """Storages that backward leaves allocated: parameter gradients, and what the step still holds."""
         return alive_after(self.backward, self.kept)
 
     @cached_property
     def left_without_gradients(self) -> tuple[int, ...]:
-        """The same without gradients of parameters."""
+        """Storages that backward leaves allocated, without parameter gradients."""
         return tuple(index for index in self.left if self.storages[index].component is not Component.GRADIENTS)
 
 
 def highest(events: Iterable[Event], sizes: list[int], since: int = 0) -> Moment:
-    """The highest point of a stream; `since`: at this event or later, also where all is below the start."""
+    """Return the peak of a stream at event `since` or later; with `since`, also where all is below the start."""
     current = 0
     best, position = 0, since
     begun = not since
@@ -300,7 +302,7 @@ def highest(events: Iterable[Event], sizes: list[int], since: int = 0) -> Moment
 
 
 def highest_among(events: Iterable[Event], sizes: list[int], positions: frozenset[int]) -> Moment:
-    """The highest of some positions of a stream, of which there is at least one."""
+    """Return the highest of some positions of a stream; there must be at least one."""
     current = 0
     heights: dict[int, int] = {}
     for index, (storage, sign, _) in enumerate(events, 1):
@@ -312,7 +314,7 @@ def highest_among(events: Iterable[Event], sizes: list[int], positions: frozense
 
 
 def alive_after(events: Iterable[Event], start: Iterable[int] = ()) -> tuple[int, ...]:
-    """The storages alive after a stream that starts with those of `start`."""
+    """Return the storages live after a stream that starts with the storages of `start`."""
     alive = dict.fromkeys(start)
     for storage, sign, _ in events:
         if sign > 0:

@@ -1,4 +1,4 @@
-"""The copies of the parameters that a recipe keeps (memcalc/spec/recipes.py), and a moving average beside them."""
+"""Copies of the parameters that a recipe keeps (memcalc/spec/recipes.py), and a moving average."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from memcalc.estimation.optimizers.averages import average
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import RECIPES
 
-NEVER = 4  # beyond ZeRO's last stage
+NEVER = 4  # beyond ZeRO's last stage: never sharded
 PASSES = mask_of(*(f"{phase}_{step}" for phase in ("forward", "loss", "backward") for step in (1, 2)))
 ZERO = "ZeRO (arXiv 1910.02054) section 3"
 
 
 def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
-    """Every copy of the parameters that is held through several phases; of those that do not train the weights."""
-    # FSDP2 shards them always: its stage 2 keeps what it has gathered from forward to backward.
+    """Yield every copy of the parameters that is live in several phases; only the weights of frozen parameters."""
+    # FSDP2 always shards weights: its stage 2 keeps gathered parameters from forward to backward.
     weights_from = 2 if choice.engine == "fsdp2" else 3
     citation = "the parameters that forward reads"
     made = "optimizer" if choice.late_adapters else "model"
@@ -36,7 +36,8 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
         made = "input" if choice.masters_follow_flattening else "optimizer"
         phases, role = from_phase(made), Role.MASTER_WEIGHTS
         yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master, 1, phases, citation, role=role)
-    gradients_from = 1 if choice.engine == "deepspeed" else 2  # its stage 1 reduces and frees them after backward
+    # DeepSpeed's stage 1 reduces and frees them after backward
+    gradients_from = 1 if choice.engine == "deepspeed" else 2
     if recipe.gradients is not None:
         citation = "autograd: .grad, from backward to zero_grad"
         mask = _gradient_mask(choice)
@@ -70,16 +71,17 @@ def _main_gradients(choice: Choice, dtype: str, gradients_from: int) -> Iterator
         yield Copy(Component.GRADIENTS, " main gradient", choice.gradients, sharded_from, mask, citation, role=role)
         mask, sharded_from = mask_of("optimizer_step_1", "optimizer_step_2"), 1
     citation = f"recipe {choice.recipe} ({recipe.imitates}): an fp32 copy of the gradients"
-    made = recipe.main_gradients_live != "always"  # else it is made in the parameter's likeness
+    made = recipe.main_gradients_live != "always"  # otherwise it has the parameter's layout
     role = Role.MASTER_GRADIENTS
     copy = Copy(Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, as_made=made, role=role)
     yield from _whole_until_reduced(copy, choice) if recipe.main_gradients_live == "backward" else (copy,)
 
 
 def _whole_until_reduced(copy: Copy, choice: Choice) -> Iterator[Copy]:
-    """DeepSpeed's stage 1 sums micro-batches in whole gradients, and has a share once the last one was reduced.
+    """Yield the unsharded gradients of DeepSpeed's stage 1 until backward ends, and the shard afterwards.
 
-    DeepSpeed 0.19 runtime/zero/stage_1_and_2.py, process_gradients and reduce_gradients.
+    Stage 1 accumulates micro-batches in unsharded gradients and reduces them after the last one (DeepSpeed 0.19
+    runtime/zero/stage_1_and_2.py, process_gradients and reduce_gradients).
     """
     passes = copy.mask & PASSES
     if not choice.reduces_after_backward or not passes:
@@ -90,10 +92,10 @@ def _whole_until_reduced(copy: Copy, choice: Choice) -> Iterator[Copy]:
 
 
 def _unsharded_sums(copy: Copy, choice: Choice) -> Iterator[Copy]:
-    """FSDP2 without gradient sync sums micro-batches in whole gradients, and has its shards after the last one.
+    """Yield the unsharded sums of FSDP2 without gradient sync, and the shards after the last micro-batch.
 
     torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed. The last backward frees the
-    sums unit by unit: they are counted until it ends.
+    sums unit by unit; they are counted until it ends.
     """
     name = copy.name.replace("gradient", "unsharded gradient")
     yield copy._replace(name=name, dtype=choice.summed, mask=copy.mask & PASSES, sharded_from_stage=NEVER)
@@ -101,12 +103,12 @@ def _unsharded_sums(copy: Copy, choice: Choice) -> Iterator[Copy]:
 
 
 def _gradient_mask(choice: Choice) -> int:
-    """Gradients that are held as a whole: in the optimizer step and at the next zero_grad, and in between if kept.
+    """Return the phases in which all gradients are live: optimizer step, next zero_grad, and between them if kept.
 
-    The backward that makes them is evaluated moment by moment (timeline.py), unless they exist before it starts.
+    The backward that produces them is evaluated event by event (timeline.py), unless they exist before it starts.
     """
     if choice.partitions_gradients and choice.zero_stage == 3:
-        return from_phase("optimizer")  # stage3.py: one flat buffer of the rank's share, made once
+        return from_phase("optimizer")  # stage3.py: one flat buffer of the rank's shard, allocated once
     mask = mask_of("optimizer_step_1", "optimizer_step_2")
     if not choice.partitions_gradients:  # DeepSpeed frees them at the end of its step
         mask |= mask_of("zero_grad_2")
@@ -120,12 +122,12 @@ def _gradient_mask(choice: Choice) -> int:
 
 
 def gradients_exist(choice: Choice, step: int) -> bool:
-    """Whether gradients exist, whole, before the (last micro-batch's) backward of a step starts."""
+    """Return whether all gradients exist before the (last micro-batch's) backward of a step starts."""
     return bool(_gradient_mask(choice) & BIT[f"backward_{step}"])
 
 
 def is_made_in_backward(copy: Copy, choice: Choice) -> bool:
-    """Whether a copy is of gradients that backward makes anew (timeline.py)."""
+    """Return whether a copy is of gradients that this backward allocates (timeline.py)."""
     if copy.role is Role.GRADIENTS and choice.sums_unsharded:
         return True
     return copy.component is Component.GRADIENTS and copy.mask == _gradient_mask(choice)

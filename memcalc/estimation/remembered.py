@@ -1,4 +1,4 @@
-"""What follows from a spec alone, asked for again and again while one run is sized."""
+"""Cache of results that depend on a spec alone and are requested many times in one estimate."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from memcalc.spec.spec import Spec
 
 Found = TypeVar("Found")
 
-FEW = 4  # specs whose results are kept: one run is sized at a time, and its variants of a moment
+FEW = 4  # cached specs: one run at a time, and its temporary variants
 
 
 def remembered(function: Callable[[Spec], Found]) -> Callable[[Spec], Found]:
-    """The function, which keeps its last results by the identity of the spec: hashing one takes longer than most."""
+    """Return the function with a cache of its last results, keyed by the identity of the spec.
+
+    Hashing a spec takes longer than most of these functions.
+    """
     known: deque[tuple[Spec, Found]] = deque(maxlen=FEW)
 
     @wraps(function)

@@ -1,4 +1,4 @@
-"""From items to the rows of a ledger."""
+"""Write ledger rows from items."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def write_rows(
     tails: Mapping[int, int] = MappingProxyType({}),
     phases: tuple[str, ...] = PHASES,
 ) -> Rows:
-    """One row for all tensors that are alike and alive together, then what the allocator adds to them.
+    """Return one row for all identical tensors that are live together, then the rows of the allocator's rounding.
 
     Args:
-        items: what is alive at some time.
-        what: names these items in the row of what the allocator adds.
-        tails: bytes by phase mask of blocks' rests that are not split off.
-        phases: what the bits of masks stand for.
+        items: tensors with their phases.
+        what: names these items in the row of the allocator's rounding.
+        tails: bytes of unsplit remainders, by phase mask.
+        phases: the phases that the bits of masks stand for.
     """
     together: dict[tuple[object, ...], tuple[Item, int]] = {}
     rounding = dict(tails)

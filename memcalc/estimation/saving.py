@@ -1,8 +1,8 @@
-"""What autograd saves, on the host: torch.autograd.graph.save_on_cpu around a model's forward, on a tape.
+"""Saved tensors in host memory: torch.autograd.graph.save_on_cpu around a model's forward, on a tape.
 
-Source: torch 2.13 torch/csrc/autograd/saved_variable.cpp: every tensor that an operator saves goes through the hooks,
-leaves and outputs among them, by itself: what two operators save is there twice, and a view without its base.
-checkpoint() has hooks of its own inside; what it saves outside, its inputs, is the host's, too.
+Source: torch 2.13 torch/csrc/autograd/saved_variable.cpp: every tensor that an operator saves passes through the
+hooks separately, leaves and outputs included. A tensor that two operators save is stored twice, and a view without
+its base. checkpoint() has separate hooks inside; its inputs, saved outside, also go to the host.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ COPY = "torch 2.13 aten/src/ATen/native/cuda/Copy.cu: copy_requires_temporaries"
 
 
 def save_on_host(tape: Tape, first: Tensor | None, *, frees_tables: bool, pinned: bool) -> None:
-    """The tape's forward keeps nothing on the device any more; its backward fetches a copy of what it asks for.
+    """Move what the tape's forward saves to the host; its backward fetches a copy of each tensor it reads.
 
-    The loss, which is behind the model's forward, keeps what it did.
+    The loss runs after the model's forward and still saves on the device.
 
     Args:
-        tape: as it is without.
-        first: of the embedding, what the layers begin with.
-        frees_tables: whether tables that layers share go with the model's forward, as nothing else refers to them.
-        pinned: whether into pinned memory, in order of the axes; what lies in another order is copied into that first
+        tape: the tape, changed in place.
+        first: for the embedding, the input of the layers.
+        frees_tables: whether tensors shared by layers are freed with the model's forward, as nothing else references
+            them.
+        pinned: whether into pinned memory, in contiguous order. Tensors with other strides are copied first
             (aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries). Pageable copies keep the order.
     """
     tape.offloads = True
@@ -31,7 +32,8 @@ def save_on_host(tape: Tape, first: Tensor | None, *, frees_tables: bool, pinned
         if frees_tables:
             tape.names |= tape.held
             tape.held.clear()
-        if first.storage in tape.leaves:  # AccumulateGrad has it (compilation.py, _hold_leaves), and no copy
+        # AccumulateGrad references it (compilation.py, _hold_leaves), so there is no copy
+        if first.storage in tape.leaves:
             tape.hold(first)
     inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
     boundary = tape.boundary or len(tape.nodes)
@@ -53,7 +55,7 @@ def save_on_host(tape: Tape, first: Tensor | None, *, frees_tables: bool, pinned
 
 
 def _copy(tape: Tape, tensor: Tensor, operator: str) -> int:
-    """A copy of a tensor, dense whatever it is a view of."""
+    """Return a dense copy of a tensor, even if it is a view."""
     if tensor.storage < 0:
         return tape.store(f"saved by {operator}", tensor.shape, tensor.dtype, SOURCE)
     of = tape.storages[tensor.storage]
@@ -62,5 +64,5 @@ def _copy(tape: Tape, tensor: Tensor, operator: str) -> int:
 
 
 def _staged(tape: Tape, tensor: Tensor, operator: str) -> int:
-    """A copy in order of the axes, on its way to the host."""
+    """Return the contiguous copy of a tensor on its way to the host."""
     return tape.store(f"in order, saved by {operator}", tensor.shape, tensor.dtype, COPY)

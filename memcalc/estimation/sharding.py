@@ -1,8 +1,8 @@
-"""How parameters, gradients and optimizer states are spread over ranks: the one place that divides.
+"""Sharding of parameters, gradients and optimizer states across ranks. All divisions by ranks are here.
 
-Tensor parallelism first splits an axis of each tensor (Shoeybi et al., arXiv 1909.08053); ZeRO then shards what is
-left over the data-parallel ranks (Rajbhandari et al., arXiv 1910.02054, figure 1): optimizer states and masters from
-stage 1, gradients from stage 2, weights at stage 3. A share that does not divide is rounded up, as the engines pad it.
+Tensor parallelism first shards an axis of each tensor (Shoeybi et al., arXiv 1909.08053). ZeRO then shards the result
+across data-parallel ranks (Rajbhandari et al., arXiv 1910.02054, figure 1): optimizer states and fp32 master weights
+from stage 1, gradients from stage 2, weights at stage 3. Shards are rounded up, as the engines pad them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,18 @@ from memcalc.spec.spec import Spec
 
 
 class Held(NamedTuple):
-    """A parameter tensor as one rank of a stage holds it before ZeRO: its axes after the tensor-parallel split.
+    """A parameter tensor on one rank of a stage before ZeRO, after tensor parallelism.
 
-    `dtype` is its own, where it has another than the recipe says; `trains` whether it gets a gradient; `gradient` the
-    axes of that, where autograd makes it larger than the parameter is; `beside` says that it is no parameter, but the
-    property of one, and whole on every rank.
+    Args:
+        module: its module.
+        tensor: its name within the module.
+        axes: (symbol, size) of each axis on this rank.
+        count: number of such tensors.
+        where: the part of the model: embedding, layer or head.
+        dtype: its dtype, where it differs from the recipe's; "": the recipe's.
+        trains: whether it gets a gradient.
+        gradient: axes of its gradient, where autograd makes it larger than the parameter.
+        beside: whether it is not a parameter but a property of one, replicated on every rank.
     """
 
     module: str
@@ -44,7 +51,7 @@ class Held(NamedTuple):
 
     @property
     def routed(self) -> bool:
-        """Whether it belongs to routed experts, of which expert parallelism leaves fewer copies."""
+        """Whether it belongs to routed experts, which expert parallelism shards."""
         return ".experts." in self.module
 
     @property
@@ -59,36 +66,36 @@ class Held(NamedTuple):
 
     @property
     def formula(self) -> str:
-        """Elements in symbols."""
+        """Elements of one such tensor in symbols."""
         return formula_of(self.axes)
 
 
 def formula_of(axes: tuple[Axis, ...]) -> str:
-    """Elements of a tensor in symbols: "F/t·d"."""
+    """Return the elements of a tensor in symbols, for example "F/t·d"."""
     return "·".join(f"({symbol})" if "+" in symbol else symbol for symbol, _ in axes)
 
 
 class Parameters(tuple[Held, ...]):
-    """The parameters of a stage. Equal only to itself, so that caches need not hash every axis again."""
+    """Parameters of a stage. Equal only to itself, so caches do not hash every axis again."""
 
     __slots__ = ()
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        """Identity: `stage_parameters` returns the same object for the same stage."""
+        """Compare by identity: `stage_parameters` returns the same object for the same stage."""
         return self is other
 
 
 @lru_cache(maxsize=1024)
 def without_properties(parameters: Parameters) -> Parameters:
-    """What engines know of: parameters alone."""
+    """Return the parameters without their properties, which engines do not shard."""
     return Parameters(held for held in parameters if not held.beside)
 
 
 def shard_shape(shape: tuple[int, ...], ranks: int, engine: str) -> tuple[int, ...]:
-    """One rank's share: rows of the first axis (FSDP2, DTensor's Shard(0)), or a flat stretch (DeepSpeed).
+    """Return the shape of one rank's shard: rows of axis 0 (FSDP2, DTensor's Shard(0)) or a flat slice (DeepSpeed).
 
-    A single number has no axis, and each rank has it.
+    A scalar has no axis and is replicated.
     """
     if ranks == 1 or not shape:
         return shape
@@ -98,16 +105,16 @@ def shard_shape(shape: tuple[int, ...], ranks: int, engine: str) -> tuple[int, .
 
 
 class Split(NamedTuple):
-    """Over how many ranks parameters are split before ZeRO."""
+    """Number of ranks that parameters are sharded across before ZeRO."""
 
     tensor: int
-    expert: int  # experts are spread over so many
-    expert_width: int  # and each expert over so many
-    whole_table_gradient: bool  # but the embedding's gradient is not
+    expert: int  # ranks that experts are distributed across
+    expert_width: int  # ranks that one expert's weights are sharded across
+    whole_table_gradient: bool  # the embedding's gradient is unsharded
 
 
 def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
-    """The parameters of a stage, each as one tensor-parallel rank holds it."""
+    """Return the parameters of a stage on one tensor-parallel rank."""
     return _stage_parameters(
         spec.model,
         spec.training.implementation,
@@ -125,7 +132,7 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
 
 
 def _alike(model: ModelSpec, stage: Stage) -> Stage:
-    """The stage without what its parameters do not depend on: where layers without experts stand does not matter."""
+    """Return the stage without fields irrelevant to its parameters; without experts, layer positions do not matter."""
     if model.moe is None:
         return Stage(0, 0, stage.layers, stage.has_embedding, stage.has_head, 1)
     return one_in_flight(stage)._replace(pieces=tuple(map(one_in_flight, stage.pieces)))
@@ -161,19 +168,19 @@ def _stage_parameters(
             dtype = "fp32" if wide and row.module.endswith(wide) else ""
             rows.append(Held(row.module, row.tensor, axes, count, row.where, dtype, gradient=gradient))
     if pipeline and stage.has_head and model.tie_word_embeddings:
-        # Tied embeddings are stored on both ends of a pipeline (Megatron-LM, arXiv 1909.08053).
+        # Tied embeddings are stored on the first and the last stage (Megatron-LM, arXiv 1909.08053).
         width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)
         tied = Parameter("lm_head", "weight", (("V", model.vocab_size), width), 1, "head", "vocab")
         rows.append(Held(tied.module, tied.tensor, _split(tied, split, shares), 1, "head"))
     if adapters is not None:
-        from memcalc.estimation.frozen import with_adapters  # it makes rows of the kind that is defined here
+        from memcalc.estimation.frozen import with_adapters  # imports Parameters from this module
 
         rows = list(with_adapters(rows, adapters, base))
     return Parameters(rows)
 
 
 def _apart(row: Parameter) -> tuple[Parameter, ...]:
-    """Gates and ups of routed experts: two tensors in the reference decoder (memcalc/step/mlp.py), one elsewhere."""
+    """Split routed experts' gate_up_proj: two tensors in the reference decoder (memcalc/step/mlp.py), one elsewhere."""
     if not row.module.endswith(".experts.gate_up_proj"):
         return (row,)
     shape = tuple((symbol.removeprefix("2·"), size // 2 if symbol == "2·F_e" else size) for symbol, size in row.shape)
@@ -193,7 +200,7 @@ def _split(row: Parameter, ranks: Split, shares: Mapping[str, int]) -> tuple[Axi
 
 
 def _expert_share(symbol: str, size: int, ranks: Split) -> Axis:
-    """Experts are spread over e ranks, and the width inside each over t_e; a bias of the way down is whole."""
+    """Return one rank's axis of an expert: E across e ranks, F_e across t_e; the down projection's bias is full."""
     if symbol == "E" and ranks.expert > 1:
         return "E/e", -(-size // ranks.expert)
     if "F_e" in symbol and ranks.expert_width > 1:

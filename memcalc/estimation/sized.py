@@ -1,6 +1,6 @@
-"""Programs of blocks for given sizes: the bytes of their storages, and where their streams are at their highest.
+"""Programs of blocks with numbers: bytes of their storages, and the peaks of their streams.
 
-Many runs share both: layouts that differ in data parallelism or in pipeline stages have the same sizes.
+Many runs share both: layouts that differ only in data parallelism or pipeline stages have the same sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memcalc.workspaces import Script
 
 
 class Sized:
-    """One program for given symbols; everything is computed when it is first asked for.
+    """A program with values for its symbols; results are computed on first use.
 
     Args:
         program: the block.
@@ -33,17 +33,17 @@ class Sized:
 
     @cached_property
     def exact(self) -> list[int]:
-        """Bytes of each storage."""
+        """Requested bytes of each storage."""
         return self.program.sizes(self._values)
 
     @cached_property
     def sizes(self) -> list[int]:
-        """The same as the allocator rounds them."""
+        """Bytes of each storage, rounded up to allocator blocks."""
         return [rounded(size) for size in self.exact]
 
     @cached_property
     def scripts(self) -> dict[int, Script]:
-        """Of the storages that stand for an operator's buffers: these, one by one."""
+        """Separate buffers of the storages that stand for an operator's workspace."""
         storages = enumerate(self.program.storages)
         return {index: script_of(each.rule, self._values) for index, each in storages if each.rule is not None}
 
@@ -53,21 +53,21 @@ class Sized:
         return self.program.shapes(self._values)
 
     def bytes_of(self, storages: tuple[int, ...]) -> int:
-        """Rounded bytes of some storages together."""
+        """Return the total rounded bytes of some storages."""
         if storages not in self._sums:
             sizes = self.sizes
             self._sums[storages] = sum([sizes[storage] for storage in storages])
         return self._sums[storages]
 
     def highest(self, stream: Stream, since: int = 0) -> tuple[int, ...]:
-        """The positions at which a stream may be at its highest, at event `since` or later: one, for known sizes."""
+        """Return the positions where a stream may peak, at event `since` or later: exactly one for known sizes."""
         key = (stream, since)
         if key not in self._positions:
             self._positions[key] = highest(self.program.stream(stream), self.sizes, since).position
         return (self._positions[key],)
 
     def highest_among(self, stream: Stream, positions: frozenset[int]) -> tuple[int, ...]:
-        """Those of some positions of a stream, of which there is at least one, that may be the highest."""
+        """Return which of some positions of a stream may be the highest; there must be at least one."""
         key = (stream, positions)
         if key not in self._positions:
             self._positions[key] = highest_among(self.program.stream(stream), self.sizes, positions).position
@@ -75,9 +75,9 @@ class Sized:
 
 
 class Sizer:
-    """The programs that have been asked for with the same symbols, and comparisons of their sizes.
+    """Cache of sized programs for one set of symbols, and comparisons of their sizes.
 
-    `memcalc.sweeping` has another one, for symbols with a value for each of many batches.
+    `memcalc.sweeping` has a subclass for symbols with one value per batch.
 
     Args:
         values: symbols and their values.
@@ -88,23 +88,23 @@ class Sizer:
         self._known: dict[Program, Sized] = {}
 
     def sized(self, program: Program) -> Sized:
-        """The program with these sizes."""
+        """Return the program with these sizes."""
         if program not in self._known:
             self._known[program] = Sized(program, self._values)
         return self._known[program]
 
     def largest(self, sums: Sequence[int]) -> tuple[int, ...]:
-        """Which of some sums may be the largest, by their indices: one, the first of equal ones, for known sizes."""
+        """Return the indices of the sums that may be the largest: for known sizes, the first of equal ones."""
         return (sums.index(max(sums)),)
 
 
 def sizer_of(values: Mapping[str, int]) -> Sizer:
-    """What knows the sizes for some symbols; kept for the next who asks with the same ones."""
+    """Return the sizer for some symbols; cached for equal symbols."""
     return _sizer_of(tuple(values.items()))
 
 
 def run_sizer(spec: Spec, card: Card | None) -> Sizer:
-    """The sizer of a run."""
+    """Return the sizer of a run."""
     return sizer_of(symbol_values(spec, card))
 
 

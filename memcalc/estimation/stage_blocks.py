@@ -1,6 +1,6 @@
-"""The blocks of one stage, and what stands around one of them: what those before it have saved, what those behind left.
+"""Blocks of one stage, and the tensors live around one of them: saved by earlier blocks, left by later ones.
 
-Blocks follow one another: embedding, layers, head. Each has a program (tape.py); layers that are alike are one block.
+Blocks follow one another: embedding, layers, LM head. Each has a program (tape.py); identical layers are one block.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def _part_of(kind: Kind) -> Part:
 
 
 class StageBlocks:
-    """The moving part of one stage.
+    """The transient tensors of one stage.
 
     Args:
         spec: the run.
         stage: the pipeline stage.
         sizer: sizes of its blocks.
-        gradients: what happens to each parameter's gradient on arrival.
-        around: the engine's buffers around a layer; with shares, a layer leaves only its share of gradients behind.
+        gradients: what happens to each produced parameter gradient.
+        around: the engine's per-layer buffers; with gradient shards, a layer leaves only its shard.
     """
 
     def __init__(self, spec: Spec, stage: Stage, sizer: Sizer, gradients: Gradients, around: Around) -> None:
@@ -40,14 +40,16 @@ class StageBlocks:
         self.stage = stage
         self.sizer = sizer
         self.around = around
-        self.delivers = spec.parallelism.engine == "deepspeed" and not gradients.kept  # each to a bucket, as it arrives
+        # each gradient goes to a bucket once produced
+        self.delivers = spec.parallelism.engine == "deepspeed" and not gradients.kept
         self.blocks: list[Block] = []
 
         def add(name: str, part: Part, kind: Kind | None) -> None:
             written = structure if kind is None else structure.of_layers(kind)
             compiled = program(written, part, kind is not None and kind.recomputed, gradients)
             left = compiled.left
-            # FSDP2 reduces the root, head and embedding, at the very end, but for a head that is a unit.
+            # FSDP2 reduces the root, LM head and embedding at the end of backward, unless the LM head is a separate
+            # unit.
             stays = part == "head" and not around.after_head
             if around.layer_share and not (stays or self.delivers):
                 left = compiled.left_without_gradients
@@ -68,11 +70,11 @@ class StageBlocks:
             add("head", "head", None)
 
     def structure(self) -> Structure:
-        """The choices of the modules."""
+        """Return the options of the modules."""
         return structure_of(self.spec)
 
     def _stays(self, structure: Structure, kinds: list[Kind], gradients: Gradients) -> bool:
-        """Whether the embedding's output is a leaf that needs a gradient, and that the first layer does not keep."""
+        """Return whether the embedding's output is a leaf with a gradient that the first layer does not save."""
         if structure.adapters is None or not structure.adapters.input_gradient or not kinds:
             return False
         first = min(kinds, key=lambda kind: kind.first)
@@ -80,16 +82,17 @@ class StageBlocks:
         return layer.entry not in layer.kept
 
     def kinds(self) -> list[Kind]:
-        """The kinds of layers, in the order of their first."""
+        """Return the layer types, in the order of their first layer."""
         return kinds_of(self.spec, self.stage)
 
     def highest_positions(
         self, block: Block, stream: Stream, since: int = 0, among: frozenset[int] | None = None
     ) -> Iterable[int]:
-        """Where in one of its streams a block is at its highest: at event `since` or later, or at one of some events.
+        """Return where one of a block's streams may peak: at event `since` or later, or among some positions.
 
-        The head's backward has further positions, if one comes before its first matrix product: a lower one may stand
-        beside a workspace.
+        The LM head's backward has further positions if a peak comes before its first matmul: a lower peak after it may
+        be
+        higher with the cuBLAS workspace.
         """
         if among is not None:
             return block.sized.highest_among(stream, among)
@@ -97,12 +100,12 @@ class StageBlocks:
         first = block.program.first_product
         early = any(is_before_product(block, position) for position in positions)
         if stream == "backward" and early and first <= len(block.program.backward):
-            # Before it cuBLAS has no workspace in autograd's thread.
+            # Before the first matmul, cuBLAS has no workspace in autograd's thread.
             return dict.fromkeys((*positions, *block.sized.highest(stream, first)))
         return positions
 
     def _saved(self, until: int, layer: int, phase: str) -> list[Holding]:
-        """What the blocks before block `until` (layers: before `layer`) hold in a phase, plus other micro-batches."""
+        """Return what the blocks before `until` (layers: before `layer`) hold in a phase, and other micro-batches."""
         holdings: list[Holding] = []
         for index, block in enumerate(self.blocks):
             if block.kind is not None:
@@ -123,28 +126,28 @@ class StageBlocks:
 
     @cached_property
     def unread_before(self) -> dict[int, int]:
-        """Masks of the block that opens the stage, each with the first layer that is given it again in backward."""
+        """Masks of the stage's first block, each with the first layer that recomputes with it."""
         program = next((block.program for block in self.blocks if block.opens), None)
         read_by = () if program is None else program.read_by
         return {index: first_that_runs_again(self.spec, self.stage, readers) for index, readers in read_by}
 
     def still_read(self, storages: tuple[int, ...], layer: int) -> tuple[int, ...]:
-        """What is left of them in the backward of a layer: a mask goes with the last layer that runs again with it."""
+        """Return the storages still live in a layer's backward; a mask is freed after its last recomputed layer."""
         gone = {index for index, first in self.unread_before.items() if layer < first}
         return tuple(index for index in storages if index not in gone) if gone else storages
 
     def _has_layer(self, block: Block, layer: int) -> bool:
-        """Whether a layer of this stage is one that a block stands for."""
+        """Return whether a layer of this stage belongs to a block."""
         inside = block.kind is not None and layer >= self.stage.first
         return inside and count_between(self.spec, block.kind, layer, layer + 1) > 0  # type: ignore[arg-type]
 
     def _first_layer_has_its_input(self, layer: int) -> bool:
-        """Whether the first layer holds what it was given, while some layer is at work: it is that, or keeps it."""
+        """Return whether the first layer references its input while another layer runs."""
         first = next(each for each in self.blocks if each.kind is not None and each.kind.first == self.stage.first)
         return layer == self.stage.first or first.program.entry in first.program.kept
 
     def _behind(self, index: int, layer: int) -> list[Holding]:
-        """The gradients that the blocks behind (later layers, the head) have made, and what the step holds of them."""
+        """Return the gradients of later blocks (later layers, LM head), and what the step holds of those blocks."""
         holdings: list[Holding] = []
         for later, block in enumerate(self.blocks):
             count = int(block.part == "head" and index != later)
@@ -155,7 +158,7 @@ class StageBlocks:
         return holdings
 
     def _gathered(self, layer: int) -> tuple[tuple[Item, int], ...]:
-        """The parameters that layers up to this one have kept from their forward on."""
+        """Return the parameters that layers up to this one have kept gathered since forward."""
         found = []
         for experts, item in self.around.layer_gathered.items():
             count = self._layers_of(experts, self.stage.first, min(layer + 1, self.stage.stop))
@@ -164,7 +167,7 @@ class StageBlocks:
         return tuple(found)
 
     def _layers_of(self, experts: bool, lo: int, hi: int) -> int:
-        """How many layers in [lo, hi) are dense, or have experts."""
+        """Return the number of layers in [lo, hi) that are dense, or that have experts."""
         alike = [block.kind for block in self.blocks if block.kind is not None and block.kind.experts is experts]
         return sum(count_between(self.spec, kind, lo, hi) for kind in alike) if hi > lo else 0
 

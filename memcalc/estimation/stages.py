@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds, and of which kinds: dense or experts, recomputed or kept."""
+"""Layers of each pipeline stage and their types: dense or experts, recomputed or kept."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from memcalc.spec.segments import has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
-READERS = {"windows": True, "others": False}  # of a mask: layers with a window, or without
+READERS = {"windows": True, "others": False}  # readers of a mask: layers with a sliding window, or without
 
 
 class Stage(NamedTuple):
     """One pipeline stage, or one chunk of one: layers `first` up to but not including `stop`.
 
-    A stage of several chunks has them in `pieces`; its own layers are those of the first.
+    A stage of several chunks lists them in `pieces`; its `first` and `stop` are those of the first chunk.
     """
 
     index: int  # type: ignore[assignment] # hides tuple.index, which no stage needs
@@ -29,20 +29,20 @@ class Stage(NamedTuple):
     stop: int
     has_embedding: bool
     has_head: bool
-    in_flight: int  # micro-batches whose activations the stage (or chunks, the piece) holds when it holds most
+    in_flight: int  # maximum number of micro-batches (or chunks) with live activations
     pieces: tuple[Stage, ...] = ()
-    embeddings: int = 1  # micro-batches whose embedding it holds when it holds most, if it has one
-    heads: int = 1  # and those whose logits
-    waiting: int = 0  # and those of which the head's matrix waits for its gradient, and nothing else of the head
+    embeddings: int = 1  # maximum number of micro-batches with a live embedding, if it has one
+    heads: int = 1  # maximum number of micro-batches with live logits
+    waiting: int = 0  # micro-batches whose LM head waits only for its weight gradient
 
     @property
     def chunks(self) -> tuple[Stage, ...]:
-        """The pieces that forward runs one by one."""
+        """The chunks that forward runs sequentially."""
         return self.pieces or (self,)
 
     @property
     def layers(self) -> int:
-        """How many layers the stage holds."""
+        """The number of layers on the stage."""
         return sum(piece.stop - piece.first for piece in self.chunks)
 
 
@@ -56,29 +56,29 @@ class Traits(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Layers that are alike, and where they stand in a stage."""
+    """Layers of one type, and where they are in a stage."""
 
     experts: bool
     recomputed: bool
-    masked: bool  # the sequence fills its window, which a mask keeps
-    unturned: bool  # queries and keys stay as they are, whatever their position
+    masked: bool  # the sequence exceeds the window, so a mask applies it
+    unturned: bool  # no RoPE is applied to queries and keys
     count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
-    detached: bool = False  # the input needs no gradient, since nothing before it trains
+    detached: bool = False  # its input needs no gradient, since nothing before it trains
 
     @property
     def traits(self) -> Traits:
-        """What its layers have in common."""
+        """The traits that its layers share."""
         return Traits(self.experts, self.recomputed, self.masked, self.unturned)
 
 
 def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
-    """The stages of a pipeline; layers that do not divide go to the first ones.
+    """Return the stages of a pipeline; remaining layers go to the first stages.
 
     Args:
         spec: the run.
-        micro_batches: of one optimizer step, where these are others than the run's.
+        micro_batches: micro-batches per optimizer step, where they differ from the run's.
     """
     parallelism = spec.parallelism
     return _stages_of(
@@ -114,14 +114,14 @@ def _piece(layers: int, index: int, chunk: Chunk, in_flight: int, held: Ends) ->
 
 
 def one_in_flight(stage: Stage) -> Stage:
-    """The stage, or one chunk, as if one micro-batch was all that runs."""
+    """Return the stage, or one chunk, with a single micro-batch in flight."""
     return stage._replace(index=0, in_flight=1, embeddings=1, heads=1, waiting=0)
 
 
 def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
-    """The kinds of layers in a stage, those with layers only, in the order of their first layer.
+    """Return the layer types of a stage that have layers, in the order of their first layer.
 
-    Below a frozen embedding the first layer is a kind of its own.
+    Above a frozen embedding the first layer is a separate type.
     """
     if stage.first > 0 or stage.stop == 0 or not starts_detached(spec):
         return _kinds_of(spec, stage)
@@ -131,23 +131,24 @@ def kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
 
 
 def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
-    """What the memory of a stage or piece depends on, but for its micro-batches in flight: equal for those alike."""
+    """Return a key of what the memory of a stage or chunk depends on, except its micro-batches in flight."""
     plan, moe = spec.training.recompute, spec.model.moe
-    if has_segments(plan):  # it is walked through, layer by layer
+    if has_segments(plan):  # it is simulated layer by layer
         return stage.first, stage.stop, stage.has_embedding, stage.has_head
     patterned = plan not in ("none", "selective", "full") or are_mixed(spec)
     if not patterned and moe is None and not starts_detached(spec):
         return stage.stop - stage.first, stage.has_embedding, stage.has_head
-    place = (stage.first, stage.stop) if patterned else ()  # where the pattern of layers depends on where it begins
+    place = (stage.first, stage.stop) if patterned else ()  # the pattern of layers depends on the first layer
     kinds = ((kind.traits, kind.count, kind.detached) for kind in kinds_of(spec, stage))
     return (*kinds, stage.has_embedding, stage.has_head, place)
 
 
 def stages_that_matter(spec: Spec) -> list[Stage]:
-    """One stage of each kind, in order: the first, which has most micro-batches in flight and needs most of them.
+    """Return one stage of each type, in order: the first of them, which has the most micro-batches in flight.
 
-    Stages are of one kind when they hold as many layers of each kind, and the same ends of the model. In no schedule
-    has a later stage more in flight than an earlier one.
+    Stages are of one type when they hold equally many layers of each type, and both or neither of embedding and LM
+    head.
+    In no schedule does a later stage have more in flight than an earlier one.
     """
     found: dict[object, Stage] = {}
     for stage in stages_of(spec):
@@ -156,7 +157,7 @@ def stages_that_matter(spec: Spec) -> list[Stage]:
 
 
 def starts_detached(spec: Spec) -> bool:
-    """Whether the first layer's input needs no gradient."""
+    """Return whether the first layer's input needs no gradient."""
     adapters = adapters_of(spec)
     return adapters is not None and not adapters.input_gradient
 
@@ -178,7 +179,7 @@ def _kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
 
 
 def _mixed_kinds(spec: Spec, stage: Stage) -> list[Kind]:
-    """`kinds_of` where layers of several kinds take turns: each is looked at."""
+    """Return `kinds_of` where several layer types alternate; checks each layer."""
     found: dict[Traits, list[int]] = {}
     for layer in range(stage.first, stage.stop):
         found.setdefault(_traits_of(spec, layer), []).append(layer)
@@ -193,7 +194,7 @@ def _traits_of(spec: Spec, layer: int) -> Traits:
 
 
 def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
-    """The layers of a stage in order, as runs of neighbours that are alike, where the plan is a list of layers."""
+    """Yield the layers of a stage in order, as runs of identical neighbors, where the plan is a list of layers."""
     if are_mixed(spec):
         for kind, layers in groupby(range(stage.first, stage.stop), partial(_traits_of, spec)):
             run = list(layers)
@@ -209,12 +210,12 @@ def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
 
 
 def dense_layers(model: ModelSpec) -> int:
-    """How many of the first layers have a dense MLP, where no others have."""
+    """Return the number of leading layers with a dense MLP, where all dense layers come first."""
     return model.num_layers if model.moe is None else min(model.moe.first_dense_layers, model.num_layers)
 
 
 def count_between(spec: Spec, kind: Kind, lo: int, hi: int) -> int:
-    """How many layers of a kind lie in [lo, hi)."""
+    """Return the number of layers of a type in [lo, hi)."""
     if kind.detached:
         return int(lo <= 0 < hi)
     if starts_detached(spec):
@@ -230,7 +231,7 @@ def count_between(spec: Spec, kind: Kind, lo: int, hi: int) -> int:
 
 
 def recomputed_count(training: TrainingSpec, lo: int, hi: int) -> int:
-    """How many layers in [lo, hi) run their forward again in backward."""
+    """Return the number of layers in [lo, hi) that are recomputed in backward."""
     plan = training.recompute
     if not isinstance(plan, str):
         return sum(lo <= layer < hi for layer in set(leaves(plan)))
@@ -243,7 +244,7 @@ def recomputed_count(training: TrainingSpec, lo: int, hi: int) -> int:
 
 
 def windows_run_again(spec: Spec) -> tuple[bool, bool]:
-    """Whether a layer with a window, and one without, runs its forward again in backward."""
+    """Return whether a layer with a sliding window is recomputed, and whether a layer without one is."""
     plan = spec.training.recompute
     if not isinstance(plan, str):
         found = {spec.model.has_window(layer) for layer in leaves(plan)}
@@ -254,7 +255,7 @@ def windows_run_again(spec: Spec) -> tuple[bool, bool]:
 
 
 def first_that_runs_again(spec: Spec, stage: Stage, readers: str) -> int:
-    """The first layer of a stage, of those that read a mask, that runs its forward again: of all, or one of READERS."""
+    """Return the first layer of a stage that reads a mask and is recomputed; `readers`: all, or one of READERS."""
     wanted = READERS.get(readers)
     for layer in range(stage.first, stage.stop):
         if recomputed_count(spec.training, layer, layer + 1) and wanted in (None, spec.model.has_window(layer)):
@@ -263,7 +264,7 @@ def first_that_runs_again(spec: Spec, stage: Stage, readers: str) -> int:
 
 
 def _ends(training: TrainingSpec, recomputed: bool, lo: int, hi: int) -> tuple[int, int]:
-    """The first and the last layer in [lo, hi) that is (not) recomputed; there is one."""
+    """Return the first and last layer in [lo, hi) that is (or is not) recomputed; there must be one."""
     plan = training.recompute
     if isinstance(plan, str):
         if not plan.startswith("every-"):

@@ -1,4 +1,4 @@
-"""What stands through the phases beside model states: the batch, modules' buffers, library workspaces."""
+"""Persistent memory besides model states: the batch, module buffers, library workspaces."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 
-ROTARY_TABLES, CAUSAL_MASKS = "rotary tables", "causal masks"  # the tensors of modules' buffers, as rows name them
+ROTARY_TABLES, CAUSAL_MASKS = "rotary tables", "causal masks"  # tensor names of module buffers, as in rows
 
 
 def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
-    """All of it, for one stage. The backward thread's workspace appears within backward_1: the timeline tells when."""
+    """Return the persistent items of one stage.
+
+    The backward thread's workspace is added within backward_1 by the timeline.
+    """
     items = [*registered_buffers(spec, stage), *inputs(spec), *logits_of_the_step_before(spec, stage)]
     if spec.training.implementation == "torchtitan":
         items.append(complex_table(spec))
@@ -37,7 +40,10 @@ def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
 
 
 def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[Item]:
-    """Logits that a loop's variable refers to until the next forward has returned; in backward they are the head's."""
+    """Return the logits that a loop's variable references until the next forward returns.
+
+    In backward they are counted with the LM head.
+    """
     training = spec.training
     whole = training.loss not in TOKENWISE or not training.loss_recompute
     if training.logits_until != "step" or not whole or not stage.has_head:
@@ -56,21 +62,22 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[Item]:
 
 
 def uses_torch_products(spec: Spec, stage: Stage) -> bool:
-    """Whether PyTorch's own matrix products run: of Megatron's modules only the output layer's and the router's do."""
+    """Return whether PyTorch's matmuls run: of Megatron's modules only the output layer and the router use them."""
     routes = any(spec.model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
     return spec.training.implementation != "megatron" or stage.has_head or routes
 
 
 def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
-    """What transformers' modules hold beside parameters: rotary tables and router corrections, a stage's share.
+    """Return the buffers that transformers' modules register: RoPE caches and router biases, a stage's part of them.
 
-    And, while the model is built, a head of its own, which is dropped when the embedding takes its place.
+    While the model is built, also a separate LM head, which is freed when it is tied to the embedding.
     """
     if spec.training.implementation != "huggingface":
         return []
     model, buffers, mask = spec.model, family_buffers(spec.model.architecture), from_phase("model")
     citation = "transformers 5.23: nn.Buffer in the modelling files"
-    base = choice_of(spec).base  # transformers modeling_utils.py, local_torch_dtype: what models are built in
+    # the dtype that models are built in (transformers modeling_utils.py, local_torch_dtype)
+    base = choice_of(spec).base
     corrections = model.moe.num_experts if model.moe is not None and model.moe.router_correction_bias else 0
     routers = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
     kinds = (
@@ -86,7 +93,7 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
         given = (each, rounded(each), mask, f"{size}·n", citation)
         if each * count:
             items.append(Item(Component.WEIGHTS, "buffers", name, axes, dtype, count, *given))
-    # A model that is loaded in 4 bits is made without weights, so no head is made in vain.
+    # A model loaded in 4-bit is built without weights, so it has no temporary LM head.
     in_vain = spec.training.finetune == "full" or adapters_follow_the_head(spec)
     if spec.model.tie_word_embeddings and stage.has_head and in_vain:
         dtype = choice_of(spec).base
@@ -112,7 +119,7 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
 
 
 def rotary_cache(spec: Spec) -> list[Item]:
-    """torchtune's cosines and sines of all positions of the model, buffers in fp32 that its layers share."""
+    """Return torchtune's RoPE cos/sin cache for all positions of the model: fp32 buffers shared by its layers."""
     model = spec.model
     if spec.training.implementation != "plain" or model.position_embedding != "rope":
         return []
@@ -124,7 +131,7 @@ def rotary_cache(spec: Spec) -> list[Item]:
 
 
 def complex_table(spec: Spec) -> Item:
-    """torchtitan's rotary table: a complex64 number for each position and pair of features, a buffer of the model."""
+    """Return torchtitan's RoPE cache: a complex64 number for each position and pair of features, a model buffer."""
     shape = (spec.training.sequence_length, spec.model.head_dim // 2)
     each = 8 * shape[0] * shape[1]
     citation = "torchtitan ba2469780 torchtitan/models/llama/model.py: freqs_cis"
@@ -136,7 +143,7 @@ def complex_table(spec: Spec) -> Item:
 
 @remembered
 def inputs(spec: Spec) -> list[Item]:
-    """Token ids and labels, int64, on the device from the phase `input` on."""
+    """Return token ids and labels, int64, on the device from the phase `input` on."""
     b = spec.training.sequences
     s = -(-spec.training.row_length // spec.parallelism.context_parallel)
     each = 8 * b * s
@@ -150,10 +157,10 @@ def inputs(spec: Spec) -> list[Item]:
 
 
 def workspace(thread: str, spec: Spec, card: Card | None, mask: int) -> Item:
-    """cuBLAS's workspace of one thread, from its first matrix product on.
+    """Return the cuBLAS workspace of one thread, from its first matmul on.
 
     torch ATen/cuda/CublasHandlePool.cpp, chosen workspace size: 32 MiB on compute capability 9.0, and since torch 2.12
-    on all from 9.0 on (12.x included), else 2 x 4096 KiB + 8 x 16 KiB. Read back from the releases 2.6 to 2.13.
+    on all from 9.0 on (12.x included), else 2 x 4096 KiB + 8 x 16 KiB. Verified in the versions 2.6 to 2.13.
     """
     capability = (0, 0) if card is None or card.compute_capability is None else card.compute_capability
     large = capability >= (9, 0) if spec.training.torch >= (2, 12) else capability == (9, 0)

@@ -1,4 +1,4 @@
-"""The rests of blocks that the allocator leaves to the tensors that are held through several phases."""
+"""Unsplit remainders of allocator blocks that hold model states."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ from memcalc.estimation.sharding import Parameters
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 
-# Tails repeat from layer to layer; beyond this many layers the rest is taken as their average.
+# Remainders repeat from layer to layer; for layers beyond this number their average is used.
 SIMULATED_LAYERS = 128
-MOST_LAID_OUT = 10_000  # layers in a buffer of Megatron-LM: what no card holds has no rests to speak of
+# layers in a Megatron-LM buffer; models beyond this fit on no GPU, so their remainders are ignored
+MOST_LAID_OUT = 10_000
 
 
 class Built(NamedTuple):
-    """Tensors that are made one after the other: in which phases they are held, and their bytes."""
+    """Tensors allocated in sequence: the phases in which they are live, and their bytes."""
 
     mask: int
     runs: tuple[Run, ...]
 
     @property
     def sizes(self) -> list[int]:
-        """The bytes of each."""
+        """The bytes of each tensor."""
         return [size for run in self.runs for size in run.sizes * run.times]
 
 
 def state_tails(
     parameters: Parameters, choice: Choice, copies: Sequence[Copy], states: Sequence[State]
 ) -> dict[int, int]:
-    """Bytes by phase mask of the rests that blocks keep, see `allocation.unsplit_tails`.
+    """Return the bytes of unsplit remainders by phase mask, see `allocation.unsplit_tails`.
 
-    Weights, masters and what else is made before the first step follow one another, parameter after parameter: that
-    is exact. Later copies reuse blocks that activations have freed. Which ones depends on the free lists at that point,
-    which no formula knows: each copy counts as made on an empty device (docs/reports/accuracy.md), the states of one
-    parameter after those of another.
+    Weights, master weights and everything else created before the first step are allocated in sequence, parameter by
+    parameter; their remainders are exact. Later copies reuse blocks freed by activations. Which ones depends on the
+    free
+    lists at that point, which no formula knows. Each such copy is counted as if allocated on an empty device
+    (docs/reports/accuracy.md), with the states of one parameter after those of another.
     """
     layers = max((held.count for held in parameters if held.where == "layer"), default=0)
     if choice.engine == "megatron" and layers > MOST_LAID_OUT:
@@ -64,7 +66,7 @@ def state_tails(
 def built_tensors(
     parameters: Parameters, choice: Choice, copies: Sequence[Copy], states: Sequence[State], layers: int
 ) -> list[Built]:
-    """Copies of the parameters of `layers` layers, the optimizer's states, and the lists of its step."""
+    """Return the copies of the parameters of `layers` layers, the optimizer states, and the lists of its step."""
     built = [*_copies(parameters, choice, copies, layers), *_states(parameters, choice, states, layers)]
     if states:
         step = mask_of("optimizer_step_1", "optimizer_step_2")
@@ -76,7 +78,7 @@ def built_tensors(
 
 
 def _copies(parameters: Parameters, choice: Choice, copies: Sequence[Copy], layers: int) -> list[Built]:
-    """Of `layers` layers; without those that DeepSpeed holds in flat buffers, one tail at most."""
+    """Return the copies for `layers` layers, without DeepSpeed's flat buffers, which have at most one remainder."""
     found: list[Built] = []
     for copy in copies:
         spread = choice.spread(copy.sharded_from_stage)
@@ -96,7 +98,7 @@ def _copies(parameters: Parameters, choice: Choice, copies: Sequence[Copy], laye
 
 
 def _states(parameters: Parameters, choice: Choice, states: Sequence[State], layers: int) -> list[Built]:
-    """The states of the optimizer, those of one parameter after those of another."""
+    """Return the optimizer states in the order of the parameters."""
     if not states or (choice.engine == "deepspeed" and choice.spread(1).ranks > 1):
         return []
     update = choice.update
@@ -114,6 +116,6 @@ def _once(sizes: list[int]) -> tuple[Run, ...]:
 
 
 def _in_order(by_part: dict[str, list[int]], layers: int) -> tuple[Run, ...]:
-    """The sizes of one layer for so many, between those of the embedding and those of the head."""
+    """Return the sizes of one layer, repeated `layers` times, between those of embedding and LM head."""
     times = {"embedding": 1, "layer": layers, "head": 1}
     return tuple(Run(tuple(by_part[part]), count) for part, count in times.items())

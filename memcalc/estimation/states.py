@@ -1,7 +1,7 @@
-"""Weights, master weights, gradients and optimizer states: how large each is on one rank, and when it is held.
+"""Model states on one rank: weights, master weights, gradients and optimizer states, with sizes and phases.
 
-The recipe's copies are in `recipe_copies`, the optimizer's states and temporaries in `optimizers`; `sharding` says how
-large a rank's share is.
+The recipe's copies are in `recipe_copies`, the optimizer's states and temporaries in `optimizers`; `sharding` gives
+the size of a rank's shard.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from memcalc.spec.spec import Spec
 
 
 def state_rows(spec: Spec, stage: Stage, *, tails: bool = True) -> Rows:
-    """All that is held through several phases, parameter by parameter; `tails`: with the rests that blocks keep."""
+    """Return the rows of all model states, parameter by parameter; `tails`: with unsplit remainders."""
     return _state_rows(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
 
 
 def state_sums(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[tuple[str, Component], int]:
-    """The bytes of these rows by phase and component, which take less time to find than the rows themselves."""
+    """Return the bytes of model states by phase and component; faster than building the rows."""
     return _state_sums(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
 
 
 def state_peak(spec: Spec, stage: Stage) -> int:
-    """The bytes of these rows in the phase that has most of them."""
+    """Return the bytes of model states in the phase that has most."""
     return _state_peak(stage_parameters(spec, stage), _choice(spec), run_phases(spec))
 
 
 @remembered
 def _choice(spec: Spec) -> Choice:
-    """The choice of a run; where nothing is sharded it does not matter over how many ranks it would be."""
+    """Return the options of a run; without sharding the number of ranks is set to 1."""
     choice = choice_of(spec)
     return choice if choice.zero_stage else choice._replace(data_parallel=1, expert_shards=1)
 
@@ -78,12 +78,12 @@ def _state_peak(parameters: Parameters, choice: Choice, phases: tuple[str, ...])
     held: dict[str, int] = {}
     for (phase, _), amount in _state_sums(parameters, choice, phases, tails=False).items():
         held[phase] = held.get(phase, 0) + amount
-    return max(held.values(), default=0)  # none, where all of it is on the host
+    return max(held.values(), default=0)  # 0 where all of it is in host memory
 
 
 @lru_cache(maxsize=1024)
 def _state_items(parameters: Parameters, choice: Choice) -> tuple[tuple[Item, ...], Mapping[int, int]]:
-    """What is held, and by phase mask what the allocator does not split off."""
+    """Return the items of model states, and unsplit remainders by phase mask."""
     items: list[Item] = []
     tails: dict[int, int] = {}
     for group, own, trains in groups(parameters, choice):

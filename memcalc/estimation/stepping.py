@@ -1,4 +1,4 @@
-"""What the optimizer step makes and keeps: the states of the update, and what is alive in its highest moment."""
+"""Memory of the optimizer step: optimizer states it creates, and the temporaries at its peak."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from memcalc.estimation.sharding import Parameters
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 
-FP64 = 8  # bytes of a number
+FP64 = 8  # bytes per element
 
 
 def step_items(parameters: Parameters, choice: Choice, states: Sequence[State]) -> Iterator[Item]:
-    """States, and the temporaries of the step; those states that its first highest moment has not yet, later."""
+    """Yield states and step temporaries; states created after the first step's peak appear later."""
     update = choice.update
     made: dict[str, int] = {}
     for state in states:
@@ -38,11 +38,11 @@ def step_items(parameters: Parameters, choice: Choice, states: Sequence[State]) 
 
 
 def _norms(parameters: Parameters, choice: Choice, temporaries: int) -> Iterator[Item]:
-    """What DeepSpeed's norm of the gradients needs beyond what the update does, where it does.
+    """Yield the bytes of DeepSpeed's gradient norm beyond those of the update, if positive.
 
-    DeepSpeed 0.19 runtime/zero/stage_1_and_2.py: copy_grads_in_partition has room for whole parameters, however little
-    of them is the rank's share; get_grad_norm_direct casts one piece after the other to fp64, before fp32 gradients
-    and the update's temporaries exist.
+    DeepSpeed 0.19 runtime/zero/stage_1_and_2.py: copy_grads_in_partition allocates full parameters, however small the
+    rank's part of them. get_grad_norm_direct casts one slice at a time to fp64, before fp32 gradients and the update's
+    temporaries exist.
     """
     touched, piece = first_share(parameters, choice.data_parallel)
     share = -(-sum(held.count * held.elements for held in parameters) // choice.data_parallel)

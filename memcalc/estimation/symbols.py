@@ -1,4 +1,4 @@
-"""The symbols of formulas and their values for one run: b, s, d, h, F, V, ... and their shares ("F/t") on one rank."""
+"""Symbols of formulas and their values for one run: b, s, d, h, F, V, ... and one rank's shards of them ("F/t")."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ MEANINGS = {
     "V_w": "rows of the head's matrix for a tile, at most V_t",
 }
 
-# Axes that tensor parallelism splits over t ranks.
+# axes that tensor parallelism shards across t ranks
 SPLIT_AXES = ("h", "h_kv", "F", "F_e", "F_s", "V", "4·d", "3·d", "2·F_e", "2·F", "2·4·d")
 
 
 @lru_cache(maxsize=256)
 def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
-    """The values that depend on the model and its split alone; `symbol_values` adds the batch's."""
+    """Return the values that depend only on the model and tensor parallelism; `symbol_values` adds the batch."""
     values = {
         "l": model.num_layers,
         "d": model.hidden_size,
@@ -125,7 +125,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
         values |= {
             f"{axis}/t": -(-value // tensor_parallel) for axis, value in values.items() if axis not in ("t", "1")
         }
-        # A rank has whole heads, at least one: more ranks than key/value heads hold copies of them.
+        # A rank has whole heads, at least one: with more ranks than key/value heads, heads are replicated.
         heads, kv_heads = values["h/t"], values["h_kv/t"]
         values["h_kv·d_h/t"] = kv_heads * model.head_dim
         values["(h+2·h_kv)·d_h/t"] = (heads + 2 * kv_heads) * model.head_dim
@@ -133,7 +133,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
 
 
 def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
-    """Every symbol of one run, and the card's `sms`, `threads` and `major` for workspace rules."""
+    """Return every symbol of one run, and the GPU's `sms`, `threads` and `major` for workspace rules."""
     b, s = spec.training.sequences, spec.training.row_length
     parallelism = spec.parallelism
     model = layout(spec.model, spec.training.implementation, parallelism.tensor_parallel)
@@ -153,7 +153,7 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     chunks = spec.training.loss_chunks
     values["T/n"] = -(-b * s // chunks)
     values["T'"] = max(b * s - (chunks - 1) * values["T/n"], 0)
-    # Liger's rows of logits: as many as need no more memory than the hidden state, rounded up to a power of two.
+    # Liger's rows of logits: as many as take no more memory than the hidden state, rounded up to a power of two.
     share = -(-values["V"] // values["d_e"])
     values["T_f"] = min(1 << (-(-b * s // share) - 1).bit_length(), b * s)
     values["T_s"] = b * (s - 1)
@@ -165,10 +165,11 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
 
 
 def _expert_values(spec: Spec, values: dict[str, int]) -> dict[str, int]:
-    """The symbols of experts on one of e ranks, where routing is balanced.
+    """Return the symbols of experts on one of e ranks, with balanced routing.
 
-    The e ranks exchange their token copies, so together they have e times as many for 1/e of the experts each. With
-    sequence parallelism every tensor-parallel rank brings its own tokens, and the t_e ranks of an expert all see them.
+    The e ranks exchange token copies, so each expert sees the tokens of all e ranks, and each rank holds 1/e of the
+    experts. With sequence parallelism every tensor-parallel rank brings separate tokens, and the t_e ranks of an expert
+    see all of them.
     """
     parallelism = spec.parallelism
     e, width_ranks = parallelism.expert_parallel, parallelism.expert_width_ranks

@@ -1,7 +1,7 @@
-"""Forward, loss and backward of one stage: the highest moment of each, and what is alive in it.
+"""Peaks of forward, loss and backward of one stage, and the tensors live at each.
 
-A block's program (tape.py) gives its own highest moment; around it stand what the blocks before it have saved and the
-gradients of the blocks behind it.
+A block's program (tape.py) gives its own peak. Around it, tensors saved by earlier blocks and gradients of later
+blocks are live.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from memcalc.estimation.moments import Candidate, Highest, Holding
 from memcalc.estimation.program import Stream
 from memcalc.spec.recipes import DTYPE_BYTES
 
-Counts = dict[tuple[int, int], int]  # (block, storage) -> how many are alive
+Counts = dict[tuple[int, int], int]  # (block, storage) -> number of live copies
 
 
 class Timeline(ForwardMoments, BackwardMoments):
     """The three phases of one stage."""
 
     def highest(self, stream: Stream, workspace: Item | None = None) -> Highest:
-        """The highest moment of a phase; `workspace` is made by the first matrix product of backward.
+        """Return the peak of a phase; `workspace` is allocated by backward's first matmul.
 
-        Of forward it is that of the last micro-batch in flight; of the loss, on a stage without a head, the end of
+        The forward peak is that of the last micro-batch in flight. On a stage without LM head, the loss is the end of
         forward.
         """
         return self._best(self.candidates(stream, workspace))
 
     def candidates(self, stream: Stream, workspace: Item | None = None) -> Iterator[Candidate]:
-        """The moments of a phase that may be its highest, in order."""
+        """Return the points of a phase that may be its peak, in order."""
         if stream == "backward":
             return self._backward_with(workspace)
         return self._forward_moments() if stream == "forward" else self._loss_moments()
@@ -41,12 +41,12 @@ class Timeline(ForwardMoments, BackwardMoments):
         return Highest(total, best)
 
     def bytes(self, moment: Candidate) -> int:
-        """What is alive at a moment, rounded to blocks."""
+        """Return the bytes live at a point, rounded to blocks."""
         blocks = sum([self._bytes(block, storages) * count for block, storages, count in moment.holdings])
         return blocks + sum([item.block * count for item, count in moment.engine])
 
     def items(self, moments: Iterable[tuple[Highest, int]]) -> Iterator[Item]:
-        """What is alive in some moments, each with the mask of its phases, as items."""
+        """Yield what is live at some points, each with the mask of its phases, as items."""
         masks: dict[tuple[int, int, int], int] = {}
         for (_, moment), mask in moments:
             for item, count in moment.engine:

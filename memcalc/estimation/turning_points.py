@@ -1,7 +1,7 @@
-"""The layers around which most is alive in backward.
+"""Layers at which backward may peak.
 
-Along layers that are alike what is alive is linear, so its highest value is at the first or the last of them; only
-where a plan names the layers to recompute, it can lie in between.
+Along identical layers, live memory is linear, so its maximum is at the first or the last of them. Only a plan that
+names the layers to recompute can put the maximum in between.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from memcalc.spec.layers import are_mixed
 
 
 class TurningPoints(StageBlocks):
-    """Which layers backward is looked at in."""
+    """Selection of the layers whose backward is evaluated."""
 
     def _turning_points(self, block: Block, stop: int | None = None) -> tuple[int, ...]:
-        """Where backward may be at its highest in a block; of layers, only of those before `stop`."""
+        """Return the layers where a block's backward may peak, only layers before `stop` if given."""
         if block.opens:
             return (self.stage.first - 1,)
         if block.kind is None:
@@ -35,16 +35,16 @@ class TurningPoints(StageBlocks):
         points = {block.kind.first, block.kind.last}
         if block.kind.detached:
             return (block.kind.first,)
-        for last in self.unread_before.values():  # before which a mask is gone
+        for last in self.unread_before.values():  # a mask is freed below this layer
             since = kinds_of(self.spec, self.stage._replace(first=last))
             points.update(kind.first for kind in since if kind.traits == block.kind.traits and not kind.detached)
         if self.around == Around() and isinstance(self.spec.training.recompute, str):
             return tuple(sorted(points, reverse=True))
-        # An engine may hold less around the very last layer than around the others, so these are asked for themselves.
+        # An engine may hold less around the last layer than around the others, so the layers before it are added.
         others = self.stage._replace(stop=self.stage.stop - 1)
         alike = [kind for kind in kinds_of(self.spec, others) if kind.traits == block.kind.traits and not kind.detached]
         points.update(kind.last for kind in alike)
-        if self.stage.layers > 1:  # and more around the first one's neighbour than around the first one
+        if self.stage.layers > 1:  # the second layer may have more around it than the first
             behind = kinds_of(self.spec, self.stage._replace(first=self.stage.first + 1))
             points.update(kind.first for kind in behind if kind.traits == block.kind.traits and not kind.detached)
         if alike and (are_mixed(self.spec) or not isinstance(self.spec.training.recompute, str)):
@@ -52,7 +52,7 @@ class TurningPoints(StageBlocks):
         return tuple(sorted(points, reverse=True))
 
     def highest_layers(self, kind: Kind, stage: Stage) -> Iterable[int]:
-        """The layers of a kind around which most may be alive: a plan that names layers lets the sum rise and fall."""
+        """Return the layers of a type that may have the peak under a plan that names the recomputed layers."""
         weights = {}
         for index, block in enumerate(self.blocks):
             if block.kind is not None:
@@ -64,7 +64,8 @@ class TurningPoints(StageBlocks):
         layers: list[int] = []
         for run in runs_of(self.spec, stage):
             saved, left = weights[run.traits]
-            height += before - left  # one layer further, one more has saved its tensors and one less left its gradients
+            # one layer further, one more has saved its tensors and one fewer has left its gradients
+            height += before - left
             top = height + (run.count - 1) * (saved - left)
             if run.traits == kind.traits:
                 sums += [height, top]

@@ -1,4 +1,4 @@
-"""What to say of windows that a sequence fills."""
+"""Notes on sequences longer than a sliding window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.spec.spec import Spec
 
 
 def window_notes(spec: Spec) -> Iterator[str]:
-    """That masks keep them, which another kernel would not need."""
+    """Yield a note that transformers' sdpa applies sliding windows with masks."""
     if fills_windows(spec):
         yield (
             f"sequence_length = {spec.training.sequence_length} fills the window of {spec.model.sliding_window} "

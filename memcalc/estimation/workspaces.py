@@ -1,8 +1,8 @@
-"""The rules of `memcalc.workspaces` as formulas of a run's symbols: what CUDA operators hold inside, in bytes.
+"""Workspaces of CUDA operators in bytes, as formulas of a run's symbols: `memcalc.workspaces` with symbols.
 
-The first line of each docstring is the formula that reports show. Values are the symbols of the run plus the card's
-`sms` (multiprocessors), `threads` (of one multiprocessor) and `major` (of its compute capability). Every buffer inside
-an operator is an allocation of its own, so it counts in whole blocks of the allocator.
+The first line of each docstring is the formula that reports show. Values are the run's symbols plus the GPU's `sms`
+(multiprocessors), `threads` (per multiprocessor) and `major` (compute capability). Every buffer inside an operator is
+a separate allocation, so it counts in whole allocator blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Values = Mapping[str, int]
 
 
 def most_of(script_of: Callable[..., Script]) -> Callable[..., int]:
-    """The rule that gives the most bytes that a script holds at once, each of its buffers in whole blocks."""
+    """Return the rule for the peak bytes of a script, with each buffer rounded up to allocator blocks."""
 
     @wraps(script_of)
     def rule(values: Values, *given: Any, **named: Any) -> int:
@@ -29,14 +29,14 @@ def most_of(script_of: Callable[..., Script]) -> Callable[..., int]:
 
 
 def script_of(rule: Callable[[Values], int], values: Values) -> Script:
-    """The buffers that a rule adds up, one by one; of a rule without a script one block, which stays."""
+    """Return the buffers that a rule adds up; for a rule without a script, one buffer that stays allocated."""
     assert isinstance(rule, partial)
     script: Callable[..., Script] | None = getattr(rule.func, "__wrapped__", None)
     return (rule(values),) if script is None else script(values, **rule.keywords)
 
 
 def product(values: Values, axes: tuple[str, ...]) -> int:
-    """The number of elements along several axes."""
+    """Return the number of elements along several axes."""
     elements = 1
     for axis in axes:
         elements *= values[axis]
@@ -48,7 +48,7 @@ def column_sum(values: Values, rows: tuple[str, ...], columns: tuple[str, ...]) 
     """staging and semaphores of a column sum split over thread blocks
 
     The gradient of a bias is a sum over all tokens. ATen native/cuda/Reduce.cuh: when the grid is too small for the
-    card, each column is summed by several blocks, which meet in a staging buffer.
+    GPU, several thread blocks sum each column and exchange partial sums in a staging buffer.
     """
     return reductions.column_sum(product(values, rows), product(values, columns), _card(values))
 
@@ -83,8 +83,9 @@ def embedding_backward(values: Values, tokens: tuple[str, ...], rows: str, width
 def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes: int, buffers: int) -> Script:
     """partial column sums of a norm's backward, beyond 65536 rows
 
-    ATen native/cuda/layer_norm_kernel.cu, torch 2.8 and later: for many rows and few columns the gradients of weight
-    and bias are first summed in partial rows each, then these one after the other.
+    ATen native/cuda/layer_norm_kernel.cu, torch 2.8 and later: for many rows and few columns, the gradients of weight
+    and
+    bias are first summed in partial rows, then those rows are summed sequentially.
     """
     return norms.norm_backward(product(values, rows), values[width], item_bytes, buffers, _card(values))
 
@@ -106,8 +107,8 @@ def flash_forward(
     """fp32 outputs and row sums of flash attention's splits: 4·splits·b·h·s·(d_h+1), where queries do not fill the card
 
     ATen native/transformers/cuda/flash_attn/flash_api.cpp (set_params_splitkv), without dropout: the keys are split
-    over thread blocks where batch, heads and blocks of 64 queries are fewer than 0.8 times twice the multiprocessors.
-    A single query of grouped heads is taken as a query for each head of a group (seqlenq_ngroups_swapped).
+    across thread blocks where batch, heads and blocks of 64 queries are fewer than 0.8 times twice the multiprocessors.
+    A single query of grouped heads is treated as one query for each head of a group (seqlenq_ngroups_swapped).
     """
     heads_of_call = _heads(values, heads, kv_heads, head_dim, length, item_bytes)
     if keys is not None:
@@ -123,8 +124,9 @@ def flash_backward(values: Values, heads: str, kv_heads: str, head_dim: str, len
     """fp32 accumulators of flash attention's backward: 4·b·h·s·(d_h+1), and k, v gradients at all h heads
 
     ATen native/transformers/cuda/flash_attn/flash_api.cpp (mha_bwd): row sums and the gradient of q in fp32, rows
-    rounded up to 128 and the head dimension to 32 (to 64 beyond 128); with grouped heads the gradients of k and v
-    are made for every query head first.
+    rounded up to 128 and the head dimension to 32 (to 64 beyond 128). With grouped heads, gradients of k and v are
+    first
+    computed for every query head.
     """
     return attention.flash_backward(_heads(values, heads, kv_heads, head_dim, length, item_bytes))
 
@@ -148,8 +150,8 @@ def efficient_backward(
     """row sums and accumulators of memory-efficient attention's backward
 
     ATen native/transformers/cuda/attention_backward.cu and mem_eff_attention/kernel_backward.h: the rows' products in
-    fp32, and for each (batch, head) a workspace a block of queries; beyond a head dimension of 128, where 16-bit
-    gradients of k and v no longer fit in registers, also one of each for every split of the keys.
+    fp32, and for each (batch, head) a workspace per block of queries. Beyond a head dimension of 128, bf16 and fp16
+    gradients of k and v no longer fit in registers, so every split of the keys has a workspace for each of them, too.
     """
     sizes = _heads(values, heads, heads, head_dim, length, item_bytes)
     return attention.efficient_backward(sizes._replace(values=values[value_dim]))
@@ -229,7 +231,7 @@ def add_rows(values: Values, indices: tuple[str, ...], rows: tuple[str, ...]) ->
 
 
 def named(rule: Callable[..., int], **arguments: object) -> partial[int]:
-    """A rule with its axes filled in; reports read the rule's docstring through it."""
+    """Return a rule with its axes filled in; reports read the rule's docstring through it."""
     filled = partial(rule, **arguments)
     filled.__doc__ = rule.__doc__
     return filled
