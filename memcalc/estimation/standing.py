@@ -62,9 +62,9 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[Item]:
 
 
 def uses_torch_products(spec: Spec, stage: Stage) -> bool:
-    """Return whether PyTorch's matmuls run: of Megatron's modules only the output layer and the router use them."""
+    """Return whether PyTorch's matmuls run: with Transformer Engine only the output layer and the router use them."""
     routes = any(spec.model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
-    return spec.training.implementation != "megatron" or stage.has_head or routes
+    return not spec.training.transformer_engine or stage.has_head or routes
 
 
 def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:

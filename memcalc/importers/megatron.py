@@ -8,13 +8,13 @@ from typing import Any
 from memcalc.frameworks.draft import Draft
 from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, place_dropout, to
 from memcalc.importers.megatron_parts import (
+    place_attention,
     place_experts,
     place_precision,
     place_ranks,
     place_recompute,
     place_rows,
     place_widths,
-    tell_attention,
 )
 
 _BF16 = {True: "bf16", False: None}
@@ -104,7 +104,7 @@ FIELDS: dict[str, Meaning] = {
     "rampup-batch-size": nothing("the full batch is counted"),
     "attention-backend": fact("attention", "training.attention"),
     "use-flash-attn": nothing("its attention is one fused kernel"),
-    "transformer-impl": nothing("Transformer Engine's modules are counted"),
+    "transformer-impl": fact("transformer_impl", "training.attention"),
     "use-mcore-models": nothing("Megatron-Core is counted"),
     "fp8-format": fact("fp8", "training.fp8"),
     "fp8-recipe": fact("fp8_recipe", "training.fp8"),
@@ -254,7 +254,7 @@ def _finish(draft: Draft) -> None:
     place_rows(draft)
     place_ranks(draft)
     place_recompute(draft)
-    tell_attention(draft)
+    place_attention(draft)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

@@ -17,8 +17,7 @@ def place_precision(draft: Draft) -> None:
     """arguments.py: what a step computes in, and what gradients are summed in."""
     facts, values = draft.facts, draft.values
     if "training.dtype" not in values and "training.dtype" not in draft.overridden:
-        draft.limit("Megatron-LM in fp32", "neither bf16 nor fp16 is set; assuming bf16", holds_memory=True)
-        values["training.dtype"] = "bf16"
+        values["training.dtype"] = "fp32"  # neither bf16 nor fp16 is set
     if facts.get("reduce_bf16") is True and values.get("training.dtype") == "bf16":
         draft.default("training.gradient_dtype", "bf16")
     if "fp16" in draft.said and values.get("training.dtype") == "fp16" and facts.get("accumulates_in_fp32") is not True:
@@ -156,15 +155,32 @@ def place_ranks(draft: Draft) -> None:
         values["parallelism.schedule"] = "interleaved"
 
 
-def tell_attention(draft: Draft) -> None:
-    """Kernels that keep the scores of attention, which Megatron-Core's modules are not modelled with."""
-    kernel = str(draft.facts.get("attention", "auto")).rpartition(".")[2]
-    if kernel in ("unfused", "local"):
-        why = "it keeps its scores: one fused kernel is counted"
-        draft.limit(f"attention-backend {kernel}", why, holds_memory=True)
-    elif "deepspeed" in draft.said and "use-flash-attn" not in draft.said:
-        why = "it keeps its scores without use-flash-attn"
-        draft.limit("attention of Megatron-DeepSpeed", why, holds_memory=True)
+def place_attention(draft: Draft) -> None:
+    """Attention in separate operators: where a file asks for it, and in fp32, which no fused kernel takes.
+
+    gpt_layer_specs.py: the local implementation has no other; Transformer Engine's unfused one keeps what that keeps.
+    """
+    facts, said, values = draft.facts, draft.said, draft.values
+    kernel = str(facts.get("attention", "auto")).rpartition(".")[2]
+    of_deepspeed = "deepspeed" in said and "use-flash-attn" not in said
+    local = facts.get("transformer_impl") == "local"
+    if not (local or of_deepspeed or kernel in ("unfused", "local") or draft.given("training.dtype") == "fp32"):
+        return
+    split = values.get("parallelism.context_parallel", 1) != 1
+    if "model.moe.num_experts" in values or facts.get("latent") is True or split:
+        what = "attention in separate operators"
+        draft.limit(what, "it keeps its scores: one fused kernel is counted", holds_memory=True)
+        if draft.given("training.dtype") == "fp32" and "training.dtype" not in draft.overridden:
+            values["training.dtype"] = "bf16"
+            draft.limit("Megatron-LM in fp32", "assuming bf16", holds_memory=True)
+        return
+    draft.default("training.attention", "eager")
+    if local and said.get("no-gradient-accumulation-fusion") is True:
+        # optimizer/__init__.py: without Transformer Engine and Apex, whose kernel the fusion is, Adam is PyTorch's
+        draft.default("training.optimizer_implementation", "foreach")
+    wide = any(said.get(name) is True for name in ("attention-softmax-in-fp32", "apply-query-key-layer-scaling"))
+    if wide and said.get("no-masked-softmax-fusion") is True and draft.given("training.dtype") != "fp32":
+        draft.limit("the softmax of attention in fp32", "it is counted in 16 bits", holds_memory=True)
 
 
 def _is_above_one(value: Any) -> bool:

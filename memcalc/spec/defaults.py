@@ -20,6 +20,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 # Megatron-LM megatron/training/arguments.py: what it does where its options are silent (--bf16 given).
 MEGATRON = {"recipe": "mixed-18", "optimizer_implementation": "fused", "loss": "vocab-parallel"}
+MEGATRON_IN_FP32 = {"recipe": "fp32-main", "attention": "eager"}  # neither --bf16 nor --fp16; no fused kernel takes it
 
 _ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
@@ -37,8 +38,7 @@ def default_training(
     if model.get("transformers_config") is not None:
         filled.setdefault("implementation", "huggingface")  # nobody else knows the family
     if filled.get("implementation") == "megatron":
-        # bf16 with fp32 main gradients, a fused optimizer and a loss over the parts of the vocabulary
-        for field, value in MEGATRON.items():
+        for field, value in (MEGATRON | (MEGATRON_IN_FP32 if filled.get("dtype") == "fp32" else {})).items():
             filled.setdefault(field, value)
     release = filled.get("torch_version")
     if isinstance(release, str) and release[:1].isdigit():  # "2.10" in quotes; without them YAML reads 2.1

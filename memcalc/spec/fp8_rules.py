@@ -46,6 +46,8 @@ def fp8(spec: Spec) -> Iterator[Broken]:
             f"Set fp8: {' or '.join(recipes)}, or implementation: {'plain' if megatron else 'megatron'}.",
         )
         return
+    if megatron and not training.transformer_engine:
+        yield Broken(KEY, f"fp8 = {recipe} with Megatron-Core's own modules (attention: eager).", "Set fp8: none.")
     if training.dtype == "fp32":
         yield Broken(KEY, f"fp8 = {recipe} with dtype = fp32.", "Set dtype: bf16 or fp16.")
     card, least = _card(spec), LEAST_CAPABILITY[recipe]

@@ -14,14 +14,29 @@ from memcalc.spec.yaml_source import Path
 def megatron(spec: Spec) -> Iterator[Broken]:
     """Megatron-Core computes in 16 bit and keeps fp32 main gradients in one buffer, in whatever modules."""
     training, model, parallelism = spec.training, spec.model, spec.parallelism
-    if "megatron" in (parallelism.engine, training.implementation) and training.recipe != "mixed-18":
+    own = training.implementation == "megatron"
+    recipe = "fp32-main" if own and training.dtype == "fp32" else "mixed-18"
+    if own or parallelism.engine == "megatron":
+        if training.recipe != recipe:
+            yield Broken(
+                ("training", "recipe"),
+                f"recipe = {training.recipe}, but Megatron-LM keeps fp32 main gradients: recipe {recipe}.",
+                f"Set recipe: {recipe}, or another engine and implementation.",
+            )
+    elif training.recipe == "fp32-main":
         yield Broken(
             ("training", "recipe"),
-            f"recipe = {training.recipe}, but Megatron-LM keeps fp32 main gradients: recipe mixed-18.",
-            "Set recipe: mixed-18, or another engine and implementation.",
+            f"recipe = fp32-main with implementation = {training.implementation}: it is Megatron-LM's.",
+            "Set recipe: fp32, or implementation: megatron.",
         )
-    if training.implementation != "megatron":
+    if not own:
         return
+    if training.dtype == "fp32" and training.attention != "eager":
+        yield Broken(
+            ("training", "attention"),
+            f"attention = {training.attention} with dtype = fp32, which no fused kernel takes.",
+            "Set attention: eager.",
+        )
     if parallelism.engine not in ("megatron", "ddp"):
         yield Broken(
             ("parallelism", "engine"),
@@ -34,11 +49,18 @@ def megatron(spec: Spec) -> Iterator[Broken]:
             f"loss = {training.loss} with implementation megatron, whose loss works on parts of the vocabulary.",
             "Set loss: vocab-parallel (Megatron-Core's own) or fused (Transformer Engine's).",
         )
-    if training.attention != "flash":
+    if training.attention == "memory-efficient":
         yield Broken(
             ("training", "attention"),
-            f"attention = {training.attention} with implementation megatron, whose attention is one fused kernel.",
-            "Set attention: flash.",
+            f"attention = {training.attention} with implementation megatron, whose fused kernel is flash attention.",
+            "Set attention: flash (Transformer Engine) or eager (Megatron-Core's own modules).",
+        )
+    if training.attention == "eager" and (model.moe or model.mla):
+        yield Broken(
+            ("training", "attention"),
+            f"attention = eager with implementation megatron and {'experts' if model.moe else 'latent attention'} is "
+            "not modelled.",
+            "Set attention: flash, or implementation: plain.",
         )
     shape = {
         "position_embedding": (model.position_embedding, ("rope", "learned", "none")),

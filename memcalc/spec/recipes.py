@@ -27,6 +27,7 @@ class Recipe(NamedTuple):
 
 RECIPES: dict[str, Recipe] = {
     "fp32": Recipe("fp32", "fp32", None, "never", None, "fp32", False, 16, "plain PyTorch"),
+    "fp32-main": Recipe("fp32", None, "fp32", "always", None, "fp32", False, 16, "Megatron-LM fp32"),
     "amp": Recipe("fp32", "fp32", None, "never", None, "fp32", True, 16, "torch.autocast"),
     "pure": Recipe("compute", "compute", None, "never", None, "compute", False, 8, "everything in dtype"),
     "mixed-16": Recipe("compute", "compute", "fp32", "step", "fp32", "fp32", False, 16, "the ZeRO paper's count"),

@@ -138,10 +138,10 @@ def _sequence(spec: Spec) -> Iterator[Broken]:
 
 def _precision(spec: Spec) -> Iterator[Broken]:
     recipe, dtype = spec.training.recipe, spec.training.dtype
-    if recipe == "fp32" and dtype not in ("fp32", spec.parallelism.fsdp.param_dtype):
+    if recipe in ("fp32", "fp32-main") and dtype not in ("fp32", spec.parallelism.fsdp.param_dtype):
         yield Broken(
             ("training", "recipe"),
-            f"recipe fp32 computes in fp32, but dtype = {dtype}.",
+            f"recipe {recipe} computes in fp32, but dtype = {dtype}.",
             "Set dtype: fp32, or recipe: amp to compute in 16 bit with fp32 weights.",
         )
     if spec.training.autocasts and recipe != "amp" and "fp32" in (recipe, dtype):

@@ -14,7 +14,7 @@ from memcalc.spec.programs import Framework, VersionsSpec
 from memcalc.spec.segments import RecomputeLayers
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-Recipe = Literal["fp32", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
+Recipe = Literal["fp32", "fp32-main", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel"]
@@ -110,7 +110,9 @@ class TrainingSpec(Block):
         "none", description="keep activations in host memory (PyTorch's save_on_cpu): pinned or pageable"
     )
     attention: Attention = Field(
-        "flash", description="the attention kernel; of transformers' families that know no fused one: eager"
+        "flash",
+        description="the attention kernel; of transformers' families that know no fused one: eager. With "
+        "implementation megatron eager stands for Megatron-Core's own modules (--transformer-impl local)",
     )
     attention_windows: Windows = Field(
         "kernel",
@@ -199,6 +201,11 @@ class TrainingSpec(Block):
     def autocasts(self) -> bool:
         """Whether forward and loss run under torch.autocast."""
         return self.recipe == "amp" if self.autocast is None else self.autocast
+
+    @property
+    def transformer_engine(self) -> bool:
+        """Whether Megatron-Core's layers are Transformer Engine's modules, and not its own."""
+        return self.implementation == "megatron" and self.attention != "eager"
 
     @property
     def sequences(self) -> int:

@@ -61,6 +61,47 @@ def test_a_llama_layer_keeps_the_twelve_four_g_six_f(t: int) -> None:
     assert kept(result) * t == L * (layer + statistics)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_own_modules_keep_the_published_five_b_s_squared_h(dropout: float) -> None:
+    """2·h·s² of probabilities; with dropout 2·h·s² and a byte more: 5·h·s² (arXiv 2205.05198, section 4.1).
+
+    And q, k, v for each head and attention's output, two norms' inputs and outputs, the MLP's 6·F of a token; cosines
+    and sines of q and of k, and the causal mask; two fp32 statistics of a token; with dropout a byte for both sums.
+    """
+    result = run({"attention": "eager", "dropout": dropout, "loss": "vocab-parallel"})
+
+    scores = (5 if dropout else 2) * H * S * S
+    tensors = S * D * (2 * 8 + (2 if dropout else 0)) + S * F * 6
+    small = 4 * S * HEAD * 2 + S * S + 2 * 4 * S
+    assert kept(result) == L * (scores + tensors + small)
+
+
+@pytest.mark.parametrize(("t", "elements"), [(1, H * S * S), (2, H // 2 * S * S), (8, S * D)])
+def test_own_modules_share_one_buffer_of_scores_and_gathered_tokens(t: int, elements: int) -> None:
+    """b·h/t·s², or s·d of a gathered sequence where that is more, in 16 bits."""
+    model = LLAMA | {"num_key_value_heads": H}
+    training = {"implementation": "megatron", "s": 64 if t == 8 else S, "attention": "eager"}
+    parallelism = {"tensor_parallel": t, "sequence_parallel": t > 1}
+    result = estimate({"model": model, "training": training, "parallelism": parallelism})
+
+    (buffer,) = (row for row in result.ledger.rows if row.tensor == "buffer of attention scores")
+    assert buffer.bytes == 2 * (elements if t < 8 else 64 * D)
+
+
+def test_states_in_fp32_are_sixteen_bytes_without_masters() -> None:
+    """4 of weights, 4 of main gradients, 8 of moments; nothing is copied for the optimizer."""
+    result = run({"dtype": "fp32", "loss": "vocab-parallel"})
+
+    held: dict[Component, int] = {}
+    for row in result.ledger.rows:
+        if "zero_grad_2" in row.phases:
+            held[row.component] = held.get(row.component, 0) + row.bytes
+    weights = held[Component.WEIGHTS] - 4 * S * HEAD  # the angles of the positions
+    assert held[Component.GRADIENTS] == weights
+    assert held[Component.OPTIMIZER_STATE] == 2 * weights
+    assert Component.MASTER_WEIGHTS not in held
+
+
 def test_context_parallelism_divides_what_a_layer_keeps() -> None:
     whole = kept(run())
 

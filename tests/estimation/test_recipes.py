@@ -101,7 +101,7 @@ TABLE: dict[str, dict[str, Copies]] = {
 
 
 def test_the_table_has_every_recipe() -> None:
-    assert set(TABLE) == set(RECIPES)
+    assert {*TABLE, "fp32-main"} == set(RECIPES)  # which Megatron-LM alone has: tests/estimation/test_megatron.py
 
 
 @pytest.mark.parametrize("recipe", TABLE)
@@ -181,7 +181,7 @@ def test_of_autocasts_cache_only_what_backward_still_needs_outlives_forward() ->
 
 
 def test_other_recipes_cast_nothing() -> None:
-    for recipe in set(RECIPES) - {"amp"}:
+    for recipe in set(TABLE) - {"amp"}:
         run = ledger(recipe)
         assert not any(cache(run, phase) for phase in run.phases)
 

@@ -198,12 +198,6 @@ def test_the_launcher_before_the_program(tmp_path: Path) -> None:
     assert spec_of(tmp_path, "a.sh", text).parallelism.data_parallel == 4
 
 
-def test_megatron_without_a_precision_is_told(tmp_path: Path) -> None:
-    found = imported(tmp_path, "a.sh", f"python pretrain_gpt.py {GPT}")
-
-    assert any("neither bf16 nor fp16 is set" in note for note in found.notes)
-
-
 def test_nemo_lists_what_its_table_does_not_have(tmp_path: Path) -> None:
     """Nothing of the model is taken to have no effect unless the table says so."""
     text = "model: {encoder_seq_length: 512, of_tomorrow: 1, fsdp: true, optim: {lr: 1.0}}\n"
@@ -528,21 +522,6 @@ def test_deepspeeds_file_is_looked_for_where_programs_are_started(tmp_path: Path
     assert any("seems to offload" in note for note in named.origin.notes)
     assert (read.parallelism.zero_stage, read.parallelism.offload) == (3, "all")
     assert (lion.parallelism.zero_stage, lion.training.optimizer) == (2, "lion")
-
-
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ("--attention-backend unfused", "attention-backend unfused"),
-        ("--deepspeed", "attention of Megatron-DeepSpeed"),
-        ("--deepspeed --use-flash-attn", None),
-        ("--attention-backend flash", None),
-    ],
-)
-def test_attention_that_keeps_its_scores_is_told(more: str, words: str | None, tmp_path: Path) -> None:
-    notes = spec_of(tmp_path, "run.sh", f"{SCRIPT} {more} --vocab-size 1024\n").origin.notes
-
-    assert any("keeps its scores" in note and str(words) in note for note in notes) == (words is not None)
 
 
 def test_accelerate_leaves_precision_and_batch_to_deepspeeds_file(tmp_path: Path) -> None:

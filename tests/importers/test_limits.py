@@ -130,7 +130,13 @@ def test_fields_of_trls_other_trainers(field: str, expected: set[str], tmp_path:
         ),
         ("--optimizer-cpu-offload --distribute-saved-activations", set()),
         ("--enable-cuda-graph --mtp-num-layers 1", {"CUDA graphs", "multi-token prediction"}),
-        ("--attention-backend unfused", {"attention-backend unfused"}),
+        ("--attention-backend unfused", set()),
+        ("--attention-backend unfused --num-experts 4", {"attention in separate operators"}),
+        ("--transformer-impl local --no-masked-softmax-fusion", set()),
+        (
+            "--transformer-impl local --no-masked-softmax-fusion --attention-softmax-in-fp32",
+            {"the softmax of attention in fp32"},
+        ),
     ],
 )
 def test_what_megatrons_arguments_ask_for(arguments: str, expected: set[str], tmp_path: Path) -> None:
@@ -140,11 +146,34 @@ def test_what_megatrons_arguments_ask_for(arguments: str, expected: set[str], tm
     assert holding(spec) == expected
 
 
-def test_megatron_in_fp32_takes_twice_what_is_counted(tmp_path: Path) -> None:
-    text = "python pretrain_gpt.py --num-layers 2 --hidden-size 128 --num-attention-heads 2 --vocab-size 512\n"
+def test_megatron_in_fp32_attends_in_separate_operators(tmp_path: Path) -> None:
+    text = "python pretrain_gpt.py --num-layers 2 --hidden-size 128 --num-attention-heads 2 --vocab-size 512"
+    spec = loaded(tmp_path, text, "sequence_length=64", name="run.sh")
 
-    assert holding(loaded(tmp_path, text, "sequence_length=64", name="run.sh")) == {"Megatron-LM in fp32"}
-    assert holding(loaded(tmp_path, text, "sequence_length=64", "dtype=bf16", name="run.sh")) == set()
+    assert (spec.training.dtype, spec.training.recipe, spec.training.attention) == ("fp32", "fp32-main", "eager")
+    assert holding(spec) == set()
+    assert holding(loaded(tmp_path, f"{text} --num-experts 4", "sequence_length=64", name="run.sh")) == {
+        "attention in separate operators",
+        "Megatron-LM in fp32",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "attention", "step"),
+    [
+        ("--bf16", "flash", "fused"),
+        ("--bf16 --attention-backend unfused", "eager", "fused"),
+        ("--bf16 --transformer-impl local", "eager", "fused"),
+        ("--bf16 --transformer-impl local --no-gradient-accumulation-fusion", "eager", "foreach"),
+        ("--bf16 --deepspeed", "eager", "fused"),
+        ("--bf16 --deepspeed --use-flash-attn", "flash", "fused"),
+    ],
+)
+def test_which_of_megatrons_modules_attend(arguments: str, attention: str, step: str, tmp_path: Path) -> None:
+    text = "python pretrain_gpt.py --num-layers 2 --hidden-size 128 --num-attention-heads 2 --vocab-size 512 "
+    training = loaded(tmp_path, text + arguments, "sequence_length=64", name="run.sh").training
+
+    assert (training.attention, training.optimizer_implementation) == (attention, step)
 
 
 def test_sft_holds_nothing_beside(tmp_path: Path) -> None:

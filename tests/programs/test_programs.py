@@ -78,6 +78,7 @@ BARS = {
     "accelerate-fsdp2": (1.6, 0.2),
     "trainer-5-fsdp": (2.5, 0.8),
     "torchtune": (0.2, 1.3),
+    "megatron": (0.1, 0.6),
 }
 # Those that step within backward, which is said to be overcounted.
 BEYOND = {("torchtune", "held-out", 4), ("torchtune", "held-out", 7)}

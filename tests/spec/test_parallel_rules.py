@@ -45,9 +45,28 @@ def test_megatrons_loss_works_on_parts_of_the_vocabulary(loss: str) -> None:
     )
 
 
-def test_megatrons_attention_is_one_kernel() -> None:
-    assert "attention = eager with implementation megatron" in refusal(
-        training={"implementation": "megatron", "attention": "eager"}
+def test_megatrons_fused_attention_is_flash() -> None:
+    assert refusal(training={"implementation": "megatron", "attention": "memory-efficient"}) == (
+        "configuration: training.attention: attention = memory-efficient with implementation megatron, whose fused "
+        "kernel is flash attention. Set attention: flash (Transformer Engine) or eager (Megatron-Core's own modules)."
+    )
+
+
+def test_megatrons_own_modules_have_no_experts() -> None:
+    experts = {"num_experts": 4, "num_experts_per_token": 2, "expert_intermediate_size": 64}
+    assert "attention = eager with implementation megatron and experts is not modelled" in refusal(
+        model={"moe": experts}, training={"implementation": "megatron", "attention": "eager"}
+    )
+
+
+def test_megatron_in_fp32_has_no_fused_attention_and_its_own_recipe() -> None:
+    wide = {"implementation": "megatron", "dtype": "fp32"}
+    assert "attention = flash with dtype = fp32, which no fused kernel takes" in refusal(
+        training=wide | {"attention": "flash"}
+    )
+    assert "Set recipe: fp32-main" in refusal(training=wide | {"recipe": "fp32"})
+    assert "recipe = fp32-main with implementation = plain" in refusal(
+        training={"dtype": "fp32", "recipe": "fp32-main", "implementation": "plain"}
     )
 
 

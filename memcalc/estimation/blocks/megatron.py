@@ -23,11 +23,19 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
         return _embedding(c)
     if part == "head":
         return _head(c)
-    return MegatronLayer(c, experts=part == "expert layer").layer()
+    layer = MegatronLayer if c.attention == "flash" else LocalLayer
+    return layer(c, experts=part == "expert layer").layer()
 
 
 def _stream(c: Structure) -> str:
     return "s/t" if c.sequence_split else "s"
+
+
+def _operators(c: Structure, tape: Tape) -> Operators:
+    """The vocabulary, on a tape. Megatron-Core's own matrices leave the sum of gradients to autograd's hooks."""
+    ops = Operators(tape, c.compute, c.parameters, autocast=False)
+    ops.fuses_weight_gradients = c.attention == "flash"
+    return ops
 
 
 def norm(ops: Operators, c: Structure, x: Tensor, module: str, width: str = "d", out: Shape | None = None) -> Tensor:
@@ -50,7 +58,7 @@ class MegatronLayer:
         self.c = structure
         self.experts = experts
         self.tape = Tape()
-        self.ops = Operators(self.tape, structure.compute, structure.parameters, autocast=False)
+        self.ops = _operators(structure, self.tape)
         self.ops.fp8, self.ops.fp8_columns = structure.fp8, structure.fp8_columns
         self.stream = _stream(structure)
 
@@ -130,12 +138,63 @@ class MegatronLayer:
         return ops.row_parallel(product, f"{prefix}down_proj", ("b", self.stream, "d"), bias=c.mlp_bias)
 
 
+class LocalLayer(MegatronLayer):
+    """Writes one TransformerLayer of Megatron-Core's own modules: attention in separate operators.
+
+    Megatron-LM core_v0.16 core/transformer/dot_product_attention.py, core/fusions/fused_softmax.py. A layer keeps the
+    5·b·h·s² bytes of scores that Korthikanti et al. (arXiv 2205.05198), section 4.1, publish, and the causal mask.
+    """
+
+    def grouped_attention(self, x: Tensor) -> Tensor:
+        """SelfAttention: q, k and v are views of one product, of which the rotated ones are copies."""
+        c, ops = self.c, self.ops
+        h, kv = self.axis("h"), self.axis("h_kv")
+        width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
+        qkv = ops.column_parallel(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.qkv_bias)
+        heads: tuple[Shape, ...] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
+        q, k, v = ops.split(qkv, heads, "q, k, v")
+        if c.qk_norm:
+            q, k = norm(ops, c, q, "attention.q_norm", "d_h"), norm(ops, c, k, "attention.k_norm", "d_h")
+        if c.position == "rope":
+            q, k = self.rotated(q, "q"), self.rotated(k, "k")
+        elif c.grouped and not c.qk_norm:
+            q = ops.copy(q, "q")  # query.reshape: its heads lie between those of keys and values
+        return self.attended(q, k, v)
+
+    def rotated(self, x: Tensor, name: str) -> Tensor:
+        """rope_utils.py, _apply_rotary_pos_emb_bshd: each call makes its cosines and sines, which autograd keeps."""
+        ops = self.ops
+        tables = [ops.table(f"{each} of {name}", ("s", "d_h"), self.c.compute) for each in ("cosines", "sines")]
+        straight = ops.mul(x, tables[0], f"{name} * cos")
+        turned = ops.mul(ops.copy(x, f"turned {name}"), tables[1], f"turned {name} * sin")
+        return ops.copy(ops.add(straight, turned, f"sum of {name}"), f"rotated {name}")
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """DotProductAttention: softmax(scores) and its dropout are kept; the scores are named until it returns."""
+        c, ops = self.c, self.ops
+        heads, entered = self.axis("h"), (q, k, v)
+        if c.grouped:
+            each = ("b", "s", heads, "d_h")
+            k, v = ops.copy(k, "k for each head", each), ops.copy(v, "v for each head", each)
+        scores = ops.biased_matmul(Tensor(-1, ("1",), c.compute), q, k, "scores", ("b", heads, "s", "s"))
+        mask = ops.table("causal mask", ("s", "s"), "bool", "Megatron-LM core_v0.16 core/transformer/utils.py")
+        masked = ops.filled(scores, mask, "masked scores")
+        probabilities = ops.softmax(masked, "attention probabilities")
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        context = ops.matmul(dropped, v, "attention output by head", q.shape)
+        core = ops.copy(context, "attention output")
+        self.tape.still_named(*entered, k, v, scores, dropped, context)
+        if "core_attn" in c.recomputed_modules:
+            self.tape.recompute(core, entered)
+        return core
+
+
 def _embedding(c: Structure) -> tuple[Tape, Tensor]:
     """LanguageModelEmbedding: rows of the rank's part of the vocabulary, summed over the ranks."""
     tape = Tape()
-    ops = Operators(tape, c.compute, c.parameters, autocast=False)
+    ops = _operators(c, tape)
     vocabulary = "V/t" if c.split else "V"
-    x = ops.embedding("embed_tokens", (vocabulary, "d"), ("b", "s"), tied=c.tied)
+    x = ops.embedding("embed_tokens", (vocabulary, "d"), ("b", "s"), tied=c.tied, view=ops.fuses_weight_gradients)
     if c.position == "learned":
         positions = ops.embedding("embed_positions", (c.position_table, "d"), ("s",))
         x = ops.broadcast_add(x, positions, "embedding sum")
@@ -147,13 +206,14 @@ def _embedding(c: Structure) -> tuple[Tape, Tensor]:
 def _head(c: Structure) -> tuple[Tape, None]:
     """The final norm, the output layer, and the loss over the parts of the vocabulary."""
     tape = Tape(kind=Component.LOGITS_AND_LOSS)
-    ops = Operators(tape, c.compute, c.parameters, autocast=False)
+    ops = _operators(c, tape)
     x = tape.input("head input", ("b", _stream(c), "d"), c.compute, SOURCE)
     if c.final_norm:
         x = norm(ops, c, x, "norm")
     vocabulary = "V/t" if c.split else "V"
     tape.begin_head()
-    logits = ops.column_parallel(x, "lm_head", vocabulary, ("b", "s", vocabulary), bias=c.lm_head_bias, shared=True)
+    out = ("b", "s", vocabulary)
+    logits = ops.column_parallel(x, "lm_head", vocabulary, out, bias=c.lm_head_bias, shared=True, tied=c.tied)
     tape.end_forward()
     loss = ops.cross_entropy_in_place(logits) if c.loss == "fused" else ops.vocab_parallel_cross_entropy(logits)
     tape.hold(loss)

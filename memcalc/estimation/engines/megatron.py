@@ -6,6 +6,7 @@ core/tensor_parallel/layers.py, core/utils.py, core/pipeline_parallel/schedules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from memcalc.estimation.allocation import rounded
@@ -33,14 +34,17 @@ EVERY_PASS = mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2",
 
 def standing(spec: Spec, stage: Stage, parameters: Parameters, card: Card | None) -> Iterator[Item]:
     """All of it that stands through whole phases, for one stage."""
-    yield from weight_gradient_scratch(spec, parameters)
-    yield engine_workspace(card)
-    if spec.model.moe is not None:
-        yield engine_workspace(card)._replace(tensor=GROUPED_WORKSPACES, count=STREAMS)
-    yield from weight_caches(spec, parameters, card)
+    if spec.training.transformer_engine:
+        yield from weight_gradient_scratch(spec, parameters)
+        yield engine_workspace(card)
+        if spec.model.moe is not None:
+            yield engine_workspace(card)._replace(tensor=GROUPED_WORKSPACES, count=STREAMS)
+        yield from weight_caches(spec, parameters, card)
     if spec.model.position_embedding == "rope":
         yield rotary_table(spec)
-    if spec.parallelism.sequence_parallel and spec.parallelism.tensor_parallel > 1 and stage.has_head:
+    if not spec.training.transformer_engine:
+        yield score_buffer(spec)
+    elif spec.parallelism.sequence_parallel and spec.parallelism.tensor_parallel > 1 and stage.has_head:
         yield gather_buffer(spec)
     if stage.index > 0 and spec.training.gradient_accumulation_steps > 1:
         yield sent_gradient(spec)
@@ -99,6 +103,26 @@ def gather_buffer(spec: Spec) -> Item:
     """The whole input of the output layer, in a global buffer that is made once (GlobalMemoryBuffer, "mpu")."""
     citation = "Megatron-LM core_r0.14 core/tensor_parallel/layers.py: get_global_memory_buffer"
     return _hidden(spec, "gathered input of the output layer", from_phase("loss_1"), citation, whole=True)
+
+
+def score_buffer(spec: Spec) -> Item:
+    """What the products of queries and keys are given to add to, which nobody reads: it is made once, and stays.
+
+    The gathered inputs of matrices under sequence parallelism lie in the same buffer (GlobalMemoryBuffer, "mpu"), which
+    is as large as the largest of them.
+    """
+    training, ranks = spec.training, spec.parallelism.tensor_parallel
+    length, size = training.sequence_length, DTYPE_BYTES[training.dtype]
+    heads = spec.model.num_attention_heads // ranks
+    shape: tuple[int, ...] = (training.micro_batch_size, heads, length, length)
+    formula = f"{size}·b·h{'/t' if ranks > 1 else ''}·s²"
+    gathered = (training.micro_batch_size, length, spec.model.hidden_size)
+    if spec.parallelism.sequence_parallel and ranks > 1 and math.prod(gathered) > math.prod(shape):
+        shape, formula = gathered, f"{size}·b·s·d"
+    each = size * math.prod(shape)
+    citation = "Megatron-LM core_v0.16 core/transformer/dot_product_attention.py: matmul_input_buffer"
+    given = (each, rounded(each), from_phase("forward_1"), formula, citation)
+    return Item(Component.TEMPORARIES, "engine", "buffer of attention scores", shape, training.dtype, 1, *given)
 
 
 def sent_gradient(spec: Spec) -> Item:

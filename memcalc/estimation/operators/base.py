@@ -34,6 +34,7 @@ class Base:
         self.parameters = parameters
         self.autocast = autocast
         self.fp8, self.fp8_columns = "none", False  # of Transformer Engine's matrices
+        self.fuses_weight_gradients = True  # of Megatron-Core's: whether they add to the main gradients themselves
 
     @contextmanager
     def in_fp32(self) -> Iterator[None]:

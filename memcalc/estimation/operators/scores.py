@@ -35,6 +35,12 @@ class Scores(Base):
         self.tape.also_saves(Tensor(-1, mask, "bool"))
         return y
 
+    def filled(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
+        """x.masked_fill_(mask, number): keeps the mask; backward makes a copy of the gradient with zeros in it."""
+        y = Tensor(x.storage, x.shape, x.dtype)
+        self.tape.record(Node(name, (x, mask), (y,), (mask.storage,), (NEW, None)))
+        return y
+
     def divide_by_number(self, x: Tensor, name: str) -> Tensor:
         """x /= a number: no new tensor forward, one backward."""
         y = Tensor(x.storage, x.shape, x.dtype)

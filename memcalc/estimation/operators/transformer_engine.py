@@ -35,7 +35,7 @@ class TransformerEngine(Base):
         return y
 
     def column_parallel(
-        self, x: Tensor, module: str, weight: str, out: Shape, *, bias: bool, shared: bool = False
+        self, x: Tensor, module: str, weight: str, out: Shape, *, bias: bool, shared: bool = False, tied: bool = False
     ) -> Tensor:
         """y = x W^T + b, W split along its outputs. Keeps x.
 
@@ -49,6 +49,7 @@ class TransformerEngine(Base):
             out: axes of the output.
             bias: whether there is one.
             shared: the gathered input lies in a buffer that is never given back, which is no temporary of this matrix.
+            tied: the weight is the embedding's: a gradient of its own waits for that of the embedding.
         """
         citation = f"{TE}module/linear.py: gather_along_first_dim, reduce_scatter_along_first_dim"
         whole = self._whole(x.shape)
@@ -57,7 +58,8 @@ class TransformerEngine(Base):
         gathered: tuple[int, ...] = ()
         unscattered: tuple[int, ...] = ()
         if whole is not None:
-            gathered = () if shared else (self._transfer(f"{module} gathered input", whole, travels, citation),)
+            if not shared and self.fuses_weight_gradients:  # Megatron-Core's own matrices share such a buffer
+                gathered = (self._transfer(f"{module} gathered input", whole, travels, citation),)
             unscattered = (self._transfer(f"{module} input gradient before its scatter", whole, x.dtype, citation),)
         y = self.tape.new(f"{module} output", out, x.dtype, citation)
         self.tape.nodes.append(
@@ -70,7 +72,7 @@ class TransformerEngine(Base):
                 also_allocates=kept if kept != (x.storage,) else (),
                 forward_temporaries=(*gathered, *made),
                 backward_temporaries=(*gathered, *unscattered, *self._output_gradient(out, module)),
-                parameters=self._bias(module, weight, bias),
+                parameters=self._gradients(module, (weight, x.shape[-1]), bias=bias, tied=tied),
                 module=module,
                 multiplies=True,
             )
@@ -107,7 +109,7 @@ class TransformerEngine(Base):
                     *self._output_gradient(whole or out, module),
                     *(made if kept == (x.storage,) else ()),
                 ),
-                parameters=self._bias(module, out[-1], bias),
+                parameters=self._gradients(module, (out[-1], *x.shape[2:]), bias=bias),
                 module=module,
                 multiplies=True,
             )
@@ -216,5 +218,12 @@ class TransformerEngine(Base):
     def _transfer(self, name: str, shape: Shape, dtype: str, citation: str) -> int:
         return self.tape.store(name, shape, dtype, citation, component=Component.COMMUNICATION_BUFFERS)
 
-    def _bias(self, module: str, width: str, bias: bool) -> tuple[int, ...]:
-        return (self.parameter_gradient(module, "bias", (width,), self.parameters),) if bias else ()
+    def _gradients(self, module: str, weight: Shape, *, bias: bool, tied: bool = False) -> tuple[int, ...]:
+        """Gradients of a matrix that are tensors of their own: of the weight only where no kernel adds it up itself."""
+        made: tuple[int, ...] = ()
+        if not self.fuses_weight_gradients:
+            made = (self.parameter_gradient(module, "weight", weight, self.parameters),)
+            if tied:
+                self.tape.deferred.add(made[0])
+                self.tape.tied_gradient = made[0]
+        return (*made, self.parameter_gradient(module, "bias", weight[:1], self.parameters)) if bias else made
