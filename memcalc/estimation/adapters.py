@@ -114,7 +114,8 @@ def _adapters(
         rank=lora.rank,
         dtype="fp32" if lora.adapter_dtype == "fp32" or RECIPES[recipe].weights == "fp32" else dtype,
         dropout=lora.dropout,
-        saved=lora.modules_to_save,
+        # PEFT's SEQ_CLS trains the head as well (peft_model.py, PeftModelForSequenceClassification)
+        saved=(*lora.modules_to_save, *(("score",) if model.num_labels else ())),
         quantised=quantised,
         input_gradient=lora.input_require_grads or "embed_tokens" in lora.modules_to_save,
     )

@@ -288,7 +288,9 @@ def _add_head(rows: list[Parameter], model: ModelSpec) -> None:
         part.norm("norm", d, model)
     if d_e != d:
         part.linear("project_out", d_e, d, "replicated")
-    if not model.tie_word_embeddings:
+    if model.num_labels:  # transformers' ForSequenceClassification
+        part.tensor("score", "weight", (("n_l", model.num_labels), d_e), "replicated")
+    elif not model.tie_word_embeddings:
         part.tensor("lm_head", "weight", (vocabulary, d_e), "vocab")
     if model.lm_head_bias:
         part.tensor("lm_head", "bias", (vocabulary,), "vocab")

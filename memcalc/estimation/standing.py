@@ -46,7 +46,7 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[Item]:
     """
     training = spec.training
     whole = training.loss not in TOKENWISE or not training.loss_recompute
-    if training.logits_until != "step" or not whole or not stage.has_head:
+    if training.logits_until != "step" or not whole or not stage.has_head or spec.model.num_labels:
         return []
     mask = mask_of("optimizer_step_1", "zero_grad_2", "forward_2", "optimizer_step_2")
     if training.gradient_accumulation_steps > 1:

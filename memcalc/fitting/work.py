@@ -46,7 +46,7 @@ def work_of(model: ModelSpec) -> Work:
     visited = 0.0  # parameters of experts that a token passes through
     if model.moe is not None:
         visited = experts * model.moe.num_experts_per_token / model.moe.num_experts
-    logits = model.vocab_size * model.embedding_size
+    logits = model.head_rows * model.embedding_size
     return Work(
         layers=layers,
         experts=experts,

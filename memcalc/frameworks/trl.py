@@ -51,7 +51,7 @@ def _trainer_of(draft: Draft) -> str:
         return "grpo"
     if _asks(said, ("desirable_weight", "undesirable_weight")) or "kto" in _named_losses(said):
         return "kto"
-    if _asks(said, ("center_rewards_coefficient",)):
+    if _asks(said, ("center_rewards_coefficient",)) or str(said.get("lora_task_type")).upper() == "SEQ_CLS":
         return "reward"
     if _asks(said, _PREFERENCES) or _named_losses(said) & _PREFERENCE_LOSSES:
         return "dpo"
@@ -79,6 +79,8 @@ def place_trl(draft: Draft, program: str) -> None:
         _place_sfts_loss(draft)
     elif program == "dpo":
         _place_dpo(draft)
+    elif program == "reward":
+        _place_reward(draft)
     if program in ("dpo", "reward") and draft.said.get("disable_dropout") not in (False, "false"):
         draft.values["training.dropout"] = 0.0  # {dpo,reward}_config.py: disable_dropout
         if is_on(facts.get("peft")):
@@ -101,6 +103,14 @@ def _place_dpo(draft: Draft) -> None:
     beforehand = is_on(said.get("precompute_ref_log_probs"))
     if not (own or beforehand or is_on(draft.facts.get("peft"))):
         draft.default("training.reference_model", True)
+
+
+def _place_reward(draft: Draft) -> None:
+    """RewardTrainer: a head with one output, on both sequences of a pair in one forward (reward_trainer.py)."""
+    draft.default("model.num_labels", 1)
+    draft.values["model.tie_word_embeddings"] = False
+    draft.values["training.loss"] = "materialized"
+    draft.default("training.pairs", True)
 
 
 def _place_sfts_loss(draft: Draft) -> None:
@@ -127,7 +137,7 @@ def tell_second_models(draft: Draft) -> None:
     """
     _tell_beside_the_policy(draft)
     program = draft.values.get(FRAMEWORK)
-    if program in ("reward", "kto", "orpo", "ppo") and not any(limit.holds_memory for limit in draft.limits):
+    if program in ("kto", "orpo", "ppo") and not any(limit.holds_memory for limit in draft.limits):
         draft.limit(f"what {program} training computes", "a step of SFT is counted", holds_memory=True)
 
 

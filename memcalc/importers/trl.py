@@ -76,7 +76,7 @@ FIELDS: dict[str, Meaning] = {
     },
     "cast_lm_head_to_fp32": lacking("a head in fp32"),
     # Of reward models, KTO, PPO and GKD: trl/trainer/{reward,kto}_config.py, trl/experimental/{ppo,gkd}.
-    "center_rewards_coefficient": lacking("pairs of sequences", "those of a reward model are twice the micro-batch"),
+    "center_rewards_coefficient": nothing("part of a reward model's loss"),
     **dict.fromkeys(("desirable_weight", "undesirable_weight"), _PREFERENCE),
     **dict.fromkeys(("reward_model_path", "sft_model_path"), lacking("reinforcement learning", COMPLETIONS)),
     "teacher_model_*": lacking("a teacher model"),

@@ -40,7 +40,7 @@ def layer_flops(spec: Spec, layer: int) -> int:
 def head_flops(spec: Spec) -> int:
     """One rank's forward of the output projection."""
     tokens = spec.training.micro_batch_size * spec.training.sequence_length
-    whole = 2 * tokens * spec.model.embedding_size * spec.model.vocab_size
+    whole = 2 * tokens * spec.model.embedding_size * spec.model.head_rows
     return whole // (spec.parallelism.tensor_parallel * spec.parallelism.context_parallel)
 
 

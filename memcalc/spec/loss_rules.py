@@ -13,6 +13,7 @@ def loss(spec: Spec) -> Iterator[Broken]:
     """What goes with which kind of loss."""
     training, model = spec.training, spec.model
     kind = training.loss
+    yield from _classification(spec)
     if not training.loss_upcast and (training.implementation != "plain" or kind != "materialized"):
         yield Broken(
             ("training", "loss_upcast"),
@@ -72,3 +73,25 @@ def loss(spec: Spec) -> Iterator[Broken]:
             f"loss = {kind} needs an unquantized LM head, but quantize_lm_head quantizes it to 4 bits.",
             "Set loss: chunked, or quantize_lm_head: false.",
         )
+
+
+def _classification(spec: Spec) -> Iterator[Broken]:
+    """What a head with labels takes the place of."""
+    training, model, parallelism = spec.training, spec.model, spec.parallelism
+    if not model.num_labels:
+        return
+    fields = {
+        ("training", "implementation"): (training.implementation, ("plain", "huggingface")),
+        ("model", "tie_word_embeddings"): (model.tie_word_embeddings, (False,)),
+        ("model", "lm_head_bias"): (model.lm_head_bias, (False,)),
+        ("training", "loss"): (training.loss, ("materialized",)),
+        ("parallelism", "tensor_parallel"): (parallelism.tensor_parallel, (1,)),
+        ("parallelism", "pipeline_parallel"): (parallelism.pipeline_parallel, (1,)),
+    }
+    for key, (value, known) in fields.items():
+        if value not in known:
+            yield Broken(
+                key,
+                f"{key[1]} = {str(value).lower()} with num_labels = {model.num_labels}, a head without a vocabulary.",
+                f"Set {key[1]}: {' or '.join(str(each).lower() for each in known)}, or num_labels: 0.",
+            )

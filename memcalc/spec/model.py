@@ -94,6 +94,9 @@ class ModelSpec(Block):
     output_bias: bool = Field(True, description="bias of the attention's output projection")
     mlp_bias: bool = Field(True, description="bias of the MLP's projections")
     lm_head_bias: bool = Field(False, description="bias of the output head")
+    num_labels: Count = Field(
+        0, description="outputs of a classification head in place of the LM head (a reward model has 1); 0: none"
+    )
     sliding_window: Count = Field(0, description="(w) tokens that layers attend to at most; 0: all before")
     full_attention_interval: Count = Field(0, description="each n-th layer attends to all tokens; 0: none of them")
     full_attention_layers: Layers = Field((), description="layers, counted from 0, that do so besides those")
@@ -118,6 +121,11 @@ class ModelSpec(Block):
     transformers_config: str | None = Field(
         None, description="the config.json, as text, of a family without formulas, which transformers builds"
     )
+
+    @property
+    def head_rows(self) -> int:
+        """Outputs of the head for each token."""
+        return self.num_labels or self.vocab_size
 
     @property
     def query_size(self) -> int:

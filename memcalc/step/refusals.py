@@ -51,6 +51,12 @@ def refuse_modules(spec: Spec) -> None:
         InputError: the run asks for it.
     """
     training = spec.training
+    if spec.model.num_labels:
+        raise InputError(
+            f"num_labels = {spec.model.num_labels}, but the step trains models with an LM head.",
+            "Use `memcalc estimate`, or dry-run the program itself.",
+            "model.num_labels",
+        )
     asked = {
         "norm_dtype": training.norm_dtype != "input",
         "repeat_kv": training.repeat_kv,

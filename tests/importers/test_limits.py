@@ -103,7 +103,7 @@ def test_what_trls_trainers_hold_beside_the_policy(more: str, expected: set[str]
     ("field", "expected"),
     [
         ("desirable_weight: 1.5", {REFERENCE, "pairs of sequences"}),  # KTO
-        ("center_rewards_coefficient: 0.01", {"pairs of sequences"}),
+        ("center_rewards_coefficient: 0.01", set()),
         ("reward_model_path: another", {"reinforcement learning"}),  # PPO
         ("teacher_model_name_or_path: another", {"a teacher model"}),
         ("cast_lm_head_to_fp32: true", {"a head in fp32"}),

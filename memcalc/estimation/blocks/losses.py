@@ -31,6 +31,9 @@ def write_loss(
         wide_logits: whether the model itself returns logits in fp32 (CodeGen).
     """
     tape = ops.tape
+    if c.classifies:
+        _score(ops, c, x, width)
+        return
     vocabulary = "V/t" if c.split else "V"
     tape.begin_head()
     if c.loss == "chunked" and not c.recomputes_loss:
@@ -74,6 +77,19 @@ def write_loss(
     _name(ops, c, logits)
     tape.end_forward()
     _loss_of(ops, c, logits, wide_logits=wide_logits)
+
+
+def _score(ops: Operators, c: Structure, x: Tensor, width: str) -> None:
+    """transformers modeling_layers.py, GenericForSequenceClassification: scores of all tokens, of which one is chosen.
+
+    The loss of these (trl/trainer/reward_trainer.py, compute_loss) is a few numbers of each sequence.
+    """
+    ops.tape.begin_head()
+    scores = ops.linear(x, "score", ("n_l", width), ("b", "s", "n_l"), bias=False)
+    pooled = ops.gather(scores, ("b", "n_l"), "pooled scores")
+    _name(ops, c, pooled)
+    ops.tape.end_forward()
+    ops.tape.hold(ops.pointwise(pooled, "loss of each sequence"))
 
 
 def _loss_of(ops: Operators, c: Structure, logits: Tensor, *, wide_logits: bool) -> None:

@@ -138,6 +138,7 @@ class Structure(NamedTuple):
     windows_again: bool = False  # and run again, so what they are called with stays until then
     others_again: bool = False  # likewise, of layers without
     masked: bool = False  # this layer attends under it
+    classifies: bool = False  # the head has labels in place of the vocabulary
     unturned: bool = False  # this layer leaves queries and keys as they are, whatever their position
     embedding_stays: bool = False  # autograd has it as a leaf, and the first layer does not keep its input by itself
 
@@ -262,6 +263,7 @@ def structure_of(spec: Spec) -> Structure:
         shifts_logits=huggingface and training.loss_shift == "logits",
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
         window_mask=huggingface and fills_windows(spec),
+        classifies=model.num_labels > 0,
         padding_mask=training.padding_mask if has_padding_mask(spec) else "none",
         windows=windows,
         others=others,

@@ -90,7 +90,7 @@ def turns(parameters: Parameters, *, recomputes: bool, detached: bool = False) -
     before = _numbered(_modules(parameters, "embedding"), elements)
     layers = [_numbered(_modules(layer, "layer"), elements) for layer in layers_of(parameters)]
     after = _numbered(_modules(parameters, "head"), elements)
-    if not any(held.module == "lm_head" for held in parameters) and before:
+    if not any(held.module in ("lm_head", "score") for held in parameters) and before:
         after.append(before[0][:1])  # the tied table
 
     def uses(place: str, modules: Iterable[tuple[int, ...]], *, layer: int = 0, forward: bool) -> list[Use]:
