@@ -128,7 +128,8 @@ def read_dtype(spec: Spec) -> str:
 
 def base_dtype(training: TrainingSpec) -> str:
     """Return the dtype of the stored weights: from the recipe, or that of the frozen base model."""
+    in_16_bits = training.weight_dtype or training.dtype
     if training.lora is not None:
-        return "fp32" if training.lora.base_dtype == "fp32" else training.dtype
+        return "fp32" if training.lora.base_dtype == "fp32" else in_16_bits
     weights = RECIPES[training.recipe].weights
-    return training.dtype if weights == "compute" else weights
+    return in_16_bits if weights == "compute" else weights

@@ -20,6 +20,7 @@ from memcalc.estimation.parameters import Axis, Parameter, parameter_table
 from memcalc.estimation.stages import Stage, one_in_flight
 from memcalc.estimation.symbols import model_values
 from memcalc.spec.families import built_in_fp32
+from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 
@@ -113,6 +114,13 @@ class Split(NamedTuple):
     whole_table_gradient: bool  # the embedding's gradient is unsharded
 
 
+class Precision(NamedTuple):
+    """The dtypes of weights."""
+
+    base: str
+    fp32_modules: tuple[str, ...]  # modules in fp32 all the same
+
+
 def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
     """Return the parameters of a stage on one tensor-parallel rank."""
     return _stage_parameters(
@@ -127,7 +135,7 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
         spec.parallelism.pipeline_parallel > 1,
         _alike(spec.model, stage),
         adapters_of(spec),
-        base_dtype(spec.training),
+        Precision(base_dtype(spec.training), spec.training.fp32_modules),
     )
 
 
@@ -146,7 +154,7 @@ def _stage_parameters(
     pipeline: bool,
     stage: Stage,
     adapters: Adapters | None,
-    base: str,
+    precision: Precision,
 ) -> Parameters:
     model = layout(model, implementation, split.tensor, adapted=adapters is not None)
     shares = model_values(model, split.tensor)
@@ -154,7 +162,7 @@ def _stage_parameters(
     experts_here = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
     here = {"layers.dense.": layers - experts_here, "layers.moe.": experts_here}
     rows: list[Held] = []
-    wide = built_in_fp32(model.architecture) if implementation == "huggingface" and base != "fp32" else ()
+    wide = built_in_fp32(model.architecture) if implementation == "huggingface" and precision.base != "fp32" else ()
     table = parameter_table(model)
     for row in table if implementation != "plain" else chain.from_iterable(map(_apart, table)):
         count = 1
@@ -165,7 +173,8 @@ def _stage_parameters(
         if count:
             gradient = row.shape if split.whole_table_gradient and row.module == "embed_tokens" else ()
             axes = _split(row, split, shares)
-            dtype = "fp32" if wide and row.module.endswith(wide) else ""
+            own = (wide and row.module.endswith(wide)) or in_fp32(row.module, precision.fp32_modules)
+            dtype = "fp32" if own else ""
             rows.append(Held(row.module, row.tensor, axes, count, row.where, dtype, gradient=gradient))
     if pipeline and stage.has_head and model.tie_word_embeddings:
         # Tied embeddings are stored on the first and the last stage (Megatron-LM, arXiv 1909.08053).
@@ -175,7 +184,7 @@ def _stage_parameters(
     if adapters is not None:
         from memcalc.estimation.frozen import with_adapters  # imports Parameters from this module
 
-        rows = list(with_adapters(rows, adapters, base))
+        rows = list(with_adapters(rows, adapters, precision.base))
     return Parameters(rows)
 
 

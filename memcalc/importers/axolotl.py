@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
+from memcalc.frameworks.axolotl import place_fp32_modules
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import place_trainers_loop, tell_evaluation
@@ -243,11 +244,7 @@ def _finish(draft: Draft) -> None:
     # divisions of each power of two.
     place_allocator_settings(draft, EXPANDABLE, "axolotl's command")
     _tell_preference(draft)
-    full = draft.values.get("training.finetune", "full") == "full"
-    flash = draft.values.get("training.attention_windows") == "kernel"
-    if full and not flash and draft.values["training.recipe"] == "pure" and not draft.given("parallelism.zero_stage"):
-        # loaders/model.py, _convert_embedding_modules_dtype: neither with FSDP nor with flash attention
-        draft.limit("the embedding and the head in fp32", "16 bits are counted", holds_memory=True)
+    place_fp32_modules(draft)
     tell_evaluation(draft, asked=_evaluates(draft.said), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True

@@ -181,6 +181,18 @@ def finish_trainer(
         draft.default("training.recipe", policy or ("pure" if low else "amp"))
         if low and autocasts and not policy and draft.given("training.recipe") == "pure":
             draft.default("training.autocast", True)  # accelerator.py, prepare_model: whatever the weights are in
+    if low and autocasts and not policy:
+        _weight_dtype(draft, weights)
+
+
+def _weight_dtype(draft: Draft, weights: str) -> None:
+    """The dtype of 16-bit weights, where autocast has another one."""
+    held = {"bfloat16": "bf16", "float16": "fp16"}.get(weights, weights)
+    pure = draft.given("training.recipe") == "pure" and draft.given("training.autocast")
+    frozen = draft.given("training.recipe") == "amp" and draft.given("training.lora.base_dtype") == "compute"
+    other = held in ("bf16", "fp16") and held != draft.given("training.dtype")
+    if other and (pure or frozen) and not draft.given("parallelism.zero_stage"):
+        draft.default("training.weight_dtype", held)
 
 
 def _upcasts(draft: Draft) -> bool:

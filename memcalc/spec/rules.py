@@ -156,11 +156,53 @@ def _precision(spec: Spec) -> Iterator[Broken]:
             "autocast = false with recipe amp, which is autocast over fp32 weights.",
             "Leave autocast out, or set recipe: fp32 or pure.",
         )
+    yield from _weight_dtype(spec)
+    yield from _fp32_modules(spec)
     if (recipe == "amp" or recipe.startswith("mixed")) and dtype == "fp32":
         yield Broken(
             ("training", "recipe"),
             f"recipe {recipe} computes in 16 bit, but dtype = fp32.",
             "Set dtype: bf16 or fp16, or recipe: fp32.",
+        )
+
+
+def _weight_dtype(spec: Spec) -> Iterator[Broken]:
+    training, weights = spec.training, spec.training.weight_dtype
+    if weights in (None, training.dtype):
+        return
+    frozen = training.lora is not None and training.lora.base_dtype == "compute"
+    if not training.autocasts or (training.recipe != "pure" and not frozen):
+        yield Broken(
+            ("training", "weight_dtype"),
+            f"weight_dtype = {weights} with dtype = {training.dtype} and recipe {training.recipe}, which reads weights "
+            "as they are held.",
+            "Set recipe: pure and autocast: true, or leave weight_dtype out.",
+        )
+    elif spec.parallelism.zero_stage or spec.parallelism.tensor_parallel > 1 or training.fp8 != "none":
+        yield Broken(
+            ("training", "weight_dtype"),
+            f"weight_dtype = {weights} with dtype = {training.dtype} is not modelled of sharded weights or FP8.",
+            "Leave weight_dtype out, or set zero_stage: 0, tensor_parallel: 1 and fp8: none.",
+        )
+
+
+def _fp32_modules(spec: Spec) -> Iterator[Broken]:
+    training, modules = spec.training, spec.training.fp32_modules
+    if not modules:
+        return
+    own = training.recipe == "pure" and training.autocasts and training.lora is None
+    if not own or training.implementation != "huggingface" or spec.parallelism.zero_stage or training.fp8 != "none":
+        yield Broken(
+            ("training", "fp32_modules"),
+            f"fp32_modules = {', '.join(modules)} is modelled of transformers' modules that train in 16 bits under "
+            "autocast, without sharding.",
+            "Set implementation: huggingface, recipe: pure, autocast: true and zero_stage: 0, or leave it out.",
+        )
+    elif spec.model.tie_word_embeddings and ("embed_tokens" in modules) != ("lm_head" in modules):
+        yield Broken(
+            ("training", "fp32_modules"),
+            f"fp32_modules = {', '.join(modules)}, but embedding and head share one weight.",
+            "Name both embed_tokens and lm_head, or neither.",
         )
 
 

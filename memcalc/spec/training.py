@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
+from memcalc.spec.fp32_modules import Fp32Modules
 from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.model import Block, Probability, Size
 from memcalc.spec.optimizers import Average, Norm, Optimizer, OptimizerImplementation, OptimizerOptions
@@ -14,6 +15,7 @@ from memcalc.spec.programs import Framework, VersionsSpec
 from memcalc.spec.segments import RecomputeLayers
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+WeightDtype = Literal["bf16", "fp16"]
 Recipe = Literal["fp32", "fp32-main", "amp", "pure", "mixed-16", "mixed-18", "mixed-20"]
 Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
@@ -70,6 +72,16 @@ class TrainingSpec(Block):
         "weights are in; default: with recipe amp",
     )
     recipe: Recipe = Field("mixed-20", description="which copies of weights and gradients exist, and when")
+    weight_dtype: WeightDtype | None = Field(
+        None,
+        description="dtype of 16-bit weights that autocast reads in another one, as bf16: true does of a model that "
+        "is published in float16; default: dtype",
+    )
+    fp32_modules: Fp32Modules = Field(
+        (),
+        description="modules in fp32 beside others in 16 bits, with recipe pure and autocast: embed_tokens, lm_head, "
+        "norm (every norm), as axolotl's full fine-tuning has them",
+    )
     fp8: Fp8 = Field(
         "none",
         description="FP8 matmuls, by their scaling: Transformer Engine (implementation megatron), else torchao",

@@ -16,6 +16,7 @@ def compute_dtype(training: TrainingSpec) -> torch.dtype:
 
 def weight_dtype(training: TrainingSpec) -> torch.dtype:
     """What the weights that forward reads are held in: under autocast they stay in fp32, unless they are frozen."""
+    in_16_bits = DTYPES[training.weight_dtype or training.dtype]
     if training.lora is not None:
-        return torch.float32 if training.lora.base_dtype == "fp32" else compute_dtype(training)
-    return torch.float32 if training.recipe in ("fp32", "amp") else compute_dtype(training)
+        return torch.float32 if training.lora.base_dtype == "fp32" else in_16_bits
+    return torch.float32 if training.recipe in ("fp32", "amp") else in_16_bits

@@ -30,6 +30,16 @@ from memcalc.step.recompute import plan_of, recomputed_layers, run_plan
 from memcalc.step.refusals import stopped
 
 
+def _widen(module: torch.nn.Module, modules: tuple[str, ...]) -> None:
+    """Cast modules to fp32, by their names in a configuration of memcalc."""
+    ends = {"embed_tokens": "get_input_embeddings", "lm_head": "get_output_embeddings"}
+    found = [getattr(module, ends[name])() for name in modules if name in ends]
+    if "norm" in modules:
+        found += [part for part in module.modules() if type(part).__name__.endswith("Norm")]
+    for part in found:
+        part.to(torch.float32)
+
+
 def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
     """AutoModelForCausalLM for the spec's architecture, its weights on `place`, to be run on `device`.
 
@@ -54,6 +64,7 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
                 "Set training.attention: eager.",
                 "training.attention",
             ) from error
+    _widen(module, training.fp32_modules)
     module.train()
     replaced = liger_modules(module) if training.kernels == "liger" else nullcontext
     if getattr(module, "loss_type", None) is None:

@@ -133,6 +133,22 @@ def test_autocast_over_16_bit_weights_runs_layer_norms_in_fp32() -> None:
     [
         (("recipe=amp", "autocast=false"), "autocast = false with recipe amp, which is autocast over fp32 weights."),
         (
+            ("recipe=pure", "weight_dtype=fp16"),
+            "weight_dtype = fp16 with dtype = bf16 and recipe pure, which reads weights as they are held.",
+        ),
+        (
+            ("recipe=pure", "autocast=true", "weight_dtype=fp16", "zero_stage=3", "data_parallel=2"),
+            "weight_dtype = fp16 with dtype = bf16 is not modelled of sharded weights or FP8.",
+        ),
+        (
+            ("recipe=pure", "fp32_modules=[norm]", "implementation=huggingface"),
+            "fp32_modules = norm is modelled of transformers' modules that train in 16 bits under autocast",
+        ),
+        (
+            ("recipe=pure", "autocast=true", "fp32_modules=[lm_head]", "implementation=huggingface"),
+            "fp32_modules = lm_head, but embedding and head share one weight.",
+        ),
+        (
             ("recipe=fp32", "autocast=true"),
             "autocast = true with recipe fp32 and dtype fp32: autocast computes in 16 bit.",
         ),

@@ -22,6 +22,34 @@ def test_autocast_keeps_casts_of_input_and_weight_and_drops_the_biass_with_its_r
     assert done.storages[done.region[0]].component is Component.TEMPORARIES
 
 
+def test_casts_of_16_bit_weights_are_not_cached() -> None:
+    """ATen autocast_mode.cpp, cached_cast: of fp32 leaves alone. The bias's cast is freed; 2·m·k of the weight's stay.
+
+    Both gradients come in bf16, and leave in fp16.
+    """
+    ops, x = block(parameters="fp16", autocast=True)
+    done = compile_(ops, ops.linear(x, "fc", ("m", "k"), ("n", "m"), bias=True))
+
+    assert [(done.storages[index].name, done.storages[index].formula) for index in done.kept] == [
+        ("fc.weight in bf16", "2·m·k"),
+        ("fc input in bf16", "2·n·k"),
+    ]
+    assert names(done, done.region) == []
+    dtype = {storage.name: storage.dtype for storage in done.storages}
+    assert dtype["fc.weight"] == dtype["fc.bias"] == "fp16"
+    assert dtype["gradient of fc.weight in bf16"] == "bf16"
+
+
+def test_sums_of_two_16_bit_dtypes_are_in_fp32() -> None:
+    """c10/core/ScalarType.cpp, promoteTypes: the residual of fp16 rows and bf16 products."""
+    ops, x = block(parameters="fp16", autocast=True)
+    rows = ops.cast(x, "fp16")
+    product = ops.linear(rows, "fc", ("k", "k"), ("n", "k"), bias=False)
+
+    assert (rows.dtype, product.dtype) == ("fp16", "bf16")
+    assert ops.add(rows, product, "residual").dtype == ops.mul(rows, product, "product").dtype == "fp32"
+
+
 def test_a_cast_hands_back_a_gradient_in_the_old_dtype() -> None:
     """The matrix product's gradients are bf16; the casts behind them make the fp32 ones, and bf16's go one by one."""
     ops, x = block(parameters="fp32", autocast=True)

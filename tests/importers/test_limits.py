@@ -235,10 +235,27 @@ def test_an_evaluation_is_sized_by_its_batch(more: str, batch: int | None, tmp_p
 
 
 def test_axolotl_holds_embeddings_in_fp32_without_flash_attention(tmp_path: Path) -> None:
-    assert holding(loaded(tmp_path, AXOLOTL)) == set()
-    assert holding(loaded(tmp_path, AXOLOTL.replace("flash_attention: true\n", ""))) == {
-        "the embedding and the head in fp32"
-    }
+    without = AXOLOTL.replace("flash_attention: true\n", "")
+    modules = ("embed_tokens", "lm_head", "norm")
+    assert loaded(tmp_path, AXOLOTL).training.fp32_modules == ()
+    assert loaded(tmp_path, without).training.fp32_modules == modules
+    assert loaded(tmp_path, without + "adapter: lora\n").training.fp32_modules == ()
+    assert loaded(tmp_path, without + "cut_cross_entropy: true\n").training.fp32_modules == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "modules"),
+    [
+        ("openai-community/gpt2", ("embed_tokens", "lm_head")),  # norms are called ln_1, wte is tied to lm_head
+        ("EleutherAI/gpt-j-6b", ("lm_head",)),  # wte is not
+        ("EleutherAI/pythia-410m", ("embed_tokens", "lm_head", "norm")),  # embed_in, embed_out, input_layernorm
+    ],
+)
+def test_axolotl_finds_modules_by_name(model: str, modules: tuple[str, ...], tmp_path: Path) -> None:
+    text = AXOLOTL.replace("flash_attention: true\n", "")
+    name = next(line for line in text.splitlines() if line.startswith("base_model:"))
+
+    assert loaded(tmp_path, text.replace(name, f"base_model: {model}")).training.fp32_modules == modules
 
 
 @pytest.mark.parametrize(

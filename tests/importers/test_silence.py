@@ -58,6 +58,17 @@ def test_weights_are_loaded_in_the_checkpoints_dtype(tmp_path: Path) -> None:
     assert spec_of(tmp_path, LLAMA + "bf16: true\nuse_peft: false\ndtype: auto\n").training.recipe == "pure"
 
 
+def test_autocast_reads_weights_that_are_published_in_float16(tmp_path: Path) -> None:
+    """The catalogue's torch_dtype of pythia; --set recipe= has weights of its own."""
+    pythia = LLAMA.replace("meta-llama/Llama-3.1-8B", "EleutherAI/pythia-410m") + "bf16: true\n"
+    assert spec_of(tmp_path, pythia, TODAY).training.weight_dtype == "fp16"
+    assert spec_of(tmp_path, pythia, TODAY, "recipe=amp").training.weight_dtype is None
+    assert spec_of(tmp_path, pythia, "versions.transformers=v4.57").training.weight_dtype is None  # fp32
+    lora = spec_of(tmp_path, pythia + "use_peft: true\nlora_r: 8\n", TODAY, "framework=trainer").training
+    assert (lora.weight_dtype, lora.recipe) == ("fp16", "amp")
+    assert spec_of(tmp_path, LLAMA + "bf16: true\n", TODAY).training.weight_dtype is None
+
+
 @pytest.mark.parametrize(("key", "dtype", "recipe"), [("dtype", "bfloat16", "pure"), ("torch_dtype", "float32", "amp")])
 def test_a_config_json_says_the_checkpoints_dtype(key: str, dtype: str, recipe: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()

@@ -74,6 +74,9 @@ def test_records_are_complete(path):
 # Percent, allocated: the most that an estimate may be over, and under, in the families whose programs are sized on
 # their own terms.
 BARS = {
+    "trainer-5": (0.3, 0.2),
+    "axolotl": (0.2, 0.1),
+    "trainer-5-ddp": (0.2, 0.1),
     "torchtitan": (2.7, 1.0),
     "accelerate-fsdp2": (1.6, 0.2),
     "trainer-5-fsdp": (2.5, 0.8),
@@ -81,8 +84,8 @@ BARS = {
     "megatron": (0.1, 0.6),
     "trl-reward": (2.4, 0.1),
 }
-# Those that step within backward, which is said to be overcounted.
-BEYOND = {("torchtune", "held-out", 4), ("torchtune", "held-out", 7)}
+# Those that step within backward, and axolotl's fused kernels of adapters, which are said to be overcounted.
+BEYOND = {("axolotl", "development", 1), ("torchtune", "held-out", 4), ("torchtune", "held-out", 7)}
 
 
 @pytest.mark.parametrize("family", BARS)

@@ -54,6 +54,8 @@ def test_a_silent_file_has_these_values() -> None:
         "ema": "none",
         "zero_grad": "set_to_none",
         "zero_grad_before": "forward",
+        "weight_dtype": None,
+        "fp32_modules": (),
         "recompute": "none",
         "recompute_modules": ("core_attn",),
         "recompute_keep": (),

@@ -348,6 +348,31 @@ def test_tables_over_loops_equal_single_estimates() -> None:
     assert_same({"model": model, "training": {"s": 64}}, evaluate({"model": model, "training": {"s": 64}}, axes))
 
 
+def test_tables_over_weights_of_another_16_bit_dtype_equal_single_estimates() -> None:
+    axes: dict[str, Any] = {
+        "weight_dtype": [None, "bf16", "fp16"],
+        "implementation": ["plain", "huggingface"],
+        "recompute": ["none", "full"],
+        "loss": ["materialized", "chunked"],
+        "b": [1, 4],
+    }
+    training = {"s": 64, "recipe": "pure", "autocast": True}
+    config = {"preset": "gpt2", "model": {"l": 3, "d": 64, "h": 4, "V": 1000}, "training": training}
+    assert_same(config, evaluate(config, axes))
+
+
+def test_tables_over_modules_in_fp32_equal_single_estimates() -> None:
+    axes: dict[str, Any] = {
+        "fp32_modules": [[], ["norm"], ["embed_tokens", "lm_head"], ["embed_tokens", "lm_head", "norm"]],
+        "recompute": ["none", "full"],
+        "optimizer_implementation": ["foreach", "fused"],
+        "b": [1, 4],
+    }
+    training = {"s": 64, "recipe": "pure", "autocast": True, "implementation": "huggingface"}
+    config = {"preset": "llama-3.2-1b", "model": {"l": 3, "d": 64, "h": 4, "V": 1000}, "training": training}
+    assert_same(config, evaluate(config, axes))
+
+
 def test_tables_over_chunks_that_stay_equal_single_estimates() -> None:
     axes: dict[str, Any] = {
         "logits_until": ["step", "backward", "loss"],

@@ -18,6 +18,11 @@ LONG = pytest.mark.long
     [
         ("recipe=pure", "loss_upcast=false", "zero_grad_before=backward"),
         ("recipe=pure", "autocast=true"),
+        ("recipe=pure", "autocast=true", "weight_dtype=fp16"),
+        (
+            *("recipe=pure", "autocast=true", "implementation=huggingface"),
+            "fp32_modules=[embed_tokens, lm_head, norm]",
+        ),
         pytest.param(("recipe=pure", "autocast=true", "implementation=huggingface"), marks=LONG),
         pytest.param(("recipe=pure", "logits_dtype=fp32"), marks=LONG),
         pytest.param(("recipe=pure", "logits_dtype=fp32", "implementation=huggingface"), marks=LONG),

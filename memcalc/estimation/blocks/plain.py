@@ -41,7 +41,7 @@ class PlainBlock:
     def layer(self) -> tuple[Tape, Tensor]:
         """The tape of a layer, and its output."""
         c, ops = self.c, self.ops
-        dtype = c.parameters if c.autocast else c.compute
+        dtype = c.stream
         x = self.tape.input("layer input", ("b", self.stream, "d"), dtype, PAPER, grad=not c.detached)
         before = c.norms_per_layer == 4 or c.norm_placement == "before"
         normed = norm(ops, c, x, "input_norm") if before else x

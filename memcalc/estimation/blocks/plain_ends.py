@@ -72,7 +72,7 @@ def plain_head(c: Structure) -> tuple[Tape, None]:
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     ops.float8 = c.float8
     stream = "s/t" if c.sequence_split else "s"
-    dtype = c.parameters if c.autocast else c.compute
+    dtype = c.stream
     x = tape.input("head input", ("b", stream, "d"), dtype, f"{PAPER}.3")
     if c.final_norm:
         given = x

@@ -6,11 +6,13 @@ from functools import partial
 from typing import NamedTuple
 
 from memcalc.estimation.adapters import Adapters, adapters_of, read_dtype, replaces_linears
+from memcalc.estimation.operators.base import wider
 from memcalc.estimation.operators.float8 import Float8
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.stages import Kind, windows_run_again
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_of, rules_of
+from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.kernels import needs_columns
 from memcalc.spec.layers import fills_windows, has_padding_mask, windows_among
 from memcalc.spec.model import ModelSpec
@@ -139,6 +141,7 @@ class Structure(NamedTuple):
     others_again: bool = False  # likewise, of layers without
     masked: bool = False  # this layer attends under it
     classifies: bool = False  # the head has labels in place of the vocabulary
+    fp32_modules: tuple[str, ...] = ()  # whose parameters are in fp32, whatever those of others are in
     unturned: bool = False  # this layer leaves queries and keys as they are, whatever their position
     embedding_stays: bool = False  # autograd has it as a leaf, and the first layer does not keep its input by itself
 
@@ -155,6 +158,18 @@ class Structure(NamedTuple):
     def as_read_by_others(self) -> Structure:
         """The structure of other parts: they depend on whether the loss has several chunks, not on how many."""
         return self if self.loss_chunks <= SEVERAL else self._replace(loss_chunks=SEVERAL)
+
+    @property
+    def embedded(self) -> str:
+        """The dtype of the embedding's rows."""
+        return "fp32" if in_fp32("embed_tokens", self.fp32_modules) else self.parameters
+
+    @property
+    def stream(self) -> str:
+        """The dtype of hidden states from layer to layer: that of the embedding's rows and of what is added to them."""
+        if self.autocast:
+            return wider(self.embedded, self.compute)
+        return self.parameters if self.implementation == "huggingface" else self.compute
 
     @property
     def keys(self) -> str:
@@ -265,6 +280,7 @@ def structure_of(spec: Spec) -> Structure:
         window_mask=huggingface and fills_windows(spec),
         classifies=model.num_labels > 0,
         padding_mask=training.padding_mask if has_padding_mask(spec) else "none",
+        fp32_modules=training.fp32_modules,
         windows=windows,
         others=others,
         windows_again=windows_again,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from memcalc.estimation.operators.attention import Attention
 from memcalc.estimation.operators.biased import Biased
 from memcalc.estimation.operators.collectives import Collectives
+from memcalc.estimation.operators.fp32_parameters import Fp32Parameters
 from memcalc.estimation.operators.grouped import Grouped
 from memcalc.estimation.operators.liger import LigerKernels
 from memcalc.estimation.operators.loss_parallel import LossParallel
@@ -22,6 +23,7 @@ from memcalc.estimation.operators.wide_weights import WideWeights
 
 
 class Operators(
+    Fp32Parameters,
     TokenwiseLoss,
     Norms,
     WideWeights,

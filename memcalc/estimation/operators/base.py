@@ -35,6 +35,7 @@ class Base:
         self.autocast = autocast
         self.fp8, self.fp8_columns = "none", False  # of Transformer Engine's matrices
         self.fuses_weight_gradients = True  # of Megatron-Core's: whether they add to the main gradients themselves
+        self.fp32_modules: tuple[str, ...] = ()  # whose parameters are in fp32, whatever those of others are in
 
     @contextmanager
     def in_fp32(self) -> Iterator[None]:
@@ -60,16 +61,20 @@ class Base:
         return y
 
     def cast_weight(self, module: str, tensor: str, shape: Shape, gradient: int | None) -> Tensor:
-        """The cast of a leaf is cached until autocast's region ends; its backward makes the fp32 gradient.
+        """The cast of an fp32 leaf is cached until autocast's region ends; its backward makes the fp32 gradient.
 
-        A frozen one has no gradient (None), and is cast anew at each use: only casts of leaves that need a gradient
-        are cached.
+        A frozen one has no gradient (None). Only casts of fp32 leaves that need a gradient are cached: others are made
+        at each use, and the operator that reads a cast saves it.
         """
         citation = "ATen autocast_mode.cpp, cached_cast"
         if gradient is None:
             frozen = self.tape.new(f"{module}.{tensor} in {self.compute}", shape, self.compute, citation, grad=False)
             self.tape.record(Node(f"{module}.{tensor} cast", (), (frozen,), (), ()))
             return frozen
+        if self.parameters != "fp32":
+            made = self.tape.new(f"{module}.{tensor} in {self.compute}", shape, self.compute, citation)
+            self.tape.record(Node(f"{module}.{tensor} cast", (), (made,), (), (), parameters=(gradient,)))
+            return made
         name = f"{module}.{tensor} in {self.compute} (autocast cache)"
         storage = self.tape.store(name, shape, self.compute, citation, component=Component.TEMPORARIES)
         cast = Tensor(storage, shape, self.compute)
@@ -99,5 +104,5 @@ class Base:
 
 
 def wider(a: str, b: str) -> str:
-    """The dtype of a result of two: fp32 if either is."""
-    return "fp32" if "fp32" in (a, b) else a
+    """The dtype of a result of two: fp32 if either is, and of bf16 and fp16 (c10/core/ScalarType.cpp)."""
+    return "fp32" if "fp32" in (a, b) or {"bf16", "fp16"} == {a, b} else a

@@ -90,7 +90,7 @@ class TokenwiseLoss(Adapted, Loss):
     def _shared_casts(self, weight: Shape, *, bias: bool, tied: bool) -> list[Tensor]:
         """The parameters' casts that all chunks read from autocast's cache; none where there is none."""
         shared: list[Tensor] = []
-        if self.autocast and self.trains("lm_head") and self.parameters != self.compute:
+        if self.autocast and self.trains("lm_head") and self.parameters == "fp32" != self.compute:
             if bias:  # autocast casts the last argument first
                 gradient = self.parameter_gradient("lm_head", "bias", weight[:1], self.parameters)
                 shared.append(self.cast_weight("lm_head", "bias", weight[:1], gradient))
@@ -179,8 +179,9 @@ class TokenwiseLoss(Adapted, Loss):
                 tape.store(f"lm_head.weight {what} in {dtype}", weight, dtype, "ATen autocast_mode.cpp, cached_cast")
                 for what in ("transposed", "(autocast cache)")
             ]
-            temporaries.append(casts[0])
-            if trains:
+            caches = trains and self.parameters == "fp32"
+            temporaries += casts[: 1 if caches else 2]
+            if caches:
                 cached = (casts[1],)
                 tape.region.add(casts[1])
         of_x = tape.store(f"gradient of {tape.storages[x.storage].name}", x.shape, x.dtype, LIGER)

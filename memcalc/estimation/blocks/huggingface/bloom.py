@@ -24,7 +24,7 @@ class Bloom(Mlps):
 
     def alibi(self) -> Tensor:
         """A row for each head of each sequence."""
-        return self.shared_table("alibi", ("b", "h", "s"), self.c.parameters)
+        return self.shared_table("alibi", ("b", "h", "s"), self.c.embedded)
 
     def layer(self) -> Tensor:
         """Attention, then the MLP, each of which adds what it is given beside its norm."""
@@ -49,7 +49,7 @@ class Bloom(Mlps):
         if c.batched:
             q, k, v = ops.copy(q, "q by head"), ops.copy(k, "k by head"), ops.copy(v, "v by head")
         scores = ops.biased_matmul(self.given_alibi(), q, k, "scores", ("b", "h", "s", "s"))
-        masked = ops.shift(scores, "masked scores", c.parameters)
+        masked = ops.shift(scores, "masked scores", c.embedded)
         wide = ops.softmax(masked, "attention probabilities", "fp32")
         probabilities = ops.cast(wide, q.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
@@ -62,7 +62,7 @@ class Bloom(Mlps):
 
     def given_alibi(self) -> Tensor:
         """The model's, as layers see it."""
-        return Tensor(-1, ("b", "h", "s"), self.c.parameters, grad=False)
+        return Tensor(-1, ("b", "h", "s"), self.c.embedded, grad=False)
 
     def own_gelu(self, x: Tensor) -> Tensor:
         """GeLUFunction: keeps its input; forward is nine operators, backward seventeen, four and five at once."""

@@ -51,7 +51,7 @@ class CodeGen(Mlps):
             q_read, k_read = q_cast, k_cast
         scores = ops.matmul(q_read, k_read, "scores", scores_shape)
         self.tape.still_named(q_cast, k_cast)
-        scores = ops.scale(ops.shift(scores, "masked scores", c.parameters), "scaled scores")
+        scores = ops.scale(ops.shift(scores, "masked scores", c.embedded), "scaled scores")
         probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
         self.weights = (dropped,)

@@ -55,7 +55,7 @@ class Falcon(Rotary, Mlps):
         c = self.c
         if self.alibi:
             self.tape.names.add(self.shared_table("tokens that count", ("b", "s"), "int64").storage)
-            self.name_table(self.shared_table("alibi", ("b", "h", "s"), c.parameters))
+            self.name_table(self.shared_table("alibi", ("b", "h", "s"), c.embedded))
         if c.attention == "eager":
             return
         if self.alibi:
@@ -66,7 +66,7 @@ class Falcon(Rotary, Mlps):
     def mask_with_alibi(self) -> None:
         """Autograd keeps it, unless kernels are given copies, in another dtype or of longer rows."""
         c, tape = self.c, self.tape
-        sizes = {"length": "s", "item_bytes": DTYPE_BYTES[c.parameters], "heads": "h"}
+        sizes = {"length": "s", "item_bytes": DTYPE_BYTES[c.embedded], "heads": "h"}
         for name, rule, kept in (
             ("mask with alibi", workspaces.mask_of_rows_in_eights, not c.autocast),
             ("mask with alibi before padding", workspaces.mask_before_padding, False),
@@ -75,7 +75,7 @@ class Falcon(Rotary, Mlps):
             storage = tape.store(
                 name, (), "uint8", self.citation, rule=filled, component=Component.TEMPORARIES, table=Table(name)
             )
-            tape.record(Node(name, (), (Tensor(storage, self.mask, c.parameters, grad=False),), (), ()))
+            tape.record(Node(name, (), (Tensor(storage, self.mask, c.embedded, grad=False),), (), ()))
             self.name_argument(storage, stays=kept or c.checkpoints_layers)
 
     def layer(self) -> Tensor:
@@ -134,7 +134,7 @@ class Falcon(Rotary, Mlps):
         """scaled_dot_product_attention, whose mask says where keys are, or adds ALiBi besides."""
         if not self.alibi:
             return self.ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=True)
-        mask = Tensor(-1, MAP, self.c.parameters, grad=False)
+        mask = Tensor(-1, MAP, self.c.embedded, grad=False)
         return self.ops.efficient_attention(q, k, v, "h", "d_h", "s", added=mask)
 
     def by_products(self, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> tuple[Tensor, ...]:
@@ -155,7 +155,7 @@ class Falcon(Rotary, Mlps):
         """Probabilities, which are never dropped out."""
         ops = self.ops
         scaled = ops.divide_by_number(scores, "scaled scores")
-        probabilities = ops.softmax(ops.shift(scaled, "masked scores", self.c.parameters), "attention probabilities")
+        probabilities = ops.softmax(ops.shift(scaled, "masked scores", self.c.embedded), "attention probabilities")
         self.tape.still_named(scaled)
         return (probabilities,)
 
@@ -163,8 +163,8 @@ class Falcon(Rotary, Mlps):
         """Probabilities, of scores in fp32 to which ALiBi is added before they are scaled, and again by the mask."""
         c, ops = self.c, self.ops
         wide = ops.cast(scores, "fp32", "scores in fp32")
-        logits = ops.divide_by_number(ops.shift(wide, "scores + alibi", c.parameters), "scaled scores")
-        masked = ops.shift(logits, "masked scores", c.parameters)
+        logits = ops.divide_by_number(ops.shift(wide, "scores + alibi", c.embedded), "scaled scores")
+        masked = ops.shift(logits, "masked scores", c.embedded)
         probabilities = ops.softmax(masked, "attention probabilities", dtype)
         self.tape.still_named(masked)
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)

@@ -45,6 +45,7 @@ class Family:
         self.tape = tape
         self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
         self.ops.float8 = c.float8
+        self.ops.fp32_modules = c.fp32_modules
 
     @classmethod
     def lacks_kernel(cls, c: Structure) -> str:  # noqa: ARG003
@@ -53,7 +54,7 @@ class Family:
 
     def entry(self) -> Tensor:
         """What the layer before hands on."""
-        shape, dtype = ("b", "s", "d"), self.c.parameters
+        shape, dtype = ("b", "s", "d"), self.c.stream
         return self.tape.input("layer input", shape, dtype, self.citation, grad=not self.c.detached)
 
     def embedding(self) -> Tensor:
@@ -150,7 +151,7 @@ class Family:
         elif c.padding_mask == "additive":
             truth = self.causal_truth("padding mask, truth")
             mask = self.shared_table(
-                "padding mask", self.mask_of_sequences, c.parameters, truth, table=Table("padding mask")
+                "padding mask", self.mask_of_sequences, c.embedded, truth, table=Table("padding mask")
             )
             self.name_mask(mask.storage, "all")
         if c.window_mask:
@@ -179,9 +180,9 @@ class Family:
         """masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not keep it."""
         c = self.c
         if c.cache is not None:
-            return self.shared_table(name, self.mask, c.parameters, table=table)
+            return self.shared_table(name, self.mask, c.embedded, table=table)
         truth = self.window_truth(f"{name}, truth") if windowed else self.causal_truth(f"{name}, truth")
-        return self.shared_table(name, self.mask, c.parameters, truth, table=table)
+        return self.shared_table(name, self.mask, c.embedded, truth, table=table)
 
     def _counted(self, name: str) -> tuple[Tensor, Tensor]:
         """The numbers of queries and of keys, each plus an offset."""
@@ -266,7 +267,7 @@ class Family:
     @property
     def table_dtype(self) -> str:
         """Of the rotary tables: that of the embeddings, as a rule."""
-        return "fp32" if self.wide_tables else self.c.parameters
+        return "fp32" if self.wide_tables else self.c.embedded
 
     def shared_table(self, name: str, shape: Shape, dtype: str, *of: Tensor, table: Table | None = None) -> Tensor:
         """A table that is nobody's activation: one of its name, if it is not said which."""
@@ -279,7 +280,7 @@ class Family:
     def head(self) -> None:
         """The last norm, the logits and the loss."""
         c, ops = self.c, self.ops
-        given = self.tape.input("head input", ("b", "s", "d"), c.parameters, self.citation)
+        given = self.tape.input("head input", ("b", "s", "d"), c.stream, self.citation)
         x, width = given, "d"
         if c.final_norm:
             x = self.norm(given, "norm", "d")
@@ -290,7 +291,8 @@ class Family:
         if c.cache is not None:
             write_next_token(ops, c, x, width)
         else:
-            write_loss(ops, c, x, width, self.logits, wide_logits=self.wide_logits)
+            with ops.as_held("lm_head"):
+                write_loss(ops, c, x, width, self.logits, wide_logits=self.wide_logits)
 
     def logits(self, x: Tensor) -> Tensor:
         """What becomes of the head's output before it is returned."""
@@ -346,7 +348,7 @@ class Family:
         of_k = copies and (c.grouped or not self.turned_by_head)
         names = ("q by head" if of_q else "", "k by head" if of_k else "")
         scores = ops.scale(ops.matmul(q, k, "scores", scores_shape, names), "scaled scores")
-        masked = scores = ops.shift(self.scores(scores), "masked scores", c.parameters)
+        masked = scores = ops.shift(self.scores(scores), "masked scores", c.embedded)
         wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
         probabilities = wide if self.wide_probabilities else ops.cast(wide, dtype, "probabilities in dtype")
         if softmax_in_fp32:

@@ -24,7 +24,7 @@ class Gemma(Llama):
         rows.grad = rows.grad and not leaf
         scaled = self.ops.scale(rows, "scaled embeddings")
         if rows.grad:
-            self.tape.also_saves(Tensor(-1, ("1",), self.c.parameters))
+            self.tape.also_saves(Tensor(-1, ("1",), self.c.embedded))
         if leaf:
             scaled.grad = True
             self.tape.leaves[scaled.storage] = self.tape.nodes[-1]

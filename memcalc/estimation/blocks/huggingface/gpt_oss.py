@@ -44,7 +44,7 @@ class GptOss(Mixtral):
         if c.grouped:
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
         scores = ops.scale(ops.matmul(q, k, "scores", all_of), "scaled scores")
-        masked = ops.shift(scores, "masked scores", c.parameters)
+        masked = ops.shift(scores, "masked scores", c.embedded)
         sinks = ops.parameter_for_each("attention.sinks", ("h",), ("b", "h", "s", "1"))
         combined = ops.minus_largest(ops.concatenate((masked, sinks), more, "scores and sinks"), "combined logits")
         probabilities = ops.softmax(combined, "attention probabilities", combined.dtype)

@@ -19,7 +19,7 @@ class Wide(Mlps):
         if c.batched:
             q, k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
         scores = self.scored(ops.matmul(q, k, "scores", ("b", "h", "s", "s")))
-        scores = ops.shift(scores, "masked scores", c.parameters)
+        scores = ops.shift(scores, "masked scores", c.embedded)
         probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
         self.weights = (dropped,)

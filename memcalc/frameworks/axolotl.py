@@ -1,0 +1,41 @@
+"""What axolotl does to a model that it has loaded (axolotl 0.19)."""
+
+from __future__ import annotations
+
+from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.switches import is_on
+from memcalc.frameworks.weights import placed_config
+
+# Families whose norms are called ln_1, ln_2 and ln_f, and those of them with an untied wte.
+_WITHOUT_NORM = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen")
+_UNTIED_WTE = ("gptj", "codegen")
+_PRESETS = {"gpt2": "gpt2", "gpt-neo-": "gpt_neo", "gpt-j-": "gptj", "codegen-": "codegen", "starcoder": "gpt_bigcode"}
+
+
+def place_fp32_modules(draft: Draft) -> None:
+    """Embedding, head and norms in fp32, of full fine-tuning in 16 bits.
+
+    loaders/model.py, _configure_embedding_dtypes: neither with FSDP nor, for they cast again, with flash attention,
+    cut cross-entropy or adapters. _convert_embedding_modules_dtype takes modules by name: lm_head, embed_tokens or the
+    family's, and all that have "norm" in theirs.
+    """
+    casts = draft.values.get("training.attention_windows") == "kernel" or is_on(draft.facts.get("cut_cross_entropy"))
+    if casts or _has_adapters(draft) or draft.given("parallelism.zero_stage"):
+        return
+    words = ("training.implementation", "training.recipe", "training.autocast")
+    if [draft.given(path) for path in words] != ["huggingface", "pure", True]:
+        return
+    preset = str(draft.values.get("preset"))
+    family = placed_config(draft).get("model_type") or next(
+        (found for start, found in _PRESETS.items() if preset.startswith(start)), ""
+    )
+    modules = ["lm_head"] if family in _UNTIED_WTE else ["embed_tokens", "lm_head"]
+    draft.default("training.fp32_modules", [*modules, *(() if family in _WITHOUT_NORM else ("norm",))])
+
+
+def _has_adapters(draft: Draft) -> bool:
+    """Whether adapters train, from the file or from settings beside it."""
+    blocks = ("training.lora", "training.qlora")
+    return draft.given("training.finetune") not in (None, "full") or any(
+        path.startswith(blocks) for path in draft.overridden
+    )
