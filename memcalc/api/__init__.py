@@ -14,6 +14,7 @@ from memcalc.api.running import dry_run, replay, trace
 from memcalc.api.searching import check, checked_results, fit, sweep, sweep_command, sweep_runs
 from memcalc.api.sizing import diff, estimate
 from memcalc.api.sources import Source, load, load_to_run
+from memcalc.jupyter import write_with
 
 __all__ = [
     "Source",
@@ -40,3 +41,13 @@ __all__ = [
     "trace",
     "verified",
 ]
+
+
+def _html(result: object) -> str:
+    """Return what a notebook shows of a result: its reports are loaded when a notebook asks."""
+    from memcalc.report.notebook import result_html
+
+    return result_html(result)
+
+
+write_with(_html)

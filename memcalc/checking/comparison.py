@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from memcalc.jupyter import Displayed
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.result import DeviceMemory, Outside, Result, known
@@ -42,7 +43,8 @@ class Line(NamedTuple):
         return self.beyond(1, 0)
 
 
-class Comparison(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison(Displayed):
     """Differences between results: components at each result's peak, totals, and phases."""
 
     results: tuple[Result, ...]

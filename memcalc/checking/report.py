@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+from memcalc.jupyter import Displayed
 
 BUDGET = "the budget"  # what sets the limit if no GPU is smaller
 
@@ -55,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport:
+class CheckReport(Displayed):
     """The outcomes in the order in which the files were found.
 
     Args:
@@ -77,6 +79,12 @@ class CheckReport:
     may_be_empty: bool = False
     remarks: tuple[str, ...] = ()
     accepts_unknown: bool = False
+
+    def __repr__(self) -> str:
+        """How many configurations ended in which way, in one line."""
+        counted = [(status, self.count(status)) for status in get_args(Status)]
+        found = ", ".join(f"{number} {status}" for status, number in counted if number)
+        return f"<CheckReport of {len(self.outcomes)} configs: {found or 'none'}>"
 
     def fails(self, outcome: Outcome) -> bool:
         """Return whether a config makes the check fail."""

@@ -17,6 +17,7 @@ from memcalc.diagnosis.scanning import Scanner
 from memcalc.diagnosis.settings import Advice
 from memcalc.diagnosis.streams import Readable
 from memcalc.errors import InputError
+from memcalc.jupyter import Displayed
 from memcalc.text import harmless
 
 
@@ -32,7 +33,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Displayed):
     """The out-of-memory reports of a log.
 
     Args:

@@ -12,6 +12,7 @@ from memcalc.fitting.layouts import Pruned
 from memcalc.fitting.maxima import Maximum
 from memcalc.fitting.minima import LeastRecompute, Sized
 from memcalc.fitting.ranking import Ranking
+from memcalc.jupyter import Displayed
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Answer
 from memcalc.spec.cards import Card
@@ -76,7 +77,7 @@ class Nearest(NamedTuple):
 
 
 @dataclass(slots=True)
-class Fit:
+class Fit(Displayed):
     """The result of `fit`; what was not requested is empty.
 
     Args:

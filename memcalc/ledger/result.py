@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from memcalc.jupyter import Displayed
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.verdict import Answer, Interval, Verdict
 from memcalc.spec.cards import Card
@@ -184,7 +185,7 @@ class ModuleResult(Sizing):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result(Sizing):
+class Result(Sizing, Displayed):
     """The result of a run of a configuration.
 
     An estimate can be made in two parts: `ranks` from formulas at once, and the allocator replay when `replayed`, or

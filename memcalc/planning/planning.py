@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import yaml
 
 from memcalc.errors import InputError
+from memcalc.jupyter import Displayed
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict
 from memcalc.planning.configured import Configured
@@ -20,12 +21,15 @@ from memcalc.planning.strategies.optimal import Found, front, optimal, undominat
 from memcalc.progress import Progress, silent
 from memcalc.spec.cards import Card, find_card
 from memcalc.spec.spec import Spec
+from memcalc.text import harmless
+from memcalc.units import format_bytes
 from memcalc.verdict.judge import size
 
 MOST_LAYERS = 144  # of one GPU: some 15 seconds, which grow with the square; the deepest preset has 126
 
 
-class Planning(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Planning(Displayed):
     """The answer.
 
     Args:
@@ -61,6 +65,13 @@ class Planning(NamedTuple):
     said: tuple[Said, ...]
     gain: Gain
     third: Third | None
+
+    def __repr__(self) -> str:
+        """The plan, its peak and its cost, in one line."""
+        share = self.found.evaluation.again_flops / self.configured.chain.flops
+        peak = format_bytes(self.peak_bytes, "GiB")
+        plan = f"{self.found.plan.strategy}, peak {peak}, recomputes {share:.1%} of a forward"
+        return f"<Planning {harmless(self.configured.spec.name)}: {self.verdict.answer}; {plan}>"
 
     @property
     def peak_bytes(self) -> int:

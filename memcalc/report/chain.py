@@ -9,7 +9,7 @@ from memcalc.planning.described import GIVEN, ChainPlanning
 from memcalc.planning.gain import Gain
 from memcalc.planning.plan import Segment
 from memcalc.report.recompute_tables import front_grid, layers_grid, plans_grid, slower
-from memcalc.report.screen import Screen
+from memcalc.report.screen import GOOD, Screen
 from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.units import Unit, format_bytes
 
@@ -27,7 +27,7 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
         f"FITS: {format_bytes(found.evaluation.peak_bytes, unit)} of {format_bytes(planning.budget, unit)}; "
         f"recomputes {share:.1%} of a forward, a step is {slower(planning, again)} longer.",
         0,
-        "bold green",
+        GOOD,
     )
     for line in remarks(planning, unit):
         draw_line(screen, line, 2)

@@ -11,7 +11,7 @@ from memcalc.ledger.verdict import Answer
 from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Process, Usage
 from memcalc.nullcuda.sweep import Sweep
 from memcalc.report.grid import Column, Grid
-from memcalc.report.screen import Screen
+from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.spec.cards import Card
@@ -136,9 +136,9 @@ def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
     columns = (Column(found.flag, right=True), Column("outcome"), *(Column(name, right=True) for name in names))
     draw_grid(screen, Grid(f"Micro-batch sizes on {found.card.label}", columns, rows))
     if found.largest is None:
-        draw_line(screen, "NONE FITS.", 2, "bold red")
+        draw_line(screen, "NONE FITS.", 2, BAD)
     else:
-        draw_line(screen, f"LARGEST THAT FITS: {found.flag} {found.largest}.", 2, "bold green")
+        draw_line(screen, f"LARGEST THAT FITS: {found.flag} {found.largest}.", 2, GOOD)
 
 
 def sweep_document(found: Sweep) -> dict[str, Any]:

@@ -28,12 +28,12 @@ from memcalc.report.fit_text import (
     subject_lines,
     which_run,
 )
-from memcalc.report.screen import Screen
+from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit
 
-_STYLES = {True: "bold green", False: "bold red"}  # of what was found, or not
+_STYLES = {True: GOOD, False: BAD}  # of what was found, or not
 
 
 def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 
 from memcalc.diagnosis.consistency import Check
 from memcalc.diagnosis.diagnosis import Diagnosis, Finding
@@ -12,11 +11,11 @@ from memcalc.diagnosis.settings import Advice
 from memcalc.diagnosis.sizes import Printed
 from memcalc.report.bar import letter_bar
 from memcalc.report.grid import Column, Grid
-from memcalc.report.labels import HEADROOM, letter_style, percent, plural
+from memcalc.report.labels import HEADROOM, percent, plural
 from memcalc.report.oom_changes import draw_explained
 from memcalc.report.oom_verdict import verdict
-from memcalc.report.screen import Screen
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.screen import BAD, Screen
+from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
 SHOWN = 20  # reports in the list; JSON has them all
@@ -27,7 +26,7 @@ def draw_diagnosis(screen: Screen, diagnosis: Diagnosis, unit: Unit) -> None:
     finding = diagnosis.finding
     draw_line(screen, subject(diagnosis, unit), 0)
     screen.line()
-    draw_line(screen, verdict(finding, unit), 0, style="bold red")
+    draw_line(screen, verdict(finding, unit), 0, style=BAD)
     screen.line()
     _draw_parts(screen, finding, unit)
     draw_list(screen, "Holders", _holders(finding, unit))
@@ -117,8 +116,7 @@ def _draw_parts(screen: Screen, finding: Finding, unit: Unit) -> None:
         return
     cells = [(mark, size.bytes) for mark, _, size, _ in parts(finding)]
     if finding.report.figures.capacity is not None and len(cells) > 1:
-        bar = letter_bar(cells, min(screen.width, 120) - 4)
-        screen.line(("  ", ""), *(("".join(run), letter_style(mark)) for mark, run in groupby(bar)))
+        draw_bar(screen, letter_bar(cells, min(screen.width, 120) - 4))
         screen.line()
     draw_grid(screen, grid)
 

@@ -13,7 +13,7 @@ from memcalc.report.fragmentation import fragmentation_grids
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.text_chart import draw_course
-from memcalc.report.screen import Screen
+from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
 from memcalc.report.snapshot import cut_words, draw_recording, recording_document
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
@@ -25,9 +25,9 @@ def draw_replay(screen: Screen, replay: Replay, unit: Unit) -> None:
     """The whole report."""
     result = replay.result
     screen.line((subject(replay), "bold"))
-    draw_line(screen, verdict(replay, unit), 2, "bold red" if replay.failed else "bold green")
+    draw_line(screen, verdict(replay, unit), 2, BAD if replay.failed else GOOD)
     if cut := cut_words(replay):
-        draw_line(screen, cut, 2, "bold yellow")
+        draw_line(screen, cut, 2, UNSURE)
     screen.line()
     draw_grid(screen, figures_grid(replay, unit))
     draw_course(screen, replay.course, unit, rows=8)

@@ -16,7 +16,10 @@ from memcalc.text import harmless
 if TYPE_CHECKING:
     from memcalc.report.grid import Grid
 
-Span = tuple[str, str]  # a text and its style, in Rich's words: "bold red"
+Span = tuple[str, str]  # a text and its style, in Rich's words: "bold"
+
+# Colors of a terminal with 256 whose contrast with black and with white is at least 3 (WCAG 2.2, 1.4.11).
+GOOD, BAD, UNSURE = "bold color(28)", "bold color(160)", "bold color(136)"
 
 
 class Line(NamedTuple):
@@ -25,6 +28,12 @@ class Line(NamedTuple):
     text: str
     indent: int
     style: str
+
+
+class Bar(NamedTuple):
+    """A bar of letters, each in its color, whose legend is the table that follows."""
+
+    letters: str
 
 
 class Screen:
@@ -38,8 +47,8 @@ class Screen:
         """Print the spans as one line, and nothing after the last letter."""
         self.file.write(harmless("".join(text for text, _ in spans)).rstrip() + "\n")
 
-    def keep(self, part: Grid | Line) -> bool:  # noqa: ARG002 -- for subclasses
-        """Take a table or a line of prose as data; False: it is to be printed line by line."""
+    def keep(self, part: Grid | Line | Bar) -> bool:  # noqa: ARG002 -- for subclasses
+        """Take a table, a line of prose or a bar as data; False: it is to be printed line by line."""
         return False
 
 

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from io import StringIO
-from itertools import groupby
 
 from memcalc.ledger.result import ModuleResult, Result, Sizing
 from memcalc.report.breakdown import Breakdown, bar_lines, breakdown, component_grid, folded, host_grid
 from memcalc.report.grid import Grid
 from memcalc.report.kv_cache import generation_grid
-from memcalc.report.labels import letter_style, plural, shortened
+from memcalc.report.labels import plural, shortened
 from memcalc.report.phases import phase_grid, rank_grid
-from memcalc.report.screen import Screen, Span
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.screen import BAD, GOOD, UNSURE, Screen, Span
+from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list
 from memcalc.report.textbook import short_textbook_grid, textbook_grid
 from memcalc.report.verdict import assumed, because, error_bars, figures, modules_sentence, subject, verdict
 from memcalc.units import Unit, format_bytes
 from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason
 
-# As the letters' colors: readable on black and on white.
-VERDICT_STYLES = {
-    "fits": "bold color(28)",
-    "does-not-fit": "bold color(160)",
-    "unknown": "bold color(136)",
-    None: "bold",
-}
+VERDICT_STYLES = {"fits": GOOD, "does-not-fit": BAD, "unknown": UNSURE, None: "bold"}
 MOST_LINES = 30  # of the short answer for one GPU
 MOST_LINES_OF_MANY = 40  # for any layout
 _SEARCH = "`memcalc fit` with the same options searches for changes and layouts that fit."
@@ -180,7 +173,7 @@ def published_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
 
 def _draw_bar(screen: Screen, result: Sizing, unit: Unit, parts: Breakdown | None = None) -> None:
     bar, below = bar_lines(result, unit, min(screen.width, 120) - 4, parts)
-    screen.line(("  ", ""), *(("".join(run), letter_style(mark)) for mark, run in groupby(bar)))
+    draw_bar(screen, bar)
     if below:
         screen.line((f"  {below}", ""))
     screen.line()

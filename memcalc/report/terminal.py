@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
+from itertools import groupby
 
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import letter_style
-from memcalc.report.screen import Line, Screen, cells
+from memcalc.report.screen import Bar, Line, Screen, cells
 
 _INDENT = 2
 _GAP = 2
@@ -35,6 +36,12 @@ def draw_grid(screen: Screen, grid: Grid) -> None:
             screen.line((line[:cut], mark or style), (line[cut:], style))
             mark = ""
     screen.line()
+
+
+def draw_bar(screen: Screen, letters: str) -> None:
+    """A bar of letters, each in its color."""
+    if not screen.keep(Bar(letters)):
+        screen.line((" " * _INDENT, ""), *(("".join(run), letter_style(mark)) for mark, run in groupby(letters)))
 
 
 def draw_list(screen: Screen, title: str, items: Iterable[str]) -> None:

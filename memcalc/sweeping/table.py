@@ -122,6 +122,10 @@ class Table:
     verdict = _field("judgement", "verdict")
     replayed = _field("judgement", "replayed")
 
+    def __repr__(self) -> str:
+        """How many configurations it has, in one line."""
+        return f"<Table of {len(self):,} configurations: {int(self.valid.sum()):,} valid>"
+
     def __len__(self) -> int:
         """Return the number of configurations."""
         return len(self.valid)

@@ -45,7 +45,7 @@ LAYERS = (
     ("catalogue",),
     ("data",),
     ("workspaces",),
-    ("progress",),
+    ("progress", "jupyter"),
     ("units",),
     ("lines",),
     ("files", "folders"),

@@ -7,12 +7,15 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memcalc.report.html_report import MOST_BYTES, report_page
+from memcalc.report.screen import BAD, GOOD, UNSURE
+from memcalc.report.terminal import draw_line
 from memcalc.report.views.sections import drawn_sections, view
 from tests.cli.conftest import Run, run  # noqa: F401 -- the fixture that runs a command
 
@@ -81,16 +84,25 @@ def test_a_suffix_that_is_no_report_is_refused_before_the_estimate(run: Callable
     assert ".html" in err
 
 
+def test_the_style_sheet_knows_what_a_terminal_colors() -> None:
+    css = files("memcalc.page").joinpath("static", "views.css").read_text()
+    for style in (GOOD, BAD, UNSURE):
+        (section,) = drawn_sections(lambda screen, style=style: draw_line(screen, "verdict", 0, style))
+        for name in section["lines"][0]["style"].split():
+            assert f".line.{name}" in css
+
+
 def test_a_screen_is_kept_as_it_is_drawn() -> None:
     """Lines with their indentation and style, tables as tables, and an empty line between sections."""
     from memcalc.report.grid import Column, Grid
-    from memcalc.report.terminal import draw_grid, draw_line
+    from memcalc.report.terminal import draw_bar, draw_grid
 
     def draw(screen: Any) -> None:
         draw_line(screen, "first", 0, "bold")
         draw_line(screen, "second", 2)
         screen.line()
         screen.line(("  third", "dim"))
+        draw_bar(screen, "WWGG")  # left out: the table has its numbers
         draw_grid(screen, Grid("title", (Column(""), Column("n", right=True)), [("W", "1")], letters=True))
 
     assert drawn_sections(draw) == [

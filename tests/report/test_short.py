@@ -8,8 +8,8 @@ from rich.color import Color
 import memcalc
 from memcalc.ledger.result import Result
 from memcalc.report import labels
-from memcalc.report.screen import Screen
-from memcalc.report.sizing import MOST_LINES, MOST_LINES_OF_MANY, VERDICT_STYLES, draw_short
+from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
+from memcalc.report.sizing import MOST_LINES, MOST_LINES_OF_MANY, draw_short
 from memcalc.spec.presets import preset_names
 from memcalc.verdict.other_modules import with_transformers
 from memcalc.verdict.reasons import reason_of
@@ -117,7 +117,7 @@ def test_colors_read_on_black_and_on_white() -> None:
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     styles = {style for _, style, _ in labels._PARTS.values()}
-    styles |= {style.removeprefix("bold").strip() for style in VERDICT_STYLES.values()} - {""}
+    styles |= {style.removeprefix("bold ") for style in (GOOD, BAD, UNSURE)}
     for style in styles:
         assert (luminance(style) + 0.05) / 0.05 >= 3, style
         assert 1.05 / (luminance(style) + 0.05) >= 3, style

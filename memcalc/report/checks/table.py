@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.checking.report import CheckReport, Outcome
 from memcalc.report.checks.text import notes, place, summary
 from memcalc.report.grid import Column, Grid, markdown_grid
-from memcalc.report.screen import Screen
+from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.terminal import draw_grid, draw_list
 from memcalc.text import harmless
 from memcalc.units import Unit, format_number
@@ -45,7 +45,7 @@ def draw_checks(screen: Screen, report: CheckReport, unit: Unit) -> None:
     draw_list(screen, "Broken", _broken(report))
     draw_list(screen, _GONE, _gone(report))
     draw_list(screen, "Notes", notes(report))
-    screen.line((summary(report), "bold red" if report.exit_code else "bold green"))
+    screen.line((summary(report), BAD if report.exit_code else GOOD))
 
 
 def check_markdown(report: CheckReport, unit: Unit) -> str:

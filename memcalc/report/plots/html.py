@@ -9,6 +9,7 @@ from typing import Any
 
 from memcalc.events.course import Course
 from memcalc.events.outline import Outline
+from memcalc.ledger.component import Component
 from memcalc.report.grid import Grid
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.markup import markup, script_data
@@ -17,6 +18,9 @@ from memcalc.report.plots.svg import LEFT, WIDTH, picture
 from memcalc.units import BYTES_PER_UNIT, DECIMALS, Unit, format_bytes, format_number
 
 STRETCHES = 1000  # about one for each pixel
+STRETCHES_OF_PART = 300  # a notebook keeps the text of every output
+
+_PAPER = "background:#fff;color:#000;padding:4px"  # also where the notebook is dark
 
 
 def course_page(course: Course, title: str, unit: Unit = "GiB", tables: Iterable[Grid] = ()) -> str:
@@ -49,9 +53,17 @@ def course_part(course: Course, title: str, unit: Unit = "GiB", tables: Iterable
         unit: of all numbers.
         tables: shown below the legend.
     """
-    outline = course.outline(STRETCHES)
+    outline = course.outline(STRETCHES_OF_PART)
     parts = [picture(course, outline, unit), _legend(course, outline, unit), *map(html_table, tables)]
-    return f"<div>\n<p>{markup(title)}</p>\n{''.join(parts)}</div>"
+    return f'<div style="{_PAPER}">\n<p>{markup(title)}</p>\n{"".join(parts)}</div>'
+
+
+def course_picture(course: Course, unit: Unit = "GiB") -> str:
+    """Return the picture with its colors named below it, as a part of somebody's page. It needs no script."""
+    outline = course.outline(STRETCHES_OF_PART)
+    names = [f"{_swatch(component)}{name(component)}" for component in reversed(outline.components)]
+    names += ["dashed: reserved"] if course.reserved is not None else []
+    return f'<div style="{_PAPER}">\n{picture(course, outline, unit)}\n<p>{" &ensp; ".join(names)}</p></div>'
 
 
 def _subtitle(course: Course, outline: Outline, unit: Unit) -> str:
@@ -100,8 +112,8 @@ def _legend(course: Course, outline: Outline, unit: Unit) -> str:
         return ""
     peak = outline.stretches[outline.peak]
     rows = [
-        f'<tr data-part="{name(component)}"><td><span class="swatch" style="background:{colour(component)}"></span>'
-        f'{name(component)}</td><td class="right">{format_number(size, unit)}</td>'
+        f'<tr data-part="{name(component)}"><td>{_swatch(component)}{name(component)}</td>'
+        f'<td class="right">{format_number(size, unit)}</td>'
         f'<td class="right">{markup(percent(size, peak.total))}</td></tr>'
         for component, size in reversed(list(zip(outline.components, peak.components, strict=True)))
     ]
@@ -112,6 +124,11 @@ def _legend(course: Course, outline: Outline, unit: Unit) -> str:
         rows.append(f'<tr><td>reserved (dashed)</td><td class="right">{held}</td><td></td></tr>')
     head = f'<tr><th>component</th><th class="right">{unit}</th><th class="right">share</th></tr>'
     return f"<h2>At the peak</h2>\n<table>\n{head}\n{_lines(rows)}</table>\n"
+
+
+def _swatch(component: Component | None) -> str:
+    size = "display:inline-block;width:.9em;height:.9em;margin-right:.45em;border:1px solid #0002"
+    return f'<span class="swatch" style="{size};background:{colour(component)}"></span>'
 
 
 def html_table(grid: Grid) -> str:

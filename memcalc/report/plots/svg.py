@@ -27,7 +27,8 @@ def picture(course: Course, outline: Outline, unit: Unit) -> str:
     size = f'viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + _BELOW}"'
     label = markup(f"Memory over the run, stacked by component; peak {format_bytes(course.peak_bytes, unit)}")
     lines = "\n".join(body)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">\n{lines}\n</svg>'
+    font = 'font-family="system-ui, sans-serif" font-size="12"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img" aria-label="{label}">\n{lines}\n</svg>'
 
 
 class _Field:

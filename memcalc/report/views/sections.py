@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from memcalc.report.grid import Grid
-from memcalc.report.screen import Line, Screen, Span
+from memcalc.report.screen import BAD, GOOD, UNSURE, Bar, Line, Screen, Span
 from memcalc.text import harmless
 
 Section = dict[str, Any]
+
+# A terminal's colors, as classes of a style sheet, which has its own for light and dark.
+CLASSES = {GOOD: "bold green", BAD: "bold red", UNSURE: "bold yellow"}
 
 WIDTH = 120  # columns for what screens set in lines of their own
 
@@ -30,18 +33,20 @@ class Recorder(Screen):
         elif self.sections:
             self.sections[-1]["open"] = False
 
-    def keep(self, part: Grid | Line) -> bool:
-        """Keep a table, or a line of prose."""
+    def keep(self, part: Grid | Line | Bar) -> bool:
+        """Keep a table, or a line of prose. A bar is left out: the table that follows has its numbers."""
         if isinstance(part, Grid):
             self.sections.append(table_section(part))
-        else:
+        elif isinstance(part, Line):
             self._add(*part)
         return True
 
     def _add(self, text: str, indent: int, style: str) -> None:
         if not (self.sections and self.sections[-1]["kind"] == "lines" and self.sections[-1]["open"]):
             self.sections.append({"kind": "lines", "open": True, "lines": []})
-        self.sections[-1]["lines"].append({"text": harmless(text), "indent": indent, "style": style})
+        self.sections[-1]["lines"].append(
+            {"text": harmless(text), "indent": indent, "style": CLASSES.get(style, style)}
+        )
 
 
 def drawn_sections(draw: Callable[[Screen], None]) -> list[Section]:
