@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from memcalc.api.sources import Source, assignments, load_to_run, run_of
@@ -150,6 +151,7 @@ def fit(  # noqa: PLR0913 -- what the command has options for
     node: int | None = None,
     nic_gbit: float | None = None,
     top: int = 5,
+    prices: Mapping[str, float] = MappingProxyType({}),
     **fields: Any,
 ) -> Fit:
     """What fits: the largest batch and sequence, the fewest cards, the best layouts, the smallest changes.
@@ -158,24 +160,49 @@ def fit(  # noqa: PLR0913 -- what the command has options for
         source: as for `load`.
         overrides: as for `load`.
         gpu: as for `load`; a card must be named here or in the configuration.
-        gpus: how many of them; None: as many as the configuration is spread over. With minimize="gpus" the most that
-            may be.
+        gpus: how many of them; None: as many as the configuration is spread over. With minimize="gpus" or "cost" the
+            most that may be.
         maximize: one quantity alone: micro_batch_size, sequence_length, layers or parameters.
-        minimize: one quantity alone: gpus, gpu_kind or recompute.
+        minimize: one quantity alone: gpus, gpu_kind, recompute or cost.
         hold: fields of the parallelism, `micro_batch_size` or `recompute`, that every layout keeps as they are.
         progress: told how many layouts and changes are done.
         node: GPUs per node; None: as the GPU's table says.
         nic_gbit: 10^9 bits a second of network for each GPU; None: as the table says.
         top: how many layouts are wanted in full.
+        prices: with minimize="cost", of one GPU for one hour, by its name, in any currency: {"h100-80gb": 2.10}.
         fields: as for `load`.
     """
     from memcalc.fitting.answer import Cluster, Question
     from memcalc.fitting.fit import fit as fit_run
 
+    gpu, most = _described_on(gpu, minimize, prices), gpus
+    if minimize in ("gpus", "cost"):
+        gpus = 1  # of the run's description
     cluster = Cluster(node=node, nic_gbit=nic_gbit, top=top)
-    question = Question(gpus=gpus, maximize=maximize, minimize=minimize, hold=tuple(hold), **cluster)
-    run = run_of(source, *overrides, *assignments(fields), gpu=gpu, gpus=1 if minimize == "gpus" else gpus, verb="fit")
+    question = Question(gpus=most, maximize=maximize, minimize=minimize, hold=tuple(hold), prices=prices, **cluster)
+    run = run_of(source, *overrides, *assignments(fields), gpu=gpu, gpus=gpus, verb="fit")
     return fit_run(run, question, progress)
+
+
+def _described_on(gpu: str | None, minimize: str | None, prices: Mapping[str, float]) -> str | None:
+    """Return the GPU that the run is loaded with: the first that has a price, where the least cost is asked for.
+
+    Raises:
+        InputError: the prices are wrong, missing or not asked for, or a GPU is named in addition.
+    """
+    if not prices and minimize != "cost":
+        return gpu
+    from memcalc.errors import InputError
+    from memcalc.fitting.offers import FORM, checked_prices
+
+    if not prices or minimize != "cost":
+        raise InputError(
+            "--minimize cost and --price need each other.", f"Write --minimize cost --price {FORM}.", "fit"
+        )
+    checked_prices(prices)
+    if gpu is not None:
+        raise InputError("--gpu names a GPU, and so does each --price.", "Leave --gpu out.", "--price")
+    return next(iter(prices))
 
 
 def _read(option: str, text: str, parse: Callable[[str], _T]) -> _T:

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from memcalc.fitting.answer import Fit
 
 GPUS_HELP = (
-    "Number of GPUs; default: that of the configuration. With --minimize gpus: the most to try, by default 4,096."
+    "Number of GPUs; default: that of the configuration. With --minimize gpus or cost: the most to try, by default "
+    "4,096."
 )
+PLOT_HELP = "Draw what fits, the memory of each layout and its cost: .png or .svg (extra plot)."
+PRICE_HELP = "Price of one GPU for one hour, e.g. h100-80gb=2.10. Repeatable."
 HOLD_HELP = "Keep the configuration's value of this field in every layout, e.g. tensor_parallel. Repeatable."
 
 
@@ -42,9 +45,10 @@ def command(
         typer.Option(help="Find only the largest value of this quantity."),
     ] = None,
     minimize: Annotated[
-        Literal["gpus", "gpu_kind", "recompute"] | None,
-        typer.Option(help="Find only the smallest value of this quantity."),
+        Literal["gpus", "gpu_kind", "recompute", "cost"] | None,
+        typer.Option(help="Find only the smallest value of this quantity; cost: by --price."),
     ] = None,
+    price: Annotated[list[str] | None, typer.Option(metavar="GPU=PRICE", help=PRICE_HELP)] = None,
     hold: Annotated[
         list[str] | None, typer.Option(metavar="FIELD", help=HOLD_HELP, autocompletion=complete_hold)
     ] = None,
@@ -64,6 +68,7 @@ def command(
         Literal["accelerate", "deepspeed", "torchtitan", "megatron", "axolotl", "trainer"] | None,
         typer.Option("--as", help="The program whose file --write writes."),
     ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help=PLOT_HELP)] = None,
     html: Html = None,
     accept_unknown: AcceptUnknown = False,
     form: Annotated[Literal["table", "json"], typer.Option("--format", "-f")] = "table",
@@ -80,10 +85,15 @@ def command(
     """
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
+    from memcalc.fitting.offers import parse_prices
     from memcalc.report.progress import shown_progress
 
     if write is not None or program is not None:
         _check_target(write, program, searched=maximize or minimize)
+    if plot is not None:
+        from memcalc.report.plots.files import PICTURES, check_target
+
+        check_target(plot, PICTURES)
     if html is not None:
         from memcalc.report.html_report import check_report
 
@@ -101,6 +111,7 @@ def command(
             node=node,
             nic_gbit=nic,
             top=top,
+            prices={} if not price else parse_prices(price),
         )
     files = WrittenFiles()
     exported = None if write is None or program is None else _exported(answer, program, write, config)
@@ -111,6 +122,12 @@ def command(
         with files.writing():
             write_text(write, exported.text)
             written = exported
+    if plot is not None:
+        from memcalc.report.plots.bars import save_bars
+        from memcalc.report.plots.fit_bars import fit_blocks, fit_title
+
+        with files.writing():
+            save_bars(plot, fit_title(answer, units), fit_blocks(answer, units))
     if html is not None:
         from memcalc.report.html_report import write_report
         from memcalc.report.views.runs import fit_view
@@ -151,9 +168,9 @@ def _check_target(write: Path | None, program: str | None, *, searched: str | No
         raise InputError("--write and --as need each other.", "Write --write FILE --as accelerate.", "fit")
     named_program(program, write)
     check_place(write, (write.suffix.lower(),))
-    if searched is not None:
+    if searched not in (None, "gpus", "cost"):
         raise InputError(
-            "--write writes a layout, and --maximize and --minimize list none.", "Leave them out.", "--write"
+            f"--write writes a layout, and the search for {searched} lists none.", "Leave it out.", "--write"
         )
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypedDict
 
 from memcalc.changes.finding import Change
-from memcalc.fitting.costs import Costs
 from memcalc.fitting.layouts import Pruned
 from memcalc.fitting.maxima import Maximum
 from memcalc.fitting.minima import LeastRecompute, Sized
-from memcalc.fitting.ranking import Ranking
+from memcalc.fitting.offers import Offer
+from memcalc.fitting.ranking import Best, Ranking
 from memcalc.jupyter import Displayed
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Answer
@@ -34,6 +34,7 @@ class Question:
         node: GPUs per node; None: as the card's table says.
         nic_gbit: 10^9 bits a second of network for each card; None: as the table says.
         top: how many layouts are wanted in full.
+        prices: of one GPU for one hour, by its name, where the least cost is asked for.
     """
 
     gpus: int | None = None
@@ -43,6 +44,7 @@ class Question:
     node: int | None = None
     nic_gbit: float | None = None
     top: int = 5
+    prices: Mapping[str, float] = field(default_factory=dict)
 
 
 class Cluster(TypedDict, total=False):
@@ -51,13 +53,6 @@ class Cluster(TypedDict, total=False):
     node: int | None
     nic_gbit: float | None
     top: int
-
-
-class Best(NamedTuple):
-    """A layout that fits, with its estimate and its costs."""
-
-    result: Result
-    costs: Costs
 
 
 class Nearest(NamedTuple):
@@ -99,6 +94,7 @@ class Fit(Displayed):
             recomputation was asked for and all of it is not enough, changes beside recomputing every layer.
         fewest: the fewest cards; None: no number that is tried is enough.
         may_be_fewer: whether a layout over fewer cards may fit, or where no number is enough, over any.
+        offers: every GPU that has a price, the one on which a token costs least first.
         cards: what the run needs on every card of the same vendor, the smallest first.
         least_recompute: the least recomputation; None: all of it is not enough.
         all_recomputed: the run with every layer recomputed, where that is not enough.
@@ -123,6 +119,7 @@ class Fit(Displayed):
     nearest: list[Nearest] = field(default_factory=list)
     fewest: int | None = None
     may_be_fewer: bool = False
+    offers: list[Offer] = field(default_factory=list)
     cards: list[Sized] = field(default_factory=list)
     least_recompute: LeastRecompute | None = None
     all_recomputed: Result | None = None
@@ -162,6 +159,8 @@ class Fit(Displayed):
             return "fits" if self.fewest is not None else "unknown" if self.may_be_fewer else "does-not-fit"
         if question.minimize == "gpu_kind":
             return _best_of(sized.verdict.answer for sized in self.cards if not sized.lacks)
+        if question.minimize == "cost":
+            return _best_of(offer.verdict for offer in self.offers)
         if question.minimize == "recompute":
             full = None if self.all_recomputed is None else self.all_recomputed.verdict
             return "fits" if self.least_recompute is not None else full or "does-not-fit"

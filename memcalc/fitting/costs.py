@@ -80,6 +80,28 @@ def sequences_of(spec: Spec) -> int:
     return training.micro_batch_size * training.gradient_accumulation_steps * spec.parallelism.data_parallel
 
 
+def fixed_sequences(spec: Spec) -> int | None:
+    """Sequences of one optimizer step on any number of GPUs; None: the run's micro-batch and accumulation on each GPU.
+
+    The global batch where it is given; else that of the run where it is spread over several GPUs already.
+    """
+    if spec.training.global_batch_size is not None:
+        return spec.training.global_batch_size
+    return sequences_of(spec) if spec.parallelism.ranks > 1 else None
+
+
+def step_sequences(spec: Spec, gpus: int) -> int:
+    """Return the sequences per optimizer step, equal for all layouts so that they can be compared."""
+    own = gpus * spec.training.micro_batch_size * spec.training.gradient_accumulation_steps
+    return fixed_sequences(spec) or own
+
+
+def token_seconds(spec: Spec, system: System) -> float:
+    """Return GPU seconds per token, by the cost model."""
+    tokens = sequences_of(spec) * spec.training.sequence_length
+    return costs_of(spec, system).total * spec.parallelism.ranks / tokens
+
+
 def costs_of(spec: Spec, system: System) -> Costs:
     """The costs of a run as it is."""
     training = spec.training

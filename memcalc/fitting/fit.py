@@ -10,13 +10,14 @@ from memcalc.changes.candidates import OTHER_CARD, RESULTS, Candidate, candidate
 from memcalc.changes.finding import Change, Finder
 from memcalc.changes.run import Run, words_to
 from memcalc.errors import InputError
-from memcalc.fitting.answer import Best, Fit, Nearest, Question
-from memcalc.fitting.costs import costs_of, sequences_of
+from memcalc.fitting.answer import Fit, Nearest, Question
+from memcalc.fitting.costs import fixed_sequences, step_sequences, token_seconds
 from memcalc.fitting.layouts import HOLDABLE, Space
 from memcalc.fitting.maxima import MAXIMA, maximum
 from memcalc.fitting.minima import MINIMA, MOST_GPUS, cards_for, fewest_gpus, least_recompute
+from memcalc.fitting.offers import Search, checked_prices, offers
 from memcalc.fitting.peaks import is_hopeless, verdict
-from memcalc.fitting.ranking import Ranking, rank
+from memcalc.fitting.ranking import best_of, rank
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.ledger.result import Result
 from memcalc.progress import Progress, silent
@@ -46,7 +47,7 @@ def fit(run: Run, question: Question, progress: Progress = silent) -> Fit:
     asked, unasked = _spread_over(spec, gpus)
     result = None if asked is None else size(asked)
     answer = Fit(question, card, system, gpus, sequences, result, unasked, spec.name)
-    needs_base = question.minimize != "gpus"
+    needs_base = question.minimize not in ("gpus", "cost")
     own = asked is not None and gpus == spec.parallelism.ranks
     everything = question.maximize is None and question.minimize is None
     if everything or (needs_base and not own):
@@ -54,7 +55,7 @@ def fit(run: Run, question: Question, progress: Progress = silent) -> Fit:
         ranking = rank(space, system, spec, held, progress)
         answer.ranking = ranking
         answer.pruned = dict(space.pruned)
-        answer.best = _best(ranking, question.top)
+        answer.best = best_of(ranking, question.top)
     answer.base_is_best = bool(answer.best) and not own
     answer.base = base = answer.best[0].result.spec if answer.base_is_best else asked
     if base is not None:
@@ -96,19 +97,6 @@ def _checked(spec: Spec, question: Question) -> tuple[Card, frozenset[str]]:
 MOST_ASKED = 131_072
 
 
-def step_sequences(spec: Spec, gpus: int) -> int:
-    """Return the sequences per optimizer step, equal for all layouts so that they can be compared.
-
-    The global batch where it is given; else that of the run where it is spread over several cards already; else the
-    run's micro-batch and accumulation on every card.
-    """
-    if spec.training.global_batch_size is not None:
-        return spec.training.global_batch_size
-    if spec.parallelism.ranks > 1:
-        return sequences_of(spec)
-    return gpus * spec.training.micro_batch_size * spec.training.gradient_accumulation_steps
-
-
 def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
     """Return the run with data parallelism adjusted to the number of GPUs, or why it is invalid."""
     world, replicas = spec.parallelism.ranks, spec.parallelism.data_parallel
@@ -132,41 +120,20 @@ def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
     return (run, "") if broken is None else (None, broken.problem)
 
 
-def _best(ranking: Ranking, top: int) -> list[Best]:
-    """Return the cheapest layout of each split with its complete estimate, which decides whether it fits."""
-    found: dict[tuple[int, ...], Best] = {}
-    for ranked in ranking.fitting:
-        if len(found) == top:
-            break
-        spread = ranked.spec.parallelism
-        split = (
-            spread.tensor_parallel,
-            spread.context_parallel,
-            spread.expert_parallel,
-            spread.pipeline_parallel,
-            spread.zero_stage,
-        )
-        if split not in found:
-            result = size(ranked.spec)
-            if result.fits:
-                found[split] = Best(result, ranked.costs)
-    return list(found.values())
-
-
 def _minimized(answer: Fit, spec: Spec, held: frozenset[str], progress: Progress) -> None:
     wanted, card, base = answer.question.minimize, answer.card, answer.base
     if wanted == "gpus":
-        batch = spec.training.global_batch_size
-        if batch is None and spec.parallelism.ranks > 1:
-            batch = sequences_of(spec)
+        batch = fixed_sequences(spec)
         most = answer.question.gpus or MOST_GPUS
         answer.fewest, answer.may_be_fewer = fewest_gpus(spec, card, answer.system, batch, held, most, progress)
         if answer.fewest is not None:
-            answer.gpus, answer.sequences = answer.fewest, batch or step_sequences(spec, answer.fewest)
+            answer.gpus, answer.sequences = answer.fewest, step_sequences(spec, answer.fewest)
             space = Space(spec, answer.gpus, answer.system.node, answer.sequences, held)
             answer.ranking = rank(space, answer.system, spec, held, progress)
-            answer.best = _best(answer.ranking, answer.question.top)
+            answer.best = best_of(answer.ranking, answer.question.top)
             answer.pruned = dict(space.pruned)
+    elif wanted == "cost":
+        _offered(answer, spec, held, progress)
     elif base is None:
         return
     elif wanted == "gpu_kind":
@@ -175,6 +142,17 @@ def _minimized(answer: Fit, spec: Spec, held: frozenset[str], progress: Progress
         answer.least_recompute = least_recompute(base)
         if answer.least_recompute is None:
             answer.all_recomputed = size(varied(base, training={"recompute": "full"}))
+
+
+def _offered(answer: Fit, spec: Spec, held: frozenset[str], progress: Progress) -> None:
+    """Fill in the offers, and the layouts of the one on which a token costs least."""
+    question = answer.question
+    search = Search(held, question.gpus or MOST_GPUS, question.top, progress)
+    answer.offers = offers(spec, checked_prices(question.prices), search, question.node, question.nic_gbit)
+    first = answer.offers[0]
+    answer.card, answer.system = first.card, first.system
+    if first.found is not None:
+        answer.gpus, answer.sequences, answer.ranking, answer.best, answer.pruned, _ = first.found
 
 
 def _nearest(run: Run, result: Result, card: Card, system: System, progress: Progress) -> list[Nearest]:
@@ -227,9 +205,3 @@ def _slowdown(change: Change, base: Spec, system: System, before: float) -> floa
 
 def _on_host(spec: Spec) -> tuple[str, str]:
     return spec.parallelism.offload, spec.training.offload_activations
-
-
-def token_seconds(spec: Spec, system: System) -> float:
-    """Return GPU seconds per token, by the cost model."""
-    tokens = sequences_of(spec) * spec.training.sequence_length
-    return costs_of(spec, system).total * spec.parallelism.ranks / tokens

@@ -20,7 +20,7 @@ from memcalc.spec.kernels import missing_units
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
 
-MINIMA = ("gpus", "gpu_kind", "recompute")
+MINIMA = ("gpus", "gpu_kind", "recompute", "cost")
 
 MOST_GPUS = 4096  # a search ends there, unless another number is given
 

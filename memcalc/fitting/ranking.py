@@ -15,10 +15,12 @@ from memcalc.fitting.costs import Costs, Recompute, Step
 from memcalc.fitting.layouts import DEGREES, Layout, Space
 from memcalc.fitting.peaks import is_hopeless, is_replayed, verdict
 from memcalc.fitting.varying import varied
+from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System
+from memcalc.verdict.judge import size
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 
@@ -48,6 +50,13 @@ class Ranking(NamedTuple):
     tried: int  # layouts that the rules allow
     sized: int  # estimates made
     undecided: int  # layouts of which no choice fits for sure, and some may
+
+
+class Best(NamedTuple):
+    """A layout that fits, with its estimate and its costs."""
+
+    result: Result
+    costs: Costs
 
 
 # How a model is split over the cards of a replica, and the most replicas with which that is known not to fit.
@@ -231,3 +240,24 @@ def chosen(layout: Layout, recompute: Recompute, micro_batch: int) -> Spec:
             "gradient_accumulation_steps": steps,
         },
     )
+
+
+def best_of(ranking: Ranking, top: int) -> list[Best]:
+    """Return the cheapest layout of each split with its complete estimate, which decides whether it fits."""
+    found: dict[tuple[int, ...], Best] = {}
+    for ranked in ranking.fitting:
+        if len(found) == top:
+            break
+        spread = ranked.spec.parallelism
+        split = (
+            spread.tensor_parallel,
+            spread.context_parallel,
+            spread.expert_parallel,
+            spread.pipeline_parallel,
+            spread.zero_stage,
+        )
+        if split not in found:
+            result = size(ranked.spec)
+            if result.fits:
+                found[split] = Best(result, ranked.costs)
+    return list(found.values())

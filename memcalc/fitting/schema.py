@@ -140,6 +140,20 @@ class FitRecompute(Block):
     device_bytes: int
 
 
+class FitOffer(Block):
+    """A kind of GPU at the price that the user gives."""
+
+    name: str
+    price_per_hour: float = Field(description="of one GPU, as given")
+    verdict: Answer = Field(description="whether some layout over some number of these GPUs fits")
+    lacks: str | None = Field(description="why this run is invalid on the GPU, regardless of memory")
+    may_be_fewer: bool = Field(description="whether some layout over fewer GPUs may fit")
+    gpus: int | None = Field(description="on which a token costs least; null: no number that was tried is enough")
+    all_per_hour: float | None = Field(description="price of all GPUs")
+    per_million_tokens: float | None = Field(description="cost at peak rates: it compares GPUs and forecasts no bill")
+    layout: FitLayout | None = Field(description="the cheapest layout over these GPUs")
+
+
 class FitMinima(Block):
     """Results of --minimize; null if nothing fits."""
 
@@ -147,6 +161,7 @@ class FitMinima(Block):
     may_be_fewer: bool = Field(default=False, description="whether some layout over fewer GPUs may fit")
     gpu_kind: str | None = None
     cards: list[FitCard] | None = None
+    cost: list[FitOffer] | None = Field(default=None, description="the GPU on which a token costs least comes first")
     recompute: FitRecompute | None = None
     all_recomputed: FitSized | None = Field(
         default=None, description="the run with every layer recomputed, where that is not enough: `nearest` changes it"

@@ -11,6 +11,7 @@ from memcalc.report.fit_tables import (
     layout_grid,
     memory_grid,
     memory_legend,
+    offer_grid,
     pruned_grid,
     term_grid,
 )
@@ -18,6 +19,7 @@ from memcalc.report.fit_text import (
     asked_sentence,
     change_lines,
     kind_of_change,
+    layout_legend,
     layouts_sentence,
     layouts_verdict,
     maximum_lines,
@@ -30,7 +32,7 @@ from memcalc.report.fit_text import (
 )
 from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.sizing import VERDICT_STYLES
-from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.report.terminal import draw_grid, draw_legend, draw_line, draw_list
 from memcalc.units import Unit
 
 _STYLES = {True: GOOD, False: BAD}  # of what was found, or not
@@ -44,19 +46,22 @@ def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> N
     screen.line()
     if question.minimize is not None:
         draw_line(screen, minimum_sentence(answer, unit), 0, style=VERDICT_STYLES[answer.verdict])
+        if answer.offers:
+            screen.line()
+            draw_grid(screen, offer_grid(answer))
     elif question.maximize is None or answer.base is None:
         asked = "does-not-fit" if answer.asked is None else answer.asked.verdict
         draw_line(screen, asked_sentence(answer, unit), 0, style=VERDICT_STYLES[asked])
+    offered = bool(answer.offers) and answer.ranking is None  # a table stands last already
     layouts = answer.ranking is not None and (question.maximize is None or answer.base is None)
     if layouts:
         draw_line(screen, layouts_sentence(answer), 0, style=VERDICT_STYLES[layouts_verdict(answer)])
-    if question.maximize is None or answer.base is None:
+    if (question.maximize is None or answer.base is None) and not offered:
         screen.line()
     if layouts and answer.best:
-        for grid in (layout_grid(answer, unit), cost_grid(answer), memory_grid(answer, unit)):
-            draw_grid(screen, grid)
-        draw_line(screen, memory_legend(answer), 2, style="dim")
-        screen.line()
+        draw_legend(screen, layout_grid(answer, unit), layout_legend(answer))
+        draw_grid(screen, cost_grid(answer))
+        draw_legend(screen, memory_grid(answer, unit), memory_legend(answer))
     if answer.cards:
         draw_grid(screen, card_grid(answer, unit))
     _draw_maxima(screen, answer, unit)

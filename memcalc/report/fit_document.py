@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.exporters.completing import Export
-from memcalc.fitting.answer import Best, Fit, Nearest
+from memcalc.fitting.answer import Fit, Nearest
 from memcalc.fitting.costs import TERMS, Costs
 from memcalc.fitting.maxima import Maximum
-from memcalc.fitting.ranking import Ranking
+from memcalc.fitting.offers import Offer
+from memcalc.fitting.ranking import Best, Ranking
 from memcalc.ledger.document import SCHEMA_VERSION, interval, limit_row
 from memcalc.ledger.result import Result
 from memcalc.report.change_document import change_document
@@ -169,6 +170,8 @@ def _minima(answer: Fit) -> dict[str, Any]:
                 for sized in answer.cards
             ],
         }
+    if wanted == "cost":
+        return {"cost": [_offer(offer) for offer in answer.offers]}
     if wanted == "recompute":
         found = answer.least_recompute
         if found is None:
@@ -177,6 +180,21 @@ def _minima(answer: Fit) -> dict[str, Any]:
         plan = found.recompute if isinstance(found.recompute, str) else list(found.recompute)
         return {"recompute": {"plan": plan, "layers": found.layers, "of": found.of, "device_bytes": found.device_bytes}}
     return {}
+
+
+def _offer(offer: Offer) -> dict[str, Any]:
+    found = offer.found
+    return {
+        "name": offer.card.name,
+        "price_per_hour": offer.price,
+        "verdict": offer.verdict,
+        "lacks": offer.lacks or None,
+        "may_be_fewer": offer.may_be_fewer,
+        "gpus": None if found is None else found.gpus,
+        "all_per_hour": offer.hourly,
+        "per_million_tokens": None if found is None else offer.of_tokens,
+        "layout": None if found is None else layout_fields(found.best[0].result.spec),
+    }
 
 
 def _nearest(found: Nearest) -> dict[str, Any]:

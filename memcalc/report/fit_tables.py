@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from memcalc.fitting.answer import Fit
 from memcalc.fitting.costs import TERMS
+from memcalc.fitting.minima import Sized
 from memcalc.ledger.component import Component
 from memcalc.report.breakdown import breakdown
+from memcalc.report.fit_text import amount, short_layout
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import letter
 from memcalc.spec.segments import words
@@ -121,16 +123,49 @@ def pruned_grid(answer: Fit) -> Grid:
     return Grid("Excluded layouts", columns, rows)
 
 
+def offer_grid(answer: Fit) -> Grid:
+    """Return the GPUs that have a price, with the number of them on which a token costs least."""
+    rows = []
+    for number, offer in enumerate(answer.offers, 1):
+        found, dearer = offer.found, ""
+        if found is None:
+            fewer = "may fit" if offer.verdict == "unknown" else "too large"
+            rows.append(("", offer.card.name, amount(offer.price), "", "", "", "", offer.lacks or fewer))
+            continue
+        if number > 1:
+            dearer = f"{100 * (offer.of_tokens / answer.offers[0].of_tokens - 1):+.1f}%"
+        costs = (amount(offer.price), str(found.gpus), amount(offer.hourly), amount(offer.of_tokens), dearer)
+        layout = short_layout(found.best[0].result.spec)
+        rows.append((str(number), offer.card.name, *costs, f"{layout}{'; fewer GPUs may fit' * offer.may_be_fewer}"))
+    columns = (
+        Column("", right=True),
+        Column("GPU"),
+        Column("price", right=True),
+        Column("GPUs", right=True),
+        Column("an hour", right=True),
+        Column("10^6 tokens", right=True),
+        Column("", right=True),
+        Column("cheapest layout", wrap=True),
+    )
+    strong = frozenset({0} if answer.offers[0].found is not None else ())
+    return Grid("Price of one GPU and of all for an hour, and of a million tokens at peak rates", columns, rows, strong)
+
+
 CARD_WORDS = {"fits": "fits", "does-not-fit": "too large", "unknown": "may fit"}
 
 
 _CARDS_BELOW, _CARDS_ABOVE = 6, 14  # rows before the smallest GPU that fits, and from it on
 
 
+def shown_cards(answer: Fit) -> list[Sized]:
+    """The GPUs around the smallest that fits."""
+    first = next((index for index, sized in enumerate(answer.cards) if sized.will_do), len(answer.cards))
+    return answer.cards[max(first - _CARDS_BELOW, 0) : first + _CARDS_ABOVE]
+
+
 def card_grid(answer: Fit, unit: Unit) -> Grid:
     """Return what the run needs on the GPUs around the smallest that fits; the JSON document has all."""
-    first = next((index for index, sized in enumerate(answer.cards) if sized.will_do), len(answer.cards))
-    cards = answer.cards[max(first - _CARDS_BELOW, 0) : first + _CARDS_ABOVE]
+    cards = shown_cards(answer)
     lacks = any(sized.lacks for sized in cards)
     rows = [
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import floor, inf, log10
 
 from memcalc.changes.candidates import MORE_GPUS, OTHER_CARD, OTHER_RESULT, SAME
 from memcalc.fitting.answer import Fit, Nearest
@@ -83,6 +83,8 @@ def minimum_sentence(answer: Fit, unit: Unit) -> str:
     """The answer to --minimize."""
     if answer.question.minimize == "gpus":
         return _fewest_sentence(answer)
+    if answer.question.minimize == "cost":
+        return _cheapest_sentence(answer)
     if answer.base is None:
         return asked_sentence(answer, unit)
     return _card_sentence(answer) if answer.question.minimize == "gpu_kind" else _recompute_sentence(answer, unit)
@@ -96,6 +98,27 @@ def _fewest_sentence(answer: Fit) -> str:
         return f"No number of GPUs up to {bound or MOST_GPUS:,} is enough{sure}{more}."
     sure = " for sure, but some may" if answer.may_be_fewer else ""
     return f"{plural(answer.fewest, 'GPU')} at least. With fewer no layout fits{sure}."
+
+
+def _cheapest_sentence(answer: Fit) -> str:
+    first, most = answer.offers[0], answer.question.gpus or MOST_GPUS
+    if first.found is None:
+        sure = " for sure; some layouts may fit" if answer.verdict == "unknown" else ""
+        return f"On none of these GPUs, up to {most:,} of them, the run fits{sure}."
+    return (
+        f"A token costs least on {first.card.name}, {plural(first.found.gpus, 'GPU')}: {amount(first.of_tokens)} per "
+        f"million tokens at peak rates, {amount(first.hourly)} per hour."
+    )
+
+
+def amount(price: float | None) -> str:
+    """Return a price with at least two decimals, and with three digits where it is below 1."""
+    if price is None:
+        return ""
+    if price >= 1:
+        return f"{price:,.2f}"
+    whole, _, decimals = f"{price:.{2 - floor(log10(price))}f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0'):0<2}"
 
 
 def _card_sentence(answer: Fit) -> str:
@@ -135,6 +158,25 @@ def layout_words(spec: Spec) -> str:
     if parallelism.virtual_stages > 1:
         parts.append(f"{parallelism.virtual_stages} chunks per stage")
     return ", ".join([*parts, f"ZeRO {parallelism.zero_stage}", f"recompute {words(spec.training.recompute)}"])
+
+
+def short_layout(spec: Spec) -> str:
+    """Return a layout in the letters of the table of layouts; degrees of 1 are left out."""
+    parallelism = spec.parallelism
+    degrees = {"t": "tensor", "c": "context", "e": "expert", "p": "pipeline", "N": "data"}
+    parts = [
+        f"{sign}{size}" for sign, name in degrees.items() if (size := getattr(parallelism, f"{name}_parallel")) > 1
+    ]
+    return ", ".join([*parts, f"ZeRO {parallelism.zero_stage}", f"recompute {words(spec.training.recompute)}"])
+
+
+def layout_legend(answer: Fit) -> str:
+    """Return the legend of the table of layouts."""
+    experts = any(found.result.spec.parallelism.expert_parallel > 1 for found in answer.best)
+    return (
+        f"t tensor (+sp: sequence-parallel), c context, {'e expert, ' * experts}p pipeline, N data parallelism, "
+        "v chunks of layers per stage, b micro-batch, m micro-batches per step, seconds of a step at peak rates"
+    )
 
 
 def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
@@ -250,6 +292,8 @@ def change_lines(found: Nearest, unit: Unit) -> tuple[str, str]:
 def notes(answer: Fit, *, why: bool) -> list[str]:
     """Yield the notes on the result."""
     found = []
+    if answer.offers:
+        found.append("prices are those of --price; that of a million tokens compares GPUs and forecasts no bill")
     if answer.best and answer.question.maximize is None:
         found.append("costs rank layouts and are no forecast: all rates are peaks, and nothing overlaps")
     if answer.system.assumed and answer.gpus > answer.system.node:

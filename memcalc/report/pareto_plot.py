@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc.files import writing
 from memcalc.ledger.component import Component
+from memcalc.planning.evaluation import Evaluation
 from memcalc.planning.planning import Planning
+from memcalc.report.plots.bars import Bar, Block, Panel, Part, save_bars
 from memcalc.report.plots.markup import heading
 from memcalc.report.plots.palette import LIMIT, colour
+from memcalc.report.recompute_tables import moment
 from memcalc.report.verdict import subject
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
@@ -19,10 +23,20 @@ if TYPE_CHECKING:
 _INCHES = (9.0, 5.0)
 _DOTS = 100
 _GREY = "#555555"
+_NEAR_X, _NEAR_Y = 0.2, 0.05  # of the axes: the words of two marks that are closer would overlap
 
 
 def save_front(path: Path, planning: Planning, unit: Unit = "GiB") -> None:
-    """Writes the picture; the suffix of the path decides between PNG and SVG."""
+    """Write the picture: the front, or bars of the plans where all of them need the same memory.
+
+    Args:
+        path: its suffix decides between PNG and SVG.
+        planning: the plan with those that it was chosen among.
+        unit: of memory.
+    """
+    if len({found.evaluation.peak_bytes for found in planning.front}) < 2:
+        save_bars(path, *plan_bars(planning, unit))
+        return
     import matplotlib as mpl
 
     # The same plan gives the same file; a dollar sign in a name is no formula.
@@ -47,11 +61,10 @@ def front_figure(planning: Planning, unit: Unit = "GiB") -> Figure:
     axes.plot(
         *zip(*points, strict=True), "o", color=ink, markersize=4, label="cheapest plans of whole layers", zorder=3
     )
-    rules: dict[tuple[float, float], list[str]] = {}  # those that come to the same share a mark
-    for name, evaluation in planning.rules:
-        rules.setdefault((evaluation.peak_bytes / size, 100 * evaluation.again_flops / flops), []).append(name)
-    for (x, y), names in rules.items():
+    rules = [(name, found.peak_bytes / size, 100 * found.again_flops / flops) for name, found in planning.rules]
+    for _, x, y in rules:
         axes.plot([x], [y], "x", color=_GREY, zorder=4)
+    for names, x, y in together(rules):
         axes.annotate(", ".join(names), (x, y), (5, 5), textcoords="offset points", color=_GREY, fontsize=9)
     chosen = planning.found.evaluation
     axes.plot(
@@ -70,3 +83,51 @@ def front_figure(planning: Planning, unit: Unit = "GiB") -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
+
+
+def together(marks: Sequence[tuple[str, float, float]]) -> list[tuple[list[str], float, float]]:
+    """Return names with their place; those whose words would lie on each other share one line, at the first of them."""
+    width = max((x for _, x, _ in marks), default=0) - min((x for _, x, _ in marks), default=0)
+    height = max((y for _, _, y in marks), default=0)
+    placed: list[tuple[list[str], float, float]] = []
+    for name, x, y in marks:
+        near = (
+            names
+            for names, at, above in placed
+            if abs(at - x) <= _NEAR_X * width and abs(above - y) <= _NEAR_Y * height
+        )
+        found = next(near, None)
+        if found is None:
+            placed.append(([name], x, y))
+        else:
+            found.append(name)
+    return placed
+
+
+def plan_bars(planning: Planning, unit: Unit) -> tuple[str, list[Block]]:
+    """Return the title, which says why no plan needs less, and each plan with its memory and what it recomputes."""
+    size, flops = BYTES_PER_UNIT[unit], planning.configured.chain.flops
+    own = planning.found
+    plans = [(f"this plan ({own.plan.strategy})", own.evaluation), *planning.rules]
+    memory = [
+        Bar(name, (Part("allocated", colour(Component.WEIGHTS), found.peak_bytes / size),), _memory(found, unit),
+            planning.budget / size, found.peak_bytes <= planning.budget)
+        for name, found in plans
+    ]  # fmt: skip
+    again = [
+        Bar(name, (Part("recomputed", colour(Component.ACTIVATIONS), 100 * found.again_flops / flops),),
+            f"{found.again_flops / flops:.1%}")
+        for name, found in plans
+    ]  # fmt: skip
+    title = (
+        f"{subject(planning.result).partition(chr(10))[0]}. No plan needs less: the peak is in {moment(own.evaluation)}"
+    )
+    panels = (
+        Panel(f"peak of allocated memory, {unit}", tuple(memory), "budget"),
+        Panel("recomputed FLOPs, % of a forward", tuple(again)),
+    )
+    return title, [Block("Plan and rules of thumb", panels)]
+
+
+def _memory(found: Evaluation, unit: Unit) -> str:
+    return f"{format_bytes(found.peak_bytes, unit)}, in {moment(found)}"

@@ -38,6 +38,13 @@ def draw_grid(screen: Screen, grid: Grid) -> None:
     screen.line()
 
 
+def draw_legend(screen: Screen, grid: Grid, legend: str) -> None:
+    """A grid, and below it what its letters stand for."""
+    draw_grid(screen, grid)
+    draw_line(screen, legend, _INDENT, style="dim")
+    screen.line()
+
+
 def draw_bar(screen: Screen, letters: str) -> None:
     """A bar of letters, each in its color."""
     if not screen.keep(Bar(letters)):

@@ -19,6 +19,11 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "one_card": ("gpt2", ("recipe=amp",), {"gpu": "rtx-4090"}),
     "nothing": ("llama-3-8b", (), {"gpu": "t4"}),
     "experts": ("granite-3.0-1b-a400m", ("recipe=mixed-16",), {"gpu": "l40s", "gpus": 4, "top": 2}),
+    "cost": (
+        "llama-3-8b",
+        ("recipe=mixed-16",),
+        {"minimize": "cost", "top": 1, "prices": {"a100-40gb": 1.0, "t4": 0.2, "h100-80gb": 2.1}, "gpus": 16},
+    ),
     "fewest": ("llama-3-8b", ("recipe=mixed-16",), {"gpu": "a100-40gb", "minimize": "gpus", "top": 1}),
     "smallest_card": ("llama-3.2-1b", (), {"gpu": "t4", "minimize": "gpu_kind"}),
     "recompute": ("llama-3.2-1b", ("recipe=pure", "b=4", "loss=chunked"), {"gpu": "t4", "minimize": "recompute"}),

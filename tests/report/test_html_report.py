@@ -87,7 +87,11 @@ def test_a_suffix_that_is_no_report_is_refused_before_the_estimate(run: Callable
 def test_the_style_sheet_knows_what_a_terminal_colors() -> None:
     css = files("memcalc.page").joinpath("static", "views.css").read_text()
     for style in (GOOD, BAD, UNSURE):
-        (section,) = drawn_sections(lambda screen, style=style: draw_line(screen, "verdict", 0, style))
+
+        def draw(screen: Any, style: str = style) -> None:
+            draw_line(screen, "verdict", 0, style)
+
+        (section,) = drawn_sections(draw)
         for name in section["lines"][0]["style"].split():
             assert f".line.{name}" in css
 

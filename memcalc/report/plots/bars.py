@@ -1,0 +1,164 @@
+"""Several runs as bars of their parts, one below the other: PNG for screens, SVG for papers. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memcalc.files import writing
+from memcalc.report.plots.markup import drawable
+from memcalc.report.plots.palette import LIMIT
+from memcalc.text import shortened_in_the_middle
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH = 12.0  # inches
+_ROW = 0.36  # inches of a bar with the gap to the next
+_AROUND = 0.75  # inches of a block's title and axis
+_LEGEND_ROW = 0.24  # inches
+_IN_A_ROW = 7  # words of the legend
+_TITLE = 110  # letters of a line above the picture
+_TICKS = 6  # of an axis, at most
+_LABEL = 46  # letters in a line before a bar
+_LINES = 2  # of them
+_PER_LETTER = 6.6  # pixels at 9 points, at most
+_GAP = 12  # pixels from a bar to its words, and behind them
+_LEAST = 0.3  # of an axis: what bars keep, however long their words are
+_DOTS = 100
+_GREY = "#555555"
+
+
+class Part(NamedTuple):
+    """A piece of a bar."""
+
+    name: str
+    color: str
+    size: float
+
+
+class Bar(NamedTuple):
+    """One run: its parts, the words after them, where they should end (None: nowhere), and whether the run fits."""
+
+    label: str
+    parts: tuple[Part, ...]
+    words: str
+    limit: float | None = None
+    fits: bool = True
+
+
+class Panel(NamedTuple):
+    """Bars of one quantity; of its unit the axis tells, and `limit` of where the bars should end."""
+
+    axis: str
+    bars: tuple[Bar, ...]
+    limit: str = "usable GPU memory"
+
+
+class Block(NamedTuple):
+    """Runs that are compared, in one quantity or in two side by side, whose bars have the same labels."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def save_bars(path: Path, title: str, blocks: Sequence[Block]) -> None:
+    """Write the picture; the suffix of the path decides between PNG and SVG."""
+    import matplotlib as mpl
+
+    # The same runs give the same file; a dollar sign in a name is no formula.
+    with mpl.rc_context({"svg.hashsalt": "memcalc", "font.size": 10, "text.parse_math": False}):
+        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
+        with writing(path) as file:
+            bars_figure(title, blocks).savefig(file, dpi=_DOTS, metadata=metadata, format=path.suffix.lower()[1:])
+
+
+def bars_figure(title: str, blocks: Sequence[Block]) -> Figure:
+    """Return the blocks below each other, each as high as its bars, with one legend for all."""
+    from matplotlib.figure import Figure
+
+    heights = [_AROUND + _ROW * len(block.panels[0].bars) for block in blocks]
+    legend = _handles(blocks)
+    foot = _LEGEND_ROW * -(-len(legend) // _IN_A_ROW) + 0.1
+    lines = fill(drawable(title), _TITLE)
+    head = 0.3 * (lines.count("\n") + 1) + 0.1
+    figure = Figure(figsize=(_WIDTH, sum(heights) + head + foot), layout="constrained")
+    if not blocks:
+        figure.suptitle(lines, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        return figure
+    body, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[sum(heights) + head, foot])[:, 0]
+    body.suptitle(lines, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    rows = body.subfigures(len(blocks), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for row, block in zip(rows, blocks, strict=True):
+        width_ratios = (3, 2)[: len(block.panels)]
+        found = row.subplots(1, len(block.panels), squeeze=False, sharey=True, width_ratios=width_ratios)[0]
+        labels = [_label(bar) for bar in block.panels[0].bars]
+        before = _PER_LETTER * max(len(line) for label in labels for line in label.splitlines())
+        for axes, panel, share in zip(found, block.panels, width_ratios, strict=True):
+            _draw(axes, panel, labels, (_WIDTH * _DOTS - before) * share / sum(width_ratios))
+        found[0].set_title(block.title, loc="left", fontsize=10)
+    below.legend(handles=legend, loc="center", ncols=_IN_A_ROW, frameon=False, fontsize=9, handlelength=1.2)
+    return figure
+
+
+def _label(bar: Bar) -> str:
+    return fill(drawable(shortened_in_the_middle(bar.label, _LINES * _LABEL)), _LABEL)
+
+
+def _draw(axes: Axes, panel: Panel, labels: Sequence[str], pixels: float) -> None:
+    """Draw the bars from the top down, each with its words after it.
+
+    Args:
+        axes: where to.
+        panel: what.
+        labels: before the bars.
+        pixels: the width of the axes, about.
+    """
+    places = range(len(panel.bars))
+    shares = [max(_LEAST, 1 - (len(bar.words) * _PER_LETTER + 2 * _GAP) / pixels) for bar in panel.bars]
+    reach = max((_length(bar) / share for bar, share in zip(panel.bars, shares, strict=True)), default=0.0) or 1.0
+    for place, bar in zip(places, panel.bars, strict=True):
+        left = 0.0
+        for part in bar.parts:
+            axes.barh(place, part.size, left=left, color=part.color, height=0.72, linewidth=0, zorder=2)
+            left += part.size
+        if bar.limit is not None:
+            axes.plot([bar.limit] * 2, [place - 0.46, place + 0.46], color=LIMIT, linewidth=1.8, zorder=3)
+        axes.annotate(
+            drawable(bar.words), (_length(bar), place), (5, 0), textcoords="offset points", va="center", fontsize=9,
+            color="black" if bar.fits else LIMIT,
+        )  # fmt: skip
+    axes.set_yticks([*places], labels, fontsize=9)
+    axes.set_ylim(len(panel.bars) - 0.4, -0.6)
+    axes.set_xlim(0, reach)
+    axes.locator_params(axis="x", nbins=_TICKS)
+    axes.set_xlabel(panel.axis, color=_GREY, fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _length(bar: Bar) -> float:
+    return max(sum(part.size for part in bar.parts), bar.limit or 0.0)
+
+
+def _handles(blocks: Sequence[Block]) -> list[Any]:
+    """Return what the legend shows: each part once, and the limit."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    bars = [*_bars(blocks)]
+    colors = {part.name: part.color for bar in bars for part in bar.parts if part.name}
+    handles: list[Any] = [Patch(color=color, label=name) for name, color in colors.items()]
+    limits = {panel.limit for block in blocks for panel in block.panels if any(bar.limit for bar in panel.bars)}
+    handles += [Line2D([], [], color=LIMIT, linewidth=1.8, label=limit) for limit in sorted(limits)]
+    return handles
+
+
+def _bars(blocks: Iterable[Block]) -> Iterator[Bar]:
+    return chain.from_iterable(panel.bars for block in blocks for panel in block.panels)
