@@ -1,4 +1,4 @@
-"""The event stream: what was allocated and freed, in order, whatever produced it. Importing this loads no torch."""
+"""The event stream: allocations and frees in order, independent of their source. Importing this loads no torch."""
 
 from memcalc.events.event import Event, Kind
 from memcalc.events.files import EventWriter, read_events, write_events

@@ -1,4 +1,4 @@
-"""A run as a Chrome trace: JSON for chrome://tracing and https://ui.perfetto.dev.
+"""Export of a run as a Chrome trace: JSON for chrome://tracing and https://ui.perfetto.dev.
 
 Source of the format: "Trace Event Format", Google, 2016: events M (names), X (durations), C (counters), i (instants).
 """
@@ -17,29 +17,29 @@ from memcalc.events.event import Event, Kind
 from memcalc.files import write_text
 from memcalc.ledger.component import Component
 
-# Viewers slow down above some hundred thousand events, so that of longer runs the counters are thinned and the
-# smallest allocations left out; `otherData` says so.
+# Viewers slow down above some hundred thousand events. For longer runs the counters are downsampled and the smallest
+# allocations omitted; `otherData` reports both.
 SAMPLES = 20_000
 INSTANTS = 50_000
 
-_STEPS, _PHASES, _MODULES, _ALLOCATIONS = range(1, 5)  # threads, from the top down
+_STEPS, _PHASES, _MODULES, _ALLOCATIONS = range(1, 5)  # thread ids, from top to bottom
 _THREADS = {_STEPS: "steps", _PHASES: "phases", _MODULES: "modules", _ALLOCATIONS: "allocations"}
 _PROCESS = 1
 
 
 def write_chrome_trace(path: Path | str, course: Course, name: str, *, timed: bool = True) -> None:
-    """Writes the trace as one file; arguments as for `chrome_trace`."""
+    """Write the trace to one file; arguments as for `chrome_trace`."""
     write_text(path, json.dumps(chrome_trace(course, name, timed=timed), separators=(",", ":")))
 
 
 def chrome_trace(course: Course, name: str, *, timed: bool = True) -> dict[str, Any]:
-    """The trace: bytes by component as a counter, phases and modules as durations, allocations as instants.
+    """Return the trace: a counter of bytes by component, durations of phases and modules, instants of allocations.
 
     Args:
-        course: the run.
-        name: what the process is called.
-        timed: whether the events' times mean anything. Where they do not, or are not there, a microsecond stands for
-            an event.
+        course: the memory curve of the run.
+        name: of the process in the trace.
+        timed: whether the events' times are meaningful. If they are not, or are missing, each event takes one
+            microsecond.
     """
     events = course.timeline.events[: len(course.totals)]
     timed = timed and _timed(events)
@@ -68,7 +68,7 @@ def chrome_trace(course: Course, name: str, *, timed: bool = True) -> dict[str, 
 
 
 def _timed(events: Sequence[Event]) -> bool:
-    """Whether all events have times that never run backwards."""
+    """Return whether all events have times, in non-decreasing order."""
     times = [event.time_us for event in events]
     return bool(times) and all(
         one is not None and other is not None and one <= other for one, other in pairwise([0, *times])
@@ -76,7 +76,7 @@ def _timed(events: Sequence[Event]) -> bool:
 
 
 def _clock(events: Sequence[Event], *, timed: bool) -> list[int]:
-    """Microseconds of each event and, as one more, of the end."""
+    """Return the time of each event in microseconds, followed by the end of the run."""
     if not timed:
         return list(range(len(events) + 1))
     times = [event.time_us or 0 for event in events]
@@ -97,7 +97,7 @@ def _durations(thread: int, spans: Iterable[tuple[str, int, int]], clock: list[i
 
 
 def _steps(course: Course) -> Iterator[tuple[str, int, int]]:
-    """Runs of phases that end in the same number."""
+    """Yield the steps: consecutive phases whose names end in the same number."""
     for number, group in groupby(course.spans, key=lambda span: span.phase.rpartition("_")[2]):
         spans = list(group)
         if number.isdecimal():
@@ -105,7 +105,7 @@ def _steps(course: Course) -> Iterator[tuple[str, int, int]]:
 
 
 def _modules(events: Sequence[Event]) -> Iterator[tuple[str, int, int]]:
-    """Runs of allocations by one module, releases in between included."""
+    """Yield the intervals in which one module allocates, including frees in between."""
     begin, last, current = 0, 0, ""
     for index, event in enumerate(events):
         if event.kind is Kind.PHASE or (event.kind is Kind.ALLOC and event.module != current):
@@ -119,7 +119,7 @@ def _modules(events: Sequence[Event]) -> Iterator[tuple[str, int, int]]:
 
 
 def _counters(course: Course, samples: int, clock: list[int]) -> Iterator[dict[str, Any]]:
-    """Two counters: the components, stacked, and what the allocator holds."""
+    """Yield two counters: stacked bytes by component, and reserved bytes."""
     outline = course.outline(samples)
     names = [_name(component) for component in outline.components]
     common: dict[str, Any] = {"ph": "C", "pid": _PROCESS, "tid": 0}
@@ -131,7 +131,7 @@ def _counters(course: Course, samples: int, clock: list[int]) -> Iterator[dict[s
 
 
 def _instants(course: Course, shown: Iterable[int], clock: list[int]) -> Iterator[dict[str, Any]]:
-    """Allocations, each with all that is known of it and with how long it lived."""
+    """Yield the allocations with all known attributes and their lifetime."""
     events = course.timeline.events
     ends = _ends(course)
     for index in shown:
@@ -150,7 +150,7 @@ def _instants(course: Course, shown: Iterable[int], clock: list[int]) -> Iterato
 
 
 def _ends(course: Course) -> dict[int, int]:
-    """The position of each allocation's release, by the position of the allocation."""
+    """Return the position of each allocation's free, by the position of the allocation."""
     born: dict[int, int] = {}
     ends = {}
     for index, event in enumerate(course.timeline.events[: len(course.totals)]):

@@ -1,4 +1,4 @@
-"""The course of memory over a run: what pictures and tables of a stream are made from."""
+"""The memory curve of a run, from which plots and tables are made."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from memcalc.events.timeline import Timeline
 
 @dataclass(frozen=True)
 class Course:
-    """A stream with its sums, and what an allocator made of it where one was asked.
+    """The memory curve of an event stream, optionally with the figures of an allocator replay.
 
     Args:
         timeline: the stream.
-        allocated: bytes that the allocator had handed out after each event (`History.allocated`); fewer than events
-            where the run died. None: nobody asked one, and the bytes asked for stand in.
-        reserved: likewise, what it held of the device.
-        limit: bytes that the device has for the allocator.
+        allocated: allocated bytes after each event (`History.allocated`), with fewer entries than events if the run
+            ran out of memory. None without an allocator replay; then requested bytes are used.
+        reserved: reserved bytes after each event, with the same length.
+        limit: bytes of device memory that the allocator may use.
     """
 
     timeline: Timeline
@@ -31,47 +31,47 @@ class Course:
 
     @property
     def totals(self) -> Sequence[int]:
-        """Bytes allocated after each event, as far as the run came."""
+        """Allocated bytes after each event that completed."""
         return self.timeline.totals if self.allocated is None else self.allocated
 
     @property
     def failed(self) -> bool:
-        """Whether the run died before its last event."""
+        """Whether the run ran out of memory before its last event."""
         return len(self.totals) < len(self.timeline.events)
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most that was allocated at once."""
+        """Peak allocated bytes."""
         return max(self.totals, default=0)
 
     @cached_property
     def top(self) -> int:
-        """The highest value that a picture must have room for, as in every outline."""
+        """The maximum of a plot's y axis in bytes, as in every outline."""
         value = max(self.peak_bytes, max(self.reserved or (), default=0))
         return max(value, near(self.limit, value) or 0)
 
     @cached_property
     def peak_event(self) -> int:
-        """The position of the event after which that was so, the first of them; -1 for an empty stream."""
+        """The position of the first event at the peak; -1 for an empty stream."""
         return self.totals.index(self.peak_bytes) if self.totals else -1
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """Where the phases lie."""
+        """The event interval of each phase."""
         return tuple(spans(self.timeline.events, len(self.totals)))
 
     def phase_of(self, event: int) -> str:
-        """The phase that an event belongs to; "" before the first one."""
+        """Return the phase that an event belongs to; "" before the first phase."""
         return next((span.phase for span in reversed(self.spans) if span.begin <= event), "")
 
     def alive_at_peak(self) -> list[Event]:
-        """The allocations alive at the peak, in the order in which they were made."""
+        """Return the allocations that are live at the peak, in allocation order."""
         return self.timeline.alive(self.peak_event)
 
     def outline(self, stretches: int) -> Outline:
-        """The course in so many stretches, each told by its peak."""
+        """Return the curve downsampled to at most so many intervals, each represented by its peak."""
         return outline(self.timeline, stretches, self.allocated, self.reserved, self.limit)
 
     def notebook(self) -> list[Line]:
-        """One line for each phase."""
+        """Return one line per phase."""
         return notebook(self.timeline, self.allocated)

@@ -1,4 +1,4 @@
-"""Memory over a run as a JSON document: what plots, the page and other programs draw."""
+"""Memory over a run as a JSON document, for plots, the page and other programs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from memcalc.ledger.component import Component
 
 SCHEMA_VERSION = 1
 POINTS = 600  # about one for every second pixel of a wide plot
-UNATTRIBUTED = "unattributed"  # bytes that no component claims
+UNATTRIBUTED = "unattributed"  # bytes without a component
 
 
 def timeline_document(course: Course, name: str, source: str, points: int = POINTS) -> dict[str, Any]:
-    """Memory over a run, ready for `json.dumps`.
+    """Return memory over a run, ready for `json.dumps`.
 
     Args:
-        course: the run.
+        course: the memory curve of the run.
         name: of the run.
         source: "estimate", "trace", "dry-run" or "measure".
-        points: at most so many; each is the peak of as many events in a row, so no peak is lost.
+        points: maximum number of points; each is the peak of its interval of events, so no peak is lost.
     """
     outline = course.outline(points)
     return {
@@ -50,5 +50,5 @@ def timeline_document(course: Course, name: str, source: str, points: int = POIN
 
 
 def component_name(component: Component | None) -> str:
-    """A component's key, as in the JSON of an estimate."""
+    """Return a component's key, as in the JSON of an estimate."""
     return UNATTRIBUTED if component is None else component.value

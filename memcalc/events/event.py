@@ -1,4 +1,4 @@
-"""One event of a running step: memory asked for, memory given back, and the marks between them."""
+"""One event of a running step: an allocation, a free, or a mark between them."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import NamedTuple
 
 from memcalc.ledger.component import Component
 
-# In place of a stream, of memory that is the host's: any, and pages that are locked for the device to reach them.
+# Values of `stream` for host memory: pageable, and pinned (page-locked, so that the device can access it).
 PAGEABLE, PINNED = -1, -2
 
 
 class Kind(StrEnum):
-    """What happened. The words are those of PyTorch's memory history, where it has one."""
+    """The type of an event, named as in PyTorch's memory history where that has it."""
 
-    ALLOC = "alloc"  # a storage of `bytes` came to life on `stream`
-    FREE = "free"  # its last owner let it go
+    ALLOC = "alloc"  # a storage of `bytes` is allocated on `stream`
+    FREE = "free"  # the last reference to the storage is released
     FREE_COMPLETED = "free_completed"  # the other streams that used it are done; absent where nothing delays them
     RECORD_STREAM = "record_stream"  # `stream` uses the storage too (Tensor.record_stream)
     EMPTY_CACHE = "empty_cache"  # torch.cuda.empty_cache()
     PHASE = "phase"  # the phase named `phase` begins
-    OOM = "oom"  # the run that was recorded died here, asking for `bytes`
+    OOM = "oom"  # the recorded run ran out of memory here, requesting `bytes`
 
 
 class Event(NamedTuple):
-    """One event; what `kind` does not need is left at its default, and so is every attribution that is not known.
+    """One event. Fields that `kind` does not need, and unknown attributions, keep their defaults.
 
-    `bytes` are those asked for: what an allocator adds to them is its own affair. A storage's number may be used again
-    once it is freed. A storage that is resized in place is freed and comes to life again.
+    `bytes` are requested bytes, before allocator rounding. A storage's number may be reused once the storage is freed.
+    A storage that is resized in place is freed and allocated again.
     """
 
     kind: Kind
     storage: int = -1
     bytes: int = 0
-    stream: int = 0  # 0 is the default stream; others in the order of their handles
+    stream: int = 0  # 0 is the default stream; others are numbered in the order of their handles
     component: Component | None = None
     phase: str = ""  # as in ledger.phases: "forward_1"
-    module: str = ""  # path of the module that ran: "layers.0.mlp"
+    module: str = ""  # path of the running module: "layers.0.mlp"
     operator: str = ""  # "aten.mm"
     shape: tuple[int, ...] = ()
     dtype: str = ""

@@ -1,7 +1,7 @@
 """Event streams as files: JSON lines, readable by eye and by any language.
 
-The first line is an object that names the format, its version and the columns; every other line is one event, an array
-in the order of the columns with the defaults at its end left out: `["alloc",7,4096]`, `["free",7]`.
+The first line is an object with the format's name, its version and the columns. Every other line is one event: an
+array in the order of the columns, without trailing defaults: `["alloc",7,4096]`, `["free",7]`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _COMPONENT = Event._fields.index("component")
 
 
 class EventWriter:
-    """Appends events to a file, whole lines at a time: what a killed run leaves behind can be read.
+    """Append events to a file, whole lines at a time, so that the file of a killed run stays readable.
 
     Args:
-        path: the file; it is written anew.
+        path: the file; it is overwritten.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -47,7 +47,7 @@ class EventWriter:
             raise
 
     def append(self, events: Iterable[Event]) -> None:
-        """Writes the events, in one piece."""
+        """Write the events in one call."""
         self._write("".join(map(_event_line, events)))
 
     def _write(self, text: str) -> None:
@@ -56,26 +56,26 @@ class EventWriter:
             self._file.flush()
 
     def __enter__(self) -> Self:
-        """The writer itself."""
+        """Return the writer itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Closes the file; what was appended stays, also after an error."""
-        with suppress(OSError):  # of what could not be written before, which was reported then
+        """Close the file; appended events stay, also after an error."""
+        with suppress(OSError):  # a write that failed was reported when it happened
             self._file.close()
 
 
 def write_events(path: Path | str, events: Iterable[Event]) -> None:
-    """Writes a whole stream."""
+    """Write a whole stream to a file."""
     with EventWriter(path) as writer:
         writer.append(events)
 
 
 def read_events(path: Path | str) -> Iterator[Event]:
-    """The events of a file, in order. A last line that was cut off in writing is left out.
+    """Yield the events of a file, in order. A truncated last line is ignored.
 
     Raises:
-        InputError: with file and line, when the file is no event stream or one of a newer version.
+        InputError: with file and line, if the file is not an event stream or has a newer version.
     """
     with open_file(path, "Name a file of memcalc events.") as file:
         lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
@@ -109,7 +109,7 @@ def _event_line(event: Event) -> str:
 
 
 def _columns(line: bytes, where: str) -> list[str]:
-    """The names of the columns that the first line gives."""
+    """Return the column names from the first line."""
     try:
         head: Any = json.loads(line)
         known = head["format"] == FORMAT and type(head["version"]) is int and isinstance(head["columns"], list)
@@ -129,7 +129,7 @@ def _columns(line: bytes, where: str) -> list[str]:
 
 
 def _in_our_order(values: list[Any], positions: list[int | None]) -> list[Any]:
-    """The values in the order of `Event`; columns that the file has not, or that this line left out, get defaults."""
+    """Return the values in the order of `Event`, with defaults for columns missing from the file or the line."""
     return [
         default if at is None or at >= len(values) else values[at]
         for at, default in zip(positions, _DEFAULTS, strict=True)
@@ -137,10 +137,10 @@ def _in_our_order(values: list[Any], positions: list[int | None]) -> list[Any]:
 
 
 def event_from(values: list[Any]) -> Event:
-    """The event of a line's values, in the order of `Event`.
+    """Return the event of a line's values, which are in the order of `Event`.
 
     Raises:
-        ValueError, TypeError: a value is not what its column holds.
+        ValueError, TypeError: a value does not have its column's type.
     """
     values[0] = Kind(values[0])
     if len(values) > _COMPONENT and values[_COMPONENT] is not None:

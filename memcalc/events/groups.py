@@ -1,4 +1,4 @@
-"""Allocations that are alike, counted together: the same tensor of every layer is one line."""
+"""Groups of identical allocations: the same tensor of every layer becomes one line."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import NamedTuple
 from memcalc.events.event import Event
 from memcalc.ledger.component import Component
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a path that is all digits
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a path component that is all digits
 
 
 class Group(NamedTuple):
-    """Allocations of one size, made by one operator in one line, in modules that differ in their numbers only."""
+    """Allocations of one size, by one operator in one source line, in modules whose paths differ only in numbers."""
 
     component: Component | None
-    module: str  # "layers.*.mlp" where several modules are meant
+    module: str  # "layers.*.mlp" if it stands for several modules
     operator: str
     shape: tuple[int, ...]
     dtype: str
     line: str
     count: int  # type: ignore[assignment] # hides tuple.count, which no group needs
-    bytes: int  # of all of them
+    bytes: int  # of all allocations together
 
 
 def module_pattern(module: str) -> str:
-    """ "layers.3.mlp.experts.7" as "layers.*.mlp.experts.*"."""
+    """Return a module's path with "*" for each number: "layers.3.mlp.experts.7" becomes "layers.*.mlp.experts.*"."""
     return _NUMBER.sub("*", module)
 
 
 def groups(events: Iterable[Event]) -> list[Group]:
-    """Allocations in groups, the largest group first; groups as large as each other in the order of the events."""
+    """Return the allocations in groups, the largest group first; equal groups in the order of the events."""
     found: dict[tuple[object, ...], list[Event]] = {}
     for event in events:
         place = (module_pattern(event.module), event.operator, event.line)

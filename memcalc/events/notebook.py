@@ -1,4 +1,4 @@
-"""The run in the manner of a lab notebook: what each phase left behind, what it changed, how high it went."""
+"""The phase log of a run: memory after each phase, its change, and its peak."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import NamedTuple
 from memcalc.events.event import Kind
 from memcalc.events.timeline import Timeline
 
-BASELINE = "baseline"  # what was there before the first phase began
+BASELINE = "baseline"  # memory before the first phase
 
 
 class Line(NamedTuple):
     """One phase. Bytes."""
 
     phase: str
-    turn: int  # 1, or 2 and so on where the phase came before: a step of several micro-batches
-    end: int  # allocated when the phase was over
-    change: int  # against the end of the line before
-    peak: int  # the most within the phase, its first moment included
-    event: int  # the position of that moment; -1 for a baseline of nothing
+    turn: int  # 1 for the first occurrence of the phase, 2 for the second (several micro-batches)
+    end: int  # allocated at the end of the phase
+    change: int  # relative to the previous line's `end`
+    peak: int  # peak within the phase, including its start
+    event: int  # the position of the peak; -1 for an empty baseline
 
 
 def notebook(timeline: Timeline, allocated: Sequence[int] | None = None) -> list[Line]:
-    """One line for the baseline and one for each phase, in order.
+    """Return one line for the baseline and one for each phase, in order.
 
     Args:
         timeline: the stream.
-        allocated: bytes that an allocator had handed out after each event (`History.allocated`), to be told in place of
-            the bytes asked for. A run that died has fewer of them than events; it is told before it ended.
+        allocated: allocated bytes after each event (`History.allocated`), reported instead of requested bytes. A run
+            that
+            ran out of memory has fewer entries than events; the log ends with the last entry.
     """
     totals = timeline.totals if allocated is None else allocated
     marks = [i for i, event in enumerate(timeline.events[: len(totals)]) if event.kind is Kind.PHASE]

@@ -1,4 +1,4 @@
-"""A long stream drawn small: the peak of each of so many stretches, so that no peak is lost."""
+"""Downsampling of a long stream: the peak of each of a few hundred intervals, so that no peak is lost."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from memcalc.events.event import Event, Kind
 from memcalc.events.timeline import Timeline
 from memcalc.ledger.component import Component
 
-NEAR = 1.3  # a limit further above the highest value would make the picture small for nothing
+NEAR = 1.3  # a limit higher than this times the highest value would leave most of the plot empty
 
 
 class Stretch(NamedTuple):
-    """Events `begin` to `end` (not included), told by their peak. Bytes."""
+    """Events `begin` to `end` (exclusive), represented by their peak. Bytes."""
 
     begin: int
     end: int
-    event: int  # the position of the peak, the first where several are as high
+    event: int  # the position of the peak, the first one if several are equal
     total: int
-    components: tuple[int, ...]  # at that moment, in the order of `Outline.components`; they sum to `total`
-    reserved: int | None  # the most that was reserved in the stretch
+    components: tuple[int, ...]  # at the peak, in the order of `Outline.components`; they sum to `total`
+    reserved: int | None  # peak reserved bytes in the interval
 
 
 class Span(NamedTuple):
-    """Where a phase lies in the stream: from event `begin` to `end` (not included)."""
+    """The event interval of a phase: from event `begin` to `end` (exclusive)."""
 
     phase: str
     begin: int
@@ -37,29 +37,29 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """A stream in a few hundred stretches."""
+    """A stream downsampled to a few hundred intervals."""
 
     components: tuple[Component | None, ...]  # those that occur, in the order of `Component`; None is unattributed
     stretches: tuple[Stretch, ...]
     spans: tuple[Span, ...]
-    events: tuple[Event, ...]  # one for each stretch: that of its peak
-    length: int  # of the stream that is drawn
-    failed: bool  # whether the run died at its end
-    limit: int | None  # bytes that the device has, where that is near enough to be drawn
+    events: tuple[Event, ...]  # one per interval: the event at its peak
+    length: int  # number of events of the whole stream
+    failed: bool  # whether the run ran out of memory at its end
+    limit: int | None  # device memory in bytes, if close enough to the curve to be drawn
 
     @cached_property
     def peak(self) -> int:
-        """The stretch that holds the peak of all, the first where several do; -1 where nothing is."""
+        """The index of the interval with the overall peak, the first one if several are equal; -1 without intervals."""
         totals = [stretch.total for stretch in self.stretches]
         return totals.index(max(totals)) if totals else -1
 
     @cached_property
     def top(self) -> int:
-        """The highest value that a picture must have room for."""
+        """The maximum of a plot's y axis in bytes."""
         return max(_highest_value(self.stretches), self.limit or 0)
 
     def span_of(self, event: int) -> Span | None:
-        """The phase that an event belongs to; None before the first one."""
+        """Return the phase that an event belongs to; None before the first phase."""
         return next((span for span in reversed(self.spans) if span.begin <= event), None)
 
 
@@ -70,15 +70,15 @@ def outline(
     reserved: Sequence[int] | None = None,
     limit: int | None = None,
 ) -> Outline:
-    """Cuts a stream into stretches of as many events each, and keeps the peak of each.
+    """Split a stream into intervals of equally many events, and keep the peak of each.
 
     Args:
         timeline: the stream.
-        stretches: how many; as many as there are events where those are fewer.
-        allocated: bytes that an allocator had handed out after each event (`History.allocated`). What they exceed the
-            requests by becomes block rounding. A run that died has fewer of them than events; the rest is left out.
-        reserved: likewise, what it held of the device.
-        limit: bytes that the device has for the allocator.
+        stretches: number of intervals; the number of events if that is smaller.
+        allocated: allocated bytes after each event (`History.allocated`). Their excess over requested bytes becomes
+            block rounding. A run that ran out of memory has fewer entries than events; the other events are omitted.
+        reserved: reserved bytes after each event, with the same length.
+        limit: bytes of device memory that the allocator may use.
     """
     totals = timeline.totals if allocated is None else allocated
     length = len(totals)
@@ -105,7 +105,7 @@ def outline(
 
 
 def near(limit: int | None, highest: int) -> int | None:
-    """A device's limit where it is near enough to the highest value to be drawn."""
+    """Return the device's limit if it is close enough to the highest value to be drawn; otherwise None."""
     return limit if limit is not None and limit <= NEAR * highest else None
 
 
@@ -121,9 +121,9 @@ def _highest(totals: Sequence[int], begin: int, end: int) -> int:
 def _components_at(
     timeline: Timeline, moments: list[int]
 ) -> tuple[tuple[Component | None, ...], list[tuple[int, ...]]]:
-    """Bytes by component after each of some events, given in rising order."""
+    """Return bytes by component after each of some events, given in ascending order."""
     every = (*Component, None)
-    places = {id(component): place for place, component in enumerate(every)}  # their own hash is slow
+    places = {id(component): place for place, component in enumerate(every)}  # by id: hashing an Enum is slow
     sums = [0] * len(every)
     found = []
     wanted = iter(moments)
@@ -141,12 +141,12 @@ def _components_at(
 def _with_rounding(
     components: tuple[Component | None, ...], moments: list[tuple[int, ...]], allocated: list[int]
 ) -> tuple[tuple[Component | None, ...], list[tuple[int, ...]]]:
-    """The same with what the allocator added to the requests, after the other components, before the unattributed."""
+    """Add block rounding (allocated minus requested bytes), after the other components and before the unattributed."""
     added = [size - sum(moment) for size, moment in zip(allocated, moments, strict=True)]
     if not any(added):
         return components, moments
     place = components.index(None) if None in components else len(components)
-    if Component.BLOCK_ROUNDING in components:  # a recording may have named some of it
+    if Component.BLOCK_ROUNDING in components:  # a recording may attribute some of it already
         place = components.index(Component.BLOCK_ROUNDING)
         summed = [(*m[:place], m[place] + size, *m[place + 1 :]) for m, size in zip(moments, added, strict=True)]
         return components, summed
@@ -155,7 +155,7 @@ def _with_rounding(
 
 
 def spans(events: Sequence[Event], length: int) -> list[Span]:
-    """Where the phases lie among the first `length` events."""
+    """Return the event interval of each phase among the first `length` events."""
     kinds = map(itemgetter(0), events[:length])
     marks = [index for index, kind in enumerate(kinds) if kind is Kind.PHASE]
     return [Span(events[begin].phase, begin, end) for begin, end in pairwise([*marks, length])]

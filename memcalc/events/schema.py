@@ -1,4 +1,4 @@
-"""The timeline's JSON document described as Pydantic models: they give its JSON Schema and check it in tests."""
+"""Pydantic models of the timeline's JSON document: the source of its JSON Schema, and its check in tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcalc.spec.model import Block
 
 
 class TimelinePeak(Block):
-    """The highest point of allocated memory."""
+    """The peak of allocated memory."""
 
     event: int = Field(description="its position in the run, from 0; -1 where nothing happens")
     phase: str
@@ -20,7 +20,7 @@ class TimelinePeak(Block):
 
 
 class TimelinePhase(Block):
-    """A phase of the run: events `begin` to `end`, which is not included."""
+    """A phase of the run: events `begin` to `end` (exclusive)."""
 
     phase: str
     begin: int
@@ -28,7 +28,7 @@ class TimelinePhase(Block):
 
 
 class TimelinePoints(Block):
-    """The curve: lists of one length. A point is the highest among the events from its begin to the next point's."""
+    """The curve as lists of equal length. A point is the peak of the events from its begin to the next begin."""
 
     begin: list[int]
     event: list[int] = Field(description="where it is highest")
@@ -38,7 +38,7 @@ class TimelinePoints(Block):
 
 
 class TimelineDocument(Block):
-    """What `--plot FILE.json` writes: memory over three training steps, or over a recorded run."""
+    """The document that `--plot FILE.json` writes: memory over three training steps, or over a recorded run."""
 
     schema_version: Literal[1]
     source: Source

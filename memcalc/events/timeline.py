@@ -1,6 +1,6 @@
-"""What was alive when: a stream of events, added up over time.
+"""The timeline of a stream: which allocations are live after each event, and their sums.
 
-Bytes are those asked for; what an allocator adds is told by `memcalc.allocator.playing`.
+Bytes are requested bytes; `memcalc.allocator.playing` computes allocated and reserved bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PhasePeak(NamedTuple):
     """The peak of one phase."""
 
     phase: str
-    event: int  # its position in the stream
+    event: int  # position in the stream
     bytes: int
 
 
@@ -28,7 +28,7 @@ class PhasePeak(NamedTuple):
 class Timeline:
     """A stream of events with its sums.
 
-    `deltas[i]` is by how many bytes event i changed what is alive, `changed[i]` the allocation that it made or ended.
+    `deltas[i]` is the change of live bytes by event i, `changed[i]` the allocation that event i made or freed.
     """
 
     events: Sequence[Event]
@@ -37,17 +37,17 @@ class Timeline:
 
     @cached_property
     def totals(self) -> tuple[int, ...]:
-        """Bytes alive after each event."""
+        """Live bytes after each event."""
         return tuple(accumulate(self.deltas))
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most bytes alive at any moment; 0 for an empty stream."""
+        """Peak live bytes; 0 for an empty stream."""
         return max(self.totals, default=0)
 
     @cached_property
     def peak_index(self) -> int:
-        """The event after which the most bytes are alive, the first of them where several do.
+        """The position of the first event at the peak.
 
         Raises:
             ValueError: for an empty stream, which has no events.
@@ -55,7 +55,7 @@ class Timeline:
         return self.totals.index(self.peak_bytes)
 
     def alive(self, index: int) -> list[Event]:
-        """The allocations alive after event `index`, in the order in which they were made."""
+        """Return the allocations that are live after event `index`, in allocation order."""
         living: dict[int, Event] = {}
         for event in self.events[: index + 1]:
             if event.kind is Kind.ALLOC:
@@ -65,14 +65,14 @@ class Timeline:
         return list(living.values())
 
     def by_component(self, index: int) -> dict[Component | None, int]:
-        """Bytes by component after event `index`, in the order of `Component`, unattributed last; zeros left out."""
+        """Return bytes by component after event `index`, ordered as `Component`, unattributed last, without zeros."""
         sums: dict[Component | None, int] = {}
         for event in self.alive(index):
             sums[event.component] = sums.get(event.component, 0) + event.bytes
         return {component: sums[component] for component in (*Component, None) if sums.get(component)}
 
     def series(self) -> dict[Component | None, tuple[int, ...]]:
-        """Bytes alive after each event for each component that occurs, to stack in a plot; None is unattributed."""
+        """Return live bytes after each event for each component that occurs, for a plot; None is unattributed."""
         found = {event.component for event in self.changed if event is not None}
         return {
             component: tuple(
@@ -86,9 +86,9 @@ class Timeline:
         }
 
     def phase_peaks(self) -> list[PhasePeak]:
-        """The peak of each phase, from its mark (whose total is that of the moment before) to the next mark.
+        """Return the peak of each phase, from its mark (with the total before it) to the next mark.
 
-        What comes before the first mark belongs to no phase.
+        Events before the first mark belong to no phase.
         """
         peaks: list[PhasePeak] = []
         for index, (event, total) in enumerate(zip(self.events, self.totals, strict=True)):
@@ -100,10 +100,10 @@ class Timeline:
 
 
 def timeline(events: Iterable[Event]) -> Timeline:
-    """Adds a stream up.
+    """Return the timeline of a stream.
 
     Raises:
-        InputError: when a storage is allocated twice, or freed while it is not alive.
+        InputError: a storage is allocated twice, or freed while it is not live.
     """
     events = tuple(events)
     living: dict[int, Event] = {}
@@ -127,7 +127,7 @@ def timeline(events: Iterable[Event]) -> Timeline:
 
 
 def out_of_order(index: int, event: Event, verb: str, state: str) -> InputError:
-    """The error for an event that cannot follow those before it."""
+    """Return the error for an event that cannot follow the events before it."""
     return InputError(
         f"event {index} {verb} storage {event.storage}, which is {state}.",
         "A stream tells each storage's life from its alloc to its free; record it from the beginning.",

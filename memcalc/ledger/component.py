@@ -1,4 +1,4 @@
-"""The kinds of memory, named once and used everywhere."""
+"""The memory components: the names that ledgers, reports and events share."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from enum import StrEnum
 
 
 class Component(StrEnum):
-    """What a tensor is for. Every byte that PyTorch's allocator hands out belongs to exactly one."""
+    """The purpose of a tensor. Every byte that the PyTorch allocator allocates belongs to exactly one component."""
 
-    WEIGHTS = "weights"  # the resident copies that forward reads (shards only, when sharded)
+    WEIGHTS = "weights"  # parameters that forward reads, resident between steps (shards only, if sharded)
     MASTER_WEIGHTS = "master_weights"  # the fp32 copies that the optimizer updates
-    GRADIENTS = "gradients"  # of parameters, in every precision they are held in
-    OPTIMIZER_STATE = "optimizer_state"  # moments and what else the update rule remembers
-    ACTIVATIONS = "activations"  # what the layers save for backward
-    KV_CACHE = "kv_cache"  # of generation: keys and values of the tokens so far, in every layer
+    GRADIENTS = "gradients"  # of parameters, all copies in every dtype
+    OPTIMIZER_STATE = "optimizer_state"  # Adam's moments and other state that the optimizer keeps between steps
+    ACTIVATIONS = "activations"  # saved for backward by the layers
+    KV_CACHE = "kv_cache"  # generation only: keys and values of all tokens so far, in every layer
     LOGITS_AND_LOSS = "logits_and_loss"  # from the final norm's input to the loss, and its backward
     INPUTS = "inputs"  # token ids and labels
-    TEMPORARIES = "temporaries"  # made and freed inside one phase
-    COMMUNICATION_BUFFERS = "communication_buffers"  # gathered shards, prefetch, buckets
-    LIBRARY_WORKSPACE = "library_workspace"  # cuBLAS and the like, from the same allocator
-    BLOCK_ROUNDING = "block_rounding"  # what the allocator adds to each request
+    TEMPORARIES = "temporaries"  # allocated and freed within one phase
+    COMMUNICATION_BUFFERS = "communication_buffers"  # all-gathered parameters, prefetch and reduction buckets
+    LIBRARY_WORKSPACE = "library_workspace"  # cuBLAS and other libraries that use the PyTorch allocator
+    BLOCK_ROUNDING = "block_rounding"  # allocated minus requested bytes

@@ -1,4 +1,4 @@
-"""The result as the JSON document: one shape for estimate, trace, dry-run and measure (schema_version 2)."""
+"""The JSON document of a result: one shape for estimate, trace, dry-run and measure (schema_version 2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMA_VERSION = 2
 
 
 def document(result: Result | ModuleResult) -> dict[str, Any]:
-    """The result as the JSON document, ready for `json.dumps`; a module has no spec and no published formulas."""
+    """Return the JSON document of a result, ready for `json.dumps`; a module has no spec and no published formulas."""
     run = result.replayed if isinstance(result, Result) else None
     result = run or result
     ledger = result.ledger
@@ -82,7 +82,7 @@ def _textbook(textbook: Textbook) -> dict[str, int]:
 
 
 def interval(verdict: Verdict | None) -> dict[str, Any] | None:
-    """The interval of a verdict as JSON; None where there is none."""
+    """Return a verdict's interval as JSON, or None if the verdict has no interval."""
     if verdict is None or verdict.interval is None:
         return None
     low, high, errors = verdict.interval
@@ -98,12 +98,12 @@ def interval(verdict: Verdict | None) -> dict[str, Any] | None:
 
 
 def limit_row(limit: Limit) -> dict[str, Any]:
-    """Something that is not modelled, as JSON."""
+    """Return one limit (something not modelled) as JSON."""
     return {"what": limit.what, "holds_memory": limit.holds_memory, "at_least_bytes": limit.at_least_bytes}
 
 
 def assumption_row(assumption: Assumption) -> dict[str, Any]:
-    """Something that a file leaves open, as JSON."""
+    """Return one assumption (a value that the config leaves open) as JSON."""
     return {
         "field": assumption.field,
         "what": assumption.what,
@@ -114,7 +114,7 @@ def assumption_row(assumption: Assumption) -> dict[str, Any]:
 
 
 def _host(ledger: Ledger) -> dict[str, Any]:
-    """What the headline rank holds of the host's memory at its peak."""
+    """Return the host memory of the headline rank at its peak, as JSON."""
     phase = ledger.peak_phase
     return {
         "phase": phase,

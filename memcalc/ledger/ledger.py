@@ -1,4 +1,4 @@
-"""The ledger and its views: every total, breakdown and peak that memcalc reports is a sum of these rows."""
+"""The ledger and its views: every total, breakdown and peak that memcalc reports is a sum of its rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.ledger.row import Row
 
 
 class Rows:
-    """Some rows of a ledger with their sums. Rows that many runs share (model states) are added up once."""
+    """A group of ledger rows with its sums. A group that many ranks share (model states) is summed once."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = tuple(rows)
@@ -31,11 +31,11 @@ class Rows:
 
 
 class Ledger:
-    """The rows of one rank, and the phases (in order) that they refer to.
+    """The ledger of one rank: its rows, and the phases they refer to.
 
     Args:
-        groups: the rows, in any number of groups.
-        phases: every phase of the run.
+        groups: the rows, in one or more groups.
+        phases: every phase of the run, in order.
     """
 
     def __init__(self, groups: Sequence[Rows], phases: tuple[str, ...]) -> None:
@@ -44,12 +44,12 @@ class Ledger:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """All rows."""
+        """All rows of all groups."""
         return tuple(row for group in self.groups for row in group.rows)
 
     @cached_property
     def components_by_phase(self) -> dict[str, dict[Component, int]]:
-        """Bytes of each component alive at the peak of each phase; components without bytes left out."""
+        """Bytes per component at the peak of each phase; a component without bytes is omitted."""
         table: dict[str, dict[Component, int]] = {phase: {} for phase in self.phases}
         for group in self.groups:
             for (phase, component), amount in group.sums.items():
@@ -64,26 +64,26 @@ class Ledger:
 
     @cached_property
     def peak_phase(self) -> str:
-        """The phase that needs most; the first of them where several do."""
+        """The phase with the highest peak; the first one if several are equal."""
         return max(self.phases, key=self.totals.__getitem__)
 
     @property
     def peak_bytes(self) -> int:
-        """Allocated bytes at the peak."""
+        """Allocated bytes at the peak of the run."""
         return self.totals[self.peak_phase]
 
     def components(self, phase: str) -> dict[Component, int]:
-        """Bytes by component in one phase, in the order of `Component`; zeros left out."""
+        """Return bytes by component at the peak of a phase, in the order of `Component`, without zeros."""
         column = self.components_by_phase[phase]
         return {component: column[component] for component in Component if column.get(component)}
 
     def alive(self, phase: str, component: Component | None = None) -> list[Row]:
-        """The rows alive in one phase, largest first."""
+        """Return the rows that are live at the peak of a phase, largest first."""
         rows = (row for row in self.rows if phase in row.phases and component in (None, row.component))
         return sorted(rows, key=lambda row: -row.bytes)
 
     def by_module(self, phase: str, component: Component | None = None) -> dict[str, int]:
-        """Bytes by module in one phase, in the order of the rows."""
+        """Return bytes by module at the peak of a phase, in the order of the rows."""
         table: dict[str, int] = {}
         for row in self.rows:
             if phase in row.phases and component in (None, row.component):

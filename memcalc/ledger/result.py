@@ -1,4 +1,4 @@
-"""What every verb that sizes a run returns: one object with raw bytes, which all reports read."""
+"""The result of an estimate, a trace, a dry run or a measurement: raw bytes, from which all reports are made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Confidence = Literal["formula", "replay", "allocator", "measured"]
 
 @dataclass(frozen=True, slots=True)
 class Textbook:
-    """The published closed forms, on one GPU without sharding. Bytes but for `parameters`."""
+    """The published closed-form estimates for one unsharded GPU. Bytes, except `parameters` (elements)."""
 
     parameters: int
     model_state_bytes: int
@@ -31,7 +31,7 @@ class Textbook:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Device memory that the process holds outside PyTorch's allocated blocks. Bytes."""
+    """Bytes of device memory that the process holds outside the blocks that PyTorch has allocated."""
 
     cached_segments: int
     device_context: int
@@ -39,12 +39,12 @@ class Outside:
 
 
 class DeviceMemory(NamedTuple):
-    """What a rank holds of its device around its allocated peak. Bytes; None: not known.
+    """Device memory of a rank outside its allocated peak, in bytes; None if unknown.
 
     Args:
-        reserved_bytes: the most that PyTorch's allocator holds.
-        device_bytes: that, the context and the communication library; None without a card.
-        outside: what lies around the allocated blocks.
+        reserved_bytes: peak memory reserved by the PyTorch allocator.
+        device_bytes: reserved memory plus the device context and the communication library; None without a GPU.
+        outside: the parts of device memory that are not allocated blocks.
     """
 
     reserved_bytes: int | None
@@ -53,19 +53,19 @@ class DeviceMemory(NamedTuple):
 
 
 def known(memory: DeviceMemory) -> Callable[[], DeviceMemory]:
-    """What a rank holds, where that is known already."""
+    """Return a function that returns `memory`, which is known already."""
     return lambda: memory
 
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """One kind of rank: the ranks of a pipeline stage are identical.
+    """One class of identical ranks: the ranks of one pipeline stage.
 
     Args:
-        rank: such as {"pipeline_stage": 0}.
-        ledger: what it allocates.
-        memory: returns what it holds around that; an allocator replay may run when it is first called.
-        host: what the rank holds of the host's memory, where the run puts something there.
+        rank: identifies the class, for example {"pipeline_stage": 0}.
+        ledger: the rank's allocations.
+        memory: returns the device memory outside the allocated blocks; its first call may run an allocator replay.
+        host: the rank's allocations in host memory; None if the run keeps nothing there.
     """
 
     rank: dict[str, int]
@@ -75,37 +75,37 @@ class RankResult:
 
     @property
     def reserved_bytes(self) -> int | None:
-        """The most that PyTorch's allocator holds."""
+        """Peak bytes reserved by the PyTorch allocator."""
         return self.memory().reserved_bytes
 
     @property
     def device_bytes(self) -> int | None:
-        """What nvidia-smi shows; None without a card."""
+        """Device memory in bytes, as nvidia-smi shows it; None without a GPU."""
         return self.memory().device_bytes
 
     @property
     def outside(self) -> Outside:
-        """What lies around the allocated blocks."""
+        """Device memory outside the allocated blocks."""
         return self.memory().outside
 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """What a card holds at most; one more of either does not fit. 0: not even 1 does."""
+    """The largest batch and context that fit the GPU, one at a time; 0 if not even 1 fits."""
 
-    batch_size: int  # with the context of the run
-    context_length: int  # with its batch, and as many new tokens
-    all_positions: bool  # whether the context ends where the model's positions do
+    batch_size: int  # with the run's context length
+    context_length: int  # prompt tokens with the run's batch size, plus the run's number of new tokens
+    all_positions: bool  # whether the model's maximum number of positions limits the context
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The cache of keys and values in numbers: bytes of one sequence, over all layers, on one tensor-parallel rank.
+    """Size of the KV cache: bytes of one sequence, over all layers, on one tensor-parallel rank.
 
     Args:
-        bytes_per_token: of a sequence that has just begun: a window grows no further when it is full.
-        bytes_per_sequence: at the end of its context.
-        largest: what the card holds, where one is named.
+        bytes_per_token: at the start of a sequence; a full sliding window does not grow any more.
+        bytes_per_sequence: at the end of the context.
+        largest: the largest batch and context that fit; None without a GPU.
     """
 
     bytes_per_token: int
@@ -115,7 +115,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """The answer to "what will each GPU hold?", of any run; `ranks[0]` is the headline, the worst of them."""
+    """The memory of each class of ranks in a run; `ranks[0]` is the headline, the rank that needs most."""
 
     source: Source
     device: str | None
@@ -125,13 +125,13 @@ class Sizing:
     ranks: tuple[RankResult, ...]
     confidence: Confidence
     card: Card | None
-    limits: tuple[Limit, ...]  # what the figures leave out
+    limits: tuple[Limit, ...]  # memory and features that the figures omit
     notes: tuple[str, ...] = field(default=())  # options that were accepted but have no effect here
-    judgement: Verdict | None = None  # None without a card, and where an estimate is completed later
+    judgement: Verdict | None = None  # None without a GPU, and before `Result.completion` completes an estimate
 
     @property
     def headline(self) -> RankResult:
-        """The rank that needs most."""
+        """The rank that needs the most memory."""
         return self.ranks[0]
 
     @property
@@ -141,43 +141,43 @@ class Sizing:
 
     @property
     def not_modelled(self) -> tuple[str, ...]:
-        """What the figures leave out, in words."""
+        """Descriptions of what the figures omit."""
         return tuple(limit.what for limit in self.limits)
 
     @property
     def decision(self) -> Verdict | None:
-        """The verdict with what it rests on; None without a card."""
+        """The verdict with the interval it is based on; None without a GPU."""
         return self.judgement
 
     @property
     def verdict(self) -> Answer | None:
-        """Fits, does-not-fit or unknown; None without a card."""
+        """`fits`, `does-not-fit` or `unknown`; None without a GPU."""
         return None if self.decision is None else self.decision.answer
 
     @property
     def interval(self) -> Interval | None:
-        """Where device memory lies, by recorded runs of this kind; None without a card."""
+        """The expected range of device memory, from the errors of recorded runs of this kind; None without a GPU."""
         return None if self.decision is None else self.decision.interval
 
     @property
     def fits(self) -> bool | None:
-        """Whether the worst rank fits the card; None where that is unknown, and without a card."""
+        """Whether the headline rank fits the GPU; None if that is unknown, or without a GPU."""
         return None if self.decision is None else self.decision.fits
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Usable memory of the card less device memory of the worst rank; negative when it does not fit."""
+        """Usable GPU memory minus device memory of the headline rank; negative if the run does not fit."""
         device_bytes = self.headline.device_bytes
         return None if self.card is None or device_bytes is None else self.card.usable_bytes - device_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleResult(Sizing):
-    """The result of a run of a module, which has no configuration.
+    """The result of running a module, which has no configuration.
 
     Args:
-        name: where the module is from, such as "model.py:make_model".
-        step: what ran, for the screen, such as "training with adamw".
+        name: where the module was defined, for example "model.py:make_model".
+        step: what ran, for the screen, for example "training with adamw".
     """
 
     name: str
@@ -186,19 +186,19 @@ class ModuleResult(Sizing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Sizing, Displayed):
-    """The result of a run of a configuration.
+    """The result of a run that has a configuration.
 
-    An estimate can be made in two parts: `ranks` from formulas at once, and the allocator replay when `replayed`, or
-    anything that follows from it (reserved and device memory, the verdict), is first read.
+    An estimate may be lazy: `ranks` are computed from formulas at once. The allocator replay runs when `replayed` or a
+    value that depends on it (reserved memory, device memory, the verdict) is first read.
     """
 
     spec: Spec
-    textbook: Textbook | None  # None for models that the published formulas do not describe
-    generation: Generation | None = None  # of inference
-    completion: Callable[[], Result] | None = None  # returns this result with the replay and its verdict
+    textbook: Textbook | None  # None for models that the published formulas do not cover
+    generation: Generation | None = None  # inference only
+    completion: Callable[[], Result] | None = None  # returns this result with the allocator replay and its verdict
 
     def __repr__(self) -> str:
-        """The peak and the verdict in one line: a ledger would fill pages."""
+        """Return the peak and the verdict in one line, because the whole ledger is too long."""
         ledger = self.replayed.ledger
         unit: Unit = "GiB" if ledger.peak_bytes >= 2**30 else "MiB"
         peak = f"peak {format_bytes(ledger.peak_bytes, unit)} in {ledger.peak_phase}"
@@ -212,10 +212,10 @@ class Result(Sizing, Displayed):
 
     @property
     def replayed(self) -> Result:
-        """This result after the allocator replay: its ledger counts blocks as the allocator does."""
+        """This result after the allocator replay; its ledger counts bytes per block, as the allocator does."""
         return self if self.completion is None else self.completion()
 
     @property
     def decision(self) -> Verdict | None:
-        """The verdict with what it rests on; None without a card."""
+        """The verdict with the interval it is based on; None without a GPU."""
         return self.replayed.judgement

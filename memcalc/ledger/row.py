@@ -1,4 +1,4 @@
-"""One line of the ledger."""
+"""One row of the ledger."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from memcalc.ledger.component import Component
 
 
 class Row(NamedTuple):
-    """One kind of tensor on one rank.
+    """Identical tensors on one rank.
 
-    `bytes` is for all `count` of them together. `phases` are those at whose peak the tensors are alive;
-    a tensor that is held in different numbers at different moments has a row for each number.
+    `bytes` is the sum over all `count` tensors. `phases` are the phases at whose peak the tensors are live.
+    If the number of live tensors differs between phases, each number has a separate row.
     """
 
     component: Component
-    module: str  # `layers.*` stands for all layers that are alike
+    module: str  # `layers.*` stands for all identical layers
     tensor: str
     shape: tuple[int, ...]
     dtype: str
     count: int  # type: ignore[assignment] # hides tuple.count, which no row needs
     bytes: int
     phases: tuple[str, ...]
-    formula: str  # of one tensor's bytes, in symbols: "2·b·s·d"
+    formula: str  # of the bytes of one tensor, in symbols: "2·b·s·d"
     citation: str

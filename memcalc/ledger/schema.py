@@ -1,6 +1,6 @@
-"""The JSON document described as Pydantic models: they give its JSON Schema and check it in tests.
+"""Pydantic models of the JSON document: the source of its JSON Schema, and its check in tests.
 
-Apart from `document.py`, so that printing a result does not pay for building these models.
+Separate from `document.py`, so that printing a result does not pay for building these models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from memcalc.spec.spec import Spec
 
 
 class ModelCounts(Block):
-    """Elements, not bytes."""
+    """Numbers of elements, not bytes."""
 
     parameters: int = Field(description="nn.Parameters, tied ones once")
     trainable_parameters: int
@@ -24,7 +24,7 @@ class ModelCounts(Block):
 
 
 class TextbookFigures(Block):
-    """The published closed forms, on one GPU without sharding."""
+    """The published closed-form estimates for one unsharded GPU."""
 
     parameters: int = Field(description="l(12d^2+13d)+Vd")
     model_state_bytes: int = Field(description="20 (16, 18) bytes a parameter")
@@ -32,7 +32,7 @@ class TextbookFigures(Block):
 
 
 class Peak(Block):
-    """The moment that needs most, on the rank that needs most."""
+    """The peak of the rank that needs the most memory."""
 
     phase: str
     rank: dict[str, int]
@@ -43,7 +43,7 @@ class Peak(Block):
 
 
 class OutsideAllocated(Block):
-    """Device memory outside PyTorch's allocated blocks."""
+    """Device memory outside the blocks that PyTorch has allocated."""
 
     cached_segments: int
     device_context: int
@@ -59,7 +59,7 @@ class Phase(Block):
 
 
 class LedgerRow(Block):
-    """One kind of tensor on the headline rank; bytes are for all `count` of them."""
+    """Identical tensors on the headline rank; bytes are the sum over all `count` tensors."""
 
     component: str
     module: str
@@ -74,7 +74,7 @@ class LedgerRow(Block):
 
 
 class Gpu(Block):
-    """The card that the run was judged against."""
+    """The GPU that the verdict refers to."""
 
     name: str
     advertised_bytes: int
@@ -82,7 +82,7 @@ class Gpu(Block):
 
 
 class IntervalBytes(Block):
-    """Where device memory lies, by the errors of recorded runs of one kind."""
+    """The expected range of device memory, from the errors of recorded runs of one kind."""
 
     low_bytes: int
     high_bytes: int
@@ -94,7 +94,7 @@ class IntervalBytes(Block):
 
 
 class LimitRow(Block):
-    """Something that the figures leave out."""
+    """Memory or a feature that the figures omit."""
 
     what: str
     holds_memory: bool = Field(description="the run asks for it and it holds GPU memory: the figures are lower bounds")
@@ -102,7 +102,7 @@ class LimitRow(Block):
 
 
 class AssumptionRow(Block):
-    """Something that neither the file, the command line nor a named framework settles; the largest peak is taken."""
+    """A value that the config, command line and framework leave open; the one with the largest peak is assumed."""
 
     field: str = Field(description="of ours, which settles it")
     what: str
@@ -121,7 +121,7 @@ class Host(Block):
 
 
 class LargestFit(Block):
-    """What the card holds at most; one more of either does not fit."""
+    """The largest batch and context that fit the GPU, one at a time."""
 
     batch_size: int = Field(description="with the context of the run; 0: not even 1 fits")
     context_length: int = Field(description="with its batch, and as many new tokens; 0: not even one token of prompt")
@@ -129,7 +129,7 @@ class LargestFit(Block):
 
 
 class KvCache(Block):
-    """Bytes of one sequence, over all layers, on one tensor-parallel rank."""
+    """Size of the KV cache: bytes of one sequence, over all layers, on one tensor-parallel rank."""
 
     bytes_per_token: int
     bytes_per_sequence: int = Field(description="at the end of its context, in whole blocks")
@@ -137,7 +137,7 @@ class KvCache(Block):
 
 
 class Document(Block):
-    """What `--format json` prints."""
+    """The document that `--format json` prints."""
 
     schema_version: Literal[2]
     source: Source
@@ -165,7 +165,7 @@ class Document(Block):
 
 
 class ComparedDocument(Document):
-    """What `measure --format json` prints: the measured result, with what was predicted beside it."""
+    """The document that `measure --format json` prints: the measured result and its predictions."""
 
     estimate: Document | None = Field(None, description="by formula; left out where there are no formulas")
     traces: list[Document] = Field(description="on fake tensors or the null CUDA device")

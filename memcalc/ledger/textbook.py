@@ -1,4 +1,4 @@
-"""The published closed forms, on one GPU without sharding; the ledger's far more exact numbers stand beside them.
+"""Published closed-form estimates for one unsharded GPU, to compare with the much more exact ledger.
 
 The functions are plain arithmetic on the papers' symbols: l layers, d hidden size, h heads, V vocabulary,
 b micro-batch, s sequence length, P parameters, N data-parallel ranks.
@@ -12,25 +12,25 @@ from memcalc.spec.spec import Spec
 
 
 def parameters(l: int, d: int, V: int) -> int:  # noqa: E741, N803 -- the papers' symbols
-    """l(12d² + 13d) + Vd: matrices, biases and norms of GPT layers, and the embedding table.
+    """l(12d² + 13d) + Vd: weights, biases and norms of GPT layers, and the embedding weight.
 
     Source: Korthikanti et al. (arXiv 2205.05198) and Narayanan et al. (arXiv 2104.04473) equation 2.
     """
     attention = 4 * d * d + 4 * d  # q, k, v and output projections, with biases
     mlp = 8 * d * d + 5 * d  # d -> 4d -> d, with biases of 4d and d
-    norms = 4 * d  # two norms of a weight and a bias each
+    norms = 4 * d  # two norms, each with a weight and a bias
     return l * (attention + mlp + norms) + V * d
 
 
 def model_state_bytes(parameter_count: int, bytes_per_parameter: int) -> int:
-    """20 bytes a parameter (MT-NLG, arXiv 2201.11990), 16 (ZeRO, arXiv 1910.02054) or 18 (Megatron-LM)."""
+    """20 bytes per parameter (MT-NLG, arXiv 2201.11990), 16 (ZeRO, arXiv 1910.02054) or 18 (Megatron-LM)."""
     return bytes_per_parameter * parameter_count
 
 
 def activation_bytes(l: int, d: int, h: int, b: int, s: int) -> int:  # noqa: E741 -- the papers' symbols
-    """l(34bsd + 5bs²h): what GPT layers keep for backward in 16 bit with dropout.
+    """l(34bsd + 5bs²h): activations that GPT layers save for backward in 16-bit precision with dropout.
 
-    Source: Korthikanti et al. (arXiv 2205.05198) equation 1; norm statistics are neglected there.
+    Source: Korthikanti et al. (arXiv 2205.05198) equation 1, which neglects norm statistics.
     """
     linear = 34 * b * s * d  # 11 attention, 19 MLP, 4 norms
     attention_maps = 5 * b * s * s * h  # softmax output 2, dropout mask 1, dropout output 2
@@ -38,9 +38,10 @@ def activation_bytes(l: int, d: int, h: int, b: int, s: int) -> int:  # noqa: E7
 
 
 def tensor_parallel_layer_bytes(d: int, h: int, b: int, s: int, t: int, *, sequence: bool, selective: bool) -> int:
-    """One layer's activations under tensor (and sequence) parallelism over t ranks.
+    """Activations of one layer under tensor (and sequence) parallelism over t ranks.
 
-    Source: Korthikanti et al. (arXiv 2205.05198) table 2. `selective` recomputes the attention core, so its maps go.
+    With `selective`, the attention core is recomputed, so the attention matrix is not saved.
+    Source: Korthikanti et al. (arXiv 2205.05198) table 2.
     """
     maps = 0 if selective else 5 * b * s * s * h // t
     if sequence:
@@ -49,9 +50,9 @@ def tensor_parallel_layer_bytes(d: int, h: int, b: int, s: int, t: int, *, seque
 
 
 def zero_model_state_bytes(P: int, N: int, stage: int, k: int = 12) -> int:  # noqa: N803 -- the paper's symbols
-    """Model states per rank of mixed-precision Adam under ZeRO; k bytes of optimizer state a parameter.
+    """Model states per rank of mixed-precision Adam under ZeRO, with k bytes of optimizer state per parameter.
 
-    Source: ZeRO (arXiv 1910.02054) figure 1: 2 bytes of weights, 2 of gradients, k = 12 of states.
+    Source: ZeRO (arXiv 1910.02054) figure 1: 2 bytes of weights, 2 of gradients, k = 12 of optimizer state.
     """
     weights = 2 * P // (N if stage >= 3 else 1)
     gradients = 2 * P // (N if stage >= 2 else 1)
@@ -60,7 +61,7 @@ def zero_model_state_bytes(P: int, N: int, stage: int, k: int = 12) -> int:  # n
 
 
 def deepspeed_gpu_bytes(P: int, N: int, stage: int, *, largest_layer: int = 0, offload: str = "none") -> int:  # noqa: N803 -- the paper's symbols
-    """DeepSpeed's own estimate of model states per GPU, which counts fp32 gradients.
+    """DeepSpeed's estimate of model states per GPU, which counts gradients in fp32.
 
     Args:
         P: parameters.
@@ -86,9 +87,10 @@ def deepspeed_host_bytes(
     largest_layer: int = 0,
     offload: str = "none",
 ) -> int:
-    """DeepSpeed's own estimate of host memory per node, with its factor of 1.5 for additional buffers.
+    """DeepSpeed's estimate of host memory per node, with its factor of 1.5 for additional buffers.
 
-    Without offload the host holds the fp32 model (stage 2) or its largest layer (stage 3) of each process at start-up.
+    Without offload, each process holds the fp32 model (stage 2) or its largest layer (stage 3) in host memory at
+    start-up.
 
     Source: as for `deepspeed_gpu_bytes`.
     """
@@ -102,7 +104,7 @@ def deepspeed_host_bytes(
 
 
 def kv_cache_bytes(l: int, h_kv: int, d_h: int, tokens: int, item_bytes: int = 2) -> int:  # noqa: E741 -- the papers' symbols
-    """2·l·h_kv·d_h·bytes a token: a key and a value of each key/value head in every layer.
+    """2·l·h_kv·d_h·bytes per token: one key and one value per KV head in every layer.
 
     Source: Shazeer (arXiv 1911.02150); Ainslie et al. (arXiv 2305.13245) for grouped heads.
     """
@@ -111,7 +113,7 @@ def kv_cache_bytes(l: int, h_kv: int, d_h: int, tokens: int, item_bytes: int = 2
 
 
 def latent_cache_bytes(l: int, r_kv: int, d_r: int, tokens: int, item_bytes: int = 2) -> int:  # noqa: E741 -- the papers' symbols
-    """l·(r_kv+d_r)·bytes a token: the latent that keys and values share, and the rotated part of the key.
+    """l·(r_kv+d_r)·bytes per token: the latent that keys and values share, and the rotary part of the key.
 
     Source: DeepSeek-V2 (arXiv 2405.04434) section 2.1.
     """
@@ -119,7 +121,7 @@ def latent_cache_bytes(l: int, r_kv: int, d_r: int, tokens: int, item_bytes: int
 
 
 def generation_textbook(spec: Spec) -> Textbook:
-    """The closed forms of generation: weights in their dtype; nothing is kept for a backward."""
+    """Return the closed forms of generation: weights in their dtype, and no activations (there is no backward)."""
     assert spec.inference is not None
     model, each = spec.model, DTYPE_BYTES[spec.inference.dtype]
     count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
@@ -127,7 +129,7 @@ def generation_textbook(spec: Spec) -> Textbook:
 
 
 def textbook(spec: Spec) -> Textbook:
-    """The closed forms of a run."""
+    """Return the closed forms of a training run."""
     model, training = spec.model, spec.training
     count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
     per_parameter = RECIPES[training.recipe].textbook_bytes

@@ -1,4 +1,4 @@
-"""The answer to "does it fit?": fits, does not fit, or cannot say, with the interval that it rests on."""
+"""The verdict on a run: fits, does not fit, or unknown, with the interval it is based on."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from memcalc.spec.limits import Limit
 
 Answer = Literal["fits", "does-not-fit", "unknown"]
 
-# How the bounds of a need were found: both ends proven, the run replayed through the allocator, or the allocated peak
-# times what recorded runs reserved for theirs.
+# How the memory need was bounded: proven lower and upper bounds, an allocator replay, or the allocated peak times the
+# reserved-to-allocated ratio of recorded runs.
 Basis = Literal["bounds", "replay", "records"]
 
 
 class Errors(NamedTuple):
-    """How far recorded runs of one kind lay from their estimates, as fractions of the reserved memory estimated.
+    """Errors of the estimates of recorded runs of one kind, as fractions of the estimated reserved memory.
 
     Args:
-        kind: of runs, such as "one GPU, LoRA".
-        runs: how many were recorded; 0: none, and `low` and `high` are a convention.
-        median: of the absolute errors.
-        worst: the error that is farthest from 0.
-        low: the lower end that the verdict uses, at most 0.
-        high: its upper end, at least 0.
-        replayed: whether the estimates were allocator replays; else ratios of reserved to allocated memory.
+        kind: of runs, for example "one GPU, LoRA".
+        runs: number of recorded runs; if 0, `low` and `high` are a convention.
+        median: median absolute error.
+        worst: the error farthest from 0.
+        low: lower bound of the error that the verdict uses, at most 0.
+        high: upper bound of the error that the verdict uses, at least 0.
+        replayed: whether the estimates were allocator replays; otherwise ratios of reserved to allocated memory.
     """
 
     kind: str
@@ -38,12 +38,12 @@ class Errors(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """Where device memory of a run lies, by the errors of recorded runs of its kind. Bytes.
+    """The expected range of a run's device memory, from the errors of recorded runs of its kind. Bytes.
 
     Args:
-        low_bytes: its lower end.
-        high_bytes: its upper end.
-        errors: of these runs.
+        low_bytes: lower end of the range.
+        high_bytes: upper end of the range.
+        errors: of these recorded runs.
     """
 
     low_bytes: int
@@ -53,20 +53,20 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is said of a run on a device. Bytes.
+    """The verdict on a run on one device. Bytes.
 
     Args:
-        answer: fits, does not fit, or unknown: the device's memory lies inside the interval, or something that holds
-            memory is asked for and not modelled.
-        least_bytes: what the run needs at least, with what is known of the parts that are not modelled.
-        device_bytes: the best estimate of what it needs; None where bounds alone decided.
-        limit_bytes: what the device (or a budget) has.
-        interval: around the best estimate of device memory; None where bounds alone decided.
-        expected: whether the run is expected to get through: by its replay, errors aside; where it was not replayed,
-            whether it fits.
-        assumed: whether the run does not fit as it is counted, and may with another candidate for what its file leaves
+        answer: fits, does not fit, or unknown. It is unknown if the device's memory lies inside the interval, or if the
+            run requests something that holds memory and is not modelled.
+        least_bytes: lower bound of the memory needed, including the known minimum of parts that are not modelled.
+        device_bytes: best estimate of the memory needed; None if bounds alone decided.
+        limit_bytes: memory of the device, or the budget.
+        interval: around the best estimate of device memory; None if bounds alone decided.
+        expected: whether the run is expected to finish: according to its replay, ignoring errors. For a run without a
+            replay, whether it fits.
+        assumed: whether the run does not fit as counted, but may fit with another value for what its config leaves
             open.
-        unmodelled: what holds memory, is asked for and is not modelled, the largest known part first.
+        unmodelled: requested features that hold memory and are not modelled, the largest known minimum first.
     """
 
     answer: Answer
@@ -80,7 +80,7 @@ class Verdict:
 
     @property
     def needed_bytes(self) -> int:
-        """The best estimate of what the run needs; the lower bound where there is none, or where parts are missing."""
+        """Best estimate of the memory needed in bytes; the lower bound if there is none or parts are not modelled."""
         return self.least_bytes if self.device_bytes is None else max(self.device_bytes, self._known_bytes)
 
     @property
@@ -94,13 +94,13 @@ class Verdict:
 
 
 def observed(fits: bool, device_bytes: int, limit_bytes: int, limits: Iterable[Limit]) -> Verdict:
-    """The verdict of a run that was traced or measured: what it held is known, what it does not contain is not.
+    """Return the verdict on a traced or measured run: its own memory is known, the memory of its limits is not.
 
     Args:
-        fits: whether the run got through.
-        device_bytes: what it held of the device.
-        limit_bytes: what the device has.
-        limits: what the run leaves out.
+        fits: whether the run finished.
+        device_bytes: device memory that the run held.
+        limit_bytes: memory of the device.
+        limits: what the run does not contain.
     """
     unmodelled = holding_memory(limits)
     more = sum(limit.at_least_bytes for limit in unmodelled)
@@ -114,6 +114,6 @@ def observed(fits: bool, device_bytes: int, limit_bytes: int, limits: Iterable[L
 
 
 def holding_memory(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """What holds memory and is not modelled, the largest known part first."""
+    """Return the limits that hold memory, the largest known minimum first."""
     found = (limit for limit in limits if limit.holds_memory)
     return tuple(sorted(found, key=lambda limit: -limit.at_least_bytes))
