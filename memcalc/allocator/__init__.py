@@ -1,6 +1,6 @@
-"""Framework allocators, and streams of events replayed through them. Importing this loads no torch.
+"""Models of framework allocators, and allocator replay of event streams. Importing this loads no torch.
 
-What is asked for is loaded when it is: an estimate needs one allocator of one framework.
+Names are imported on first use, because an estimate needs only one allocator of one framework.
 """
 
 from __future__ import annotations

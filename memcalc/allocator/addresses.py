@@ -1,12 +1,12 @@
-"""Where the CUDA driver puts what is allocated: address space by chunks of 32 MiB, from the top down.
+"""Addresses that the CUDA driver chooses for new segments: chunks of 32 MiB, from the top of the address space down.
 
-The driver takes address space in multiples of 32 MiB, aligned to it, and hands out what is left of a chunk to whoever
-fits; a chunk that nothing is in any more is given back. So a segment of 20 MiB leaves room for six of 2 MiB, and later
-segments lie below earlier ones. PyTorch up to 2.11 breaks ties between blocks of equal size by address.
+The driver takes address space in multiples of 32 MiB, aligned to 32 MiB. The remainder of a chunk serves other requests
+that fit; an empty chunk is released. So a segment of 20 MiB leaves space for six segments of 2 MiB, and later segments
+have lower addresses. PyTorch up to 2.11 breaks ties between free blocks of equal size by address.
 
-Read off memory snapshots of an H100 under driver 580 (benchmarks/recordings/gpu/h100-80gb-torch-2.11.0/snapshots): all
-99 segments of the four that only allocate, without expandable segments, lie where this says. What the driver itself
-puts among them (loaded kernels, libraries' handles), as in the one that trains, is not modelled.
+Derived from memory snapshots of an H100 under driver 580 (benchmarks/recordings/gpu/h100-80gb-torch-2.11.0/snapshots):
+in the four snapshots that only allocate, without expandable segments, all 99 segments have the addresses computed here.
+What the driver itself places between them during training (loaded kernels, library handles) is not modelled.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from memcalc.allocator.holes import Holes
 from memcalc.allocator.sizes import MIB, multiple
 
 CHUNK = 32 * MIB
-HOST_PAGE = 4096  # of the host: a chunk is cut out of a mapping that is one chunk larger, less a page
+HOST_PAGE = 4096  # bytes; a chunk is aligned inside a mapping that is one chunk larger, minus one page
 
 
 class AddressSpace:
-    """Addresses below an end, for sizes that are multiples of the driver's granule.
+    """Allocation of addresses below an upper end, for sizes that are multiples of the driver's granule.
 
     Args:
-        end: of the address space, a multiple of a chunk.
+        end: upper end of the address space, a multiple of the chunk size.
     """
 
     def __init__(self, end: int) -> None:
         self._end = end
         self._begins: list[int] = []  # of the chunks, sorted
-        self._chunks: dict[int, tuple[int, Holes]] = {}  # their ends, and what is free in them
-        self._room: dict[int, int] = {}  # the most that fits into each of those that are not full
-        self._roomy: list[int] = []  # the begins of those, sorted
-        self._too_large = 0  # no chunk has room for so much, nor for more
-        self._gaps = 0  # chunks that were given back: without any there are no holes between the others
+        self._chunks: dict[int, tuple[int, Holes]] = {}  # begin of each chunk -> its end and its free ranges
+        self._room: dict[int, int] = {}  # begin of each chunk that is not full -> its largest free range
+        self._roomy: list[int] = []  # the keys of `_room`, sorted
+        self._too_large = 0  # no chunk has a free range of this size or larger
+        self._gaps = 0  # number of released chunks; without any, there are no free ranges between chunks
 
     def take(self, size: int) -> int:
-        """The address of `size` new bytes: in the lowest chunk that has room, or in a new one."""
+        """Allocate `size` bytes and return the address: in the lowest chunk with enough space, or in a new chunk."""
         room, found = self._room, None
         if size < self._too_large:
             found = next((begin for begin in self._roomy if room[begin] >= size), None)
@@ -51,7 +51,7 @@ class AddressSpace:
         return address
 
     def put(self, address: int, size: int) -> None:
-        """Takes a range back, and gives its chunk back when it was the last there."""
+        """Free a range, and release its chunk if it is empty."""
         begin = self._begins[bisect_right(self._begins, address) - 1]
         holes = self._chunks[begin][1]
         holes.put(address, size)
@@ -64,7 +64,7 @@ class AddressSpace:
         self._gaps += 1
 
     def check(self) -> None:
-        """States the invariants: chunks are apart, and so are the free ranges in them."""
+        """Assert the invariants: chunks do not overlap, nor do the free ranges inside them."""
         end = 0
         for begin in self._begins:
             assert begin >= end
@@ -74,7 +74,7 @@ class AddressSpace:
         assert sorted(self._room) == self._roomy
 
     def _note_room(self, begin: int, largest: int) -> None:
-        """Keeps how much fits into a chunk."""
+        """Record the largest free range of a chunk."""
         if largest and begin not in self._room:
             insort(self._roomy, begin)
         if largest:
@@ -84,7 +84,7 @@ class AddressSpace:
             del self._roomy[bisect_left(self._roomy, begin)]
 
     def _new(self, size: int) -> int:
-        """Where a new chunk begins: the highest hole that has room for it wherever that begins."""
+        """Return the address of a new chunk: in the highest free range that fits it regardless of alignment."""
         wanted = size + CHUNK - HOST_PAGE
         end = self._end
         if self._gaps:

@@ -1,4 +1,4 @@
-"""What all allocators do alike with their blocks: split them, hand them out, merge them, wait for other streams."""
+"""The common part of all allocators: split, allocate and merge blocks, and wait for other streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BlockAllocator(ABC):
     """An allocator that divides segments into blocks.
 
     Args:
-        memory: the device and what is held of it, with the counters.
+        memory: the device, the segments allocated on it, and the counters.
     """
 
     def __init__(self, memory: DeviceMemory) -> None:
@@ -25,26 +25,26 @@ class BlockAllocator(ABC):
 
     @abstractmethod
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """A block for `size` bytes, at least 1.
+        """Allocate a block for `size` bytes, at least 1.
 
         Raises:
-            OutOfMemory: with the framework's text, when the device has not enough left.
+            OutOfMemory: with the framework's message, if the device has not enough free memory.
         """
 
     @abstractmethod
     def empty_cache(self) -> None:
-        """Gives cached memory back to the driver, where the framework can."""
+        """Free cached memory to the driver, if the framework can."""
 
     @abstractmethod
     def statistics(self) -> dict[str, int]:
-        """Counters, under the framework's names."""
+        """Return the counters, under the framework's names."""
 
     @abstractmethod
     def segments(self) -> tuple[SegmentView, ...]:
-        """What is held of the device, by address."""
+        """Return the segments, sorted by address."""
 
     def free(self, block: Block) -> None:
-        """Takes a block back; it is used again once the other streams that used it are done."""
+        """Free a block; it is reusable once the other streams that used it are done."""
         self.counters.taken_back(block.shelf.pool.tally, block.size)
         if self.uses.used and block in self.uses.used:
             self._wait(block)
@@ -53,37 +53,37 @@ class BlockAllocator(ABC):
             self._free(block)
 
     def free_until_completed(self, block: Block) -> None:
-        """Takes a block back whose completion `complete` will tell, as a recorded stream of events does."""
+        """Free a block that becomes reusable when `complete` is called, as in a recorded event stream."""
         self.counters.taken_back(block.shelf.pool.tally, block.size)
         self._wait(block)
         self.uses.hold(block)
 
     def complete(self, block: Block) -> None:
-        """The other streams are done with a block that was freed."""
+        """Make a freed block reusable, because the other streams are done with it."""
         self.uses.complete(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Another stream uses the block, too."""
+        """Record that another stream uses the block, too."""
         self.uses.record(block, stream)
 
     @property
     def is_capturing(self) -> bool:
-        """Whether a graph is being captured, so that no event may be looked at."""
+        """Whether a CUDA graph is being captured; during a capture no CUDA event may be queried."""
         return False
 
     def _hand_out(self, block: Block, requested: int) -> None:
-        """Counts a block, which is in no set, as in use."""
+        """Mark and count a block, which is in no free set, as allocated."""
         block.state = IN_USE
         block.requested = requested
         self.counters.handed_out(block.shelf.pool.tally, block.size, requested)
 
     def _take_whole(self, block: Block) -> None:
-        """Notes that a free block is used as it is."""
+        """Count a free block that is allocated without a split."""
         if (block.previous is not None or block.next is not None) and not block.segment.page:
             self.counters.inactive_changed(block.shelf.pool.tally, -block.size, -1)
 
     def _split_front(self, block: Block, size: int) -> Block:
-        """The front of a block as a new block; the rest keeps its identity and is free."""
+        """Split off the front of a block and return it as a new block; the remainder keeps its identity and is free."""
         segment, shelf, before = block.segment, block.shelf, block.previous
         front = Block(block.address, size, segment, shelf, self.device.order_of_part(block), IN_USE)
         front.next = block
@@ -100,7 +100,7 @@ class BlockAllocator(ABC):
         return front
 
     def _split_tail(self, block: Block, size: int) -> Block:
-        """The tail of a block as a new block; the rest keeps its identity and is free."""
+        """Split off the tail of a block and return it as a new block; the remainder keeps its identity and is free."""
         segment, shelf, after = block.segment, block.shelf, block.next
         address = block.address + block.size - size
         tail = Block(address, size, segment, shelf, self.device.order_of_part(block), IN_USE)
@@ -115,7 +115,7 @@ class BlockAllocator(ABC):
         return tail
 
     def _count_split(self, block: Block, size: int) -> None:
-        """Counts what stays free of a block of which `size` bytes are taken; called before it is linked anew."""
+        """Count the remainder of a block of which `size` bytes are allocated; called before the new block is linked."""
         if block.segment.page:
             return
         tally = block.shelf.pool.tally
@@ -125,7 +125,7 @@ class BlockAllocator(ABC):
             self.counters.inactive_changed(tally, -size, 0)
 
     def _free(self, block: Block) -> None:
-        """Puts a block among the free ones, merged with its free neighbours."""
+        """Add a block to the free set, merged with its free neighbors."""
         shelf = block.shelf
         tally = shelf.pool.tally
         tally.requested_now -= block.requested
@@ -147,11 +147,11 @@ class BlockAllocator(ABC):
         shelf.add(block)
 
     def _wait(self, block: Block) -> None:
-        """Keeps a freed block active."""
+        """Keep a freed block active until other streams are done."""
         self.counters.waiting_changed(block.shelf.pool.tally, block.size, 1)
         block.state = WAITING
 
     def _completed(self, block: Block) -> None:
-        """Frees a block that waited."""
+        """Free a block that waited for other streams."""
         self.counters.waiting_changed(block.shelf.pool.tally, -block.size, -1)
         self._free(block)

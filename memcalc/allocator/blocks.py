@@ -1,4 +1,4 @@
-"""Blocks, the segments that they divide, and the sorted sets of free ones.
+"""Blocks, segments, and the sorted sets of free blocks.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: Block, BlockPool, BlockComparatorSize.
 """
@@ -10,38 +10,38 @@ from typing import TYPE_CHECKING
 
 from memcalc.allocator.driver import ADDRESS_BITS
 
-if TYPE_CHECKING:  # pools are made of shelves
+if TYPE_CHECKING:  # Pool imports Shelf
     from memcalc.allocator.pools import Pool
 
 # States of a block.
-IN_USE = 0  # handed out
+IN_USE = 0  # allocated
 WAITING = 1  # freed, but other streams may still use it
 FREE = 2  # cached
-UNMAPPED = 3  # addresses of an expandable segment without memory behind them
+UNMAPPED = 3  # address range of an expandable segment without mapped memory
 
-# A free block's place in its set is one integer, which compares faster than a tuple: its size in front, then `order`,
-# which holds a segment's number above an address.
-SIZE_SHIFT = ADDRESS_BITS + 36  # 2^36 segments or blocks will do
+# The sort key of a free block is one integer, which compares faster than a tuple: the size in the upper bits, then
+# `order`, which holds the segment's number above an address.
+SIZE_SHIFT = ADDRESS_BITS + 36  # 36 bits number up to 2^36 segments or blocks
 
 
 class Segment:
-    """Memory that came from the driver in one piece, or an expandable range of addresses."""
+    """Memory from one cudaMalloc, or the address range of an expandable segment."""
 
     __slots__ = ("address", "head", "number", "page", "shelf", "size")
 
     def __init__(self, address: int, size: int, shelf: Shelf, number: int, page: int = 0) -> None:
         self.address = address
-        self.size = size  # bytes; of addresses when expandable
+        self.size = size  # bytes; of address space if expandable
         self.shelf = shelf
         self.number = number  # in the order of creation
-        self.page = page  # bytes that are mapped at once; 0 in a segment that cannot expand
+        self.page = page  # bytes mapped at once; 0 if the segment is not expandable
         self.head: Block  # the block at its lowest address
 
 
 class Block:
-    """A stretch of one segment: handed out, waiting for other streams, cached, or unmapped.
+    """A contiguous part of one segment: allocated, waiting for other streams, cached, or unmapped.
 
-    `order` is what decides between free blocks of one size, without the address where that has a say.
+    `order` decides between free blocks of equal size; the address is added to it where addresses decide.
     """
 
     __slots__ = (
@@ -65,15 +65,15 @@ class Block:
         self.shelf = shelf
         self.order = order
         self.state = state
-        self.requested = 0  # bytes asked for by the last to whom it was handed out
+        self.requested = 0  # bytes requested by the last allocation
         self.previous: Block | None = None
         self.next: Block | None = None
-        self.key = 0  # its place among the free blocks
-        self.since = 0  # searches of its pool before it was freed, for its age (garbage collection only)
+        self.key = 0  # sort key among the free blocks
+        self.since = 0  # the pool's number of searches when the block was freed, for its age (garbage collection only)
 
 
 class Shelf:
-    """The free blocks of one pool and stream, smallest first; streams never share free blocks."""
+    """The sorted free-block set of one pool and stream, smallest first; streams never share free blocks."""
 
     __slots__ = ("address_mask", "blocks", "keys", "pool", "stream", "unmapped")
 
@@ -83,10 +83,10 @@ class Shelf:
         self.keys: list[int] = []
         self.blocks: dict[int, Block] = {}
         self.address_mask = -1 if by_address else 0
-        self.unmapped: list[tuple[int, Block]] = []  # by address
+        self.unmapped: list[tuple[int, Block]] = []  # sorted by address
 
     def add(self, block: Block) -> None:
-        """Puts a block among the free ones."""
+        """Add a block to the free set."""
         block.state = FREE
         block.key = key = (block.size << SIZE_SHIFT) + block.order + (block.address & self.address_mask)
         block.since = self.pool.searches
@@ -94,32 +94,32 @@ class Shelf:
         self.blocks[key] = block
 
     def remove(self, block: Block) -> None:
-        """Takes a block out."""
+        """Remove a block from the free set."""
         key = block.key
         keys = self.keys
         del keys[bisect_left(keys, key)]
         del self.blocks[key]
 
     def at_least(self, size: int) -> int:
-        """The position of the smallest free block of at least `size` bytes; the number of blocks where none is."""
+        """Return the position of the smallest free block of at least `size` bytes, or the number of blocks if none."""
         return bisect_left(self.keys, size << SIZE_SHIFT)
 
     def take(self, size: int) -> Block | None:
-        """The smallest free block of at least `size` bytes, taken out; None where none is."""
+        """Remove and return the smallest free block of at least `size` bytes; None if there is none."""
         at = self.at_least(size)
         return self.blocks.pop(self.keys.pop(at)) if at < len(self.keys) else None
 
     def add_unmapped(self, block: Block) -> None:
-        """Puts a block among the unmapped ones."""
+        """Add a block to the unmapped set."""
         block.state = UNMAPPED
-        insort(self.unmapped, (block.address, block))  # addresses differ: blocks are never compared
+        insort(self.unmapped, (block.address, block))  # addresses differ, so blocks are never compared
 
     def remove_unmapped(self, block: Block) -> None:
-        """Takes a block out of the unmapped ones."""
+        """Remove a block from the unmapped set."""
         del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
 
     def discard(self, block: Block) -> None:
-        """Takes a block out, free or unmapped."""
+        """Remove a block from its set, free or unmapped."""
         if block.state == FREE:
             self.remove(block)
         else:
@@ -131,12 +131,12 @@ def _address(entry: tuple[int, Block]) -> int:
 
 
 def merge(block: Block, neighbour: Block | None) -> int:
-    """Makes a neighbour part of `block` when it is in the same state, free or unmapped.
+    """Merge a neighbor into `block` if it is in the same state, free or unmapped.
 
     `block` is in no set itself; it keeps its identity and gets the lower of the two addresses.
 
     Returns:
-        the bytes that it grew by; 0 when the neighbour stays.
+        the growth of `block` in bytes; 0 if nothing is merged.
     """
     if neighbour is None or neighbour.state != block.state:
         return 0
@@ -157,7 +157,7 @@ def merge(block: Block, neighbour: Block | None) -> int:
 
 
 def insert_before(new: Block, block: Block) -> None:
-    """Links a new block in front of another one of the same segment."""
+    """Link a new block in front of another one of the same segment."""
     before = block.previous
     new.previous, new.next, block.previous = before, block, new
     if before is None:
@@ -167,7 +167,7 @@ def insert_before(new: Block, block: Block) -> None:
 
 
 def insert_after(new: Block, block: Block) -> None:
-    """Links a new block behind another one of the same segment."""
+    """Link a new block after another one of the same segment."""
     after = block.next
     new.previous, new.next, block.next = block, after, new
     if after is not None:

@@ -1,10 +1,10 @@
-"""What an allocator counts while it works; `statistics.py` reports it as torch.cuda.memory_stats does.
+"""Counters of an allocator; `statistics.py` reports them as torch.cuda.memory_stats does.
 
 Source: torch c10/core/CachingDeviceAllocator.h: DeviceStats.
 
-PyTorch counts each of nine quantities three times (small pool, large pool, all), each with its current value, its peak
-and what was added and taken away so far. Of these only what cannot be derived is kept here, because replaying a stream
-is mostly counting: all = small + large, taken away = added - current, active = allocated + waiting for other streams.
+PyTorch counts each of nine quantities three times (small pool, large pool, all): current value, peak, total increase
+and total decrease. Only values that cannot be derived are counted here, because counting dominates the time of a
+replay: all = small + large, decrease = increase - current, active = allocated + waiting for other streams.
 """
 
 # ruff: noqa: PLR1730 - these methods run at every event of a replay, where calls of max() would cost a tenth of it
@@ -15,7 +15,7 @@ from memcalc.allocator.sizes import UNLIMITED
 
 
 class Gauge:
-    """A current value, its peak, and all that was ever added."""
+    """A current value, its peak, and its total increase."""
 
     __slots__ = ("added", "current", "peak")
 
@@ -25,7 +25,7 @@ class Gauge:
         self.added = 0
 
     def change(self, by: int) -> None:
-        """Adds `by`, which may be negative."""
+        """Change the value by `by`, which may be negative."""
         self.current += by
         if by > 0:
             self.added += by
@@ -33,7 +33,7 @@ class Gauge:
 
 
 class Peaks:
-    """Highest values so far, of one pool kind or of all memory."""
+    """Peaks of one pool type or of all memory."""
 
     __slots__ = ("active", "active_bytes", "allocated", "allocations", "inactive", "inactive_blocks", "requested")
 
@@ -43,12 +43,12 @@ class Peaks:
         self.requested = 0
         self.inactive = 0
         self.inactive_blocks = 0
-        self.active = 0  # while any block waited; else those of allocations and allocated hold
+        self.active = 0  # recorded only while a block waits; otherwise the peaks of allocations and allocated apply
         self.active_bytes = 0
 
 
 class Tally(Peaks):
-    """The counters of one pool kind, small or large; `other` is that of the other one."""
+    """The counters of one pool type, small or large; `other` is the Tally of the other type."""
 
     __slots__ = (
         "allocated_added", "allocated_now", "allocations_added", "allocations_now", "inactive_added",
@@ -59,11 +59,11 @@ class Tally(Peaks):
     def __init__(self) -> None:
         super().__init__()
         self.other = self
-        self.allocations_now = self.allocations_added = 0  # blocks handed out
-        self.allocated_now = self.allocated_added = 0  # their bytes
-        self.requested_now = self.requested_added = 0  # bytes asked for, of active blocks
+        self.allocations_now = self.allocations_added = 0  # allocated blocks
+        self.allocated_now = self.allocated_added = 0  # bytes of allocated blocks
+        self.requested_now = self.requested_added = 0  # requested bytes of active blocks
         self.waiting_now = self.waiting_bytes_now = 0  # freed, but other streams may still use them
-        self.inactive_now = self.inactive_added = 0  # bytes of free blocks that cannot be released for being split
+        self.inactive_now = self.inactive_added = 0  # bytes of free blocks in split segments, which cannot be released
         self.inactive_blocks_now = self.inactive_blocks_added = 0
         self.reserved = Gauge()  # bytes of segments and of mapped pages
         self.segments = Gauge()
@@ -87,7 +87,7 @@ class Counters:
         self.counts_rejections = counts_rejections
 
     def handed_out(self, tally: Tally, size: int, requested: int) -> None:
-        """A block of `size` bytes went to someone who asked for `requested`."""
+        """Count an allocated block of `size` bytes for a request of `requested` bytes."""
         other, peaks = tally.other, self.peaks
 
         now = tally.allocations_now = tally.allocations_now + 1
@@ -120,19 +120,19 @@ class Counters:
             self._active(tally)
 
     def taken_back(self, tally: Tally, size: int) -> None:
-        """A block was freed, whether others still use it or not."""
+        """Count a freed block, whether other streams still use it or not."""
         tally.allocations_now -= 1
         tally.allocated_now -= size
         if size >= self.max_split_size:
             self.oversize_allocations.change(-1)
 
     def waiting_changed(self, tally: Tally, size: int, blocks: int) -> None:
-        """Freed bytes and blocks that other streams may still use changed by so much."""
+        """Change the freed bytes and blocks that other streams may still use."""
         tally.waiting_now += blocks
         tally.waiting_bytes_now += size
 
     def _active(self, tally: Tally) -> None:
-        """Notes the peaks of active blocks, which allocations are not while some blocks wait."""
+        """Update the peaks of active blocks, which differ from the peaks of allocated blocks while blocks wait."""
         count = tally.allocations_now + tally.waiting_now
         size = tally.allocated_now + tally.waiting_bytes_now
         tally.active = max(tally.active, count)
@@ -142,7 +142,7 @@ class Counters:
         peaks.active_bytes = max(peaks.active_bytes, size + other.allocated_now + other.waiting_bytes_now)
 
     def inactive_changed(self, tally: Tally, size: int, blocks: int) -> None:
-        """Free bytes and free blocks of split segments changed by so much."""
+        """Change the bytes and number of free blocks in split segments."""
         now = tally.inactive_now = tally.inactive_now + size
         if size > 0:
             tally.inactive_added += size
@@ -162,7 +162,7 @@ class Counters:
                     self.peaks.inactive_blocks = now
 
     def reserved_changed(self, tally: Tally, size: int, segments: int) -> None:
-        """Bytes and segments (none for mapped pages) came from the driver, or went back."""
+        """Count bytes and segments (0 for mapped pages) allocated from the driver or freed to it."""
         for gauge in (tally.reserved, self.reserved):
             gauge.change(size)
         for gauge in (tally.segments, self.segments):
@@ -174,31 +174,31 @@ class Counters:
 
     @property
     def allocated_bytes(self) -> int:
-        """What torch.cuda.memory_allocated shows."""
+        """Allocated bytes, as torch.cuda.memory_allocated."""
         return self.small.allocated_now + self.large.allocated_now
 
     @property
     def active_bytes(self) -> int:
-        """Allocated, and freed but waiting for other streams."""
+        """Bytes that are allocated, or freed but waiting for other streams."""
         return self.allocated_bytes + self.small.waiting_bytes_now + self.large.waiting_bytes_now
 
     @property
     def requested_bytes(self) -> int:
-        """Bytes asked for, of active blocks."""
+        """Requested bytes of active blocks."""
         return self.small.requested_now + self.large.requested_now
 
     @property
     def reserved_bytes(self) -> int:
-        """What torch.cuda.memory_reserved shows."""
+        """Reserved bytes, as torch.cuda.memory_reserved."""
         return self.reserved.current
 
     @property
     def inactive_split_bytes(self) -> int:
-        """Free bytes that cannot be given back, because something else lives in their segment."""
+        """Free bytes that cannot be released, because another block of their segment is active."""
         return self.small.inactive_now + self.large.inactive_now
 
     def reset_peaks(self) -> None:
-        """torch.cuda.reset_peak_memory_stats: every peak becomes the current value."""
+        """Set every peak to the current value, as torch.cuda.reset_peak_memory_stats."""
         for tally in (self.small, self.large):
             _set_peaks(tally, (tally,))
             tally.reserved.peak, tally.segments.peak = tally.reserved.current, tally.segments.current

@@ -1,4 +1,4 @@
-"""Segments from the driver and back to it, with everything counted."""
+"""Allocation of segments from the driver and their release, with counters."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from memcalc.allocator.driver import Driver
 
 
 class DeviceMemory:
-    """What an allocator holds of the device.
+    """The device memory that an allocator has reserved.
 
     Args:
         driver: the device.
-        counters: where it is counted.
+        counters: the counters to update.
     """
 
     def __init__(self, driver: Driver, counters: Counters) -> None:
         self.driver = driver
         self.counters = counters
         self.reserved = 0
-        self.watch: Callable[[str, int, int, int], None] | None = None  # told action, address, bytes and stream
+        self.watch: Callable[[str, int, int, int], None] | None = None  # called with action, address, bytes and stream
         self._segments_made = 0
 
     def order(self, _segment: Segment) -> int:
-        """The `order` of the next block, which is a new object in this segment: 0 where only addresses decide."""
+        """Return the `order` of the next block, a new object in this segment; 0 if only addresses decide."""
         return 0
 
     def order_of_part(self, block: Block) -> int:
-        """The `order` of a new block that is split off from another one."""
+        """Return the `order` of a new block that is split off from another one."""
         return block.order
 
     def new_segment(self, shelf: Shelf, address: int, size: int, page: int = 0) -> Segment:
-        """A segment without blocks."""
+        """Create a segment without blocks."""
         self._segments_made += 1
         segment = Segment(address, size, shelf, self._segments_made, page)
         shelf.pool.segments.add(segment)
         return segment
 
     def new_block(self, segment: Segment, address: int, size: int, state: int = FREE) -> Block:
-        """A block that is not linked to others yet."""
+        """Create a block that is not linked to others yet."""
         return Block(address, size, segment, segment.shelf, self.order(segment), state)
 
     def fetch(self, shelf: Shelf, size: int) -> Block | None:
-        """A new segment of `size` bytes as one block, in no set; None when the driver has not that much."""
+        """Allocate a segment of `size` bytes and return it as one block, in no set; None if memory runs out."""
         address = self.driver.malloc(size)
         if address is None:
             return None
@@ -56,12 +56,12 @@ class DeviceMemory:
         return block
 
     def give_back(self, block: Block) -> None:
-        """Frees the segment that a free block fills."""
+        """Free the segment that one free block fills, to the driver."""
         block.shelf.remove(block)
         self.drop(block)
 
     def drop(self, block: Block) -> None:
-        """Frees the segment that a block fills which is in no set."""
+        """Free the segment of a block that fills it and is in no set, to the driver."""
         assert block.previous is None
         assert block.next is None
         block.shelf.pool.segments.remove(block.segment)
@@ -71,7 +71,7 @@ class DeviceMemory:
             self.counters.oversize_segments.change(-1)
 
     def changed(self, shelf: Shelf, address: int, size: int, segments: int) -> None:
-        """Counts what came from the driver or went back to it."""
+        """Count memory that was allocated from the driver (size > 0) or freed to it (size < 0)."""
         self.reserved += size
         self.counters.reserved_changed(shelf.pool.tally, size, segments)
         if self.watch is not None:

@@ -1,7 +1,7 @@
-"""The CUDA driver's side: a device of a certain capacity, addresses, and what is free.
+"""A model of the CUDA driver: a device with a capacity, addresses, and free memory.
 
-A model: physical memory is counted in granules of 2 MiB, which ranges smaller than one share. PyTorch's counters do not
-depend on the addresses; which of two equal blocks is reused may, up to 2.11.
+Physical memory is counted in granules of 2 MiB; smaller ranges share a granule. PyTorch's counters do not depend on
+addresses, with one exception: up to 2.11 the address decides which of two equal free blocks is reused.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from memcalc.allocator.addresses import AddressSpace
 from memcalc.allocator.holes import Holes
 from memcalc.allocator.sizes import MIB, multiple
 
-GRANULE = 2 * MIB  # cuMemGetAllocationGranularity on all cards so far
-SMALL_ALIGNMENT = 512  # of cudaMalloc's addresses; small ranges lie side by side in a granule
-END_OF_ADDRESSES = 2**47  # of a program's on x86-64, below which CUDA's lie; any multiple of a chunk would do
-FIRST_RESERVED = 2**56  # address space for expandable segments, apart from the rest
+GRANULE = 2 * MIB  # cuMemGetAllocationGranularity on all GPUs so far
+SMALL_ALIGNMENT = 512  # of cudaMalloc's addresses; small ranges are adjacent within a granule
+END_OF_ADDRESSES = 2**47  # of an x86-64 process; CUDA addresses are below it. Any multiple of a chunk would do.
+FIRST_RESERVED = 2**56  # begin of the address space for expandable segments, separate from other addresses
 ADDRESS_BITS = 60  # no address needs more
-UNKNOWN_CAPACITY = 2**50  # 1 PiB: a device whose size nobody named never runs out
+UNKNOWN_CAPACITY = 2**50  # 1 PiB: a device without a given size never runs out of memory
 
 
 class Driver:
-    """A device's memory.
+    """The memory of one device.
 
     Args:
-        capacity: bytes of the device; None for one that never runs out.
-        used: bytes that are gone from the start: CUDA context, other processes, communication libraries.
-        addresses: where ranges lie; None: where CUDA's driver puts them.
+        capacity: bytes of the device; None for a device that never runs out of memory.
+        used: bytes in use from the start: CUDA context, other processes, communication libraries.
+        addresses: chooses addresses; None for the model of the CUDA driver.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class Driver:
         self.capacity = UNKNOWN_CAPACITY if capacity is None else capacity
         self.free_bytes = self.least_free_bytes = self.capacity - used
         self._addresses = AddressSpace(END_OF_ADDRESSES) if addresses is None else addresses
-        self._shared: dict[int, Holes] = {}  # granules that several small ranges lie in, by address
+        self._shared: dict[int, Holes] = {}  # address of each granule with several small ranges -> its free ranges
         self._reserved_end = FIRST_RESERVED
 
     def malloc(self, size: int) -> int | None:
-        """The address of `size` new bytes; None when the device has not that much left.
+        """Allocate `size` bytes and return the address; None if the device has not enough free memory.
 
-        What is smaller than a granule shares one with others of its kind.
+        Ranges smaller than a granule share one.
         """
         if size >= GRANULE:
             return self._take(multiple(size, GRANULE))
@@ -55,7 +55,7 @@ class Driver:
         return holes.take(size)
 
     def free(self, address: int, size: int) -> None:
-        """Takes a range back."""
+        """Free a range."""
         granule = address // GRANULE * GRANULE
         if size >= GRANULE:
             self._put(address, multiple(size, GRANULE))
@@ -67,13 +67,13 @@ class Driver:
             self._put(granule, GRANULE)
 
     def reserve_addresses(self, size: int) -> int:
-        """The address of a new range of `size` bytes without memory behind it; ranges are never used again."""
+        """Return the address of a new range of `size` bytes without mapped memory; ranges are never reused."""
         begin = self._reserved_end
         self._reserved_end += multiple(size, GRANULE)
         return begin
 
     def map_pages(self, pages: int, page: int) -> bool:
-        """Puts memory behind `pages` pages of `page` bytes, all or none."""
+        """Map memory to `pages` pages of `page` bytes, all or none; return whether memory sufficed."""
         size = pages * multiple(page, GRANULE)
         if size > self.free_bytes:
             return False
@@ -81,11 +81,11 @@ class Driver:
         return True
 
     def unmap_pages(self, pages: int, page: int) -> None:
-        """Takes the memory of pages back."""
+        """Unmap the memory of pages."""
         self.free_bytes += pages * multiple(page, GRANULE)
 
     def check(self) -> None:
-        """States the invariant of the free ranges."""
+        """Assert the invariants of the free ranges."""
         for ranges in (self._addresses, *self._shared.values()):
             ranges.check()
 

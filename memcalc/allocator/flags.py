@@ -1,4 +1,4 @@
-"""Settings given as text, "name=value,name=value", for frameworks whose settings are flags or variables."""
+"""Parsing of settings as text, "name=value,name=value", for frameworks with flags or environment variables."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from memcalc.allocator.sizes import MIB
 from memcalc.errors import InputError
 from memcalc.units import whole_number
 
-LARGEST = 1e30  # of a number with decimals
+LARGEST = 1e30  # limit of decimal numbers, so that they stay finite in bytes
 
-Reader = Callable[[str, str], Any]  # name and value as given; raises InputError
+Reader = Callable[[str, str], Any]  # takes name and value as given; raises InputError
 
 
 def read_flags(text: str, known: Mapping[str, Reader], owner: str, prefix: str = "") -> dict[str, Any]:
-    """Values by name.
+    """Return values by name.
 
     Args:
-        text: name=value or name:value pairs, with commas or blanks between them; "" for none. The word `export` of a
-            shell may stand before a pair.
-        known: what reads each flag.
-        owner: whose flags they are, for messages.
-        prefix: what may stand before each name, such as "FLAGS_".
+        text: name=value or name:value pairs, separated by commas or blanks; "" for none. The shell word `export` may
+            precede a pair.
+        known: the parser of each flag.
+        owner: the framework or component that owns the flags, for messages.
+        prefix: an optional prefix of each name, for example "FLAGS_".
 
     Raises:
-        InputError: for what is no pair, a flag that is not known, a value that it refuses, or a flag that is given
-            twice with different values.
+        InputError: for text that is not a pair, an unknown flag, an invalid value, or a flag given twice with different
+            values.
     """
     given: dict[str, str] = {}
     for item in re.split(r"[,\s]+", text.strip()) if text.strip() else ():
@@ -51,12 +51,12 @@ def read_flags(text: str, known: Mapping[str, Reader], owner: str, prefix: str =
 
 
 def refused(name: str, value: str, rule: str) -> InputError:
-    """The error for a value that breaks a rule."""
+    """Return the error for a value that violates a rule."""
     return InputError(f"{name} is {value}.", f"It must be {rule}.")
 
 
 def megabytes(name: str, value: str) -> int:
-    """Whole MiB, as bytes."""
+    """Parse a whole number of MiB; return bytes."""
     found = whole_number(value)
     if found is None:
         raise refused(name, value, "a whole number of MiB, 0 or more")
@@ -64,7 +64,7 @@ def megabytes(name: str, value: str) -> int:
 
 
 def size_in_bytes(name: str, value: str) -> int:
-    """A power of two."""
+    """Parse a power of two, in bytes."""
     found = whole_number(value)
     if found is None or found.bit_count() != 1:
         raise refused(name, value, "a power of two, in bytes")
@@ -72,7 +72,7 @@ def size_in_bytes(name: str, value: str) -> int:
 
 
 def number(name: str, value: str) -> float:
-    """A number that stays finite in bytes."""
+    """Parse a number that stays finite in bytes."""
     try:
         found = float(value)
     except ValueError:
@@ -83,7 +83,7 @@ def number(name: str, value: str) -> float:
 
 
 def share(name: str, value: str) -> float:
-    """A number from 0 to 1."""
+    """Parse a number from 0 to 1."""
     found = number(name, value)
     if not 0 <= found <= 1:
         raise refused(name, value, "between 0 and 1")
@@ -91,7 +91,7 @@ def share(name: str, value: str) -> float:
 
 
 def boolean(name: str, value: str) -> bool:
-    """True or False, in any case, or 1 or 0."""
+    """Parse true or false, in any case, or 1 or 0."""
     known = {"true": True, "1": True, "false": False, "0": False}
     if value.lower() not in known:
         raise refused(name, value, "true or false")
@@ -99,7 +99,7 @@ def boolean(name: str, value: str) -> bool:
 
 
 def one_of(*choices: str) -> Reader:
-    """A reader of one of several words."""
+    """Return a parser that accepts one of several words."""
 
     def read(name: str, value: str) -> str:
         if value not in choices:

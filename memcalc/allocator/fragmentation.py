@@ -1,4 +1,4 @@
-"""What reserved memory consists of, pool by pool: in use, waiting, split up, or ready to be given back."""
+"""Reserved memory by pool: allocated, waiting for other streams, split, or releasable."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ class PoolUse(NamedTuple):
     stream: int
     segments: int
     reserved: int
-    allocated: int  # blocks handed out
-    requested: int  # what their users asked for
+    allocated: int  # bytes of allocated blocks
+    requested: int  # bytes requested for the allocated blocks
     waiting: int  # freed, but other streams may still use it
-    split: int  # free, but kept by a neighbour in the same segment: PyTorch's inactive_split_bytes
-    releasable: int  # free; empty_cache() releases it (of expandable segments: its whole pages)
+    split: int  # free, but in a segment with other blocks in use: PyTorch's inactive_split_bytes
+    releasable: int  # free, and released by empty_cache() (of expandable segments: whole pages)
     largest_free: int  # largest request that needs no new segment
 
     @property
     def rounding(self) -> int:
-        """What the allocator added to the requests."""
+        """Allocated minus requested bytes."""
         return self.allocated - self.requested
 
     @property
     def active(self) -> int:
-        """Allocated or waiting: PyTorch's active_bytes."""
+        """Bytes allocated or waiting: PyTorch's active_bytes."""
         return self.allocated + self.waiting
 
     @property
     def free(self) -> int:
-        """Reserved and not active."""
+        """Reserved bytes that are not active."""
         return self.split + self.releasable
 
 
 def pool_uses(segments: Iterable[SegmentView]) -> list[PoolUse]:
-    """The pools that hold memory, small before large, by stream. Private pools count with the others."""
+    """Return the pools that hold memory, small before large, by stream. Private pools are added to the default ones."""
     groups: dict[tuple[Literal["small", "large"], int], list[SegmentView]] = {}
     for segment in segments:
         groups.setdefault((segment.segment_type, segment.stream), []).append(segment)

@@ -1,4 +1,4 @@
-"""Free ranges of addresses, handed out first-fit."""
+"""Free address ranges, allocated first-fit."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import pairwise
 
 
 class Holes:
-    """The free ranges of an address space, by address, never adjacent."""
+    """The free ranges of an address space, sorted by address, never adjacent."""
 
     def __init__(self, begin: int, end: int) -> None:
         self._whole = (begin, end)
         self._holes = [self._whole]
 
     def take(self, size: int) -> int | None:
-        """The lowest address with `size` free bytes behind it, which are free no more; None where there is none."""
+        """Allocate `size` bytes from the lowest range that fits and return the address; None if none fits."""
         for at, (begin, end) in enumerate(self._holes):
             if end - begin >= size:
                 self._holes[at : at + 1] = [(begin + size, end)] if begin + size < end else []
@@ -22,7 +22,7 @@ class Holes:
         return None
 
     def put(self, address: int, size: int) -> None:
-        """Takes a range back."""
+        """Free a range."""
         begin, end = address, address + size
         at = bisect_left(self._holes, (begin, 0))
         if at < len(self._holes) and self._holes[at][0] == end:
@@ -39,9 +39,9 @@ class Holes:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is taken."""
+        """Whether the whole address space is free."""
         return self._holes == [self._whole]
 
     def check(self) -> None:
-        """States the invariant: sorted, apart."""
+        """Assert the invariant: ranges are sorted and not adjacent."""
         assert all(left[1] < right[0] for left, right in pairwise(self._holes))

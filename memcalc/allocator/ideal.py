@@ -1,7 +1,7 @@
-"""A lower bound for every allocator: what is alive, packed without gaps, and given back at once.
+"""A lower bound for every allocator: live bytes, packed without gaps and freed to the driver at once.
 
-It is what a pool that could move memory would need; cudaMallocAsync, which maps and unmaps memory of the driver behind
-the addresses, comes near it.
+A pool that could move memory would need this much. cudaMallocAsync, which maps and unmaps the driver's memory behind
+the addresses, is close to it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from memcalc.allocator.sizes import multiple
 from memcalc.errors import OutOfMemory
 from memcalc.units import format_bytes
 
-FIRST_ADDRESS = 2**46  # of the one segment there is: any multiple of a granule but 0 would do
+FIRST_ADDRESS = 2**46  # of the only segment; any multiple of a granule except 0 would do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How fine the packing is, in bytes."""
+    """Granularity of the packing, in bytes."""
 
     alignment: int = 512  # of every block: PyTorch's kMinBlockSize; Paddle and TensorFlow align to 256
-    granularity: int = GRANULE  # of what is held of the device
+    granularity: int = GRANULE  # of reserved memory
 
 
 def parse_settings(text: str) -> Settings:
-    """Reads "alignment=256,granularity=512".
+    """Parse "alignment=256,granularity=512".
 
     Raises:
-        InputError: for anything else, and for sizes that are no powers of two.
+        InputError: for any other text, and for sizes that are not powers of two.
     """
     known = {"alignment": flags.size_in_bytes, "granularity": flags.size_in_bytes}
     return Settings(**flags.read_flags(text, known, "the ideal allocator"))
@@ -45,8 +45,8 @@ class IdealAllocator(BlockAllocator):
     """Perfect packing on one device.
 
     Args:
-        settings: how fine it is.
-        driver: the device; without one, a device that never runs out.
+        settings: granularity of the packing.
+        driver: the device; None for a device that never runs out of memory.
     """
 
     def __init__(self, settings: Settings | None = None, driver: Driver | None = None) -> None:
@@ -56,13 +56,13 @@ class IdealAllocator(BlockAllocator):
         self._shelf = Pool(self.counters.large, small=False, by_address=True).shelf(0)
         self._segment = Segment(FIRST_ADDRESS, 0, self._shelf, 1)
         self._living: dict[Block, None] = {}
-        self._size = 0  # bytes of what is alive
+        self._size = 0  # live bytes
 
     def malloc(self, size: int, stream: int = 0) -> Block:  # noqa: ARG002 - one pool for all streams
-        """Room for `size` bytes, wherever.
+        """Allocate `size` bytes, at no particular address.
 
         Raises:
-            OutOfMemory: when what is alive is more than the device has.
+            OutOfMemory: the live bytes exceed the device's memory.
         """
         if self.uses.waiting:
             self.uses.process()
@@ -79,11 +79,11 @@ class IdealAllocator(BlockAllocator):
         return block
 
     def empty_cache(self) -> None:
-        """Waits for other streams; there is no cache."""
+        """Wait for other streams; there is no cache."""
         self.uses.synchronize()
 
     def statistics(self) -> dict[str, int]:
-        """Current and highest bytes."""
+        """Return current and peak bytes."""
         counters = self.counters
         return {
             "allocated_bytes": counters.allocated_bytes,
@@ -93,7 +93,7 @@ class IdealAllocator(BlockAllocator):
         }
 
     def segments(self) -> tuple[SegmentView, ...]:
-        """One segment with all blocks side by side, as they would lie if they could be moved."""
+        """Return one segment with all blocks side by side, as if they could be moved."""
         if not self._living:
             return ()
         blocks, address = [], FIRST_ADDRESS
@@ -114,7 +114,7 @@ class IdealAllocator(BlockAllocator):
         assert self._hold(self._size - block.size)
 
     def _hold(self, size: int) -> bool:
-        """Makes what is held as large as `size` bytes need; False when the device has not that much."""
+        """Resize reserved memory to hold `size` bytes; return False if the device has not enough memory."""
         held, before = multiple(size, self.settings.granularity), self.device.reserved
         pages = (multiple(held, GRANULE) - multiple(before, GRANULE)) // GRANULE
         if pages > 0 and not self.driver.map_pages(pages, GRANULE):

@@ -1,4 +1,4 @@
-"""The least memory in which a run ends: less than it reserves on a roomy card, where nothing need be given back."""
+"""The minimum capacity on which a run completes: less than it reserves on a GPU large enough to keep all its cache."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ STEP = 2 * 2**20  # bytes of PyTorch's smallest segment, kSmallBuffer of CUDACac
 
 
 def least_memory(events: Sequence[Event], config: Settings | str = "", version: Version | str | None = None) -> int:
-    """The smallest capacity on which PyTorch's allocator carries a stream of events to its end, in bytes.
+    """Return the smallest capacity, in bytes, on which the PyTorch allocator completes an event stream.
 
-    Found by halving, to `STEP` bytes: every capacity that was tried from the answer on fits, and `STEP` bytes less does
-    not. A stream can be made that fits at some capacity below and not at one between; the answer is then no less safe.
+    Found by bisection, to `STEP` bytes: the result and every larger capacity tried fit, and `STEP` bytes less does not.
+    A stream may fit at a smaller capacity and fail at one in between; the result is safe in that case, too.
 
     Args:
         events: in order.
-        config: the settings as PYTORCH_CUDA_ALLOC_CONF, or as parsed.
-        version: the release whose rules hold; None for the newest one known.
+        config: the settings as PYTORCH_CUDA_ALLOC_CONF, or parsed.
+        version: the PyTorch version; None for the newest one known.
 
     Raises:
-        InputError: for settings that PyTorch refuses, or events that cannot follow each other.
+        InputError: for settings that PyTorch rejects, or events that cannot follow each other.
     """
     roomy = replay(events, config, version)
-    most = -(-roomy.peak_reserved // STEP)  # in steps: fits, as nothing was ever asked for beyond
-    least = roomy.peak_allocated // STEP - 1  # does not
+    most = -(-roomy.peak_reserved // STEP)  # in steps: fits, because a replay without a limit never reserved more
+    least = roomy.peak_allocated // STEP - 1  # in steps: does not fit
     while most - least > 1:
         middle = (most + least) // 2
         if replay(events, config, version, middle * STEP).failure is None:

@@ -1,4 +1,4 @@
-"""A stream of events through an allocator: what is reserved, how fragmented, and where the run would die."""
+"""Allocator replay of an event stream: reserved memory, fragmentation, and the event that runs out of memory."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ def replay(
     capability_major: int | None = None,
     samples: int = 0,
 ) -> ReplayResult:
-    """Runs a stream of events through an allocator.
+    """Replay an event stream through an allocator.
 
-    A freed storage that other streams use is free again at its FREE_COMPLETED event; where the stream of events tells
-    none, at the next allocation. Requests of 0 bytes allocate nothing.
+    A freed storage that other streams use is reusable at its FREE_COMPLETED event; without such an event, at the next
+    allocation. Requests of 0 bytes allocate nothing.
 
     Args:
-        events: in order; each storage's life from its alloc on.
-        config: the settings as the framework takes them (PyTorch: as PYTORCH_CUDA_ALLOC_CONF), or PyTorch's as parsed.
-        version: the release whose rules hold; None for the newest one known.
-        capacity: bytes of the device; None for one that never runs out.
-        policy: the allocator, by its name in `memcalc.allocator.policies.POLICIES`.
-        memory_fraction: as in torch.cuda.set_per_process_memory_fraction, for a `config` that is text.
-        used: bytes of the device that are gone from the start (context, other processes).
-        capability_major: the device's compute capability, its first number; TensorFlow's reserve depends on it.
-        samples: about how many moments to keep along the way, evenly spaced by events.
+        events: in order; each storage starts with its alloc.
+        config: the settings in the framework's syntax (PyTorch: PYTORCH_CUDA_ALLOC_CONF), or PyTorch settings as
+            parsed.
+        version: the framework's version; None for the newest one known.
+        capacity: bytes of the device; None for a device that never runs out of memory.
+        policy: the allocator, a name in `memcalc.allocator.policies.POLICIES`.
+        memory_fraction: as in torch.cuda.set_per_process_memory_fraction, if `config` is text.
+        used: bytes of the device in use from the start (context, other processes).
+        capability_major: major compute capability of the device; TensorFlow's reserve depends on it.
+        samples: approximate number of samples to record along the way, evenly spaced by events.
 
     Raises:
-        InputError: for settings that the framework refuses, or events that cannot follow each other.
+        InputError: for settings that the framework rejects, or events that cannot follow each other.
     """
     device = Device(capacity=capacity, used=used, capability_major=capability_major)
     events = events if isinstance(events, Sequence) else tuple(events)
@@ -63,7 +64,7 @@ def replay(
 
 
 def rules(config: Settings | str, version: Version | str, memory_fraction: float | None) -> tuple[Version, Settings]:
-    """The release of PyTorch and the settings that were asked for."""
+    """Return the requested PyTorch version and settings, parsed."""
     if isinstance(version, str):
         version = parse_version(version)
     if isinstance(config, str):
@@ -80,15 +81,15 @@ def run(
     until: int | None = None,
     after_each: Callable[[], None] | None = None,
 ) -> ReplayResult:
-    """Runs a stream of events through an allocator that nothing was asked of yet; see `replay`.
+    """Replay an event stream through a new allocator; see `replay`.
 
     Args:
         events: in order.
-        allocator: what serves them.
-        notes: settings without effect, for the result.
-        samples: about how many moments to keep along the way.
-        until: the position of the last event to run; None for all.
-        after_each: called after each event but a fatal one.
+        allocator: serves the events; it has not allocated anything yet.
+        notes: settings without effect, copied to the result.
+        samples: approximate number of samples to record along the way.
+        until: the position of the last event to replay; None for all.
+        after_each: called after each event except one that runs out of memory.
     """
     count = len(events) if until is None else min(until + 1, len(events))
     driver = allocator.device.driver
@@ -124,12 +125,12 @@ def run(
 def state_after(
     events: Sequence[Event], allocator: BlockAllocator, last: int
 ) -> tuple[tuple[SegmentView, ...], dict[int, Event]]:
-    """The segments after event `last`, and the allocation that lies at each address.
+    """Return the segments after event `last`, and the allocation event of each block, by address.
 
     Args:
         events: in order.
-        allocator: what serves them; nothing was asked of it yet.
-        last: the position of the last event to run.
+        allocator: serves the events; it has not allocated anything yet.
+        last: the position of the last event to replay.
     """
     feeding = _Feeding(allocator, events, None)
     feeding.feed(0, last + 1)
@@ -137,7 +138,7 @@ def state_after(
 
 
 def moment(event: int, allocator: BlockAllocator) -> Moment:
-    """The counters as they are."""
+    """Return the current counters."""
     counters = allocator.counters
     return Moment(
         event,
@@ -150,7 +151,7 @@ def moment(event: int, allocator: BlockAllocator) -> Moment:
 
 
 class _Feeding:
-    """Events on their way into an allocator, until the last one or the one that the device has no memory for."""
+    """The state of a replay: it ends after the last event, or at the event that runs out of memory."""
 
     def __init__(
         self, allocator: BlockAllocator, events: Sequence[Event], after_each: Callable[[], None] | None
@@ -164,10 +165,10 @@ class _Feeding:
         self._delayed = _completed_later(events)
         self._blocks: dict[int, Block | None] = {}
         self._waiting: dict[int, Block] = {}
-        self._fed = 0  # how many events
+        self._fed = 0  # number of events replayed
 
     def feed(self, begin: int, end: int) -> None:
-        """The events from `begin` to `end`, which is not included. Written out: it runs once for each event."""
+        """Replay the events from `begin` to `end` (exclusive). Inlined, because the loop runs once per event."""
         alloc, free = Kind.ALLOC, Kind.FREE
         events, allocator, blocks, delayed = self._events, self._allocator, self._blocks, self._delayed
         malloc, give_back, peaks = allocator.malloc, allocator.free, allocator.counters.peaks
@@ -203,16 +204,16 @@ class _Feeding:
                 after_each()
 
     def owners(self) -> dict[int, Event]:
-        """Which allocation each block in use serves, by address."""
+        """Return the allocation event of each block in use, by address."""
         wanted = {storage: block.address for storage, block in self._blocks.items() if block is not None}
         found: dict[int, Event] = {}
-        for event in self._events[: self._fed]:  # the last life of a storage counts
+        for event in self._events[: self._fed]:  # the last lifetime of a storage counts
             if event.kind is Kind.ALLOC and event.storage in wanted:
                 found[wanted[event.storage]] = event
         return found
 
     def _note_peaks(self, index: int, highest: int, widest: int) -> tuple[int, int]:
-        """Keeps the moment where allocated or reserved memory is higher than before; returns the new peaks."""
+        """Store the counters at a new peak of allocated or reserved memory; return the new peaks."""
         counters = self._allocator.counters
         now = moment(index, self._allocator)
         if counters.peaks.allocated > highest:
@@ -225,9 +226,9 @@ class _Feeding:
 def _other(
     index: int, event: Event, allocator: BlockAllocator, blocks: dict[int, Block | None], waiting: dict[int, Block]
 ) -> Failure | None:
-    """One of the rarer events.
+    """Replay one of the rarer events.
 
-    A run that was recorded dying is given another chance: another policy may find the memory.
+    A recorded OOM event is retried, because another allocator may have enough memory.
     """
     if event.kind is Kind.FREE_COMPLETED:
         block = waiting.pop(event.storage, None)
@@ -250,7 +251,7 @@ def _other(
 
 
 def _completed_later(events: Sequence[Event]) -> frozenset[int]:
-    """Which FREE events have a FREE_COMPLETED event of their own, as positions."""
+    """Return the positions of FREE events that have a matching FREE_COMPLETED event."""
     if Kind.FREE_COMPLETED not in map(itemgetter(0), events):
         return frozenset()
     freed: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""The allocators by name, each made from its settings as text."""
+"""The registry of allocators: by name, each created from its settings as text."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from memcalc.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The device that an allocator is to work on."""
+    """The device that an allocator works on."""
 
-    capacity: int | None = None  # bytes; None for one that never runs out
-    used: int = 0  # bytes that are gone from the start: CUDA context, other processes
-    capability_major: int | None = None  # first number of the compute capability; None: not known
+    capacity: int | None = None  # bytes; None for a device that never runs out of memory
+    used: int = 0  # bytes in use from the start: CUDA context, other processes
+    capability_major: int | None = None  # major compute capability; None: unknown
 
     def driver(self) -> Driver:
-        """A driver with nothing allocated."""
+        """Return a driver with nothing allocated."""
         return Driver(self.capacity, self.used)
 
 
 class Made(NamedTuple):
-    """An allocator that nothing was asked of yet."""
+    """A new allocator."""
 
     allocator: BlockAllocator
     notes: tuple[str, ...] = ()  # settings without effect
-    paddle: paddle.Settings | None = None  # whose garbage collection and in-place reuse change the stream
+    paddle: paddle.Settings | None = None  # flags for garbage collection and in-place reuse, which transform the stream
 
 
-_FLAGS = re.compile(r"(?:^|[,\s])FLAGS_\w")  # of Paddle, as its users write them
+_FLAGS = re.compile(r"(?:^|[,\s])FLAGS_\w")  # Paddle flags as users write them
 
 
 def policy_of(policy: str, config: str, version: str | None = None) -> str:
-    """The allocator that is meant: with flags of Paddle in place of PyTorch's settings the one that they choose.
+    """Return the allocator's name; if `config` holds Paddle flags, the allocator that they select.
 
     Args:
-        policy: a name in POLICIES; "pytorch" is what nobody has to name.
+        policy: a name in POLICIES; "pytorch" is the default.
         config: its settings.
-        version: the framework's release; None for the newest one known.
+        version: the framework's version; None for the newest one known.
 
     Raises:
-        InputError: for flags that Paddle refuses.
+        InputError: for flags that Paddle rejects.
     """
     if policy != "pytorch" or not _FLAGS.search(config):
         return policy
@@ -66,17 +66,17 @@ Maker = Callable[[str, str | None, Device, float | None], Made]
 
 
 def make(policy: str, config: str, version: str | None, device: Device, memory_fraction: float | None = None) -> Made:
-    """An allocator.
+    """Create an allocator.
 
     Args:
         policy: a name in POLICIES.
-        config: its settings, as the framework takes them.
-        version: the framework's release; None for the newest one known.
-        device: what it works on.
+        config: its settings in the framework's syntax.
+        version: the framework's version; None for the newest one known.
+        device: the device it works on.
         memory_fraction: as in torch.cuda.set_per_process_memory_fraction; PyTorch only.
 
     Raises:
-        InputError: for an unknown policy, or settings that it refuses.
+        InputError: for an unknown allocator, or settings that it rejects.
     """
     if policy not in POLICIES:
         raise InputError(f"{policy!r} is not an allocator.", f"Choose {', '.join(POLICIES)}.")

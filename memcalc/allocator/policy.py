@@ -1,4 +1,4 @@
-"""What an allocator holds, as those see it who replay events through it, whatever framework's it models."""
+"""Read-only views of an allocator's segments and blocks, the same for every framework."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ State = Literal["active_allocated", "active_pending_free", "inactive"]
 
 
 class BlockView(NamedTuple):
-    """One block of a segment, in the words of torch.cuda.memory_snapshot. Bytes."""
+    """One block of a segment, with the fields of torch.cuda.memory_snapshot. Bytes."""
 
     address: int
     size: int
-    requested_size: int  # by the last user; stale in an inactive block
+    requested_size: int  # by the last allocation; stale in an inactive block
     state: State
 
 
 class SegmentView(NamedTuple):
-    """Memory that came from the driver in one piece, in the words of torch.cuda.memory_snapshot. Bytes.
+    """Memory from one driver allocation, with the fields of torch.cuda.memory_snapshot. Bytes.
 
-    Of an expandable segment each contiguous mapped range is a record of its own.
+    Each contiguous mapped range of an expandable segment is a separate record.
     """
 
     address: int
@@ -31,4 +31,4 @@ class SegmentView(NamedTuple):
     segment_type: Literal["small", "large"]
     segment_pool_id: int  # 0 is the default pool
     is_expandable: bool
-    blocks: tuple[BlockView, ...]  # by address
+    blocks: tuple[BlockView, ...]  # sorted by address

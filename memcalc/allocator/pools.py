@@ -1,4 +1,4 @@
-"""Pools: where free blocks are looked for, by kind of request and by stream."""
+"""Pools: the free blocks that an allocator searches, by request size and stream."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from memcalc.allocator.counters import Tally
 
 
 class Pool:
-    """The blocks of one kind, a shelf for each stream.
+    """The blocks of one pool, with one free-block set per stream.
 
     Args:
-        tally: the counters of its kind; private pools count with the others.
-        small: whether it is for requests of up to 1 MiB.
-        by_address: whether an address decides between free blocks of one size.
-        splits: False in memory pools that were made with no_split.
+        tally: the counters of its type; private pools share them with the default pool.
+        small: whether it serves requests of up to 1 MiB.
+        by_address: whether the address decides between free blocks of equal size.
+        splits: False in memory pools created with no_split.
     """
 
     __slots__ = ("by_address", "searches", "segments", "shelves", "small", "splits", "tally")
@@ -31,33 +31,33 @@ class Pool:
         self.searches = 0  # counted while garbage collection is on, for the ages of free blocks
 
     def shelf(self, stream: int) -> Shelf:
-        """The free blocks of one stream."""
+        """Return the free-block set of one stream."""
         shelf = self.shelves.get(stream)
         if shelf is None:
             shelf = self.shelves[stream] = Shelf(self, stream, by_address=self.by_address)
         return shelf
 
     def free_blocks(self) -> list[Block]:
-        """The free blocks of all streams, in the order of the set that PyTorch keeps them in."""
+        """Return the free blocks of all streams, in the order of PyTorch's set."""
         return [shelf.blocks[key] for _, shelf in sorted(self.shelves.items()) for key in shelf.keys]
 
     def idle_blocks(self) -> list[Block]:
-        """Those that fill their segment, which can go back to the driver."""
+        """Return the free blocks that fill their segment, so that it can be freed to the driver."""
         return [block for block in self.free_blocks() if block.previous is None and block.next is None]
 
     def cached_bytes(self) -> int:
-        """Bytes of its free blocks."""
+        """Return the bytes of the free blocks."""
         return sum(block.size for block in self.free_blocks())
 
 
 @dataclass(slots=True)
 class PoolPair:
-    """Where requests go: a pool for the small ones and a pool for the large ones."""
+    """The destination of requests: one pool for small requests and one for large requests."""
 
     small: Pool
     large: Pool
-    use_on_oom: bool = False  # whether others may have its free blocks when memory runs out (2.8 and later)
+    use_on_oom: bool = False  # whether other pools may use its free blocks when memory runs out (2.8 and later)
 
     def __iter__(self) -> Iterator[Pool]:
-        """Both, in the order in which PyTorch searches them on out of memory."""
+        """Iterate over both pools, in the order in which PyTorch searches them when memory runs out."""
         return iter((self.small, self.large))

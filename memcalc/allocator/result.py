@@ -1,4 +1,4 @@
-"""What a replay returns."""
+"""The result of an allocator replay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcalc.allocator.policy import SegmentView
 class Moment(NamedTuple):
     """The counters after one event, in bytes."""
 
-    event: int  # its position in the stream; -1 before the first
+    event: int  # its position in the stream; -1 before the first event
     allocated: int = 0
     active: int = 0
     requested: int = 0
@@ -20,18 +20,18 @@ class Moment(NamedTuple):
 
     @property
     def unallocated(self) -> int:
-        """Reserved but not allocated: what fragmentation and caching cost at this moment."""
+        """Reserved minus allocated bytes: the cost of fragmentation and caching."""
         return self.reserved - self.allocated
 
     @property
     def fragmentation(self) -> float:
-        """The share of reserved memory that is not allocated; 0 when nothing is reserved."""
+        """Fraction of reserved memory that is not allocated; 0 if nothing is reserved."""
         return self.unallocated / self.reserved if self.reserved else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where a run dies."""
+    """The event at which a run runs out of memory."""
 
     event: int  # its position in the stream
     message: str  # as the framework prints it
@@ -39,22 +39,22 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What became of a stream of events. Bytes, as torch.cuda.max_memory_allocated and its like show them."""
+    """The result of replaying an event stream. Bytes, as torch.cuda.max_memory_allocated and its like return."""
 
     peak_allocated: int
     peak_active: int
     peak_reserved: int
-    peak_device: int  # of the device's own memory, in its granules, what was used from the start not included
-    peak: Moment  # after the event that took allocated memory to its peak, the first time
-    widest: Moment  # the same for reserved memory
-    end: Moment  # after the last event, or the one before the failure
+    peak_device: int  # peak device memory in whole granules, without the bytes used from the start
+    peak: Moment  # after the first event at the peak of allocated memory
+    widest: Moment  # after the first event at the peak of reserved memory
+    end: Moment  # after the last event, or the last one before the failure
     failure: Failure | None
-    device_allocations: int  # calls that fetched memory from the driver
-    device_frees: int  # and that gave some back
+    device_allocations: int  # number of driver calls that allocated memory
+    device_frees: int  # number of driver calls that freed memory
     statistics: dict[str, int]  # under the framework's names, at the end
-    segments: tuple[SegmentView, ...]  # what is held at the end
+    segments: tuple[SegmentView, ...]  # at the end
     notes: tuple[str, ...] = ()  # settings without effect
-    series: tuple[Moment, ...] = ()  # moments along the way, when they were asked for
+    series: tuple[Moment, ...] = ()  # samples along the way, if requested
 
     @property
     def fits(self) -> bool:

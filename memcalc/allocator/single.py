@@ -1,4 +1,4 @@
-"""Single-precision arithmetic, as C++ does it where its constants are floats."""
+"""Single-precision arithmetic, as in C++ code with float constants."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import struct
 
 
 def float32(value: float) -> float:
-    """`value` rounded to the nearest number of single precision."""
+    """Return `value` rounded to the nearest single-precision number."""
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded

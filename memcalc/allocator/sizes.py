@@ -1,11 +1,11 @@
-"""Sizes that all allocators share, in bytes."""
+"""Size constants and rounding that all allocators share, in bytes."""
 
 from __future__ import annotations
 
 MIB = 2**20
-UNLIMITED = 2**63 - 1  # stands for "no limit": above every size
+UNLIMITED = 2**63 - 1  # stands for "no limit": larger than every size
 
 
 def multiple(size: int, of: int) -> int:
-    """`size` rounded up to a multiple of `of`."""
+    """Return `size` rounded up to a multiple of `of`."""
     return -(-size // of) * of

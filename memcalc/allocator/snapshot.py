@@ -1,4 +1,4 @@
-"""What an allocator holds, segment by segment, in the words of torch.cuda.memory_snapshot.
+"""The segments of an allocator as records with the fields of torch.cuda.memory_snapshot.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: snapshot; torch/csrc/cuda/Module.cpp.
 """
@@ -15,7 +15,7 @@ _STATES: dict[int, State] = {IN_USE: "active_allocated", WAITING: "active_pendin
 
 
 def blocks_of(segment: Segment) -> Iterator[Block]:
-    """The blocks of a segment by address, unmapped ones included."""
+    """Yield the blocks of a segment by address, including unmapped ones."""
     block: Block | None = segment.head
     while block is not None:
         yield block
@@ -23,7 +23,7 @@ def blocks_of(segment: Segment) -> Iterator[Block]:
 
 
 def views(segments: Iterable[tuple[int, Segment]]) -> tuple[SegmentView, ...]:
-    """Records of segments, each given with the number of its pool, sorted by address."""
+    """Return records of segments, each given with its pool's id, sorted by address."""
     records = []
     for pool, segment in segments:
         for unmapped, run in groupby(blocks_of(segment), key=lambda block: block.state == UNMAPPED):

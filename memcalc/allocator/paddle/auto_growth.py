@@ -1,7 +1,7 @@
-"""Paddle's auto_growth strategy: chunks as large as they are needed, cached, split from behind, never returned.
+"""Paddle's auto_growth strategy: chunks of the requested size, cached, split at the tail, not freed by default.
 
 Source: paddle/phi/core/memory/allocation/auto_growth_best_fit_allocator.cc: AllocateImpl, FreeImpl, FreeIdleChunks;
-stream_safe_cuda_allocator.cc: one allocator for each stream, events of other streams awaited before reuse.
+stream_safe_cuda_allocator.cc: one allocator per stream; reuse waits for events of other streams.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AutoGrowthAllocator(PaddleAllocator):
 
     Args:
         settings: the flags.
-        driver: the device; without one, a device that never runs out.
+        driver: the device; None for a device that never runs out of memory.
     """
 
     def __init__(self, settings: Settings | None = None, driver: Driver | None = None) -> None:
@@ -35,10 +35,10 @@ class AutoGrowthAllocator(PaddleAllocator):
                 shelf.add(self._fetch(shelf, size))
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """The tail of the smallest free block that is large enough, at the lowest address of several.
+        """Allocate the tail of the smallest free block that is large enough; of equal blocks, the lowest address.
 
         Raises:
-            OutOfMemory: with Paddle's text.
+            OutOfMemory: with Paddle's message.
         """
         if self.uses.waiting:
             self.uses.process()
@@ -54,7 +54,7 @@ class AutoGrowthAllocator(PaddleAllocator):
         return block
 
     def _grow(self, shelf: Shelf, size: int) -> Block:
-        """A new chunk as one block, in no set."""
+        """Allocate a chunk and return it as one block, in no set."""
         settings = self.settings
         if settings.free_when_no_cache_hit:
             self._free_idle_chunks()

@@ -1,4 +1,4 @@
-"""What Paddle's strategies do alike: fetch within the limit, fail in Paddle's words, give back idle chunks."""
+"""The common part of Paddle's strategies: allocate chunks within the limit, raise Paddle's errors, free idle chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PaddleAllocator(BlockAllocator):
         driver: the device.
     """
 
-    pools: Iterable[Pool]  # every subclass makes its own
+    pools: Iterable[Pool]  # set by every subclass
 
     def __init__(self, settings: Settings, driver: Driver) -> None:
         self.settings = settings
@@ -32,23 +32,23 @@ class PaddleAllocator(BlockAllocator):
         super().__init__(self.memory)
 
     def empty_cache(self) -> None:
-        """paddle.device.cuda.empty_cache(), Release(): chunks without any block in use go back to the driver."""
+        """Free chunks without blocks in use, as paddle.device.cuda.empty_cache() and Release()."""
         self.uses.synchronize()
         self._free_idle_chunks()
 
     def statistics(self) -> dict[str, int]:
-        """Under the names of paddle.device.cuda."""
+        """Return the counters, under the names of paddle.device.cuda."""
         return self.memory.statistics()
 
     def segments(self) -> tuple[SegmentView, ...]:
-        """The chunks, by address."""
+        """Return the chunks, sorted by address."""
         return views((0, chunk) for pool in self.pools for chunk in pool.segments)
 
     def _fetch(self, shelf: Shelf, size: int) -> Block:
-        """A new chunk as one block, in no set.
+        """Allocate a chunk and return it as one block, in no set.
 
         Raises:
-            OutOfMemory: with Paddle's text.
+            OutOfMemory: with Paddle's message.
         """
         block = self.memory.fetch(shelf, size)
         if block is None:

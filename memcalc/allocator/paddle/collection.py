@@ -1,7 +1,7 @@
-"""Paddle's garbage collector and in-place reuse, as changes of a stream of events.
+"""Paddle's garbage collector and in-place reuse, as transformations of an event stream.
 
-Both are at work in static graphs, where the last use of every variable is known beforehand: what a stream frees is then
-garbage, and the collector decides when it goes back to the allocator. At the end of a step all of it does.
+Both apply to static graphs, where the last use of every variable is known in advance. What the stream frees is then
+garbage, and the collector decides when the allocator gets it back; at the end of a step it gets all of it.
 
 Source: paddle/fluid/framework/garbage_collector.cc: GarbageCollector::Add;
 ir/memory_optimize_pass/eager_deletion_pass.cc: ShrinkGCVars; the operators with DECLARE_INPLACE_OP_INFERER.
@@ -15,7 +15,7 @@ from memcalc.allocator.paddle.settings import Settings
 from memcalc.events.event import Event, Kind
 from memcalc.units import whole_number
 
-# Operators whose output may take the buffer of an input that dies with them, by the names that a stream gives them:
+# Operators that may write their output to the buffer of an input that is freed with them, named as in event streams:
 # element-wise ones, and reshape, Paddle's own example of the strategy (BuildStrategy.enable_inplace).
 INPLACE_OPERATORS = frozenset(
     "abs add ceil clamp cos div exp floor maximum minimum mul native_dropout neg pow reciprocal relu reshape"
@@ -25,7 +25,7 @@ INPLACE_OPERATORS = frozenset(
 
 
 def transformed(events: Sequence[Event], settings: Settings) -> Sequence[Event]:
-    """The events that reach the allocator under these flags; the same ones where the graph is dynamic."""
+    """Return the events that reach the allocator under these flags; unchanged for a dynamic graph."""
     if not settings.static_graph:
         return events
     if settings.inplace:
@@ -34,14 +34,15 @@ def transformed(events: Sequence[Event], settings: Settings) -> Sequence[Event]:
 
 
 def reused(events: Sequence[Event]) -> list[Event]:
-    """The stream with outputs in the buffers of inputs that die with their operator.
+    """Return the stream with outputs written to the buffers of inputs that are freed with their operator.
 
-    Where an element-wise operator allocates an output, and before the next allocation something of the same size and
-    stream is freed that no other stream uses, the two are one buffer.
+    An output and an input share one buffer if an element-wise operator allocates the output, the input is freed before
+    the
+    next allocation, both have the same size and stream, and no other stream uses the input.
     """
-    names: dict[int, int] = {}  # the buffer that a storage of the stream lives in
+    names: dict[int, int] = {}  # storage of the stream -> buffer that it occupies
     shared: set[int] = set()  # storages that another stream uses
-    merged: set[int] = set()  # events that fall away: the freeing of inputs whose buffer goes on
+    merged: set[int] = set()  # positions of dropped events: frees of inputs whose buffer is reused
     living: dict[int, Event] = {}
     found = []
     for index, event in enumerate(events):
@@ -65,7 +66,7 @@ def reused(events: Sequence[Event]) -> list[Event]:
 
 
 def _dying_input(events: Sequence[Event], index: int, living: dict[int, Event], shared: set[int]) -> int | None:
-    """The event that frees the input whose buffer the output allocated at `index` can take."""
+    """Return the position of the event that frees the input whose buffer the output at `index` can reuse, or None."""
     output = events[index]
     if output.operator.split(".")[-2 if output.operator.count(".") > 1 else -1] not in INPLACE_OPERATORS:
         return None
@@ -85,21 +86,21 @@ def _dying_input(events: Sequence[Event], index: int, living: dict[int, Event], 
 
 
 def collected(events: Sequence[Event], threshold: int = 0, fraction: float = 1.0, *, fast: bool = True) -> list[Event]:
-    """The stream with its garbage freed when the collector does so.
+    """Return the stream with frees delayed until the garbage collector runs.
 
     Args:
-        events: in order; a step ends where a phase of the next one begins, or the stream.
-        threshold: bytes of garbage that are gathered before they are freed; negative: until the end of the step.
-        fraction: the share of a step's garbage, by bytes and the largest first, that the collector sees at all; the
-            rest lives to the end of the step.
-        fast: False: what is freed is there again only after the operator that is being launched has its memory, for the
-            kernels that use it are awaited.
+        events: in order; a step ends at the first phase of the next step, or at the end of the stream.
+        threshold: bytes of garbage collected before they are freed; negative: until the end of the step.
+        fraction: fraction of a step's garbage, in bytes and largest first, that the collector handles; the rest stays
+            live until the end of the step.
+        fast: False if garbage is reusable only after the operator being launched has its memory, because the collector
+            waits for the kernels that use it.
     """
     return list(_Collector(threshold, fast=fast).run(events, _exempt(events, fraction)))
 
 
 def _exempt(events: Sequence[Event], fraction: float) -> set[int]:
-    """The FREE events, as positions, whose storages the collector leaves to the end of their step."""
+    """Return the positions of FREE events whose storages stay live until the end of their step."""
     if fraction >= 1:
         return set()
     exempt: set[int] = set()
@@ -129,7 +130,7 @@ def _exempt(events: Sequence[Event], fraction: float) -> set[int]:
 
 
 def step_of(phase: str) -> int:
-    """The step that a phase belongs to: 2 for "forward_2", 0 for what comes before the steps."""
+    """Return the step of a phase: 2 for "forward_2", 0 for phases before the steps."""
     return whole_number(phase.rpartition("_")[2]) or 0
 
 
@@ -139,14 +140,14 @@ class _Collector:
     def __init__(self, threshold: int, *, fast: bool) -> None:
         self._threshold = threshold
         self._fast = fast
-        self._gathered: list[Event] = []  # not freed before the threshold is reached
+        self._gathered: list[Event] = []  # garbage below the threshold
         self._bytes = 0
-        self._kept: list[Event] = []  # not freed before the end of the step
-        self._launched: list[Event] = []  # freed, but their kernels still run
+        self._kept: list[Event] = []  # garbage that stays live until the end of the step
+        self._launched: list[Event] = []  # freed, but kernels that use it still run
 
     def run(self, events: Sequence[Event], exempt: set[int]) -> Iterator[Event]:
-        """The events, with every FREE where the collector puts it and a new number for each storage's life."""
-        lives: dict[int, tuple[int, int]] = {}  # storage -> its number in this life, bytes
+        """Yield the events, with each FREE delayed as by the collector, and a new number per lifetime of a storage."""
+        lives: dict[int, tuple[int, int]] = {}  # storage -> number of its current lifetime, bytes
         step = 0
         for index, event in enumerate(events):
             if event.kind is Kind.ALLOC:

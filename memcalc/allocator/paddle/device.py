@@ -1,4 +1,4 @@
-"""Paddle's share of the device: what its own limit leaves of it.
+"""Device memory available to Paddle under its own limit.
 
 Source: paddle/fluid/platform/device/gpu/gpu_info.cc: RecordedGpuMallocHelper, GpuAvailableMemToAlloc, GpuInitAllocSize,
 GpuReallocSize.
@@ -13,8 +13,8 @@ from memcalc.allocator.driver import Driver
 from memcalc.allocator.paddle.settings import Settings
 from memcalc.allocator.single import float32
 
-MIN_CHUNK = 256  # GpuMinChunkSize: alignment of everything
-RESERVE = float32(0.05)  # fraction_reserve_gpu_memory: of what is free, kept back
+MIN_CHUNK = 256  # GpuMinChunkSize: alignment of every chunk and block
+RESERVE = float32(0.05)  # fraction_reserve_gpu_memory: fraction of free memory that stays unused
 
 
 class PaddleMemory(DeviceMemory):
@@ -30,14 +30,14 @@ class PaddleMemory(DeviceMemory):
         self.settings = settings
 
     def fetch(self, shelf: Shelf, size: int) -> Block | None:
-        """A chunk from the driver; None when the driver or the limit has not that much."""
+        """Allocate a chunk from the driver; None if the driver or the limit has not enough memory."""
         if self.settings.limit and self.reserved + size > self.settings.limit:
             return None
         return super().fetch(shelf, size)
 
     @property
     def available(self) -> int:
-        """Free bytes, but for a reserve of 5 % that is computed in single precision; 0 when next to none are left."""
+        """Free bytes minus a reserve of 5 %, computed in single precision; 0 if less than one minimum chunk is left."""
         free = self.driver.free_bytes
         if self.settings.limit:
             free = min(free, max(0, self.settings.limit - self.reserved))
@@ -45,11 +45,11 @@ class PaddleMemory(DeviceMemory):
         return left if left >= MIN_CHUNK else 0
 
     def share(self, fixed: int) -> int:
-        """Bytes of a new chunk: `fixed` where that is set, else the fraction of what is available now."""
+        """Return the bytes of a new chunk: `fixed` if set, else the configured fraction of available memory."""
         return fixed or int(self.available * float32(self.settings.fraction))
 
     def statistics(self) -> dict[str, int]:
-        """Under the names of paddle.device.cuda."""
+        """Return the counters, under the names of paddle.device.cuda."""
         counters = self.counters
         return {
             "max_memory_allocated": counters.peaks.allocated,

@@ -1,4 +1,4 @@
-"""The text with which Paddle gives up. Source: paddle cuda_allocator.cc, naive_best_fit_allocator.cc."""
+"""Paddle's out-of-memory message. Source: paddle cuda_allocator.cc, naive_best_fit_allocator.cc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from memcalc.allocator.sizes import MIB
 
 
 def readable(size: int) -> str:
-    """Bytes as Paddle prints them: 1.500000GB, in powers of 1024."""
+    """Return bytes as Paddle prints them: 1.500000GB, in powers of 1024."""
     value, units = float(size), ["B", "kB", "MB", "GB", "TB", "PB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024
@@ -16,13 +16,13 @@ def readable(size: int) -> str:
 
 
 def out_of_memory(size: int, driver: Driver, limit: int, device: int = 0) -> str:
-    """The message of ResourceExhaustedError, of several lines.
+    """Return the message of ResourceExhaustedError, which has several lines.
 
     Args:
-        size: bytes asked of the driver.
+        size: bytes requested from the driver.
         driver: the device.
         limit: FLAGS_gpu_memory_limit_mb in bytes; 0 for none.
-        device: its number.
+        device: index of the device.
     """
     used = driver.capacity - driver.free_bytes
     total = min(driver.capacity, limit) if limit else driver.capacity

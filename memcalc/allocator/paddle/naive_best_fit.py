@@ -1,4 +1,4 @@
-"""Paddle's naive_best_fit strategy: one large chunk up front, and best fit inside it.
+"""Paddle's naive_best_fit strategy: one large chunk at the start, and best fit inside it.
 
 Source: paddle/fluid/memory/detail/buddy_allocator.cc: Alloc, RefillPool, SystemAlloc, SplitToAlloc, Free;
 memory_block.h: the descriptor.
@@ -14,7 +14,7 @@ from memcalc.allocator.paddle.settings import NAIVE_BEST_FIT, Settings
 from memcalc.allocator.pools import Pool
 from memcalc.allocator.sizes import multiple
 
-DESCRIPTOR = 64  # sizeof(MemoryBlock::Desc): kept on the host for GPU memory, but charged all the same
+DESCRIPTOR = 64  # sizeof(MemoryBlock::Desc): for GPU memory it is stored on the host, but still added to the block
 
 
 class NaiveBestFitAllocator(PaddleAllocator):
@@ -22,22 +22,22 @@ class NaiveBestFitAllocator(PaddleAllocator):
 
     Args:
         settings: the flags.
-        driver: the device, whose capacity the first chunk is a share of.
+        driver: the device; the first chunk is a fraction of its capacity.
     """
 
     def __init__(self, settings: Settings | None = None, driver: Driver | None = None) -> None:
         super().__init__(settings or Settings(strategy=NAIVE_BEST_FIT), driver or Driver())
         self._pool = Pool(self.counters.large, small=False, by_address=True)
-        self._shelf = self._pool.shelf(0)  # one for all streams
+        self._shelf = self._pool.shelf(0)  # shared by all streams
         self.pools = (self._pool,)
         self.max_chunk = max(self.memory.share(self.settings.initial), self.memory.share(self.settings.reallocate))
         self._huge: set[Block] = set()
 
     def malloc(self, size: int, stream: int = 0) -> Block:  # noqa: ARG002 - one pool for all streams
-        """The front of the smallest free block that is large enough; what no chunk could hold is fetched by itself.
+        """Allocate the front of the smallest sufficient free block; a request above `max_chunk` gets its own chunk.
 
         Raises:
-            OutOfMemory: with Paddle's text.
+            OutOfMemory: with Paddle's message.
         """
         if self.uses.waiting:
             self.uses.process()
@@ -55,7 +55,7 @@ class NaiveBestFitAllocator(PaddleAllocator):
         return block
 
     def _refill(self, size: int) -> Block:
-        """A new chunk as one block, in no set."""
+        """Allocate a chunk and return it as one block, in no set."""
         first = len(self._pool.segments) == len(self._huge)
         fixed = self.settings.initial if first else self.settings.reallocate
         return self._fetch(self._shelf, max(self.memory.share(fixed), size))

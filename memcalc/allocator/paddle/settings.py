@@ -1,7 +1,7 @@
-"""Paddle's flags, their defaults by release, and which of them go together.
+"""Paddle's flags, their defaults by version, and the valid combinations.
 
-Source: paddle/common/flags.cc; the defaults of older releases are those of Paddle's release notes: garbage collection
-is on from 1.6, auto_growth is the default from 1.7.
+Source: paddle/common/flags.cc; defaults of older versions are from Paddle's release notes: garbage collection is on
+from 1.6, auto_growth is the default from 1.7.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ GIB = 2**30
 DEFAULT_VERSION = "3.1"
 AUTO_GROWTH, NAIVE_BEST_FIT = "auto_growth", "naive_best_fit"
 
-STATIC_BY_DEFAULT_BEFORE = (2, 0)  # programs were static graphs unless they asked for dygraph
+STATIC_BY_DEFAULT_BEFORE = (2, 0)  # before this version, programs were static graphs unless they requested dygraph
 COLLECTS_SINCE = (1, 6)
 GROWS_SINCE = (1, 7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What Paddle's flags set. Sizes in bytes; a size of 0 means that the flag is not set."""
+    """The values of Paddle's flags. Sizes in bytes; a size of 0 means that the flag is not set."""
 
     strategy: str = AUTO_GROWTH
     fraction: float = 0.92  # of the available memory that the first chunk takes (naive_best_fit)
-    initial: int = 0  # bytes of the first chunk instead
-    reallocate: int = 0  # of every later chunk
-    limit: int = 0  # of all that comes from the driver
-    chunk: int = 0  # least size of a chunk (auto_growth)
+    initial: int = 0  # bytes of the first chunk, overrides the fraction
+    reallocate: int = 0  # bytes of every later chunk
+    limit: int = 0  # bytes in total from the driver
+    chunk: int = 0  # minimum size of a chunk (auto_growth)
     free_idle_chunk: bool = False
     free_when_no_cache_hit: bool = False
-    small_pool: int = 0  # requests up to this size have a pool of their own
+    small_pool: int = 0  # requests up to this size have a separate pool
     small_chunk: int = 0
     large_chunk: int = 0
     small_pre_alloc: int = 0
     large_pre_alloc: int = 0
-    static_graph: bool = False  # whether the garbage collector and in-place reuse are at work
-    collection_threshold: int = 0  # bytes of garbage that are gathered first; negative: never collected
+    static_graph: bool = False  # whether the garbage collector and in-place reuse apply
+    collection_threshold: int = 0  # bytes of garbage collected before they are freed; negative: no limit
     collected_fraction: float = 1.0  # of the garbage's bytes, the largest first
     fast_collection: bool = True  # without waiting for kernels
     inplace: bool = True
@@ -86,19 +86,20 @@ _OF_POOLS = tuple(name for name in _OF_STRATEGY[AUTO_GROWTH] if "pool" in name a
 
 
 def parse_settings(text: str, strategy: str | None = None, version: str = DEFAULT_VERSION) -> Settings:
-    """Reads "FLAGS_gpu_memory_limit_mb=1024,FLAGS_eager_delete_tensor_gb=1", with or without "FLAGS_".
+    """Parse "FLAGS_gpu_memory_limit_mb=1024,FLAGS_eager_delete_tensor_gb=1", with or without "FLAGS_".
 
-    Two names are no flags of Paddle's: static_graph (whether the program is one), and enable_inplace, which is a field
-    of its BuildStrategy.
+    Two names are not flags of Paddle: static_graph (whether the program is one), and enable_inplace, which is a field
+    of
+    its BuildStrategy.
 
     Args:
         text: the flags; "" for none.
-        strategy: auto_growth or naive_best_fit; None: as the flags or the release say.
-        version: the release whose defaults hold.
+        strategy: auto_growth or naive_best_fit; None: from the flags or the version's default.
+        version: the Paddle version, for the defaults.
 
     Raises:
-        InputError: for a flag that is not known, a value that it refuses, flags that contradict each other or the
-            strategy, or a version that is none.
+        InputError: for an unknown flag, an invalid value, flags that contradict each other or the strategy, or an
+            invalid version.
     """
     release = parse_version(version)
     known = {name: reader for name, (_, reader) in (_READERS | _WITHOUT_EFFECT).items()}
@@ -121,10 +122,10 @@ def parse_settings(text: str, strategy: str | None = None, version: str = DEFAUL
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """ "2.6.1" as (2, 6).
+    """Return "2.6.1" as (2, 6).
 
     Raises:
-        InputError: for what is not a version of Paddle.
+        InputError: for text that is not a version of Paddle.
     """
     match = re.match(r"(\d{1,9})\.(\d{1,9})(?:\D|$)", text)
     if match is None or not 1 <= int(match[1]) <= 3:
@@ -137,12 +138,12 @@ def _threshold(gb: float) -> int:
 
 
 def _static(given: dict[str, Any]) -> tuple[str, ...]:
-    """The flags that concern static graphs alone, so that giving one means such a graph."""
+    """Return the flags that apply to static graphs only, so that giving one implies a static graph."""
     return (*_COLLECTION, "enable_inplace") if given.get("static_graph", True) else ()
 
 
 def _check(given: dict[str, Any], settings: Settings) -> None:
-    """Refuses flags that contradict each other."""
+    """Raise InputError for flags that contradict each other."""
     if given.get("static_graph") is False:
         for name in (*_COLLECTION, "enable_inplace"):
             if name in given:
@@ -168,7 +169,7 @@ def _check(given: dict[str, Any], settings: Settings) -> None:
 
 
 def _notes(given: dict[str, Any], settings: Settings) -> list[str]:
-    """What was accepted and changes nothing."""
+    """Return notes on flags that were accepted but have no effect."""
     notes = [f"{name} has no effect: {why}" for name, (why, _) in _WITHOUT_EFFECT.items() if name in given]
     other = NAIVE_BEST_FIT if settings.strategy == AUTO_GROWTH else AUTO_GROWTH
     notes += [f"{name} has no effect: it is a flag of {other}" for name in _OF_STRATEGY[other] if name in given]

@@ -1,1 +1,1 @@
-"""PyTorch's caching allocator for CUDA, from 2.6 to 2.15."""
+"""The PyTorch caching allocator for CUDA, from 2.6 to 2.15."""

@@ -1,4 +1,4 @@
-"""An upper bound of reserved memory that needs no replay: from the sizes of requests and how many are alive at once."""
+"""An upper bound of reserved memory without a replay: from the sizes of requests and how many are live at once."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from memcalc.allocator.pytorch.rounding import block_size, segment_size
 
 
 def most_reserved(scripts: Iterable[Iterable[int]]) -> int:
-    """Bytes that default settings never reserve more than, on a device that never runs out, in any release.
+    """Return an upper bound of the bytes reserved under default settings, for any version, on a GPU without limit.
 
     A request creates a segment only if its pool has no free block that is large enough. Let G be the size of the
-    segment that it would create, and s <= G its own. An existing segment of size G of which nothing is in use is one
-    free block, because free neighbours are merged, and G >= s: it would serve the request. So when a segment of size G
-    is created, every other one of that size holds a block in use, for which at most G was asked, and no two of them
-    the same one. Therefore there are never more segments of size G
+    segment that it would create, and s <= G its own size. An existing segment of size G without a block in use is one
+    free
+    block, because free neighbors are merged, and G >= s: it would serve the request. So when a segment of size G is
+    created, every other segment of that size has a block in use that was requested with at most G bytes, and no two of
+    them share one. Therefore the number of segments of size G never exceeds
 
-    - than requests that would create one of that size, and
-    - than one more than the requests of their pool, of at most G each, that are alive at once.
+    - the number of requests that would create a segment of that size, nor
+    - one more than the number of simultaneously live requests of their pool, of at most G bytes each.
 
-    Of the latter there are at most as many as the sum, over the sizes of segments up to G, of the most requests alive
-    at once that would create that size: requests of 10 MiB and more create the next multiple of 2 MiB, which is beyond
-    G only if the request is; smaller ones create 20 MiB, and are counted with every G. The number of segments of each
-    size times that size is all that is reserved; an emptied cache only has fewer. Each CUDA stream has segments of its
-    own.
+    The latter number is at most the sum, over segment sizes up to G, of the peak number of live requests that would
+    create
+    that size: requests of 10 MiB and more create the next multiple of 2 MiB, which exceeds G only if the request does;
+    smaller ones create 20 MiB, and are counted with every G. The bound is the sum of segment sizes times their numbers.
+    Emptying the cache only reduces it. Each CUDA stream has separate segments.
 
-    A device with room for this bound never empties its cache, so it is a bound there, too.
+    A device with enough memory for this bound never empties its cache, so the bound holds there, too.
 
     Args:
         scripts: requests in order, as `LeanAllocator.play` takes them.
     """
-    kinds: dict[int, int] = {0: 0}  # of each size that is asked for: the place of its segment's size in these lists
+    kinds: dict[int, int] = {0: 0}  # each requested size -> index of its segment's size in these lists
     segments, alive, most, made = [(0, 0)], [0], [0], [0]  # stream and size of segments
-    places: list[int] = []  # of each request
+    places: list[int] = []  # index of each request's segment size
     for script in scripts:
         for change in script:
             if change < 0:
@@ -54,7 +55,7 @@ def most_reserved(scripts: Iterable[Iterable[int]]) -> int:
             if now > most[place]:  # noqa: PLR1730 - once for each request: max() would cost a quarter of it
                 most[place] = now
     total = 0
-    found = sorted(zip(segments, most, made, strict=True))[1:]  # the first one has what asks for nothing
+    found = sorted(zip(segments, most, made, strict=True))[1:]  # without the first, which counts requests of 0 bytes
     for (stream, size), own, count in found:
         if size == SMALL_SEGMENT:
             rivals = own

@@ -1,10 +1,10 @@
-"""PyTorch's caching allocator: requests in, blocks out, and every counter as PyTorch would have it.
+"""The PyTorch caching allocator: requests in, blocks out, with all counters of PyTorch.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp, class DeviceCachingAllocator: malloc, alloc_block, alloc_found_block,
-free, free_block. docs/reference/allocators.md lists what differs between releases and what is not modelled.
+free, free_block. docs/reference/allocators.md lists differences between versions and what is not modelled.
 
-`malloc` and `free` run once for each event of a stream, hundreds of thousands of times: they are written out where
-calls would cost more than what they do.
+`malloc` and `free` run once per event of a stream, hundreds of thousands of times. They are inlined where calls would
+cost more than their work.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class CachingAllocator(BlockAllocator):
 
     Args:
         settings: PYTORCH_CUDA_ALLOC_CONF as parsed for this version.
-        version: the release of PyTorch whose rules hold.
-        driver: the device; without one, a device that never runs out.
-        device: its number, for messages.
-        processes: what NVML would list, for messages.
+        version: the PyTorch version.
+        driver: the device; None for a device that never runs out of memory.
+        device: index of the device, for messages.
+        processes: the processes that NVML would list, for messages.
     """
 
     def __init__(
@@ -71,13 +71,14 @@ class CachingAllocator(BlockAllocator):
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
-        """Takes new settings over, as torch.cuda.memory._set_allocator_settings does while a program runs."""
+        """Apply new settings, as torch.cuda.memory._set_allocator_settings does in a running program."""
         self.settings = settings
         self.memory.configure(settings)
         self.counters.max_split_size = settings.max_split_size
         self._collects = self.memory.limit is not None and settings.garbage_collection_threshold > 0
-        # Whether requests are rounded to whole blocks only, and the smallest block that is large enough can be taken
-        # without looking further.
+        # Whether requests are rounded to whole blocks only, and the smallest block that is large enough can be used
+        # without
+        # further checks.
         self._plain = (
             settings.roundup_power2_divisions is None
             and settings.max_split_size == UNLIMITED
@@ -87,10 +88,11 @@ class CachingAllocator(BlockAllocator):
         )
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """A block for `size` bytes, at least 1.
+        """Allocate a block for `size` bytes, at least 1.
 
         Raises:
-            OutOfMemory: with PyTorch's text, when the device has not enough left even with the cache emptied.
+            OutOfMemory: with PyTorch's message, if the device has not enough free memory even after the cache is
+                emptied.
         """
         diverted = self.private.diversions
         if self.uses.waiting and not self.private.capturing:
@@ -124,11 +126,11 @@ class CachingAllocator(BlockAllocator):
 
     @property
     def is_capturing(self) -> bool:
-        """Whether the cache must be left alone."""
+        """Whether a capture is active, during which the cache must not be emptied."""
         return self.private.capturing
 
     def empty_cache(self) -> None:
-        """torch.cuda.empty_cache(): waits for all streams and gives back what can be given back.
+        """Wait for all streams and free cached memory to the driver, as torch.cuda.empty_cache().
 
         During a capture it does nothing. Source: release_cached_blocks.
         """
@@ -142,16 +144,16 @@ class CachingAllocator(BlockAllocator):
         self.private.forget_empty()
 
     def statistics(self) -> dict[str, int]:
-        """The figures of torch.cuda.memory_stats, under its names."""
+        """Return the figures of torch.cuda.memory_stats, under its names."""
         return memory_stats(self.counters)
 
     def segments(self) -> tuple[SegmentView, ...]:
-        """What is held of the device, by address, as torch.cuda.memory_snapshot tells it."""
+        """Return the segments sorted by address, as torch.cuda.memory_snapshot lists them."""
         named = [(0, self.default), *self.private.pools.items()]
         return views((name, segment) for name, pair in named for pool in pair for segment in pool.segments)
 
     def _fetch(self, shelf: Shelf, size: int, requested: int) -> Block:
-        """A block of at least `size` bytes, in no set, whatever has to be given back for it. Source: malloc."""
+        """Get a block of at least `size` bytes, in no set, releasing cached memory if necessary. Source: malloc."""
         if requested >= LARGEST_REQUEST:
             raise OutOfMemory(BEYOND_AN_EXABYTE)
         if self._collects:
@@ -174,7 +176,7 @@ class CachingAllocator(BlockAllocator):
         return block
 
     def _from_driver(self, shelf: Shelf, size: int, segment: int, requested: int) -> Block | None:
-        """New memory, within the limit. Source: alloc_block."""
+        """Allocate new memory within the limit. Source: alloc_block."""
         memory = self.memory
         if not memory.within_limit(segment):
             return None
@@ -186,7 +188,7 @@ class CachingAllocator(BlockAllocator):
         return memory.fetch(shelf, segment)
 
     def _from_lenders(self, shelf: Shelf, size: int) -> Block | None:
-        """A free block of a memory pool that lends its own when memory runs out."""
+        """Return a free block of a memory pool with use_on_oom, or None."""
         for pair in self.private.pools.values():
             if pair.use_on_oom:
                 pool = pair.small if shelf.pool.small else pair.large
@@ -196,7 +198,7 @@ class CachingAllocator(BlockAllocator):
         return None
 
     def _shortage(self, segment: int) -> Shortage:
-        """The figures of the out-of-memory message."""
+        """Return the figures of the out-of-memory message."""
         driver, counters = self.memory.driver, self.counters
         return Shortage(
             segment=segment,

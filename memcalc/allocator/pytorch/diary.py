@@ -1,6 +1,6 @@
-"""A replay with its diary: what PyTorch's own memory history would have noted, and the counters after every event.
+"""A replay with an allocation history: the entries of PyTorch's memory history, and the counters after every event.
 
-Source: torch c10/cuda/CUDACachingAllocator.cpp: record_trace, and where it is called.
+Source: torch c10/cuda/CUDACachingAllocator.cpp: record_trace, and its callers.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from memcalc.progress import EVERY, Progress, silent
 
 
 class Entry(NamedTuple):
-    """One line of the history, in the words of PyTorch's memory snapshots."""
+    """One entry of the history, as in PyTorch's memory snapshots."""
 
     action: str  # alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom
-    address: int  # -1 where nothing was found
-    size: int  # bytes asked for by the caller; of segments those of the driver; of an oom the rounded request
+    address: int  # -1 if the allocation failed
+    size: int  # bytes: requested by the caller; for segments, by the allocator; for an oom, the rounded request
     stream: int
-    event: int  # position in the stream of what caused it
+    event: int  # position in the stream of the event that caused it
 
 
 @dataclass(frozen=True)
 class History:
-    """A replay with the counters after every event, which end before a fatal one."""
+    """A replay with the counters after every event; they end before an event that runs out of memory."""
 
     events: Sequence[Event]
     result: ReplayResult
@@ -45,24 +45,24 @@ class History:
     free_bytes: int  # of the device, at the end
     settings: Settings
     version: Version
-    capacity: int | None  # bytes of the device; None: it never runs out
-    used: int  # of them gone from the start
+    capacity: int | None  # bytes of the device; None: it never runs out of memory
+    used: int  # bytes of the device in use from the start
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """What PyTorch's memory history would have noted. It replays the stream once more."""
+        """The entries of PyTorch's memory history. Replays the stream once more."""
         allocator = _Diarist(self.settings, self.version, Driver(self.capacity, self.used))
         run(self.events, allocator, after_each=allocator.after_event)
         return tuple(allocator.entries)
 
     def segments_at(self, event: int) -> tuple[SegmentView, ...]:
-        """What was held of the device after event `event`, by address. It replays the stream up to there."""
+        """Return the segments after event `event`, sorted by address. Replays the stream up to that event."""
         allocator = CachingAllocator(self.settings, self.version, Driver(self.capacity, self.used))
         return run(self.events, allocator, until=event).segments
 
 
 class _Diarist(CachingAllocator):
-    """The allocator, noting what it does."""
+    """The allocator, recording its history."""
 
     def __init__(self, settings: Settings, version: Version, driver: Driver) -> None:
         super().__init__(settings, version, driver)
@@ -108,16 +108,16 @@ def history(
     used: int = 0,
     progress: Progress = silent,
 ) -> History:
-    """Replays a stream as `replay` does, and keeps the counters after every event.
+    """Replay a stream as `replay` does, and record the counters after every event.
 
     Args:
-        events: as for `replay`, like all that follow.
+        events: as for `replay`, like all other arguments.
         config: as PYTORCH_CUDA_ALLOC_CONF.
-        version: the release of PyTorch whose rules hold.
+        version: the PyTorch version.
         capacity: bytes of the device.
         memory_fraction: as in torch.cuda.set_per_process_memory_fraction.
-        used: bytes of the device that are gone from the start.
-        progress: told "allocator" and how many events are replayed.
+        used: bytes of the device in use from the start.
+        progress: called with "allocator" and the number of events replayed.
 
     Raises:
         InputError: as `replay`.

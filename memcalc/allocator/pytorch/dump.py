@@ -1,4 +1,4 @@
-"""A replay as a memory snapshot of PyTorch: a pickle that its own tools and https://pytorch.org/memory_viz open.
+"""Export of a replay as a PyTorch memory snapshot: a pickle for PyTorch's tools and https://pytorch.org/memory_viz.
 
 Source of the format: torch/csrc/cuda/Module.cpp: THCPModule_memorySnapshot; its readers: torch/cuda/_memory_viz.py and
 torch/utils/viz/MemoryViz.js.
@@ -22,26 +22,26 @@ from memcalc.units import whole_number
 
 Stack = list[dict[str, Any]]  # frames, innermost first
 
-COMPONENT = "component"  # the file, so to speak, of the frame that names the component
-UNATTRIBUTED = "unknown"  # the viewer asks for a category of this name as soon as there are any
+COMPONENT = "component"  # file name of the frame that names the component
+UNATTRIBUTED = "unknown"  # the viewer expects a category of this name if there are any categories
 
 
 _EMPTY_CACHE: Stack = [{"filename": "torch/cuda/memory.py", "line": 0, "name": "empty_cache"}]
 
 
 def write_snapshot(path: Path | str, history: History, device: int = 0) -> None:
-    """Writes the file that torch.cuda.memory._dump_snapshot would have left at the end of the run."""
+    """Write the file that torch.cuda.memory._dump_snapshot would write at the end of the run."""
     with writing(path) as file:
         pickle.dump(snapshot(history, device), file)
 
 
 def snapshot(history: History, device: int = 0) -> dict[str, Any]:
-    """What torch.cuda.memory._snapshot() would have returned at the end of the run, or where it died.
+    """Return what torch.cuda.memory._snapshot() would return at the end of the run, or when it runs out of memory.
 
-    Where an event has no line of code its frames still name the operator, the module, the component and the phase,
-    from the innermost to the outermost, so that the viewer's stacks and flame graphs group by them.
+    If an event has no source line, its frames still name the operator, the module, the component and the phase, from
+    innermost to outermost, so that the viewer's stacks and flame graphs group by them.
     """
-    frames = cache(_frames)  # tensors that are alike share a stack, which keeps the file small
+    frames = cache(_frames)  # identical tensors share a stack, which keeps the file small
 
     def stack(event: Event) -> Stack:
         if event.kind is Kind.EMPTY_CACHE:
@@ -96,7 +96,7 @@ def _trace_entry(history: History, entry: Entry, event: Event, frames: Stack) ->
 def _frames(
     line: str, operator: str, shape: tuple[int, ...], dtype: str, module: str, component: Component | None, phase: str
 ) -> Stack:
-    """What is known of an allocation: the line of code with its operator, the tensor, module, component and phase."""
+    """Return the frames of an allocation: source line with operator, tensor, module, component and phase."""
     file, _, number = line.rpartition(":")
     position = whole_number(number) if file else None
     place = {"filename": "operator" if position is None else file, "line": position or 0, "name": operator}

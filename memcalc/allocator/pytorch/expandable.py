@@ -13,13 +13,13 @@ from memcalc.allocator.sizes import multiple
 
 
 def expanded_size(block: Block) -> int:
-    """Bytes that a free block can grow to: a block at the growing end is the last choice for a best fit."""
+    """Return the bytes that a free block can grow to; best fit prefers blocks that cannot grow."""
     after = block.next
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
 def grow(memory: LimitedMemory, shelf: Shelf, size: int) -> Block | None:
-    """A block of at least `size` bytes, in no set, with new memory mapped as far as needed; None when there is none.
+    """Return a block of at least `size` bytes, in no set, mapping new memory if needed; None if memory runs out.
 
     Pages that were mapped before memory ran out stay, as a free block.
     """
@@ -31,13 +31,13 @@ def grow(memory: LimitedMemory, shelf: Shelf, size: int) -> Block | None:
         assert after is not None
         if not _map(memory, after, min(size - block.size, after.size)):
             return None
-        block = after  # has absorbed the block before it
+        block = after  # `_map` merged the previous block into it
     shelf.remove(block)
     return block
 
 
 def _lowest_room(memory: LimitedMemory, shelf: Shelf, size: int) -> Block:
-    """The first of the free and unmapped blocks, at the lowest address, that together have room for `size` bytes."""
+    """Return the first block of the lowest run of free and unmapped blocks with room for `size` bytes."""
     for _, unmapped in shelf.unmapped:
         before = unmapped.previous
         first = before if before is not None and before.state == FREE else unmapped
@@ -53,7 +53,7 @@ def _lowest_room(memory: LimitedMemory, shelf: Shelf, size: int) -> Block:
 
 
 def _reserve(memory: LimitedMemory, shelf: Shelf) -> Block:
-    """A new segment, all of it unmapped."""
+    """Reserve the addresses of a new segment, all unmapped."""
     page = SMALL_SEGMENT if shelf.pool.small else memory.settings.large_segment_size
     capacity = memory.driver.capacity
     size = multiple(capacity + capacity // HEADROOM, page)
@@ -64,9 +64,9 @@ def _reserve(memory: LimitedMemory, shelf: Shelf) -> Block:
 
 
 def _map(memory: LimitedMemory, block: Block, size: int) -> bool:
-    """Maps whole pages at the front of an unmapped block, which becomes free and absorbs its free neighbours."""
+    """Map whole pages at the front of an unmapped block, which becomes free and is merged with its free neighbors."""
     segment, shelf = block.segment, block.shelf
-    mapped = multiple(size, segment.page)  # an unmapped block begins at a page
+    mapped = multiple(size, segment.page)  # an unmapped block begins at a page boundary
     if not memory.driver.map_pages(mapped // segment.page, segment.page):
         return False
     shelf.remove_unmapped(block)
@@ -85,9 +85,9 @@ def _map(memory: LimitedMemory, block: Block, size: int) -> bool:
 
 
 def unmap(memory: LimitedMemory, block: Block) -> None:
-    """Gives back the pages that lie wholly inside a free block; what is left of it before and after stays free.
+    """Unmap the whole pages inside a free block; what remains of it before and after stays free.
 
-    A segment without any memory gives up its addresses.
+    A segment without mapped memory releases its addresses.
     """
     segment, shelf = block.segment, block.shelf
     begin = segment.address + multiple(block.address - segment.address, segment.page)

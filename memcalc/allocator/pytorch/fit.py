@@ -1,4 +1,4 @@
-"""Which free block serves a request, and how much of it.
+"""Selection and splitting of the free block that serves a request.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: get_free_block, should_split.
 """
@@ -13,9 +13,9 @@ from memcalc.allocator.pytorch.settings import Settings
 
 
 def best_fit(shelf: Shelf, size: int, settings: Settings) -> Block | None:
-    """The smallest free block of at least `size` bytes, taken out of its set.
+    """Return the smallest free block of at least `size` bytes, removed from its set, or None.
 
-    Only one candidate is looked at: when it may not be broken up, there is none.
+    Only one candidate is checked: if its size is not allowed for this request, the result is None.
     """
     at = shelf.at_least(size)
     if at == len(shelf.keys):
@@ -28,15 +28,15 @@ def best_fit(shelf: Shelf, size: int, settings: Settings) -> Block | None:
             return None
     if size < settings.max_split_size:
         if block.size >= settings.max_split_size:
-            return None  # an oversize block is kept whole for an oversize request
+            return None  # an oversize block serves oversize requests only
     elif block.size >= size + settings.max_non_split_rounding:
-        return None  # and one that is much too large for such a request, for a larger one
+        return None  # and not a request that is much smaller than the block
     shelf.remove(block)
     return block
 
 
 def splits(pool: Pool, size: int, rest: int, settings: Settings) -> bool:
-    """Whether the `rest` of a block beyond the `size` bytes needed becomes a block of its own."""
+    """Return whether the `rest` of a block beyond the `size` bytes needed is split off as a new block."""
     if not pool.splits:
         return False
     if pool.small or settings.expandable_segments:
@@ -45,9 +45,9 @@ def splits(pool: Pool, size: int, rest: int, settings: Settings) -> bool:
 
 
 def _least_expandable(shelf: Shelf, at: int) -> Block:
-    """From a position on, the first block after which the next one could not grow to less.
+    """Return the first block from position `at` on whose successor cannot grow to less than it can.
 
-    A block at the growing end counts with all that it could grow to, so that holes are filled first.
+    A block at the growing end counts with the size that it can grow to, so that gaps are filled first.
     """
     keys, blocks = shelf.keys, shelf.blocks
     block = blocks[keys[at]]
@@ -61,5 +61,5 @@ def _least_expandable(shelf: Shelf, at: int) -> Block:
 
 
 def _not_expandable(shelf: Shelf, at: int) -> Block | None:
-    """From a position on, the first block of another segment: expandable ones were switched off in mid-run."""
+    """Return the first block of a non-expandable segment from `at` on: the option was switched off mid-run."""
     return next((block for key in shelf.keys[at:] if not (block := shelf.blocks[key]).segment.page), None)

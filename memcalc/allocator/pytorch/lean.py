@@ -1,15 +1,16 @@
-"""PyTorch's caching allocator for the common case: default settings, no counters but three sums.
+"""The PyTorch caching allocator for the common case: default settings, and only three sums for counters.
 
-It answers as `CachingAllocator` does, request by request, in a quarter of the time. It rests on one property of that
-case: free neighbours are always merged, so the free blocks of a segment are what its blocks in use leave between them.
-Blocks need no objects with links then: a free block is its *place* and its size.
+It returns the same blocks as `CachingAllocator`, request by request, in a quarter of the time. This relies on one
+property of the case: free neighbors are always merged, so the free blocks of a segment are the gaps between its blocks
+in use. Blocks then need no linked objects: a free block is its *place* and its size.
 
 Sizes and places are counted in blocks of 512 bytes. Places have the order by which PyTorch decides between free blocks
-of one size: of addresses (up to 2.11), or of segments and then of addresses (from 2.13 on); between two segments there
-is a gap. The order in which blocks were made, by which 2.12 decides, is no property of places: `serves` says no.
+of equal size: of addresses (up to 2.11), or of segments and then of addresses (from 2.13 on). Two segments are always
+separated by a gap. 2.12 decides by the order in which blocks were created, which places do not have: `serves` returns
+False.
 
-Each CUDA stream has free blocks of its own. Nearly all requests are made on the default stream, so its pools are at
-hand; segments of another stream have places of their own, from which the stream of a block follows.
+Each CUDA stream has separate free blocks. Nearly all requests are made on the default stream, so its pools are
+attributes; segments of another stream have a separate range of places, which identifies the stream of a block.
 """
 
 # ruff: noqa: C901, PLR0912, PLR0915, PLR1730 - `play` is one loop that runs for every request: calls would double it
@@ -31,15 +32,15 @@ from memcalc.errors import OutOfMemory
 
 _BITS, _UP = MIN_BLOCK.bit_length() - 1, MIN_BLOCK - 1  # n + 511 >> 9 is n in blocks, rounded up
 _SMALL, _UNSPLIT = SMALL_REQUEST // MIN_BLOCK, UNSPLIT_REST // MIN_BLOCK
-_STREAM_BITS = STREAM_SHIFT - _BITS  # of a request in blocks: above them is its stream
+_STREAM_BITS = STREAM_SHIFT - _BITS  # of a request in blocks: the bits above hold its stream
 _OTHER_STREAM = 1 << _STREAM_BITS
-_PLACE_BITS = 96  # above them is the stream of a place
+_PLACE_BITS = 96  # the bits above hold the stream of a place
 _OTHER_PLACE = 1 << _PLACE_BITS
-_STRIDE = GRANULE // MIN_BLOCK + 1  # places from one granule to the next: a segment's end is not the next one's begin
+_STRIDE = GRANULE // MIN_BLOCK + 1  # places per granule; + 1 separates adjacent segments
 
 
 class Highest(NamedTuple):
-    """The most bytes at once: of blocks in use, and asked for in whole blocks."""
+    """Peak bytes: of allocated blocks, and of requests rounded to whole blocks."""
 
     allocated: int
     asked: int
@@ -59,8 +60,8 @@ class LeanAllocator:
     """The allocator of a device, with default settings.
 
     Args:
-        version: the release of PyTorch whose rules hold; one that `serves` accepts.
-        room: bytes that the allocator can have of the device, and None for as many as it wants.
+        version: the PyTorch version, one that `serves` accepts.
+        room: bytes of the device that the allocator can use; None for no limit.
     """
 
     def __init__(self, version: Version, room: int | None = None) -> None:
@@ -70,32 +71,34 @@ class LeanAllocator:
         self._addresses = AddressSpace(END_OF_ADDRESSES) if version.tie_break == "address" else None
         self._small, self._large = _Pool(), _Pool()
         self._others: dict[int, tuple[_Pool, _Pool]] = {}  # small and large blocks of other streams
-        self._starts: dict[int, int] = {}  # of free blocks: their sizes, by place
-        self._ends: dict[int, int] = {}  # their places, by where they end
-        self._segments: dict[int, int] = {}  # their sizes, by place
-        self._next = 0  # the place of the next one, where addresses do not matter
+        self._starts: dict[int, int] = {}  # place of each free block -> its size
+        self._ends: dict[int, int] = {}  # end of each free block -> its place
+        self._segments: dict[int, int] = {}  # place of each segment -> its size
+        self._next = 0  # the place of the next segment, if addresses do not matter
         self._allocated = self._asked = 0
-        # Of every block so far: where it was, its size, and what was asked for.
+        # Of every block so far: its place, its size, and its request in blocks.
         self._places: list[int] = []
         self._sizes: list[int] = []
         self._requests: list[int] = []
 
     @staticmethod
     def serves(settings: Settings, version: Version) -> bool:
-        """Whether this is the allocator of a run with these settings."""
+        """Return whether this allocator models a run with these settings."""
         return settings == Settings(notes=settings.notes) and version.tie_break != "block"
 
     def play(self, script: Iterable[int]) -> Highest:
-        """Serves requests; the answer is the most that was in use at once, before, between or after them.
+        """Serve requests and return the peak bytes, including those before the first and after the last request.
 
-        It can be called again, with what follows, unless it raises.
+        It can be called again, with the requests that follow, unless it raises.
 
         Args:
-            script: n > 0 asks for n bytes, with the number of a stream above `STREAM_SHIFT`; ~n gives back what the
-                n-th request of all got, counted from 0; 0 is a request that gets nothing and is never given back.
+            script: encoded requests. n > 0 requests n bytes, with the number of a stream above `STREAM_SHIFT`; ~n frees
+                the
+                block of the n-th request, counted from 0 over all calls; 0 is a request of 0 bytes, which is never
+                freed.
 
         Raises:
-            OutOfMemory: the room has no place for a request, not even with the cache emptied.
+            OutOfMemory: a request does not fit, even after the cache is emptied.
         """
         starts, ends = self._starts, self._ends
         small_sizes, small_places = self._small.sizes, self._small.places
@@ -195,7 +198,7 @@ class LeanAllocator:
         return self._others[stream]
 
     def _fetch(self, request: int, stream: int) -> tuple[int, int]:
-        """The place and the size of a new segment. Sizes of segments are multiples of a granule."""
+        """Return the place and the size of a new segment. Sizes of segments are multiples of a granule."""
         size = segment_size(request * MIN_BLOCK)
         if self.room is not None and self.reserved_bytes + size > self.room:
             self.empty_cache()
@@ -214,7 +217,7 @@ class LeanAllocator:
         return place, size // MIN_BLOCK
 
     def empty_cache(self) -> None:
-        """Gives back the free blocks that are whole segments."""
+        """Free the segments that have no block in use to the driver."""
         for pool in (self._large, self._small, *chain.from_iterable(self._others.values())):
             for size in [*pool.sizes]:
                 whole = [place for place in pool.places[size] if self._segments.get(place) == size]

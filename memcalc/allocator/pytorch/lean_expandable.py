@@ -1,18 +1,18 @@
 """The PyTorch caching allocator with `expandable_segments:True`, default settings otherwise.
 
-It answers as `CachingAllocator` does, request by request, in a fifth of the time. Four properties allow it:
+It returns the same blocks as `CachingAllocator`, request by request, in a fifth of the time. Four properties allow it:
 
 - The remainder of every block is split off, from 512 bytes on. So a block in use is as large as its request, rounded
-  up to 512 bytes, and allocated memory is what was requested.
-- Free neighbors are always merged, and so are unmapped ones. A free block is two places, where it begins and ends, and
-  needs no object with links.
+  up to 512 bytes, and allocated memory equals rounded requests.
+- Free neighbors are always merged, and so are unmapped ones. A free block is two places, its begin and its end, and
+  needs no linked objects.
 - Free blocks of equal size are ordered by address: segments get ever higher addresses, and addresses are never reused.
 - `max_split_size` is unlimited: every free block that is large enough can serve a request.
 
-Sizes and places are counted in blocks of 512 bytes. Every pool of every CUDA stream has places of its own; its segments
-begin at a multiple of a page, one page apart. Nearly all requests are made on the default stream, so its pools are at
-hand. In 2.12 the order in which blocks were made decides between equal ones, which is no property
-of places: `serves` returns False.
+Sizes and places are counted in blocks of 512 bytes. Every pool of every CUDA stream has a separate range of places; its
+segments begin at a multiple of a page, one page apart. Nearly all requests are made on the default stream, so its pools
+are attributes. 2.12 decides between equal blocks by the order in which they were created, which places do not have:
+`serves` returns False.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: get_free_block, try_allocate_expandable_block, map_block, unmap_block,
 free_block, as `memcalc.allocator.pytorch.expandable` and `fit` model them.
@@ -43,9 +43,9 @@ from memcalc.errors import OutOfMemory
 
 _BITS, _UP = MIN_BLOCK.bit_length() - 1, MIN_BLOCK - 1  # n + 511 >> 9 is n in blocks, rounded up
 _SMALL = SMALL_REQUEST // MIN_BLOCK
-_STREAM_BITS = STREAM_SHIFT - _BITS  # of a request in blocks: above them is its stream
+_STREAM_BITS = STREAM_SHIFT - _BITS  # of a request in blocks: the bits above hold its stream
 _OTHER_STREAM = 1 << _STREAM_BITS
-_SHIFT = 64  # a free block's key is one integer: its size above its place
+_SHIFT = 64  # the sort key of a free block is one integer: its size above its place
 _PLACE = (1 << _SHIFT) - 1
 
 
@@ -53,7 +53,7 @@ class _Pool:
     """The free and unmapped blocks of one pool.
 
     Args:
-        page: blocks that are mapped at once.
+        page: blocks mapped at once.
         capacity: blocks of the device.
     """
 
@@ -63,24 +63,24 @@ class _Pool:
         self.page = page
         self.space = capacity + capacity // HEADROOM  # address space of a segment, before it is rounded up to pages
         self.keys: list[int] = []  # of the free blocks, sorted
-        self.edges: dict[int, int] = {}  # where each free block begins: where it ends, and the reverse
-        self.unmapped: dict[int, int] = {}  # where each unmapped block begins: where it ends
-        self.segments: dict[int, int] = {}  # the same of segments, in the order in which they were reserved
+        self.edges: dict[int, int] = {}  # begin of each free block -> its end, and its end -> its begin
+        self.unmapped: dict[int, int] = {}  # begin of each unmapped block -> its end
+        self.segments: dict[int, int] = {}  # begin of each segment -> its end, in the order of reservation
 
     def add(self, begin: int, end: int) -> None:
-        """Adds a free block."""
+        """Add a free block."""
         self.edges[begin], self.edges[end] = end, begin
         insort(self.keys, (end - begin << _SHIFT) + begin)
 
     def remove(self, begin: int, end: int) -> None:
-        """Removes a free block."""
+        """Remove a free block."""
         del self.edges[begin], self.edges[end]
         del self.keys[bisect_left(self.keys, (end - begin << _SHIFT) + begin)]
 
     def lowest_room(self, request: int) -> int:
-        """Return where the lowest run of free and unmapped blocks with room for a request begins.
+        """Return the begin of the lowest run of free and unmapped blocks with room for a request.
 
-        At most one free block precedes the first unmapped one. Where no run has room, a new segment is reserved.
+        At most one free block precedes the first unmapped one. If no run has room, a new segment is reserved.
         """
         for unmapped in sorted(self.unmapped):
             begin = at = self.edges.get(unmapped, unmapped)
@@ -97,9 +97,9 @@ class _Pool:
         return begin
 
     def unmap(self) -> int:
-        """Unmaps the whole pages in free blocks; returns how many blocks of memory that releases.
+        """Unmap the whole pages in free blocks; return the number of 512-byte blocks of memory released.
 
-        What is left of a free block before and after its pages stays free. A segment without memory is dropped.
+        The remainders of a free block before and after its pages stay free. A segment without memory is dropped.
         """
         released = 0
         for key in [*self.keys]:
@@ -122,11 +122,11 @@ class _Pool:
 
 
 class LeanExpandableAllocator:
-    """The allocator of a device whose segments expand.
+    """The allocator of a device with expandable segments.
 
     Args:
-        room: bytes that the allocator can have of the device; None: it never runs out.
-        capacity: bytes of the device, by which segments reserve addresses; None: the room.
+        room: bytes of the device that the allocator can use; None for no limit.
+        capacity: bytes of the device, which determine the address space of a segment; None: the same as `room`.
     """
 
     def __init__(self, room: int | None = None, capacity: int | None = None) -> None:
@@ -139,21 +139,21 @@ class LeanExpandableAllocator:
         self._small, self._large = self._two_pools()
         self._others: dict[int, tuple[_Pool, _Pool]] = {}  # small and large blocks of other streams
         self._allocated = 0
-        # Where every block so far was, its size, and its stream.
+        # Of every block so far: its place, its size, and its stream.
         self._places: list[int] = []
         self._sizes: list[int] = []
         self._streams: list[int] = []
 
     @staticmethod
     def serves(settings: Settings, version: Version) -> bool:
-        """Whether this is the allocator of a run with these settings."""
+        """Return whether this allocator models a run with these settings."""
         return settings == Settings(expandable_segments=True, notes=settings.notes) and version.tie_break != "block"
 
     def play(self, script: Iterable[int]) -> Highest:
-        """Serves requests; see `LeanAllocator.play`.
+        """Serve requests; see `LeanAllocator.play`.
 
         Raises:
-            OutOfMemory: the room has no place for a request, not even with the cache emptied.
+            OutOfMemory: a request does not fit, even after the cache is emptied.
         """
         small, large = ((pool.keys, pool.edges, pool.unmapped) for pool in (self._small, self._large))
         places, taken, streams = self._places, self._sizes, self._streams
@@ -177,7 +177,8 @@ class LeanExpandableAllocator:
                     key = keys[at]
                     place = key & _PLACE
                     end = place + (key >> _SHIFT)
-                    # A block that can grow counts with all that it can grow to, so that others are filled first.
+                    # A block that can grow counts with the size that it can grow to, so that other blocks are filled
+                    # first.
                     while end in unmapped and at + 1 < len(keys):
                         other = keys[at + 1]
                         begin = other & _PLACE
@@ -226,12 +227,12 @@ class LeanExpandableAllocator:
         return Highest(most * MIN_BLOCK, most * MIN_BLOCK)
 
     def empty_cache(self) -> None:
-        """Gives back the whole pages of free blocks."""
+        """Unmap the whole pages of free blocks."""
         for pool in chain((self._large, self._small), *self._others.values()):
             self.reserved_bytes -= pool.unmap() * MIN_BLOCK
 
     def _two_pools(self) -> tuple[_Pool, _Pool]:
-        """Pools of small and of large blocks."""
+        """Return new pools for small and for large blocks."""
         small, large = (_Pool(page // MIN_BLOCK, self._capacity) for page in (SMALL_SEGMENT, LARGE_SEGMENT))
         return small, large
 
@@ -243,7 +244,7 @@ class LeanExpandableAllocator:
         return self._others[stream]
 
     def _fetch(self, pool: _Pool, request: int) -> tuple[int, int]:
-        """Return where a block with newly mapped memory begins and ends, without its key and its first edge."""
+        """Return the begin and end of a block with newly mapped memory, without its key and its first edge."""
         block = self._grow(pool, request)
         if block is None:
             self.empty_cache()
@@ -257,7 +258,7 @@ class LeanExpandableAllocator:
         return begin, end
 
     def _grow(self, pool: _Pool, request: int) -> tuple[int, int] | None:
-        """A free block that was mapped as far as a request needs; None: the room has no memory for its pages.
+        """Return a free block mapped as far as a request needs; None if there is no memory for its pages.
 
         Pages that were mapped before memory ran out stay, as a free block.
         """

@@ -1,4 +1,4 @@
-"""The texts with which PyTorch's allocator gives up, word for word.
+"""PyTorch's out-of-memory messages, word for word.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: malloc, format_size.
 """
@@ -14,7 +14,7 @@ BEYOND_AN_EXABYTE = "CUDA out of memory. Tried to allocate more than 1EB memory.
 
 
 def format_size(size: int) -> str:
-    """Bytes as PyTorch prints them: 1000 MiB is "1000.00 MiB", for a unit begins above its size and not at it."""
+    """Return bytes as PyTorch prints them. 1024 MiB is "1024.00 MiB": a unit is used only above its own size."""
     if size <= 2**10:
         return f"{size} bytes"
     for exponent, unit in ((10, "KiB"), (20, "MiB")):
@@ -27,11 +27,11 @@ def format_size(size: int) -> str:
 class Process:
     """A process on the device, as NVML lists it."""
 
-    pid: int | None  # None is the process that ran out
+    pid: int | None  # None is the process that ran out of memory
     bytes: int
 
     def __str__(self) -> str:
-        """One sentence of the message."""
+        """Return the process's sentence of the message."""
         if self.pid is None:
             return f"Including non-PyTorch memory, this process has {format_size(self.bytes)} memory in use. "
         return f"Process {self.pid} has {format_size(self.bytes)} memory in use. "
@@ -39,9 +39,9 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """The figures of an out-of-memory message, in bytes; all of them after the cache was emptied."""
+    """The figures of an out-of-memory message, in bytes, after the cache was emptied."""
 
-    segment: int  # asked of the driver
+    segment: int  # requested from the driver
     capacity: int
     free: int
     allocated: int
@@ -49,11 +49,11 @@ class Shortage:
     private: int = 0  # cached in private pools
     allowed: int | None = None  # None without a memory fraction
     device: int = 0
-    processes: Sequence[Process] = ()  # in NVML's order; empty where NVML is not available
+    processes: Sequence[Process] = ()  # in NVML's order; empty if NVML is not available
 
 
 def out_of_memory(shortage: Shortage, version: Version) -> str:
-    """The message of torch.OutOfMemoryError, one line."""
+    """Return the message of torch.OutOfMemoryError, one line."""
     s = shortage
     advice = (
         f" If reserved but unallocated memory is large try setting {version.advised_variable}=expandable_segments:True"
@@ -73,7 +73,7 @@ def out_of_memory(shortage: Shortage, version: Version) -> str:
 
 
 def rejected(size: int) -> str:
-    """The message under throw_on_cudamalloc_oom (2.12 and later), which names the request and not the segment."""
+    """Return the message under throw_on_cudamalloc_oom (2.12 and later), which names the request, not the segment."""
     return (
         "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
         f"per_process_memory_fraction limit. Requested size: {format_size(size)}"
@@ -83,15 +83,15 @@ def rejected(size: int) -> str:
 def out_of_memory_async(
     *, size: int, allocated: int, capacity: int, free: int, allowed: int | None, device: int = 0
 ) -> str:
-    """The message of backend:cudaMallocAsync, of several lines.
+    """Return the message of backend:cudaMallocAsync, which has several lines.
 
     Args:
-        size: bytes asked for.
-        allocated: bytes that the driver's pool has handed out.
+        size: bytes requested.
+        allocated: bytes allocated from the driver's pool.
         capacity: bytes of the device.
         free: bytes of the device that are free.
-        allowed: bytes under the memory fraction; None without one, which prints the largest number there is.
-        device: its number.
+        allowed: bytes under the memory fraction; None without one, which prints the largest 64-bit number.
+        device: index of the device.
     """
     limit = 2**64 - 1 if allowed is None else allowed
     return "\n".join(

@@ -1,4 +1,4 @@
-"""The options of PYTORCH_CUDA_ALLOC_CONF, and since which release each is known.
+"""The options of PYTORCH_CUDA_ALLOC_CONF, and the version that introduced each.
 
 Source: torch c10/cuda/CUDAAllocatorConfig.cpp (to 2.9), c10/core/AllocatorConfig.cpp and CUDAAllocatorConfig.cpp
 (since).
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from memcalc.allocator.pytorch.versions import OLDEST, Version
 from memcalc.errors import InputError
 
-# The minor release of torch 2 that brought the option, as far back as the oldest one modelled.
+# The minor version of torch 2 that introduced the option; OLDEST for options of the oldest version modelled.
 SINCE: dict[str, int] = {
     "backend": OLDEST,
     "max_split_size_mb": OLDEST,
@@ -32,7 +32,7 @@ SINCE: dict[str, int] = {
     "pinned_max_cached_size_mb": 13,
 }
 
-# Accepted and checked by PyTorch, but without effect on the device memory of a run without captured graphs.
+# Options that PyTorch accepts and checks, but that have no effect on device memory without captured graphs.
 WITHOUT_EFFECT = {
     "release_lock_on_cudamalloc": "it only lets other threads in during cudaMalloc",
     "graph_capture_record_stream_reuse": "reuse during graph capture is not modelled",
@@ -46,15 +46,15 @@ WITHOUT_EFFECT = {
 
 
 def known_options(version: Version) -> tuple[str, ...]:
-    """The options that a release takes, in the order in which they came."""
+    """Return the options that a version accepts, in order of introduction."""
     return tuple(name for name, since in SINCE.items() if since <= version.minor)
 
 
 def check_known(name: str, version: Version) -> None:
-    """Refuses an option that a release does not know, as PyTorch does.
+    """Reject an option that a version does not know, as PyTorch does.
 
     Raises:
-        InputError: with the options that it knows.
+        InputError: with the known options.
     """
     since = SINCE.get(name)
     if since is not None and since <= version.minor:
@@ -67,9 +67,9 @@ def check_known(name: str, version: Version) -> None:
 
 
 def text_of_environment(environment: Mapping[str, str], version: Version) -> str:
-    """The options that a run with these environment variables gets; "" when there are none.
+    """Return the options that a run with these environment variables uses; "" if there are none.
 
-    Where both variables are set the older name wins, whatever the comment in PyTorch's header says.
+    If both variables are set, the older name wins, contrary to the comment in PyTorch's header.
     """
     newer = environment.get("PYTORCH_ALLOC_CONF", "") if version.reads_alloc_conf else ""
     return environment.get("PYTORCH_CUDA_ALLOC_CONF", newer)

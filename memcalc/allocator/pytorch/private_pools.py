@@ -1,4 +1,4 @@
-"""Memory pools apart from the default one, of captured graphs and of torch.cuda.MemPool.
+"""Memory pools besides the default one: of captured graphs and of torch.cuda.MemPool.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: PrivatePool, beginAllocateToPool.
 """
@@ -15,9 +15,9 @@ from memcalc.allocator.pytorch.versions import Version
 
 @dataclass(slots=True)
 class PrivatePools:
-    """Memory pools apart from the default one, and where allocations are diverted to at present.
+    """Memory pools besides the default one, and the current diversion of allocations to them.
 
-    Used by graph captures and by torch.cuda.use_mem_pool alike.
+    Used both by graph captures and by torch.cuda.use_mem_pool.
     """
 
     counters: Counters
@@ -25,7 +25,7 @@ class PrivatePools:
     pools: dict[int, PoolPair] = field(default_factory=dict)
     users: dict[int, int] = field(default_factory=dict)
     diversions: list[tuple[int, AbstractSet[int] | None, bool]] = field(default_factory=list)
-    capturing: bool = False  # whether the cache must be left alone and no event may be looked at
+    capturing: bool = False  # whether the cache must not be emptied and no CUDA event may be queried
 
     def begin(
         self,
@@ -36,14 +36,14 @@ class PrivatePools:
         use_on_oom: bool = False,
         no_split: bool = False,
     ) -> None:
-        """Diverts the allocations of some streams (None: of all) to a pool, which is made when it is not there.
+        """Divert the allocations of some streams (None: of all) to a pool, which is created if it does not exist.
 
         Args:
             name: the pool.
-            streams: whose allocations.
+            streams: the streams to divert.
             capture: True for a graph capture, False for torch.cuda.use_mem_pool.
-            use_on_oom: as in torch.cuda.MemPool, for a pool that is made.
-            no_split: likewise.
+            use_on_oom: as in torch.cuda.MemPool, for a new pool.
+            no_split: as in torch.cuda.MemPool, for a new pool.
         """
         if name not in self.pools:
             by_address = self.version.tie_break != "block"
@@ -57,27 +57,27 @@ class PrivatePools:
         self._note_captures()
 
     def end(self, name: int) -> None:
-        """Ends the diversion to a pool; the pool and its memory stay."""
+        """End the diversion to a pool; the pool and its memory stay."""
         self.diversions = [entry for entry in self.diversions if entry[0] != name]
         self._note_captures()
 
     def release(self, name: int) -> None:
-        """One user of the pool (a graph, a MemPool) is gone; without users its free memory can be given back."""
+        """Remove one user of the pool (a graph, a MemPool); without users its free memory can be released."""
         self.users[name] -= 1
 
     def for_stream(self, stream: int) -> PoolPair | None:
-        """The pool that a stream's allocations are diverted to."""
+        """Return the pool that a stream's allocations are diverted to, or None."""
         for name, streams, _ in self.diversions:
             if streams is None or stream in streams:
                 return self.pools[name]
         return None
 
     def releasable(self) -> list[PoolPair]:
-        """The pools without users."""
+        """Return the pools without users."""
         return [pair for name, pair in self.pools.items() if not self.users[name]]
 
     def forget_empty(self) -> None:
-        """Drops the pools that have neither users nor memory."""
+        """Remove the pools that have neither users nor memory."""
         for name, pair in list(self.pools.items()):
             if not self.users[name] and not any(pool.segments for pool in pair):
                 del self.pools[name], self.users[name]
@@ -86,5 +86,5 @@ class PrivatePools:
         self.capturing = any(capture for *_, capture in self.diversions)
 
     def cached_bytes(self) -> int:
-        """Bytes of their free blocks."""
+        """Return the bytes of the pools' free blocks."""
         return sum(pool.cached_bytes() for pair in self.pools.values() for pool in pair)

@@ -1,4 +1,4 @@
-"""Giving cached memory back to the driver: all of it, just enough, or the oldest of it.
+"""Release of cached memory to the driver: all of it, just enough, or the oldest blocks.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: release_cached_blocks, release_available_cached_blocks,
 garbage_collect_cached_blocks.
@@ -16,12 +16,12 @@ from memcalc.allocator.sizes import UNLIMITED
 
 
 def is_split(block: Block) -> bool:
-    """Whether a block shares its segment with others; such a segment is never released."""
+    """Return whether a block shares its segment with others; such a segment is never released."""
     return block.previous is not None or block.next is not None
 
 
 def release_pools(memory: LimitedMemory, pools: Iterable[Pool]) -> None:
-    """Releases the free blocks that fill a segment, and the whole pages in free blocks of expandable segments."""
+    """Release the free blocks that fill a segment, and the whole pages in free blocks of expandable segments."""
     for pool in pools:
         free = pool.free_blocks()
         for block in free:
@@ -33,12 +33,12 @@ def release_pools(memory: LimitedMemory, pools: Iterable[Pool]) -> None:
 
 
 def release_oversize(memory: LimitedMemory, shelf: Shelf, size: int) -> bool:
-    """Releases the smallest oversize block that could serve the request, or else the largest ones until they suffice.
+    """Release the smallest oversize block that could serve the request, or the largest ones until they suffice.
 
-    Blocks of expandable segments and of split ones cannot be given back and do not count.
+    Blocks of expandable segments and of split ones cannot be released and do not count.
 
     Returns:
-        whether as much as needed was released; what was released stays so in any case.
+        whether enough was released; blocks stay released in any case.
     """
     largest_split = memory.settings.max_split_size
     if largest_split == UNLIMITED:
@@ -63,10 +63,10 @@ def release_oversize(memory: LimitedMemory, shelf: Shelf, size: int) -> bool:
 
 
 def collect_garbage(memory: LimitedMemory, pool: Pool) -> None:
-    """Releases free segments of at least average age, until what is reserved is below the threshold or none is left.
+    """Release free segments of at least average age, until reserved memory is below the threshold or none is left.
 
-    A block's age is the number of searches in its pool since it was freed. A round is finished even when it releases
-    more than needed.
+    A block's age is the number of searches in its pool since it was freed. A round is finished even if it releases more
+    than needed.
     """
     assert memory.limit is not None
     threshold = int(memory.settings.garbage_collection_threshold * memory.limit)

@@ -1,4 +1,4 @@
-"""From the bytes that a tensor asks for to the size of its block, and to the segment that is fetched for it.
+"""Rounding: from requested bytes to the size of a block, and to the size of a new segment for it.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: round_size, roundup_power2_next_division, get_allocation_size.
 """
@@ -18,12 +18,12 @@ from memcalc.allocator.sizes import MIB, multiple
 
 
 def slot(size: int) -> int:
-    """The slot of roundup_power2_divisions for a size: 0 below 2 MiB, 8 in [256, 512) MiB, 15 from 32 GiB on."""
+    """Return the roundup_power2_divisions slot of a size: 0 below 2 MiB, 8 in [256, 512) MiB, 15 from 32 GiB on."""
     return min(max(size.bit_length() - MIB.bit_length(), 0), ROUNDUP_SLOTS - 1)
 
 
 def next_division(size: int, divisions: int) -> int:
-    """`size` rounded up to one of `divisions` (a power of two) equal steps between two powers of two."""
+    """Return `size` rounded up to one of `divisions` (a power of two) equal steps between two powers of two."""
     floor = 1 << (size.bit_length() - 1)
     if size == floor:
         return size
@@ -32,11 +32,11 @@ def next_division(size: int, divisions: int) -> int:
 
 
 def block_size(size: int, divisions: tuple[int, ...] | None = None) -> int:
-    """Bytes of the block for a request of `size` bytes.
+    """Return the bytes of the block for a request of `size` bytes.
 
     Args:
-        size: bytes asked for, at least 1.
-        divisions: the 16 slots of roundup_power2_divisions; None when the option is off.
+        size: bytes requested, at least 1.
+        divisions: the 16 slots of roundup_power2_divisions; None if the option is off.
     """
     if divisions is not None and size >= MIN_BLOCK:
         steps = divisions[slot(size)]
@@ -46,7 +46,7 @@ def block_size(size: int, divisions: tuple[int, ...] | None = None) -> int:
 
 
 def segment_size(block: int, large_segment: int = LARGE_SEGMENT) -> int:
-    """Bytes that are asked of the driver when no cached block fits a block of `block` bytes."""
+    """Return the bytes requested from the driver if no cached block fits a block of `block` bytes."""
     if block <= SMALL_REQUEST:
         return SMALL_SEGMENT
     if block < MADE_TO_MEASURE:

@@ -1,4 +1,4 @@
-"""Allocators that serve requests as scripts, and which of them serves a run: the lean ones, or the whole one."""
+"""Allocators for encoded requests: the lean ones and the complete one, and the choice between them for a run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class Scripted(Protocol):
-    """An allocator that serves scripts; see `LeanAllocator`."""
+    """An allocator that serves encoded requests; see `LeanAllocator`."""
 
     @property
     def reserved_bytes(self) -> int:
-        """What it holds of the device."""
+        """Reserved bytes."""
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that it has held."""
+        """Peak reserved bytes."""
 
     @property
     def retries(self) -> int:
-        """How often it emptied its cache for a request."""
+        """How often the cache was emptied for a request."""
 
     def play(self, script: Iterable[int], /) -> Highest:
         """Serve requests; see `LeanAllocator.play`."""
@@ -39,16 +39,16 @@ class Scripted(Protocol):
 
 
 def allocator_of(alloc_conf: str, torch: str, room: int | None, capacity: int | None) -> Scripted:
-    """The quickest allocator that answers as PyTorch's does.
+    """Return the fastest allocator that models PyTorch under these settings.
 
     Args:
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-        torch: the release of PyTorch, such as "2.13".
-        room: bytes that it can have of the device; None: the device never runs out.
-        capacity: bytes of the device; None: the room.
+        torch: the PyTorch version, for example "2.13".
+        room: bytes of the device that the allocator can use; None for no limit.
+        capacity: bytes of the device; None: the same as `room`.
 
     Raises:
-        InputError: the release does not take these settings.
+        InputError: the version does not accept these settings.
     """
     version = parse_version(torch)
     settings = parse_settings(alloc_conf, version)
@@ -60,7 +60,7 @@ def allocator_of(alloc_conf: str, torch: str, room: int | None, capacity: int | 
 
 
 class WholeAllocator:
-    """`CachingAllocator` behind scripts: other settings, and other releases' rules."""
+    """`CachingAllocator` for encoded requests: serves all settings and versions."""
 
     def __init__(self, settings: Settings, version: Version, room: int | None, capacity: int | None) -> None:
         from memcalc.allocator.driver import Driver
@@ -73,24 +73,24 @@ class WholeAllocator:
 
     @property
     def reserved_bytes(self) -> int:
-        """What it holds of the device."""
+        """Reserved bytes."""
         return self._allocator.counters.reserved.current
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that it has held."""
+        """Peak reserved bytes."""
         return self._allocator.counters.reserved.peak
 
     @property
     def retries(self) -> int:
-        """How often it emptied its cache for a request."""
+        """How often the cache was emptied for a request."""
         return self._allocator.counters.num_alloc_retries
 
     def play(self, script: Iterable[int], /) -> Highest:
         """Serve requests; see `LeanAllocator.play`.
 
         Raises:
-            OutOfMemory: the room has no place for a request, not even with the cache emptied.
+            OutOfMemory: a request does not fit, even after the cache is emptied.
         """
         most, most_asked = self._allocated, self._asked
         for change in script:

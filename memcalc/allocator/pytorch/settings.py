@@ -1,4 +1,4 @@
-"""The allocator's settings, and how PYTORCH_CUDA_ALLOC_CONF is read.
+"""The allocator's settings, and the parser of PYTORCH_CUDA_ALLOC_CONF.
 
 Source: torch c10/cuda/CUDAAllocatorConfig.cpp (to 2.9), c10/core/AllocatorConfig.cpp (since).
 """
@@ -22,21 +22,21 @@ SPLIT_SIZES = ("max_split_size_mb", "max_non_split_rounding_mb")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What PYTORCH_CUDA_ALLOC_CONF and torch.cuda.set_per_process_memory_fraction set. Sizes in bytes."""
+    """The settings of PYTORCH_CUDA_ALLOC_CONF and torch.cuda.set_per_process_memory_fraction. Sizes in bytes."""
 
-    max_split_size: int = UNLIMITED  # blocks from this size on are never split
-    max_non_split_rounding: int = LARGE_SEGMENT  # by how much less such a block may exceed a request
-    garbage_collection_threshold: float = 0.0  # share of the limit; 0 is off
+    max_split_size: int = UNLIMITED  # blocks of this size and larger are never split
+    max_non_split_rounding: int = LARGE_SEGMENT  # such a block may exceed a request by less than this
+    garbage_collection_threshold: float = 0.0  # fraction of the limit; 0 is off
     roundup_power2_divisions: tuple[int, ...] | None = None  # 16 slots; None is off
     expandable_segments: bool = False
     large_segment_size: int = LARGE_SEGMENT  # of segments for requests from 1 to 10 MiB
-    memory_fraction: float = 1.0  # of the device's memory that may be reserved; 1 is no limit
+    memory_fraction: float = 1.0  # fraction of the device's memory that may be reserved; 1 is no limit
     throw_on_cudamalloc_oom: bool = False
-    option_fraction: float = 1.0  # the same as given by option, which is what throw_on_cudamalloc_oom goes by
+    option_fraction: float = 1.0  # per_process_memory_fraction as an option, which throw_on_cudamalloc_oom uses
     notes: tuple[str, ...] = ()  # options that were accepted but have no effect
 
 
-# Each option that counts: the field of Settings, and what reads it.
+# Each option with an effect: the field of Settings, and its parser.
 READERS: dict[str, tuple[str, Callable[[str, str, Version], Any]]] = {
     "max_split_size_mb": ("max_split_size", values.megabytes),
     "max_non_split_rounding_mb": ("max_non_split_rounding", values.megabytes),
@@ -50,16 +50,16 @@ READERS: dict[str, tuple[str, Callable[[str, str, Version], Any]]] = {
 
 
 def parse_settings(text: str, version: Version, memory_fraction: float | None = None) -> Settings:
-    """Reads "max_split_size_mb:128,expandable_segments:True".
+    """Parse "max_split_size_mb:128,expandable_segments:True".
 
     Args:
         text: the value of PYTORCH_CUDA_ALLOC_CONF; "" for none.
-        version: the release whose rules hold.
-        memory_fraction: as given to torch.cuda.set_per_process_memory_fraction, which overrules the option.
+        version: the PyTorch version.
+        memory_fraction: as given to torch.cuda.set_per_process_memory_fraction, which overrides the option.
 
     Raises:
-        InputError: for an option that the release does not know, a value that it refuses, an option given twice with
-            different values, or a backend that is not modelled.
+        InputError: for an option that the version does not know, an invalid value, an option given twice with different
+            values, or a backend that is not modelled.
     """
     given = _pairs(text, version)
     changes: dict[str, Any] = {
@@ -79,7 +79,7 @@ def parse_settings(text: str, version: Version, memory_fraction: float | None = 
 
 
 def _pairs(text: str, version: Version) -> dict[str, str]:
-    """Values by name; commas inside brackets belong to the value, and spaces mean nothing."""
+    """Return values by name; commas inside brackets belong to the value, and spaces are ignored."""
     given: dict[str, str] = {}
     for item in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text.replace(" ", "")):
         name, colon, value = item.partition(":")
@@ -93,7 +93,7 @@ def _pairs(text: str, version: Version) -> dict[str, str]:
 
 
 def _check_split_sizes(given: dict[str, str], version: Version) -> None:
-    """Both split sizes must be at least large_segment_size_mb, or the fixed bound of the release without it."""
+    """Check that both split sizes are at least large_segment_size_mb, or the version's fixed bound without it."""
     large = given.get("large_segment_size_mb")
     for name in SPLIT_SIZES:
         if name not in given:

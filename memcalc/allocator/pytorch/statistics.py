@@ -1,4 +1,4 @@
-"""The figures of torch.cuda.memory_stats, from what an allocator counted.
+"""The figures of torch.cuda.memory_stats, derived from the counters.
 
 Source: torch/cuda/memory.py: memory_stats; torch/csrc/cuda/Module.cpp: THCPModule_memoryStats.
 """
@@ -10,7 +10,7 @@ from memcalc.allocator.sizes import UNLIMITED
 
 
 def memory_stats(counters: Counters) -> dict[str, int]:
-    """Every figure of torch.cuda.memory_stats, under its name, sorted as PyTorch sorts them."""
+    """Return every figure of torch.cuda.memory_stats, under its name, in PyTorch's order."""
     rows: dict[str, int] = {}
     both = (counters.small, counters.large)
     for kind, peaks, tallies, reserved, segments in (
@@ -43,10 +43,10 @@ def _gauge(gauge: Gauge) -> dict[str, int]:
 
 
 def _figures(peaks: Peaks, tallies: tuple[Tally, ...]) -> dict[str, dict[str, int]]:
-    """The seven quantities that hang on blocks.
+    """Return the seven quantities that are counted per block.
 
-    At every moment something waits or nothing does, so the peak of active blocks is the larger of the one noted while
-    something waited and that of allocations.
+    The peak of active blocks is the larger of two peaks: the one recorded while a block waited, and that of
+    allocations.
     """
     count = sum(t.allocations_now for t in tallies)
     count_added = sum(t.allocations_added for t in tallies)

@@ -1,4 +1,4 @@
-"""The values of the allocator's options: what each may be, and what it means.
+"""Parsers of the allocator options' values, and their rules.
 
 Source: torch c10/cuda/CUDAAllocatorConfig.cpp (to 2.9), c10/core/AllocatorConfig.cpp (since).
 """
@@ -15,12 +15,12 @@ from memcalc.units import whole_number
 
 
 def refused(name: str, value: str, rule: str) -> InputError:
-    """The error for a value that breaks a rule."""
+    """Return the error for a value that violates a rule."""
     return InputError(f"{name} is {value}.", f"It must be {rule}.")
 
 
 def whole(name: str, value: str) -> int:
-    """A whole number."""
+    """Parse a whole number."""
     found = whole_number(value)
     if found is None:
         raise refused(name, value, "a whole number")
@@ -28,19 +28,19 @@ def whole(name: str, value: str) -> int:
 
 
 def flag(name: str, value: str, _version: Version) -> bool:
-    """True or False, spelled so."""
+    """Parse True or False, with a capital letter."""
     if value not in {"True", "False"}:
         raise refused(name, value, "True or False, with a capital letter")
     return value == "True"
 
 
 def megabytes(name: str, value: str, _version: Version) -> int:
-    """Whole MiB, as bytes."""
+    """Parse a whole number of MiB; return bytes."""
     return whole(name, value) * MIB
 
 
 def large_segment(name: str, value: str, _version: Version) -> int:
-    """Whole MiB, as bytes; any request below 10 MiB must fit."""
+    """Parse a whole number of MiB, above the largest request it must hold (10 MiB); return bytes."""
     least = MADE_TO_MEASURE // MIB
     found = whole(name, value)
     if found <= least:
@@ -49,21 +49,21 @@ def large_segment(name: str, value: str, _version: Version) -> int:
 
 
 def threshold(name: str, value: str, _version: Version) -> float:
-    """A share."""
+    """Parse a fraction between 0 and 1, both excluded."""
     if not 0 < _number(name, value) < 1:
         raise refused(name, value, "between 0 and 1, both excluded")
     return float(value)
 
 
 def fraction(name: str, value: str, _version: Version) -> float:
-    """A share; 0 and 1 will do."""
+    """Parse a fraction from 0 to 1, both included."""
     if not 0 <= _number(name, value) <= 1:
         raise refused(name, value, "between 0 and 1")
     return float(value)
 
 
 def backend(name: str, value: str, _version: Version) -> None:
-    """The native one, or an error."""
+    """Check that the backend is the native one, or raise an error."""
     if value == "cudaMallocAsync":
         raise InputError(
             f"{name} is {value}, whose pool belongs to the CUDA driver and is not documented.",
@@ -74,9 +74,9 @@ def backend(name: str, value: str, _version: Version) -> None:
 
 
 def divisions(name: str, value: str, version: Version) -> tuple[int, ...]:
-    """The 16 slots of "4" or "[256:1,512:2,>:4]".
+    """Return the 16 slots of "4" or "[256:1,512:2,>:4]".
 
-    The first key also fills the slots below it; keys between two listed ones stay 0.
+    The first key also fills the slots below it; slots between two listed keys stay 0.
     """
     if not value.startswith("["):
         return (_power(name, value, or_zero=False),) * ROUNDUP_SLOTS

@@ -1,4 +1,4 @@
-"""What differs between releases of PyTorch, as far as their allocator's numbers and texts do.
+"""Differences between PyTorch versions in the allocator's figures and messages.
 
 Verified for 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.0, 2.12.1, 2.13.0 (and, for where blocks are placed,
 2.14.1 and 2.15.0) by running the released wheels on a driver that only keeps the books.
@@ -18,18 +18,18 @@ TieBreak = Literal["address", "block", "segment"]
 
 
 class Version(NamedTuple):
-    """A release of PyTorch, without its patch number: no patch changed the allocator's rules."""
+    """A PyTorch version without its patch number: no patch version changed the allocator's rules."""
 
     major: int
     minor: int
 
     def __str__(self) -> str:
-        """As people write it: "2.13"."""
+        """Return the usual notation: "2.13"."""
         return f"{self.major}.{self.minor}"
 
     @property
     def tie_break(self) -> TieBreak:
-        """Which of several free blocks of one size is taken: by address, or the oldest block or segment first.
+        """Rule between free blocks of equal size: the lowest address, the oldest block, or the oldest segment.
 
         Source: BlockComparatorSize in c10/cuda/CUDACachingAllocator.cpp.
         """
@@ -39,27 +39,27 @@ class Version(NamedTuple):
 
     @property
     def open_slot_offset(self) -> int:
-        """Where `>` of roundup_power2_divisions begins, counted from the last key: up to 2.9 it overwrites that key."""
+        """First slot of `>` in roundup_power2_divisions, relative to the last key: up to 2.9 it overwrites that key."""
         return 0 if self.minor <= 9 else 1
 
     @property
     def smallest_split_mb(self) -> int:
-        """The least max_split_size_mb and max_non_split_rounding_mb, in MiB: "> 20" up to 2.9, then ">= 20"."""
+        """Smallest valid max_split_size_mb and max_non_split_rounding_mb, in MiB: "> 20" up to 2.9, then ">= 20"."""
         return 21 if self.minor <= 9 else 20
 
     @property
     def reads_alloc_conf(self) -> bool:
-        """Whether PYTORCH_ALLOC_CONF is read at all."""
+        """Whether PyTorch reads PYTORCH_ALLOC_CONF."""
         return self.minor >= 9
 
     @property
     def advised_variable(self) -> str:
-        """The environment variable that the out-of-memory text names: one release preferred the newer one."""
+        """The environment variable in the out-of-memory message: one version used the newer name."""
         return "PYTORCH_ALLOC_CONF" if self.minor == 10 else "PYTORCH_CUDA_ALLOC_CONF"
 
     @property
     def advised_page(self) -> str:
-        """The address that the out-of-memory text names."""
+        """The URL in the out-of-memory message."""
         if self.minor <= 10:
             return "https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
         return (
@@ -68,12 +68,12 @@ class Version(NamedTuple):
 
     @property
     def rounds_limit(self) -> bool:
-        """Whether a memory fraction of the device is rounded to the nearest byte; before 2.13 it was cut off."""
+        """Whether a memory fraction of the device is rounded to the nearest byte; before 2.13 it was truncated."""
         return self.minor >= 13
 
     @property
     def pools_are_captures(self) -> bool:
-        """Whether torch.cuda.use_mem_pool, like a graph capture, keeps the cache from being emptied meanwhile."""
+        """Whether torch.cuda.use_mem_pool, like a graph capture, prevents emptying the cache."""
         return self.minor <= 12
 
     @property
@@ -88,10 +88,10 @@ class Version(NamedTuple):
 
 
 def parse_version(text: str) -> Version:
-    """ "2.13.0+cu130", "2.13" as a version.
+    """Return "2.13.0+cu130" or "2.13" as a version.
 
     Raises:
-        InputError: for anything but a release whose rules are known.
+        InputError: for anything but a version whose rules are known.
     """
     match = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.|\+|$)", text)
     if match is None or int(match[1]) != 2 or not OLDEST <= int(match[2]) <= NEWEST:

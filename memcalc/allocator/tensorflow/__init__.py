@@ -1,1 +1,1 @@
-"""TensorFlow's and JAX's best-fit allocator with coalescing (BFC)."""
+"""The best-fit allocator with coalescing (BFC) of TensorFlow and JAX."""

@@ -1,8 +1,8 @@
-"""TensorFlow's best-fit allocator with coalescing, which JAX uses too.
+"""The best-fit allocator with coalescing of TensorFlow, which JAX uses too.
 
 Source: tsl/framework/bfc_allocator.cc: AllocateRawInternal, Extend, FindChunkPtr, DeallocateFreeRegions, FreeAndMaybe-
-Coalesce. Its bins hold chunks by powers of two and are searched upwards, each by (size, address): together that is one
-order by (size, address), so one shelf takes their place.
+Coalesce. Its bins hold chunks by powers of two and are searched upwards, each by (size, address). Together that is one
+order by (size, address), so one free-block set models them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from memcalc.errors import OutOfMemory
 
 ALIGNMENT = 256  # kMinAllocationSize
 FIRST_REGION = 2 * MIB  # with allow_growth
-LARGEST_REST = 128 * MIB  # kMaxInternalFragmentation: a larger rest of a chunk is always split off
-BACKPEDAL = float32(0.9)  # kBackpedalFactor: when the driver refuses a region, one so much smaller is tried
+LARGEST_REST = 128 * MIB  # kMaxInternalFragmentation: a larger remainder of a chunk is always split off
+BACKPEDAL = float32(0.9)  # kBackpedalFactor: if the driver cannot allocate a region, a smaller one is tried
 
 
 class BfcAllocator(BlockAllocator):
@@ -31,8 +31,8 @@ class BfcAllocator(BlockAllocator):
 
     Args:
         settings: the options.
-        driver: the device; without one, a device that never runs out.
-        capability_major: its compute capability's first number, on which the memory left to the system depends.
+        driver: the device; None for a device that never runs out of memory.
+        capability_major: its major compute capability, which determines the memory left to the system.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class BfcAllocator(BlockAllocator):
         self.driver = driver or Driver()
         super().__init__(DeviceMemory(self.driver, Counters(counts_rejections=False)))
         self._pool = Pool(self.counters.large, small=False, by_address=True)
-        self._shelf = self._pool.shelf(0)  # one for all streams
+        self._shelf = self._pool.shelf(0)  # shared by all streams
         if settings.memory_fraction is not None:
             self.limit = int(settings.memory_fraction * self.driver.capacity)
         else:
@@ -54,10 +54,10 @@ class BfcAllocator(BlockAllocator):
         self._largest = 0
 
     def malloc(self, size: int, stream: int = 0) -> Block:  # noqa: ARG002 - one pool for all streams
-        """The front of the smallest free chunk that is large enough, or all of it where little is left over.
+        """Allocate the front of the smallest free chunk that is large enough, or all of it if little remains.
 
         Raises:
-            OutOfMemory: with TensorFlow's text.
+            OutOfMemory: with TensorFlow's message.
         """
         if self.uses.waiting:
             self.uses.process()
@@ -77,11 +77,11 @@ class BfcAllocator(BlockAllocator):
         return block
 
     def empty_cache(self) -> None:
-        """Waits for other streams. TensorFlow has no such call, and gives regions back only when it runs out."""
+        """Wait for other streams. TensorFlow has no such call, and frees regions only when it runs out of memory."""
         self.uses.synchronize()
 
     def statistics(self) -> dict[str, int]:
-        """Under the names of tf.config.experimental.get_memory_info and tsl::AllocatorStats."""
+        """Return the counters, under the names of tf.config.experimental.get_memory_info and tsl::AllocatorStats."""
         counters = self.counters
         return {
             "bytes_in_use": counters.allocated_bytes,
@@ -94,7 +94,7 @@ class BfcAllocator(BlockAllocator):
         }
 
     def segments(self) -> tuple[SegmentView, ...]:
-        """The regions, by address."""
+        """Return the regions, sorted by address."""
         return views((0, region) for region in self._pool.segments)
 
     def _find(self, size: int) -> Block | None:
@@ -104,7 +104,7 @@ class BfcAllocator(BlockAllocator):
         return block
 
     def _extend(self, size: int) -> bool:
-        """A new region, free; whether there is one."""
+        """Add a new free region; return whether memory sufficed."""
         left = (self.limit - self.device.reserved) // ALIGNMENT * ALIGNMENT
         if size > left:
             return False
@@ -125,7 +125,7 @@ class BfcAllocator(BlockAllocator):
         return True
 
     def _free_regions(self, size: int) -> bool:
-        """Gives back all regions without a chunk in use, if that makes room; whether it did."""
+        """Free all regions without a chunk in use, if that makes enough room; return whether it did."""
         if not self.settings.garbage_collection:
             return False
         free = self._pool.idle_blocks()
@@ -137,7 +137,7 @@ class BfcAllocator(BlockAllocator):
 
 
 def readable(size: int) -> str:
-    """Bytes as TensorFlow prints them: 512B, 1.50KiB, 1.24GiB."""
+    """Return bytes as TensorFlow prints them: 512B, 1.50KiB, 1.24GiB."""
     if size < 1024:
         return f"{size}B"
     value = float(size)
@@ -149,7 +149,7 @@ def readable(size: int) -> str:
 
 
 def out_of_memory(size: int, rounded: int) -> str:
-    """The first line of the allocator's report."""
+    """Return the first line of the allocator's report."""
     return (
         f"Allocator (GPU_0_bfc) ran out of memory trying to allocate {readable(size)} (rounded to {rounded}). "
         "Current allocation summary follows."

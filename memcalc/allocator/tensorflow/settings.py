@@ -16,12 +16,12 @@ from memcalc.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What GPUOptions and the environment set."""
+    """The values of GPUOptions and the environment variables."""
 
-    allow_growth: bool = False  # whether regions are fetched as they are needed
-    memory_fraction: float | None = None  # of the device's memory; None: all that is available but for a reserve
-    fragmentation_fraction: float = 0.0  # of the limit: the largest rest that is not split off; 0: 128 MiB
-    garbage_collection: bool = True  # whether free regions are given back before it gives up
+    allow_growth: bool = False  # whether regions are allocated on demand
+    memory_fraction: float | None = None  # of the device's memory; None: all available memory minus a reserve
+    fragmentation_fraction: float = 0.0  # of the limit: the largest remainder that is not split off; 0: 128 MiB
+    garbage_collection: bool = True  # whether free regions are freed to the driver before an out-of-memory error
 
 
 _READERS: dict[str, tuple[str, flags.Reader]] = {
@@ -36,10 +36,10 @@ _READERS: dict[str, tuple[str, flags.Reader]] = {
 
 
 def parse_settings(text: str) -> Settings:
-    """Reads "allow_growth=true,per_process_gpu_memory_fraction=0.5", under the options' or the variables' names.
+    """Parse "allow_growth=true,per_process_gpu_memory_fraction=0.5", under the options' or the variables' names.
 
     Raises:
-        InputError: for an option that is not known, a value that it refuses, or two names of one option that disagree.
+        InputError: for an unknown option, an invalid value, or two names of one option with different values.
     """
     given = flags.read_flags(text, {name: reader for name, (_, reader) in _READERS.items()}, "TensorFlow")
     changes: dict[str, Any] = {}
@@ -54,11 +54,11 @@ def parse_settings(text: str) -> Settings:
 
 
 def reserve(available: int, capability_major: int | None) -> int:
-    """Bytes that are left to the system where no fraction is set.
+    """Return the bytes left to the system if no fraction is set.
 
     Args:
         available: free bytes of the device.
-        capability_major: its compute capability's first number; None where it is not known: taken as the newest.
+        capability_major: its major compute capability; None if unknown: assumed to be the newest.
     """
     if available < 2048 * MIB:
         return 225 * MIB
