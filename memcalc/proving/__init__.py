@@ -1,1 +1,1 @@
-"""Predictions against measured runs: one run, many runs, and what the records of many say. Importing loads no torch."""
+"""Comparison of predictions with measured runs: one run, a suite, a summary of records. Importing loads no torch."""

@@ -1,4 +1,4 @@
-"""Traces laid beside records that were measured before: nothing is measured again, and no GPU is needed."""
+"""Comparison of traces with stored measurements: nothing is measured again, and no GPU is needed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from memcalc.spec.loading import load
 
 @dataclass(frozen=True)
 class Compared:
-    """What came of laying traces beside records.
+    """Traces compared with records of measured runs.
 
     Args:
-        records: that were measured.
-        traces: of them: "fake", "null".
-        made: the record of each trace, by trace and what was traced.
-        missing: what could not be traced, and why.
-        fresh: how many traces were made now.
-        unkept: why the last trace could not be written, after which no more were made; None: all are kept.
+        records: records of the measured runs.
+        traces: kinds of traces: "fake", "null".
+        made: the record of each trace, by kind of trace and key of the measured run.
+        missing: label and error of each run that could not be traced.
+        fresh: number of traces made by this call.
+        unkept: why the last trace could not be written, which ended the work; None: all are kept.
     """
 
     records: tuple[dict[str, Any], ...]
@@ -40,7 +40,7 @@ class Compared:
     unkept: NotWritten | None = None
 
     def of(self, trace: str) -> list[Predicted]:
-        """The measured runs that ended, and the trace of each."""
+        """Return the measured runs that completed, each with its trace."""
         found = []
         for record in self.records:
             made = self.made.get((trace, key_of_record(record)))
@@ -52,7 +52,7 @@ class Compared:
         return found
 
     def deaths(self, trace: str) -> tuple[int, int]:
-        """Of the runs that ran out of memory: those of which the trace says so, and those that were traced."""
+        """Return how many out-of-memory runs the trace predicts not to fit, and how many of them were traced."""
         dead = [record for record in self.records if record["outcome"] != DONE]
         made = [found for record in dead if (found := self.made.get((trace, key_of_record(record)))) is not None]
         return sum(found["fits"] is False for found in made), len(made)
@@ -65,17 +65,17 @@ def compare_records(
     python: str | None = None,
     progress: Progress = silent,
 ) -> Compared:
-    """Traces every run of a file of records that has no trace yet; each is on the disk before the next is made.
+    """Trace every run in a file of records that has no trace yet; each trace is written before the next one starts.
 
     Args:
-        records: of `measure`.
+        records: a file that `measure` wrote.
         kept: the file that traces are read from and appended to.
         traces: "fake", "null" or both.
         python: for the null device, see `memcalc.nullcuda.tracing.trace`.
-        progress: told which run it is.
+        progress: called with the current run.
 
     Raises:
-        InputError: a file holds something else than records.
+        InputError: a file has other content than records.
     """
     check_traces(traces)
     RECORDS.check(kept)
@@ -110,10 +110,10 @@ def compare_records(
 
 
 def trace_of(record: dict[str, Any], trace: str, python: str | None = None) -> dict[str, Any]:
-    """The record of a trace of a measured run, for the card that it was measured on.
+    """Return the record of a trace of a measured run, for the GPU that it was measured on.
 
     Raises:
-        MemcalcError: it cannot be traced.
+        MemcalcError: the run cannot be traced.
     """
     device = device_of(record)
     card = card_named(device)
@@ -123,7 +123,7 @@ def trace_of(record: dict[str, Any], trace: str, python: str | None = None) -> d
 
 
 def as_line(result: Result, record: dict[str, Any], trace: str) -> dict[str, Any]:
-    """A trace as it is kept: each phase as of a measured run, and who allocated what at the measured peak."""
+    """Return the record of a trace: the phases of a measured run, and bytes by operator at the measured peak."""
     from memcalc.measuring.devices import software
 
     ledger = result.ledger
@@ -134,7 +134,7 @@ def as_line(result: Result, record: dict[str, Any], trace: str) -> dict[str, Any
         "of": key_of_record(record),
         "command": record["command"],
         "device": {"kind": trace, "identifier": result.device, "name": ""},
-        "versions": software() if trace == "fake" else {},  # the null device runs another Python's
+        "versions": software() if trace == "fake" else {},  # the null device runs another Python
         "phases": [
             {
                 "name": name,
@@ -154,13 +154,13 @@ def as_line(result: Result, record: dict[str, Any], trace: str) -> dict[str, Any
 
 
 def run_of(record: dict[str, Any]) -> str:
-    """A run as a suite names it: "gpt2 b=4"."""
+    """Return a run in the syntax of a suite: "gpt2 b=4"."""
     command: str = record["command"]
     return command.partition("measure ")[2].replace("--set ", "").partition(" --")[0]
 
 
 def operators_apart(found: Predicted) -> list[tuple[str, int]]:
-    """The operators whose allocations make the difference at the measured peak, most first. Trace minus measured."""
+    """Return the operators with different bytes at the measured peak, and trace minus measured; largest first."""
     traced_bytes, measured_bytes = ((line or {}).get("operators", {}) for line in (found.line, found.record))
     apart = {
         name: traced_bytes.get(name, 0) - measured_bytes.get(name, 0) for name in {**measured_bytes, **traced_bytes}

@@ -1,4 +1,4 @@
-"""A measured run beside what was said of it before: the estimate, and traces on devices that are not there."""
+"""Predictions of a measured run: the estimate, and traces without a GPU."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TRACES = ("fake", "null")
 
 @dataclass(frozen=True)
 class Beside:
-    """Predictions of one run and what came of it.
+    """Predictions of one run, and its measurement.
 
     Args:
-        estimate: by formula; None where there are no formulas for the run.
-        traces: on fake tensors, on a null device: those that were asked for and that can run it.
-        measurement: the run.
-        missing: what could not be laid beside it, and why.
+        estimate: the estimate from formulas; None: there are no formulas for the run.
+        traces: the requested traces that could run: on fake tensors, on the null device.
+        measurement: the measured run.
+        missing: predictions that could not be made, each with the reason.
     """
 
     estimate: Result | None
@@ -35,7 +35,7 @@ class Beside:
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """All of them, the measured one last."""
+        """All results, the measured one last."""
         first = () if self.estimate is None else (self.estimate,)
         return (*first, *self.traces, self.measurement.result)
 
@@ -46,13 +46,13 @@ def beside(
     python: str | None = None,
     progress: Progress = silent,
 ) -> Beside:
-    """Predicts what was measured, for the card that it was measured on.
+    """Predict a measured run, for the GPU that it was measured on.
 
     Args:
-        measurement: the run.
+        measurement: the measured run.
         traces: "fake", "null" or both.
         python: for the null device, see `memcalc.nullcuda.tracing.trace`.
-        progress: told how far the traces are.
+        progress: called with the progress of the traces.
     """
     check_traces(traces)
     spec = predicted_spec(measurement)
@@ -73,10 +73,10 @@ def beside(
 
 
 def check_traces(traces: Sequence[str]) -> None:
-    """Refuses what is no trace.
+    """Check the names of traces.
 
     Raises:
-        InputError: one of them is not known.
+        InputError: a name is unknown.
     """
     for name in traces:
         if name not in TRACES:
@@ -84,7 +84,7 @@ def check_traces(traces: Sequence[str]) -> None:
 
 
 def predicted_spec(measurement: Measurement) -> Spec:
-    """The run, for the card that it ran on; where the table has no such card, for the one that it names itself."""
+    """Return the run with the GPU that it was measured on; unchanged if the table has no such GPU."""
     card = card_of(measurement)
     return measurement.spec if card is None else load(measurement.spec.model_dump(), (), gpu=card.name)
 
@@ -99,19 +99,19 @@ def traced(
     on_cpu: bool,
     progress: Progress = silent,
 ) -> Result:
-    """The trace of a run.
+    """Return the trace of a run.
 
     Args:
         name: "fake" or "null".
-        spec: the run, with its card.
+        spec: the run, with its GPU.
         steps: optimizer steps.
         settings: PYTORCH_CUDA_ALLOC_CONF.
         python: for the null device, see `memcalc.nullcuda.tracing.trace`.
-        on_cpu: whether it is to be as on a CPU.
-        progress: told how far it is.
+        on_cpu: whether to emulate CPU kernels.
+        progress: called with the progress of the trace.
 
     Raises:
-        MemcalcError: it cannot be traced there.
+        MemcalcError: the run cannot be traced there.
     """
     if name == "fake":
         from memcalc.tracing import trace

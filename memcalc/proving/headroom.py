@@ -1,4 +1,4 @@
-"""Whether a run can fit, said before it starts."""
+"""Preflight check: whether a run can fit, before it starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEFORE_THE_FIRST_STEP = "zero_grad_1"
 
 
 def weight_bytes(spec: Spec) -> int:
-    """What the model, its optimizer and the inputs need before the first step, as estimated; 0: not known."""
+    """Return the estimated bytes of model, optimizer and inputs before the first step; 0 if unknown."""
     try:
         return estimate(spec).ledger.totals[BEFORE_THE_FIRST_STEP]
     except MemcalcError:
@@ -22,11 +22,11 @@ def weight_bytes(spec: Spec) -> int:
 
 
 def warning(spec: Spec, device: Device) -> str | None:
-    """One sentence if the estimate says that the run cannot fit the device; None if it can, or nobody knows.
+    """Return one sentence if the estimate exceeds the device's memory; None if it fits or is unknown.
 
     Args:
         spec: the run.
-        device: as `memcalc.measuring.client.Worker.describe` gives it.
+        device: as returned by `memcalc.measuring.client.Worker.describe`.
     """
     total = host_bytes() if device.kind == "cpu" else device.total_bytes
     try:
@@ -42,10 +42,10 @@ def warning(spec: Spec, device: Device) -> str | None:
 
 
 def refuse(spec: Spec, device: Device) -> None:
-    """Stops a run that the estimate says cannot fit.
+    """Reject a run whose estimate exceeds the device's memory.
 
     Raises:
-        Unavailable: it says so.
+        Unavailable: it does.
     """
     found = warning(spec, device)
     if found is not None:
@@ -53,7 +53,7 @@ def refuse(spec: Spec, device: Device) -> None:
 
 
 def host_bytes() -> int | None:
-    """Memory of the host that is free now; None where the system does not tell."""
+    """Return the free host memory in bytes; None if the system does not report it."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""The largest micro-batch that really fits, found by measuring: from the predicted one outwards, then by halves."""
+"""Largest micro-batch that fits, found by measuring: outward from the predicted one, then by bisection."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from memcalc.measuring.result import card_named
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 
-MOST = 4096  # sequences: no card has room for more
-STEPS = 2  # the second has the optimizer's states
+MOST = 4096  # sequences; no GPU has memory for more
+STEPS = 2  # the second step has the optimizer states
 
 
 class Search:
-    """What is known of the largest micro-batch of one run. Whoever measures asks `next` and tells `tried`.
+    """Search for the largest micro-batch of one run: measure the batch that `next` returns, and report it to `tried`.
 
     Args:
-        words: of the run.
+        words: the run as in a suite.
         spec: the run, with any micro-batch.
-        device: that it must fit.
+        device: the device that it must fit.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run.
     """
 
@@ -34,14 +34,14 @@ class Search:
 
     @property
     def found(self) -> int | None:
-        """The largest that fits, 0 if none does; None as long as it is not known."""
+        """The largest micro-batch that fits, 0 if none does; None while unknown."""
         if self.fails == 1:
             return 0
         known = self.fits is not None and (self.fails == self.fits + 1 or self.fits >= MOST)
         return self.fits if known else None
 
     def next(self) -> int | None:
-        """The micro-batch to try next; None when the largest is known."""
+        """Return the micro-batch to try next; None when the largest is known."""
         if self.found is not None:
             return None
         if self.fits is None and self.fails is None:
@@ -54,7 +54,7 @@ class Search:
         return (self.fits + self.fails) // 2
 
     def tried(self, batch: int, record: dict[str, Any]) -> None:
-        """What came of it; strides double as long as only one side is known."""
+        """Record the outcome of a micro-batch. Strides double while only one bound is known."""
         first = self.fits is None and self.fails is None
         if record["outcome"] == DONE:
             self.fits = max(batch, self.fits or 0)
@@ -65,10 +65,10 @@ class Search:
 
 
 def predicted(spec: Spec, device: Device, alloc_conf: str = "") -> int | None:
-    """The largest micro-batch that should fit; None: nobody can say.
+    """Return the largest micro-batch that should fit; None if it cannot be predicted.
 
-    First by the estimate of what is allocated; from there down, traces on fake tensors go through the simulated
-    allocator, which knows what lies in pieces.
+    The estimate of allocated memory gives an upper bound. Below it, traces on fake tensors go through the simulated
+    allocator, which includes fragmentation.
     """
     if device.total_bytes is None:
         return None
@@ -77,7 +77,7 @@ def predicted(spec: Spec, device: Device, alloc_conf: str = "") -> int | None:
 
 
 def traced(spec: Spec, device: Device, most: int, alloc_conf: str = "") -> int:
-    """The largest micro-batch up to `most` whose trace fits the device's card; `most` where no card is known."""
+    """Return the largest micro-batch up to `most` whose trace fits the GPU; `most` if the GPU is not in the table."""
     card = card_named(device)
     if card is None:
         return most
@@ -101,7 +101,7 @@ def traced(spec: Spec, device: Device, most: int, alloc_conf: str = "") -> int:
 
 
 def estimated(spec: Spec, room: int) -> int | None:
-    """The largest micro-batch whose estimated peak is within so many bytes; None where there are no formulas."""
+    """Return the largest micro-batch whose estimated peak is at most `room` bytes; None: there are no formulas."""
     low, high = 0, 1
     try:
         while high <= MOST and peak(spec, high) <= room:
@@ -115,5 +115,5 @@ def estimated(spec: Spec, room: int) -> int | None:
 
 
 def peak(spec: Spec, batch: int) -> int:
-    """The estimated peak with another micro-batch. Bytes."""
+    """Return the estimated peak with another micro-batch, in bytes."""
     return estimate(load(spec.model_dump(), (f"micro_batch_size={batch}",))).ledger.peak_bytes

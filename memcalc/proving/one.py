@@ -1,4 +1,4 @@
-"""One run, measured: with what is asked of the estimate before it starts, and said of it when it dies."""
+"""Measurement of one run, with a preflight check, and an explanation if it runs out of memory."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from memcalc.step.packages import require
 
 @dataclass(frozen=True)
 class How:
-    """How a run is measured.
+    """Options of a measurement.
 
     Args:
-        device: "cuda", "cuda:1", "cpu", or "null:<card>"; None: the GPU.
+        device: "cuda", "cuda:1", "cpu", or "null:<gpu>"; None: the GPU.
         steps: optimizer steps.
-        record: a file that keeps every figure.
+        record: file that the record is appended to.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
-        python: for a null device, an interpreter whose torch is a CUDA build.
-        headroom: whether a run is stopped that the estimate says cannot fit.
-        force: whether to run it all the same, and on a device that is busy.
-        warn: told what would have stopped it.
+        python: for a null device, an interpreter with a CUDA build of torch.
+        headroom: reject a run whose estimate exceeds the device's memory.
+        force: run it nevertheless, also on a busy device.
+        warn: called with the reason that `force` overrides.
     """
 
     device: str | None = None
@@ -44,12 +44,12 @@ class How:
 
 
 def measure_one(spec: Spec, how: How) -> Measurement:
-    """Measures a run in a process of its own.
+    """Measure a run in a separate process.
 
     Raises:
-        Unavailable: something is missing or busy; or it cannot fit, and that was asked.
-        InputError: the step cannot run it.
-        OutOfMemory: it ran out; with the simulator's opinion, and what would have fitted.
+        Unavailable: a requirement is missing or busy; or `headroom` is set and the run cannot fit.
+        InputError: the step cannot run the spec.
+        OutOfMemory: the run ran out of memory; the message has the simulated allocator's result and changes that fit.
         NotKept: the record could not be written.
     """
     if how.record is not None:
@@ -75,7 +75,7 @@ def measure_one(spec: Spec, how: How) -> Measurement:
 
 
 def measure_one_rank(spec: Spec, how: How, here: Place) -> tuple[Measurement, tuple[dict[str, Any], ...]]:
-    """Measures this rank of several, in this process, and gathers the records of all.
+    """Measure this rank of several, in this process, and gather the records of all ranks.
 
     Raises:
         Unavailable, InputError, OutOfMemory: see `measure_one`.
@@ -96,12 +96,12 @@ def measure_one_rank(spec: Spec, how: How, here: Place) -> tuple[Measurement, tu
 
 
 def _explained(error: RanOut) -> RanOut:
-    """With what the simulator says of it."""
+    """Return the error with the simulated allocator's result appended."""
     return RanOut(f"{error}\n{opinion(error.measurement)}".rstrip(), error.measurement)
 
 
 def _look_ahead(spec: Spec, device: Device, how: How) -> None:
-    """Stops what cannot fit, or warns of it."""
+    """Reject a run that cannot fit, or warn about it if forced."""
     if not how.force:
         room.refuse(spec, device)
     elif how.warn is not None and (found := room.warning(spec, device)) is not None:

@@ -1,4 +1,4 @@
-"""What is predicted of a run that is measured."""
+"""Predictions for a measured run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from memcalc.verdict.judge import size
 
 
 def estimate_on_a_card(spec: Spec, alloc_conf: str = "", torch: str = "") -> Result:
-    """The estimate, with its allocator replay where PyTorch's CUDA allocator is what serves the run.
+    """Return the estimate, with an allocator replay if the run uses the PyTorch CUDA allocator.
 
     Args:
         spec: the run.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run.
-        torch: the PyTorch that runs it, as it calls itself.
+        torch: version of PyTorch that runs it, as in `torch.__version__`.
     """
     spec = under(spec, torch)
     if spec.hardware.gpu is None:
@@ -26,12 +26,12 @@ def estimate_on_a_card(spec: Spec, alloc_conf: str = "", torch: str = "") -> Res
 
 
 def with_settings(spec: Spec, alloc_conf: str) -> Spec:
-    """The run under settings of PyTorch's allocator."""
+    """Return the run with other settings of the PyTorch allocator."""
     return spec.model_copy(update={"training": spec.training.model_copy(update={"alloc_conf": alloc_conf})})
 
 
 def under(spec: Spec, torch: str) -> Spec:
-    """The run under the release of PyTorch that runs it ("2.11.0+cu130"); as it is where that release has no rules."""
+    """Return the run under a version of PyTorch ("2.11.0+cu130"); unchanged if memcalc has no rules for it."""
     release = "v" + ".".join(torch.split(".")[:2])
     if release not in get_args(TorchVersion):
         return spec

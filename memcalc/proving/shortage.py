@@ -1,4 +1,4 @@
-"""A measured run that ran out of memory: what the simulator says of it, and what would have fitted."""
+"""Analysis of a measured run that ran out of memory: the simulated allocator's result, and changes that fit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MOST_CHANGES = 3
 
 
 def opinion(measurement: Measurement) -> str:
-    """The simulator's, in a sentence; then the cheapest changes that would have fitted. Nothing for a CPU."""
+    """Return the simulated allocator's result in a sentence, then the cheapest changes that fit; "" for a CPU."""
     return " ".join(part for part in (simulated(measurement), fitting(measurement)) if part)
 
 
 def simulated(measurement: Measurement) -> str:
-    """Whether PyTorch's allocator, as memcalc models it, dies of the same requests on the same device."""
+    """Return whether the simulated PyTorch allocator fails at the same request on the same device, as a sentence."""
     device = measurement.device
     if device.total_bytes is None or not any(event.kind is Kind.OOM for event in measurement.events):
         return ""
@@ -48,11 +48,11 @@ def simulated(measurement: Measurement) -> str:
 
 
 def fitting(measurement: Measurement) -> str:
-    """What would have fitted, by the estimate held to what the run had allocated."""
+    """Return changes that would have fitted, as a sentence, by the estimate scaled to the run's allocated bytes."""
     message = (measurement.message or "").encode()
     try:
         explained = diagnose("the run", io.BytesIO(message), written_out(predicted_spec(measurement))).explained
-    except MemcalcError:  # a message without figures, or a run without formulas
+    except MemcalcError:  # the message has no figures, or the run has no formulas
         return ""
     if explained is None:
         return ""

@@ -1,4 +1,4 @@
-"""A list of runs to measure: read from a file, and gone through so that an interruption costs at most one run."""
+"""Suites: a file with a list of runs to measure. An interruption loses at most one run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import parse_yaml
 
-MOST_STEPS = 1_000  # as `measure --steps` takes; a steady state needs no more than a few
-STEPS = 2  # the first makes the optimizer's states; the second is the steady state
+MOST_STEPS = 1_000  # as in `measure --steps`; a steady state needs only a few
+STEPS = 2  # the first step creates the optimizer states; the second is the steady state
 
 KEYS = {"steps", "runs", "largest_batch"}
 RUN_KEYS = {"run", "alloc_conf", "steps"}
@@ -42,7 +42,7 @@ class Run:
         words: a configuration and overrides, as on a command line: "gpt2 b=4 recipe=pure".
         steps: optimizer steps.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF; "": as in the environment.
-        folder: that paths of configurations are relative to.
+        folder: directory that paths of configurations are relative to.
     """
 
     words: str
@@ -51,13 +51,13 @@ class Run:
     folder: str = ""
 
     def spec(self, *overrides: str) -> Spec:
-        """The run that it describes."""
+        """Return the run that the entry describes."""
         source, *own = self.words.split()
         path = Path(self.folder, source)
         return of_training(load(str(path) if is_file(path) else source, (*own, *overrides)), "measure")
 
     def command(self, *overrides: str) -> str:
-        """What measures it alone."""
+        """Return the command that measures this entry alone."""
         source, *own = self.words.split()
         sets = " ".join(f"--set {override}" for override in (*own, *overrides))
         settings = f" --alloc-conf {self.alloc_conf}" if self.alloc_conf else ""
@@ -66,7 +66,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Suite:
-    """What to measure, in this order: runs, then searches for the largest micro-batch that fits."""
+    """Runs to measure, followed by searches for the largest micro-batch that fits."""
 
     runs: tuple[Run, ...]
     largest: tuple[Run, ...]
@@ -74,14 +74,14 @@ class Suite:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a suite came to.
+    """Results of a suite.
 
     Args:
-        records: of all its runs on this device, in the order of the suite, those of earlier sittings included.
-        largest: its searches.
-        refused: runs that could not be measured, and why.
-        fresh: how many were measured in this sitting.
-        unkept: why the last record could not be written, after which nothing more was measured; None: all are kept.
+        records: records of all its runs on this device, in the order of the suite, including those of earlier sessions.
+        largest: its searches for the largest micro-batch.
+        refused: runs that could not be measured, each with the reason.
+        fresh: number of runs measured in this session.
+        unkept: why the last record could not be written, which ended the suite; None: all are kept.
     """
 
     records: tuple[dict[str, Any], ...]
@@ -92,10 +92,10 @@ class Outcome:
 
 
 def load_suite(path: str | Path) -> Suite:
-    """A suite's file.
+    """Return the suite of a file.
 
     Raises:
-        InputError: it is none, or one of its runs is no configuration.
+        InputError: the file is not a suite, or one of its runs is not a configuration.
     """
     content = parse_yaml(read_text(path, remedy="Name a file of runs."), str(path)).data
     if not isinstance(content, dict) or not content.get("runs") or content.keys() - KEYS:
@@ -147,12 +147,12 @@ def _run(entry: object, steps: int, where: str, folder: Path) -> Run:
 
 
 class Sitting:
-    """One go through a suite on one device, with the file of records that it goes on from.
+    """One pass through a suite on one device, which resumes from a file of records.
 
     Args:
-        worker: that measures.
-        device: as the worker knows it.
-        records: the file. What it has of this device, PyTorch and allocator is not measured again.
+        worker: the process that measures.
+        device: the device by its name in the worker.
+        records: the file. Runs that it has for this device, PyTorch and allocator are not measured again.
     """
 
     def __init__(self, worker: Worker, device: str | None, records: Path) -> None:
@@ -164,16 +164,16 @@ class Sitting:
         self.fresh = 0
 
     def measured(self, run: Run, *overrides: str) -> dict[str, Any]:
-        """The record of a run, from the file or made now.
+        """Return the record of a run, from the file or from a new measurement.
 
         Raises:
-            NotWritten: the record, which `known` has by now, could not be written.
-        MemcalcError: it cannot be measured.
+            NotWritten: the record could not be written; `known` has it nevertheless.
+            MemcalcError: the run cannot be measured.
         """
         spec = run.spec(*overrides)
         key = key_of(spec, run.steps, self._conf(run), self.described, self.versions["torch"])
         if key not in self.known:
-            # The runs of a suite may be meant to run out of memory.
+            # Runs of a suite may be intended to run out of memory, so no weight_bytes are given.
             job = Job(spec, run.steps, self.device, run.alloc_conf, self.worker.events, force=False)
             measurement = measured(job, self.worker.run(job), run.command(*overrides))
             self.known[key] = measurement.to_record()
@@ -187,11 +187,11 @@ class Sitting:
 
 
 def run_suite(suite: Suite, worker: Worker, device: str | None, records: Path, progress: Progress = silent) -> Outcome:
-    """Measures what has no record yet; each record is on the disk before the next run starts.
+    """Measure every run that has no record yet; each record is on the disk before the next run starts.
 
     Raises:
-        Unavailable: there is no such device, or somebody else goes through a suite with the same file.
-        InputError: the file holds something else than records.
+        Unavailable: there is no such device, or another suite uses the same file.
+        InputError: the file has other content than records.
     """
     RECORDS.check(records)
     with alone_with(records):
@@ -227,14 +227,14 @@ def run_suite(suite: Suite, worker: Worker, device: str | None, records: Path, p
 
 
 def key_of(spec: Spec, steps: int, alloc_conf: str, device: Device, torch: str) -> str:
-    """What makes two runs the same: configuration, steps, allocator settings, device and PyTorch."""
+    """Return the key by which runs are equal: configuration, steps, allocator settings, device and PyTorch version."""
     return _key(spec.model_dump(mode="json"), steps, alloc_conf, device.kind, device.name, torch)
 
 
 def key_of_record(record: dict[str, Any]) -> str:
-    """The same of a record."""
+    """Return the key of a record."""
     device, conf = record["device"], allocator_conf(record["allocator"])
-    steps = record.get("steps", 3)  # of records of version 1, which did not say so
+    steps = record.get("steps", 3)  # records of version 1 do not state their steps
     return _key(record["spec"], steps, conf, device["kind"], device["name"], record["versions"]["torch"])
 
 
@@ -244,20 +244,20 @@ def _key(*parts: object) -> str:
 
 @contextmanager
 def alone_with(records: Path) -> Iterator[None]:
-    """No other suite goes on with the same file; what holds it goes with the process.
+    """Hold an exclusive lock on a file of records; it is released when the process ends.
 
-    The lock is a hidden file beside the records, with this user's rights, and is removed at the end; one that a killed
-    process left is taken over.
+    The lock is a hidden file next to the records, with this user's permissions, and is removed at the end. A lock file
+    left by a killed process is reused.
 
     Raises:
-        Unavailable: another suite adds to the file, or the lock cannot be made.
+        Unavailable: another suite appends to the file, or the lock cannot be created.
     """
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    if records.exists() and not records.is_file():  # a device, which keeps nothing
+    if records.exists() and not records.is_file():  # a device such as /dev/null, which keeps nothing
         yield
         return
     file = records.resolve()
@@ -269,7 +269,7 @@ def alone_with(records: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_file_at(descriptor, lock):
                 break
-            os.close(descriptor)  # its former holder has just removed it
+            os.close(descriptor)  # its previous holder has just removed it
     except BlockingIOError:
         os.close(descriptor)
         raise Unavailable(
@@ -286,7 +286,7 @@ def alone_with(records: Path) -> Iterator[None]:
 
 
 def _is_file_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one of this name."""
+    """Return whether an open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

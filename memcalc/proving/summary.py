@@ -1,4 +1,4 @@
-"""What many records say of the predictions of today: signed errors, by total and by component."""
+"""Summary of many records: signed errors of current predictions, by total and by component."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PERCENTILE = 95
 
 
 class Errors(NamedTuple):
-    """Errors of several predictions: what was predicted less what was measured.
+    """Errors of several predictions: predicted minus measured.
 
     Args:
         name: a total, or a component.
-        shares: of what was measured, for a total; of the run's measured peak, for a component.
+        shares: relative errors: of the measured total, or, for a component, of the run's measured peak.
     """
 
     name: str
@@ -35,42 +35,42 @@ class Errors(NamedTuple):
 
     @property
     def median(self) -> float:
-        """Of the signed errors."""
+        """Median of the signed errors."""
         return statistics.median(self.shares)
 
     @property
     def p95(self) -> float:
-        """What 95 of a hundred errors do not exceed, as absolute figures."""
+        """95th percentile of the absolute errors."""
         ordered = sorted(map(abs, self.shares))
         return ordered[min(len(ordered) - 1, -(-len(ordered) * PERCENTILE // 100) - 1)]
 
     @property
     def worst(self) -> float:
-        """The signed error that is furthest from nought."""
+        """The signed error with the largest absolute value."""
         return max(self.shares, key=abs)
 
     @property
     def exact(self) -> float:
-        """The share of runs that were predicted to the byte."""
+        """Fraction of runs predicted byte-exactly."""
         return self.shares.count(0) / len(self.shares)
 
     @property
     def under(self) -> float:
-        """The share of runs that held more than was predicted."""
+        """Fraction of runs that used more memory than predicted."""
         return sum(share < 0 for share in self.shares) / len(self.shares)
 
 
 class Predicted(NamedTuple):
-    """A record and what was predicted of it."""
+    """A record and its prediction."""
 
     record: dict[str, Any]
     predicted: Result
     measured: Result
-    line: dict[str, Any] | None = None  # how the prediction is kept, where it is
+    line: dict[str, Any] | None = None  # record of the prediction, if it is stored
 
 
 def predicted(record: dict[str, Any]) -> Predicted | None:
-    """The estimate of today beside a record, for its PyTorch; None: the run did not end, or has no formulas."""
+    """Return today's estimate for a record, under its PyTorch; None: the run did not complete, or has no formulas."""
     if record["outcome"] != DONE:
         return None
     card = card_named(device_of(record))
@@ -83,18 +83,18 @@ def predicted(record: dict[str, Any]) -> Predicted | None:
 
 
 def device_of(record: dict[str, Any]) -> Device:
-    """The device of a record."""
+    """Return the device of a record."""
     known = Device.__dataclass_fields__
     return Device(**{name: value for name, value in record["device"].items() if name in known})
 
 
 def summary(records: Iterable[dict[str, Any]]) -> list[Errors]:
-    """The errors of the estimate."""
+    """Return the errors of the estimate for some records."""
     return errors_of(filter(None, map(predicted, records)))
 
 
 def errors_of(runs: Iterable[Predicted]) -> list[Errors]:
-    """The errors of predictions: allocated, reserved and device at the peak, then each component."""
+    """Return the errors of predictions: allocated, reserved and device memory at the peak, then each component."""
     shares: dict[str, list[float]] = {}
     for found in runs:
         lines = compare(found.predicted, found.measured)
@@ -110,7 +110,7 @@ def errors_of(runs: Iterable[Predicted]) -> list[Errors]:
 
 
 def as_result(record: dict[str, Any], card: Card | None = None) -> Result:
-    """A record, of a measured run or of a trace, as the result that all verbs share: rows of phases' components."""
+    """Return a record, of a measured run or of a trace, as the result type of all commands: rows are components."""
     phases = record["phases"]
     rows = [
         Row(Component(name), "record", name, (size,), "uint8", 1, size, (phase["name"],), "measured", "record")

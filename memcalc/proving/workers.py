@@ -1,4 +1,4 @@
-"""The process that measures, for a device by name: of this Python, or of a CUDA build on a card that is not there."""
+"""Worker processes that measure on a device, by its name: under this Python, or a CUDA build on the null device."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ NULL = "null"
 
 @contextmanager
 def worker_for(device: str | None, python: str | None = None) -> Iterator[tuple[Worker, str | None]]:
-    """A worker and the device as it knows it.
+    """Yield a worker and the device by its name in the worker.
 
     Args:
-        device: "cuda", "cuda:1", "cpu", or "null:<card>"; None: the GPU.
-        python: for a null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
+        device: "cuda", "cuda:1", "cpu", or "null:<gpu>"; None: the GPU.
+        python: for a null device, an interpreter with a CUDA build of torch; None: $MEMCALC_NULL_PYTHON or this one.
 
     Raises:
-        InputError: no such card.
-        Unavailable: something that the null device needs is missing.
+        InputError: the GPU is unknown.
+        Unavailable: a requirement of the null device is missing.
     """
     kind, _, card = (device or "").partition(":")
     if kind != NULL:
