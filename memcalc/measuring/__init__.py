@@ -1,4 +1,4 @@
-"""The training step on a device that is there. Importing this loads no torch."""
+"""Measurement of the training step on a real device. Importing this package loads no torch."""
 
 from memcalc.measuring.measure import measure
 from memcalc.measuring.measurement import Measurement

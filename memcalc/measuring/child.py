@@ -1,4 +1,4 @@
-"""One run in this process: the step, the recorder, the device's counters."""
+"""One run in this process: the step, the recorder, and the device's counters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Counters = CudaCounters | CpuCounters | Unheard
 
 
 def answer(job: Job) -> dict[str, Any]:
-    """What becomes of a job: the run's figures, or why there are none. The events are in the job's file."""
+    """Return the figures of a job's run, or why there are none. The events are in the job's file."""
     try:
         return perform(job)
     except MemcalcError as error:
@@ -35,7 +35,7 @@ def answer(job: Job) -> dict[str, Any]:
 
 
 def describe(name: str | None) -> dict[str, Any]:
-    """What a device is, and the software around it: by which records of it are known."""
+    """Return a device and the versions of its software, by which its records are identified."""
     try:
         return {"device": asdict(found_device(name)), "versions": software()}
     except MemcalcError as error:
@@ -43,7 +43,7 @@ def describe(name: str | None) -> dict[str, Any]:
 
 
 def found_device(name: str | None) -> Device:
-    """What a device is.
+    """Return the description of a device.
 
     Raises:
         Unavailable: there is no such device.
@@ -55,11 +55,11 @@ def found_device(name: str | None) -> Device:
 
 
 def perform(job: Job) -> dict[str, Any]:
-    """Run it.
+    """Run the job, and return the device, the figures by phase and the outcome.
 
     Raises:
         Unavailable: there is no such device, or it is busy.
-        InputError: the step cannot run what the spec asks for.
+        InputError: the step cannot run the spec.
     """
     began = time.perf_counter()
     own = "" if job.device == "cpu" else job.spec.training.alloc_conf
@@ -76,7 +76,7 @@ def perform(job: Job) -> dict[str, Any]:
     try:
         write_events(job.events, recorded.events)
         unwritten = {}
-    except (NotWritten, OSError):  # a full disk costs no figures: the events go with the answer
+    except (NotWritten, OSError):  # if the disk is full, the events are sent with the answer
         unwritten = {"events": recorded.events}
     parameters, trainable, buffers = recorded.sizes
     return unwritten | {
@@ -94,16 +94,16 @@ def perform(job: Job) -> dict[str, Any]:
 
 
 def set_allocator(settings: str) -> None:
-    """Settings of the caching allocator, before anything is allocated: this process may have been forked.
+    """Configure the caching allocator before any allocation; the environment alone has no effect on a forked process.
 
     Raises:
-        Unavailable: PyTorch refuses them.
+        Unavailable: PyTorch rejects the settings.
     """
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
     os.environ.pop("PYTORCH_ALLOC_CONF", None)
     try:
         newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # noqa: SLF001 -- no public name
-        (newer or torch.cuda.memory._set_allocator_settings)(settings)  # noqa: SLF001 -- likewise, up to torch 2.9
+        (newer or torch.cuda.memory._set_allocator_settings)(settings)  # noqa: SLF001 -- the same, up to torch 2.9
     except (RuntimeError, ValueError) as error:
         raise Unavailable(
             f"PyTorch refuses PYTORCH_CUDA_ALLOC_CONF={settings}: {str(error).splitlines()[0]}"
@@ -111,12 +111,12 @@ def set_allocator(settings: str) -> None:
 
 
 def _prepared(target: torch.device, job: Job) -> tuple[Device, Counters]:
-    """The device with its context made and nothing else on it, and what watches it."""
+    """Return the device with its context created and no other work on it, and the counters to use."""
     if target.type == "cpu":
         return describe_device(target), Unheard() if dist.is_initialized() else CpuCounters()
     before = look(target, os.getpid())
     if before is not None and NULL_CARD in os.environ:
-        before = before._replace(used_bytes=0, others=())  # a card that is not there has no others on it
+        before = before._replace(used_bytes=0, others=())  # a null device has no other processes
     if not job.force:
         refuse_busy(target, before)
     begin_on(target)
@@ -131,10 +131,10 @@ def _prepared(target: torch.device, job: Job) -> tuple[Device, Counters]:
 
 
 def begin_on(target: torch.device) -> None:
-    """Make the CUDA context.
+    """Create the CUDA context.
 
     Raises:
-        Unavailable: the driver refuses, with its reason.
+        Unavailable: the driver rejects it; the message has the reason.
     """
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -145,10 +145,10 @@ def begin_on(target: torch.device) -> None:
 
 
 def refuse_busy(target: torch.device, view: View | None) -> None:
-    """Others' memory on the device would be measured with ours, or leave too little of it.
+    """Reject a busy device: other processes' memory would be measured too, or leave too little.
 
     Raises:
-        Unavailable: somebody else computes on it.
+        Unavailable: another process computes on the device.
     """
     if view is None or not view.busy:
         return

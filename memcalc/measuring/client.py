@@ -1,4 +1,4 @@
-"""The asking side of `memcalc.measuring.worker`: starts the process, asks, and leaves nothing behind."""
+"""Client of `memcalc.measuring.worker`: starts the process, sends jobs, and cleans up."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from memcalc.folders import compiler_cache, temporary_folder
 from memcalc.measuring.job import Job, encoded
 from memcalc.measuring.measurement import Device
 
-# Under another Python, told by PYTHONPATH where we are: what lies in the working directory has no say (-P).
+# For another Python, which finds memcalc by PYTHONPATH; -P keeps the working directory off the path.
 WORKER = ("-P", "-m", "memcalc.measuring.worker")
 KINDS: dict[str, type[MemcalcError]] = {
     "InputError": InputError,
     "Unavailable": Unavailable,
-    "NotWritten": Unavailable,  # its text is whole
+    "NotWritten": Unavailable,  # its message is complete already
 }
 
 
 def own_command() -> tuple[str, ...]:
-    """A worker under this Python that imports what this process imports, however and wherever it was started."""
+    """Return the command of a worker under this Python that imports the same packages as this process."""
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 -- "" is the working directory
     program = f"import sys; sys.path[:] = {path!r}; from memcalc.measuring.worker import main; main()"
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 -- as multiprocessing
@@ -35,11 +35,11 @@ def own_command() -> tuple[str, ...]:
 
 
 class Worker:
-    """A process that measures. Entered, it has a folder for events; left, it is gone with all that it started.
+    """A process that measures. On entry it has a directory for events; on exit the process and its children are ended.
 
     Args:
-        command: that speaks as `memcalc.measuring.worker`; None: that one, under this Python.
-        variables: to add to the environment.
+        command: a program with the protocol of `memcalc.measuring.worker`; None: that module under this Python.
+        variables: additions to the environment.
     """
 
     def __init__(self, command: Sequence[str] | None = None, variables: Mapping[str, str] | None = None) -> None:
@@ -52,24 +52,24 @@ class Worker:
 
     @property
     def events(self) -> str:
-        """The file that the events of the newest run are in."""
+        """File with the events of the last run."""
         return str(self._folder / "events.jsonl")
 
     def run(self, job: Job) -> dict[str, Any]:
-        """The figures of one run, in a process of its own.
+        """Return the figures of one run, made in a separate process.
 
         Raises:
-            InputError: the step cannot run what the spec asks for.
-            Unavailable: something that it needs is missing or busy.
-            OutOfMemory: the process was killed, as the host does when its memory runs out.
+            InputError: the step cannot run the spec.
+            Unavailable: a requirement is missing or busy.
+            OutOfMemory: the process was killed, as the system does when host memory runs out.
         """
         return self._answer(job.line())
 
     def describe(self, device: str | None) -> tuple[Device, dict[str, str]]:
-        """A device and the software around it, as the records of runs on it have them.
+        """Return a device and its software versions, as the records of runs on it have them.
 
         Raises:
-            InputError: there is no kind of device of that name.
+            InputError: there is no such type of device.
             Unavailable: there is no such device.
         """
         found = self._answer(encoded({"describe": device}))
@@ -98,7 +98,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                start_new_session=True,  # an interrupt of the terminal is ours alone to pass on
+                start_new_session=True,  # Ctrl-C reaches this process only, which handles it
             )
         found = self._receive(self._process)
         if "refused" in found:
@@ -124,18 +124,18 @@ class Worker:
         )
 
     def __enter__(self) -> Self:
-        """The worker; its process starts with the first job."""
+        """Return the worker; its process starts with the first job."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Ends the process, at once where something went wrong."""
+        """End the process, immediately after an error."""
         process, self._process = self._process, None
         try:
             if process is not None:
                 if error is not None:
                     _kill(process)
                 _left(process)
-        except BaseException:  # a signal, while it was waited for
+        except BaseException:  # a signal during the wait
             if process is not None:
                 _kill(process)
                 process.wait()
@@ -145,13 +145,13 @@ class Worker:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Ends a process and all that it has started."""
+    """Kill a process and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _left(process: subprocess.Popen[str]) -> int:
-    """The exit code of a process whose input has ended."""
+    """Close the pipes of a process, and return its exit code."""
     for pipe in (process.stdin, process.stdout):
         with suppress(OSError):
             if pipe is not None:

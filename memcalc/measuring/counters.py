@@ -1,4 +1,4 @@
-"""The device's own counters, phase by phase: beside the record of allocations, and independent of it."""
+"""The device's own counters by phase, independent of the recorded allocations."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from memcalc.measuring.profiled import MARK, Profiled, levels
 
 
 class Log:
-    """Phases in the order in which they first ran."""
+    """Phases in the order of their first run."""
 
     def __init__(self) -> None:
         self._phases: dict[str, MeasuredPhase] = {}
 
     def add(self, phase: MeasuredPhase) -> None:
-        """Keep a phase. Of the micro-batches of one step the highest counts, and where the last one ended."""
+        """Add a phase. Of the micro-batches of one step the peak and the end of the last one are kept."""
         before = self._phases.get(phase.name)
         if before is not None:
             phase = replace(
@@ -45,11 +45,11 @@ def _higher(before: int | None, now: int | None) -> int | None:
 
 
 class CudaCounters:
-    """Reads the caching allocator's counters when phases begin and end. They are on the host: nothing is synchronised.
+    """Reads the caching allocator's counters at phase boundaries. They are in host memory: nothing is synchronized.
 
     Args:
         device: a CUDA device.
-        in_use: bytes of it that are in use now by this run.
+        in_use: returns the bytes of it that this run uses now.
     """
 
     def __init__(self, device: torch.device, in_use: Callable[[], int]) -> None:
@@ -59,12 +59,12 @@ class CudaCounters:
 
     @property
     def phases(self) -> tuple[MeasuredPhase, ...]:
-        """What was seen, the phase that failed included."""
+        """The recorded phases, including one that failed."""
         return self._log.phases
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Entered around the whole run; the allocator counts anyway."""
+        """Context of the whole run; does nothing, because the allocator always counts."""
         yield
 
     @contextmanager
@@ -88,21 +88,21 @@ class CudaCounters:
 
 
 class CpuCounters:
-    """Profiles the whole run; what was allocated is relative to the moment before the model."""
+    """Profiles the whole run; allocated bytes are relative to the time before the model was built."""
 
     def __init__(self) -> None:
         self._log = Log()
-        self.profiled: Profiled | None = None  # of a run that is over
+        self.profiled: Profiled | None = None  # set when the run is over
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     @property
     def phases(self) -> tuple[MeasuredPhase, ...]:
-        """What was seen, the phase that failed included."""
+        """The recorded phases, including one that failed."""
         return self._log.phases
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Entered around the whole run; the phases are known when it is left."""
+        """Context of the whole run; the phases are known on exit."""
         try:
             with self._profiler:
                 yield
@@ -116,32 +116,32 @@ class CpuCounters:
             yield
 
     def _read(self) -> None:
-        """Lay the allocator's records over the phases' spans."""
+        """Assign the allocator's records to the phases' spans."""
         found = self.profiled = Profiled(self._profiler)
         for level in levels(found.lives, found.spans):
             self._log.add(MeasuredPhase(level.phase, level.peak, level.end, inside=level.inside))
 
 
 class Unheard:
-    """Of a rank on the CPU: its allocator's records are not whole, since collectives free memory in threads of theirs.
+    """Counters for a rank on the CPU, taken from the recorder, which sees every storage end.
 
-    The phases are those of the recorder, which sees storages end wherever they do.
+    The profiler's allocator records are incomplete there, because collectives free memory in their own threads.
     """
 
     phases: tuple[MeasuredPhase, ...] = ()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Entered around the whole run."""
+        """Context of the whole run; does nothing."""
         yield
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:  # noqa: ARG002 -- nothing to note
+    def phase(self, name: str) -> Iterator[None]:  # noqa: ARG002 -- nothing to record
         """See `memcalc.step.loop.Observer`."""
         yield
 
     def hear(self, events: Sequence[Event]) -> None:
-        """The phases, from what was recorded."""
+        """Set the phases from the recorded events."""
         line = timeline(events)
         log = Log()
         marks = [(at, event.phase) for at, event in enumerate(line.events) if event.kind is Kind.PHASE]

@@ -1,4 +1,4 @@
-"""Which device to measure on, and how to name it and the software around it."""
+"""Selection of the device to measure on, and its description with the software around it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memcalc.measuring.driver import View
 from memcalc.measuring.measurement import Device
 from memcalc.units import whole_number
 
-# Set by whoever starts a process on the null CUDA device: the card that it stands for.
+# Set by the parent of a process on the null CUDA device: the emulated GPU.
 NULL_CARD = "MEMCALC_NULL_CARD"
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
@@ -27,11 +27,11 @@ OTHER_WAYS = (
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device of that name; without a name, the GPU.
+    """Return the device with this name; without a name, the GPU.
 
     Raises:
-        InputError: there is no kind of device of that name.
-        Unavailable: PyTorch sees no GPU, or cannot use it.
+        InputError: there is no such type of device.
+        Unavailable: PyTorch finds no GPU, or cannot use it.
     """
     kind, _, index = (name or "cuda").partition(":")
     number = whole_number(index or "0")
@@ -40,7 +40,7 @@ def find_device(name: str | None) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch warns of what is about to be said in one message
+        warnings.simplefilter("ignore")  # PyTorch's warning would repeat the message below
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         raise Unavailable(f"measure needs a GPU, but {why_no_gpu()}; {OTHER_WAYS}")
@@ -50,14 +50,14 @@ def find_device(name: str | None) -> torch.device:
 
 
 def why_no_gpu() -> str:
-    """The reason that PyTorch has none, and what to do about it."""
+    """Return why PyTorch finds no GPU, and the remedy."""
     if torch.version.cuda is None:
         return "this PyTorch is built without CUDA. Install a CUDA build of torch where `nvidia-smi` lists a GPU"
     driver = driver_version()
     if driver is None:
         return "there is no NVIDIA driver. Run it where `nvidia-smi` lists a GPU"
     major, needed = int(driver.partition(".")[0]), int(torch.version.cuda.partition(".")[0])
-    if major < needed:  # within one major version drivers are compatible
+    if major < needed:  # drivers are compatible within a major version
         return (
             f"its driver is too old: it knows CUDA {driver}, and this PyTorch is built for CUDA {torch.version.cuda}. "
             f"Update the driver, or install a torch for CUDA {major}"
@@ -67,12 +67,12 @@ def why_no_gpu() -> str:
 
 
 def describe_device(device: torch.device, view: View | None = None, context: int | None = None) -> Device:
-    """The device as results and records name it.
+    """Return the description of a device for results and records.
 
     Args:
-        device: any.
-        view: what the driver said of it before the run.
-        context: bytes that the CUDA context took.
+        device: any device.
+        view: the driver's view of it before the run.
+        context: bytes of the CUDA context.
     """
     if device.type == "cpu":
         return Device("cpu", "cpu", platform.processor() or platform.machine())
@@ -91,7 +91,7 @@ def describe_device(device: torch.device, view: View | None = None, context: int
 
 
 def driver_version() -> str | None:
-    """The CUDA version of the driver; None where it cannot be asked."""
+    """Return the CUDA version of the driver; None if it is not installed."""
     version = ctypes.c_int()
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -101,7 +101,7 @@ def driver_version() -> str | None:
 
 
 def software() -> dict[str, str]:
-    """Versions that a figure depends on."""
+    """Return the software versions that a figure depends on."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
@@ -115,5 +115,5 @@ def software() -> dict[str, str]:
 
 
 def allocator_settings() -> str:
-    """What the environment tells PyTorch's caching allocator, as it would be typed."""
+    """Return the allocator settings of the environment, as they would be typed."""
     return " ".join(f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name))

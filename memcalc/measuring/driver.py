@@ -1,4 +1,4 @@
-"""What the driver says of a GPU, whoever uses it: NVML by nvidia-ml-py, else nvidia-smi."""
+"""The driver's view of a GPU, across processes: from NVML by nvidia-ml-py, else from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-# Less than any CUDA context takes (300 MiB and more: memcalc/data/gpus.yaml), more than a screen's frame buffers.
-# Used where the driver does not tell whose the memory is, as in most containers.
+# Less than any CUDA context (300 MiB and more: memcalc/data/gpus.yaml), more than a display's frame buffers. Decides
+# where the driver does not report processes, as in most containers.
 SOMEBODYS_BYTES = 256 * 2**20
 
-SECONDS = 20.0  # nvidia-smi answers in less, unless the driver hangs
+SECONDS = 20.0  # nvidia-smi answers faster, unless the driver hangs
 
 
 class View(NamedTuple):
-    """A GPU at one moment.
+    """State of a GPU at one time.
 
     Args:
-        used_bytes: by everybody, without what the driver reserves for itself.
-        others: processes that have memory on it, this one excepted.
-        release: of the driver.
+        used_bytes: bytes used by all processes, without the driver's own reservation.
+        others: ids of other processes that have memory on it.
+        release: version of the driver.
     """
 
     used_bytes: int
@@ -32,19 +32,19 @@ class View(NamedTuple):
 
     @property
     def busy(self) -> bool:
-        """Whether somebody computes on it: asked before this process does."""
+        """Whether another process computes on the GPU; valid before this process uses it."""
         return bool(self.others) or self.used_bytes >= SOMEBODYS_BYTES
 
 
 def look(device: torch.device, own: int) -> View | None:
-    """The GPU now; None where nobody can be asked.
+    """Return the current state of the GPU; None if neither NVML nor nvidia-smi reports it.
 
     Args:
-        device: as PyTorch counts, CUDA_VISIBLE_DEVICES applied.
-        own: this process's number.
+        device: by PyTorch's index, with CUDA_VISIBLE_DEVICES applied.
+        own: id of this process.
     """
     try:
-        # What PyTorch itself asks NVML by (torch.cuda.device_memory_used); it has no public name.
+        # The function that torch.cuda.device_memory_used uses; it has no public name.
         index: int = torch.cuda._get_nvml_device_index(device)  # noqa: SLF001
     except (RuntimeError, IndexError):
         index = device.index or 0
@@ -52,9 +52,9 @@ def look(device: torch.device, own: int) -> View | None:
 
 
 def used_by_all(device: torch.device) -> tuple[str, Callable[[], int]]:
-    """Who can be asked often what is in use on a device, and the question. Bytes."""
+    """Return the source of a device's used bytes, and a fast function that reads them."""
     handle = None
-    with suppress(Exception):  # NVML has an exception for each of its reasons not to answer
+    with suppress(Exception):  # NVML has one exception per reason
         import pynvml
 
         pynvml.nvmlInit()
@@ -86,7 +86,7 @@ def _by_library(index: int, own: int) -> View | None:
 
 
 def _used(handle: Any) -> int:
-    """What is used without what the driver keeps for itself, which the first version of the question counts too."""
+    """Return the used bytes without the driver's own reservation, which the first version of this call includes."""
     import pynvml
 
     try:

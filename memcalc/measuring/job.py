@@ -1,4 +1,4 @@
-"""What a measuring process is asked, and the lines in which it is asked and answers: JSON, one object a line."""
+"""Jobs of a measuring process, and its protocol: one JSON object per line in both directions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Job:
     """One run.
 
     Args:
-        spec: what to train.
+        spec: the run to measure.
         steps: optimizer steps.
         device: "cuda", "cuda:1" or "cpu"; None: the GPU.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
         events: file that every allocation is written to.
-        force: whether to run on a device that is busy, or too small for the weights alone.
-        weight_bytes: what the estimate says is needed to begin with; 0: not known.
+        force: run on a device that is busy, or too small for the weights alone.
+        weight_bytes: estimated bytes before the first step; 0: unknown.
     """
 
     spec: Spec
@@ -32,13 +32,13 @@ class Job:
     weight_bytes: int = 0
 
     def line(self) -> str:
-        """As it is sent."""
+        """Return the job as a line of the protocol."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return encoded(values | {"spec": self.spec.model_dump(mode="json")})
 
 
 def job_from(line: str) -> Job:
-    """A job as it was sent."""
+    """Return the job of a line."""
     from memcalc.spec.loading import load
 
     values: dict[str, Any] = json.loads(line)
@@ -46,5 +46,5 @@ def job_from(line: str) -> Job:
 
 
 def encoded(values: dict[str, Any]) -> str:
-    """One line."""
+    """Return values as one line of JSON."""
     return json.dumps(values, separators=(",", ":"), ensure_ascii=False, default=asdict) + "\n"

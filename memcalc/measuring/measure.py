@@ -1,4 +1,4 @@
-"""The verb `measure`: run the training step on a real device and keep what it held."""
+"""The command `measure`: run the training step on a real device and record its memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
 from memcalc.text import masked
 
-ADVICE = " If reserved but unallocated"  # how PyTorch goes on after the figures, in general terms
+ADVICE = " If reserved but unallocated"  # generic advice that follows the figures in PyTorch's message
 
 
 class RanOut(OutOfMemory):
-    """A measured run that ended out of memory, with what was measured until then."""
+    """A measured run ran out of memory; the figures up to that point are attached."""
 
     def __init__(self, text: str, measurement: Measurement) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class RanOut(OutOfMemory):
 
 
 class NotKept(Unavailable):
-    """A measured run whose record could not be written, with all that was measured."""
+    """The record of a measured run could not be written; the measurement is attached."""
 
     def __init__(self, text: str, measurement: Measurement) -> None:
         super().__init__(text)
@@ -51,23 +51,23 @@ def measure(
     force: bool = False,
     weight_bytes: int = 0,
 ) -> Measurement:
-    """What a device really holds, phase by phase, while it runs `steps` training steps in a process of its own.
+    """Return the memory of a device by phase while it runs `steps` training steps in a separate process.
 
     Args:
-        spec: what to train.
+        spec: the run to measure.
         device: "cuda", "cuda:1" or "cpu"; None: the GPU.
-        steps: optimizer steps. The first one makes the optimizer's states; the second is already the steady state.
-        record: a file that the figures are appended to, out of memory or not.
-        command: what to note as the command; None: that of this process.
-        worker: the process to ask; None: one of this Python.
+        steps: optimizer steps. The first one creates the optimizer states; the second is already the steady state.
+        record: file that the record is appended to, also if the run runs out of memory.
+        command: the command in the record; None: that of this process.
+        worker: the process to use; None: a new one under this Python.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
         force: run on a device that is busy, or too small for the weights alone.
-        weight_bytes: what is needed before the first step, as estimated; 0: not known.
+        weight_bytes: estimated bytes before the first step; 0: unknown.
 
     Raises:
         Unavailable: torch, transformers or a GPU is missing, or the GPU is busy.
-        InputError: the step cannot run what the spec asks for, or the device has no kernel for it.
-        RanOut: the device had too little. The record up to that point has been kept.
+        InputError: the step cannot run the spec, or the device has no kernel for it.
+        RanOut: the device ran out of memory. The record up to that point has been kept.
         NotKept: the record could not be written.
     """
     if record is not None:
@@ -93,11 +93,11 @@ def measure(
 
 
 def keep(measurement: Measurement, record: str | Path | None) -> None:
-    """Append a measurement to a file of records, if there is one, and refuse a run that ended out of memory.
+    """Append a measurement to a file of records, if given, and reject a run that ran out of memory.
 
     Raises:
         NotKept: the record could not be written.
-        RanOut: the run ended out of memory.
+        RanOut: the run ran out of memory.
     """
     unkept = None if record is None else unwritten((measurement.to_record(),), record)
     try:
@@ -111,7 +111,7 @@ def keep(measurement: Measurement, record: str | Path | None) -> None:
 
 
 def unwritten(records: Iterable[dict[str, Any]], file: str | Path) -> NotWritten | None:
-    """Append records to a file; what went wrong is returned, since the result is still to be shown."""
+    """Append records to a file. A failure is returned, not raised, so that the result is still shown."""
     try:
         RECORDS.append(records, Path(file))
     except NotWritten as error:
@@ -120,12 +120,12 @@ def unwritten(records: Iterable[dict[str, Any]], file: str | Path) -> NotWritten
 
 
 def measured(job: Job, answer: dict[str, Any], command: str) -> Measurement:
-    """A measurement of what a process answered, with the events that it left in the job's file.
+    """Return the measurement of a process's answer, with the events in the job's file.
 
     Args:
-        job: what it was asked.
-        answer: of `memcalc.measuring.child`.
-        command: to note as the command.
+        job: the job that was sent.
+        answer: as `memcalc.measuring.child` returns it.
+        command: the command in the record.
     """
     unwritten: list[Any] | None = answer.get("events")
     events = read_events(job.events) if unwritten is None else (event_from(list(values)) for values in unwritten)
@@ -149,10 +149,10 @@ def measured(job: Job, answer: dict[str, Any], command: str) -> Measurement:
 
 
 def refuse_death(measurement: Measurement, record: str | Path | None) -> None:
-    """A run that ended out of memory is no answer.
+    """Reject a run that ran out of memory.
 
     Raises:
-        RanOut: it did.
+        RanOut: the run ran out of memory.
     """
     if measurement.outcome != OUT_OF_MEMORY:
         return
@@ -163,5 +163,5 @@ def refuse_death(measurement: Measurement, record: str | Path | None) -> None:
 
 
 def typed() -> str:
-    """The command of this process, without secrets: records are shared."""
+    """Return the command of this process with secrets masked: records are shared."""
     return shlex.join(masked([Path(sys.argv[0]).name, *sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""What a measured run gives: the device's own figures by phase, every allocation, and who measured them on what."""
+"""Figures of a measured run: the device's counters by phase, every allocation, the device and the software."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ DONE, OUT_OF_MEMORY = "done", "out of memory"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPhase:
-    """One phase. Of several micro-batches the one with the highest peak. Bytes; None where a device has no such figure.
+    """One phase; of several micro-batches, the one with the highest peak. Bytes; None if the device has no such figure.
 
     Args:
         name: as in memcalc/ledger/phases.py.
-        peak_allocated_bytes: most that was allocated at once.
-        end_allocated_bytes: still allocated when the phase ended.
-        reserved_bytes: held by the caching allocator at the end.
-        peak_reserved_bytes: most that it held.
-        peak_requested_bytes: most that the program had asked for at once, before the allocator's rounding.
-        device_bytes: in use on the device at the end, but for what others used before the run.
-        inside: on a CPU, what of the peak operators kept to themselves, by operator; of these a trace knows nothing.
+        peak_allocated_bytes: peak of allocated bytes.
+        end_allocated_bytes: bytes allocated when the phase ended.
+        reserved_bytes: bytes reserved by the caching allocator at the end.
+        peak_reserved_bytes: peak of reserved bytes.
+        peak_requested_bytes: peak of requested bytes, before the allocator's rounding.
+        device_bytes: bytes in use on the device at the end, minus those that others used before the run.
+        inside: on a CPU, bytes at the peak that operators allocate and free internally, by operator; no trace sees
+            them.
     """
 
     name: str
@@ -41,18 +42,18 @@ class MeasuredPhase:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device that was measured.
+    """The device of a measurement.
 
     Args:
         kind: "cpu", "cuda", or "null cuda": PyTorch's CUDA build on accounting-only stub libraries.
-        identifier: "cpu", "cuda:0" or "null:<card>".
-        name: as the driver gives it.
-        total_bytes: of its memory, for a GPU: what PyTorch can allocate from.
-        driver: CUDA version of the driver, for a GPU.
-        release: of the driver, for a GPU: "570.86.15".
-        others_bytes: in use before the run began, by whomever; None where nobody could be asked.
-        context_bytes: what the CUDA context took before anything was allocated; None on a CPU.
-        source: who tells what is in use on the device: "nvml", "driver" (cudaMemGetInfo), or None on a CPU.
+        identifier: "cpu", "cuda:0" or "null:<gpu>".
+        name: name that the driver reports.
+        total_bytes: for a GPU, memory that PyTorch can allocate from.
+        driver: for a GPU, CUDA version of the driver.
+        release: for a GPU, version of the driver: "570.86.15".
+        others_bytes: bytes that all processes used before the run; None if nothing reports them.
+        context_bytes: bytes of the CUDA context before any allocation; None on a CPU.
+        source: source of device_bytes: "nvml", "driver" (cudaMemGetInfo), or None on a CPU.
     """
 
     kind: str
@@ -71,23 +72,23 @@ class Measurement:
     """A measured run.
 
     Args:
-        spec: what ran.
-        steps: optimizer steps that it was to run.
-        device: where.
-        versions: of Python, torch, CUDA, its libraries and transformers.
-        allocator: settings of the caching allocator from the environment; "" when there are none.
-        command: what was typed.
+        spec: the run.
+        steps: requested optimizer steps.
+        device: the device.
+        versions: versions of Python, torch, CUDA, its libraries and transformers.
+        allocator: settings of the caching allocator in the environment; "" if there are none.
+        command: the command as typed.
         date: UTC, ISO 8601.
-        phases: in the order of the run.
-        parameters: elements of all nn.Parameters, tied ones once.
-        trainable: those of them that are trained.
+        phases: the phases in the order of the run.
+        parameters: elements of all nn.Parameters, tied weights counted once.
+        trainable: elements of the trained nn.Parameters.
         buffers: elements of all buffers.
         outcome: "done" or "out of memory".
-        message: PyTorch's, if it ran out of memory.
-        rank: of several ranks, which one; 0 of one.
-        ranks: how many there were.
-        events: every allocation and release, attributed.
-        seconds: how long the host took, by part: "device" (its context), "build", "steps", "again" (watched), "all".
+        message: PyTorch's error message if the run ran out of memory.
+        rank: index of this rank; 0 on one rank.
+        ranks: number of ranks.
+        events: every allocation and free, attributed.
+        seconds: host time by part: "device" (its context), "build", "steps", "again" (the instrumented run), "all".
     """
 
     spec: Spec
@@ -110,40 +111,40 @@ class Measurement:
 
     @property
     def peak(self) -> MeasuredPhase:
-        """The phase that needed most."""
+        """The phase with the highest peak."""
         return max(self.phases, key=lambda phase: phase.peak_allocated_bytes)
 
     @cached_property
     def judged(self) -> Judged:
-        """The events added up and replayed: what pictures and tables of a run are made from."""
+        """The events summed and replayed: the input of plots and tables of a run."""
         from memcalc.measuring.result import judged
 
         return judged(self)
 
     @cached_property
     def result(self) -> Result:
-        """The same figures in the shape that all verbs share."""
+        """The figures as the result type of all commands."""
         from memcalc.measuring.result import to_result
 
         return to_result(self)
 
     def to_result(self) -> Result:
-        """As `result`."""
+        """Return `result`."""
         return self.result
 
     def to_record(self) -> dict[str, Any]:
-        """The same figures as they are kept in a file of records: all but the events."""
+        """Return the figures as a record: everything but the events."""
         from memcalc.measuring.records import to_record
 
         return to_record(self)
 
 
 def phase_from(values: dict[str, Any]) -> MeasuredPhase:
-    """A phase of a record."""
+    """Return a phase from its values in a record."""
     names = MeasuredPhase.__dataclass_fields__
     return MeasuredPhase(**{name: value for name, value in values.items() if name in names})
 
 
 def as_values(phase: MeasuredPhase) -> dict[str, Any]:
-    """A phase for a record."""
+    """Return the values of a phase for a record."""
     return asdict(phase)

@@ -1,4 +1,4 @@
-"""What PyTorch's profiler saw of the CPU's allocator: every block's life, and whether an operator kept it to itself."""
+"""CPU allocations as PyTorch's profiler records them: the lifetime of every block, and operators' internal blocks."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 from torch.profiler import profile
 
 MARK = "memcalc phase "
-MODE = "PythonDispatchMode"  # how the profiler shows that a dispatch mode, ours, was asked; below it the operator runs
+MODE = "PythonDispatchMode"  # profiler event of a dispatch mode, the recorder's; the operator is its child
 ALLOCATION = torch._C._profiler._EventType.Allocation  # noqa: SLF001 -- as torch.profiler._memory_profiler does
 
-# A number of Python's that an operator takes as a tensor: made before the operator is called, gone when it returns.
+# A Python number that an operator takes as a tensor: allocated before the operator is called, freed when it returns.
 NUMBER_BYTES = 8
 NUMBER = "a number as a tensor"
-GENERATOR = "state of the random generator"  # that checkpointing keeps, so that dropout is the same again
+GENERATOR = "state of the random generator"  # kept by checkpointing, so that the recomputation repeats the same dropout
 
 
 class Life(NamedTuple):
-    """A block of memory.
+    """Lifetime of a block of memory.
 
     Args:
-        begin: when it was allocated. Nanoseconds.
-        end: when it was freed; None: after the run.
-        bytes: as asked for; the profiler rounds nothing.
-        inside: what kept it to itself; None: a tensor that everybody can see.
+        begin: time of the allocation in nanoseconds.
+        end: time of the free in nanoseconds; None: after the run.
+        bytes: requested bytes; the profiler does not round.
+        inside: the operator that uses the block internally; None: a visible tensor.
     """
 
     begin: int
@@ -36,7 +36,7 @@ class Life(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A phase, each time that it ran. Nanoseconds."""
+    """One execution of a phase. Nanoseconds."""
 
     begin: int
     end: int
@@ -51,16 +51,17 @@ class Operator(NamedTuple):
 
 
 class Profiled:
-    """The tree of calls that a profiler recorded, gone through once.
+    """Block lifetimes and phases from a profiler's tree of calls.
 
-    An operator keeps a block to itself if it is allocated and freed before the operator returns: casts to a common
-    dtype, scratch of kernels. A dispatch mode, which sees operators' results, cannot see these; nor what never passes
-    through the dispatcher.
+    A block is internal to an operator if it is allocated and freed before the operator returns: casts to a common
+    dtype,
+    workspaces of kernels. A dispatch mode sees operators' results only, so it misses these blocks, and also those that
+    never pass through the dispatcher.
     """
 
     def __init__(self, profiler: profile) -> None:
         self.spans: list[Span] = []
-        self._changes: list[tuple[int, int, int, Operator | None]] = []  # time, address, bytes, whose
+        self._changes: list[tuple[int, int, int, Operator | None]] = []  # time, address, bytes, operator
         self._generator_bytes = torch.get_rng_state().nbytes
         results: Any = profiler.profiler.kineto_results if profiler.profiler is not None else None
         waiting: list[tuple[Any, Operator | None, bool]] = [(e, None, False) for e in results.experimental_event_tree()]
@@ -82,9 +83,9 @@ class Profiled:
 
     @cached_property
     def lives(self) -> list[Life]:
-        """Every block that was allocated while it ran, in order."""
+        """Every block that was allocated during the profile, in order."""
         found: list[Life] = []
-        alive: dict[int, tuple[int, Operator | None]] = {}  # by address: where it is in `found`, and whose it is
+        alive: dict[int, tuple[int, Operator | None]] = {}  # by address: index in `found`, and the operator
         for time, address, size, operator in sorted(self._changes, key=lambda change: change[0]):
             if size > 0:
                 alive[address] = (len(found), operator)
@@ -96,18 +97,18 @@ class Profiled:
         return found
 
     def _outside(self, size: int) -> str | None:
-        """What is allocated by no operator, as far as it is not handed to one (`torch.tensor`)."""
+        """Return the label of a block that no operator allocates; None for a tensor (`torch.tensor`)."""
         return {NUMBER_BYTES: NUMBER, self._generator_bytes: GENERATOR}.get(size)
 
 
 class Level(NamedTuple):
-    """What was allocated in one phase, less what was before the first. Bytes.
+    """Allocated bytes of one phase, relative to the start of the first.
 
     Args:
-        phase: its name.
-        peak: the most at once.
-        end: at its end.
-        inside: of the peak, what was kept by whom.
+        phase: name of the phase.
+        peak: peak of allocated bytes.
+        end: allocated bytes at its end.
+        inside: bytes of the peak that are internal to operators, by operator.
     """
 
     phase: str
@@ -117,7 +118,7 @@ class Level(NamedTuple):
 
 
 def levels(lives: Sequence[Life], spans: Sequence[Span]) -> list[Level]:
-    """The course of what was allocated, phase by phase."""
+    """Return the allocated bytes by phase."""
     course = _Course(lives)
     found: list[Level] = []
     base: int | None = None
@@ -130,7 +131,7 @@ def levels(lives: Sequence[Life], spans: Sequence[Span]) -> list[Level]:
 
 
 class _Course:
-    """What is allocated, added up as time goes on."""
+    """Running total of allocated bytes over time."""
 
     def __init__(self, lives: Sequence[Life]) -> None:
         begun = [(life.begin, life.bytes, life.inside) for life in lives]
@@ -141,7 +142,7 @@ class _Course:
         self.total = 0
 
     def until(self, time: int) -> tuple[int, dict[str, int]]:
-        """Goes on to a time; the most that was allocated since the last one, and what of that was kept by whom."""
+        """Advance to a time; return the peak since the previous time, and its internal bytes by operator."""
         peak, inside = self.total, dict(self._inside)
         while self._at < len(self._changes) and self._changes[self._at][0] <= time:
             _, size, keeper = self._changes[self._at]

@@ -1,4 +1,4 @@
-"""One rank of many, started by torchrun: every rank measures itself, and all hear what the others found."""
+"""One rank of a multi-rank job started by torchrun: every rank measures itself, then all exchange their records."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from memcalc.measuring.measurement import Measurement
 from memcalc.measuring.records import RECORDS
 from memcalc.spec.spec import Spec
 
-LETTING_GO = 0.005  # seconds, in which the thread gets to run on a machine that others use, too
+LETTING_GO = 0.005  # seconds, enough for the gloo thread to run on a busy machine
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank this process is, as torchrun says: of all, and of those on its machine."""
+    """This process's rank, the number of ranks, and its local rank, from torchrun's environment."""
 
     rank: int
     ranks: int
@@ -31,7 +31,7 @@ class Place:
 
 
 def place() -> Place | None:
-    """This process's place; None where it was not started as one of several."""
+    """Return this process's place; None if it is not one of several ranks."""
     try:
         found = Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
     except (KeyError, ValueError):
@@ -49,20 +49,20 @@ def measure_rank(
     alloc_conf: str = "",
     force: bool = False,
 ) -> tuple[Measurement, tuple[dict[str, Any], ...]]:
-    """Measures this rank, and gathers the records of all.
+    """Measure this rank, and gather the records of all ranks.
 
     Args:
-        spec: the run, as all ranks have it.
-        here: which rank this is.
-        device: of this rank, see `device_of_rank`.
+        spec: the run, equal on all ranks.
+        here: this rank.
+        device: device of this rank, see `device_of_rank`.
         steps: optimizer steps.
-        record: a file that rank 0 appends the records of all ranks to; a rank that runs out of memory its own.
+        record: file that rank 0 appends all records to; a rank that runs out of memory appends its own.
         alloc_conf: see `measure`.
         force: see `measure`.
 
     Raises:
-        InputError: the step cannot run what the spec asks for.
-        Unavailable: something is missing or busy.
+        InputError: the step cannot run the spec.
+        Unavailable: a requirement is missing or busy.
         RanOut: this rank ran out of memory.
         NotKept: the record could not be written.
     """
@@ -70,7 +70,7 @@ def measure_rank(
 
     if record is not None:
         RECORDS.check(Path(record))
-    # What is offloaded is reduced on the host, too: norms of gradients, where they are clipped.
+    # Offloaded tensors are reduced on the CPU too, for example gradient norms when gradients are clipped.
     on_device = "cpu:gloo,cuda:nccl" if spec.parallelism.weights_on_host else "nccl"
     backend = "gloo" if device == "cpu" else on_device
     with (
@@ -91,10 +91,10 @@ def measure_rank(
 
 
 def device_of_rank(asked: str | None, here: Place) -> str:
-    """The device of a rank: with "cuda" or nothing asked, the GPU of its number on this machine.
+    """Return the device of a rank: for "cuda" or None, the GPU with its local rank.
 
     Raises:
-        InputError: one device was asked for, for all.
+        InputError: one device was given for all ranks.
     """
     if asked == "cpu":
         return asked
@@ -108,10 +108,10 @@ def device_of_rank(asked: str | None, here: Place) -> str:
 
 
 def refuse_other_ranks(spec: Spec, started: int) -> None:
-    """The configuration's ranks are those that torchrun has started.
+    """Check that torchrun started as many ranks as the configuration has.
 
     Raises:
-        InputError: they are more or fewer.
+        InputError: there are more or fewer.
     """
     parallelism = spec.parallelism
     if parallelism.ranks == started:
@@ -130,7 +130,7 @@ def refuse_other_ranks(spec: Spec, started: int) -> None:
 
 @contextmanager
 def process_group(backend: str, here: Place) -> Iterator[Any]:
-    """The ranks' process group, and how to gather an object of each: on the host, so that no GPU holds it."""
+    """Yield a function that gathers an object of each rank, in host memory, so that no GPU allocates for it."""
     import torch
     import torch.distributed as dist
 
@@ -155,10 +155,10 @@ def process_group(backend: str, here: Place) -> Iterator[Any]:
 
 
 def _patient(wait: Callable[..., bool]) -> Callable[..., bool]:
-    """`Work.wait` that gives gloo's thread the time to let go of a collective's buffers.
+    """Return `Work.wait` with a delay in which gloo's thread frees a collective's buffers.
 
-    It does so after it has woken the rank (ProcessGroupGloo::runLoop); on a busy machine the rank has gone on by then,
-    and the buffers would count in what the rank holds next, now and then.
+    The thread frees them after it has woken the rank (ProcessGroupGloo::runLoop). On a busy machine the rank may go on
+    first, and the buffers would occasionally be counted in the rank's next allocations.
     """
 
     def patiently(*args: Any, **options: Any) -> bool:

@@ -12,7 +12,7 @@ from memcalc.ledger.ledger import Ledger
 from memcalc.lines import Lines
 from memcalc.measuring.measurement import Measurement, as_values
 
-RECORD_VERSION = 2  # 1 told components by tensors that could be named (`held`), 2 tells all of them
+RECORD_VERSION = 2  # version 1 had components of nameable tensors only (`held`); version 2 has all components
 
 WORKSPACE = Component.LIBRARY_WORKSPACE.value
 
@@ -20,7 +20,7 @@ RECORDS = Lines("record", RECORD_VERSION, "record of a measured run", "records",
 
 
 def to_record(measurement: Measurement) -> dict[str, Any]:
-    """The line of a measurement."""
+    """Return the record of a measurement."""
     ledger = measurement.result.ledger
     return {
         "record": RECORD_VERSION,
@@ -45,7 +45,7 @@ def to_record(measurement: Measurement) -> dict[str, Any]:
 
 
 def by_operator(ledger: Ledger, phase: str) -> dict[str, int]:
-    """Who had allocated what is alive at a phase's peak, most first; libraries' workspaces as one. Bytes."""
+    """Return the live bytes at a phase's peak by operator, largest first; library workspaces are one entry."""
     found: dict[str, int] = {}
     for row in ledger.alive(phase):
         name = WORKSPACE if row.component is Component.LIBRARY_WORKSPACE else row.tensor
@@ -54,7 +54,7 @@ def by_operator(ledger: Ledger, phase: str) -> dict[str, int]:
 
 
 def as_plain(value: Any) -> dict[str, Any]:
-    """A dataclass as a mapping."""
+    """Return a dataclass as a mapping."""
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
@@ -63,10 +63,10 @@ def _components(ledger: Ledger, phase: str) -> dict[str, int]:
 
 
 def read_measured(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of measured runs of a file, in order, each with the parts that readers ask for.
+    """Yield the records of measured runs in a file, in order, each with all required parts.
 
     Raises:
-        InputError: as `Lines.read`; or a line lacks a part, or holds something else in its place.
+        InputError: as `Lines.read`; or a part of a line is missing or has the wrong type.
     """
     for number, record in enumerate(RECORDS.read(path), start=1):
         wrong = next(filter(None, (_wrong(record, part, kind) for part, kind in _PARTS.items())), None)
@@ -87,7 +87,7 @@ def read_measured(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-# What a record of a measured run has, by the path of each part.
+# Required parts of a record of a measured run, by path.
 _PARTS: dict[str, type] = {
     "command": str,
     "device": dict,
@@ -107,7 +107,7 @@ _KINDS = {kind.value for kind in Component}
 
 
 def _wrong(record: Any, part: str, kind: type) -> str | None:
-    """The part where it is not of this type; None where it is."""
+    """Return the part if it does not have this type; None if it does."""
     value = record
     for name in part.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -115,7 +115,7 @@ def _wrong(record: Any, part: str, kind: type) -> str | None:
 
 
 def _wrong_size(values: dict[str, Any]) -> str | None:
-    """The first value that is called bytes and is neither a whole number nor unknown."""
+    """Return the first `*_bytes` key whose value is neither a whole number nor null; None if there is none."""
     sizes = (name for name in values if name.endswith("_bytes"))
     return next((name for name in sizes if values[name] is not None and type(values[name]) is not int), None)
 

@@ -1,4 +1,4 @@
-"""A measurement as the result that all verbs share: the recorded ledger, held to what the device itself counted."""
+"""A measurement as the result type of all commands: the recorded ledger, reconciled with the device's counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CITATION = "measured"
 
 
 def judged(measurement: Measurement) -> Judged:
-    """The events of a run added up, and replayed through the rules of its PyTorch."""
+    """Return the events of a run, summed and replayed under the rules of its PyTorch version."""
     on_cuda = measurement.device.kind != "cpu"
     recording = Recording(
         device=measurement.device.identifier,
@@ -32,18 +32,18 @@ def judged(measurement: Measurement) -> Judged:
         reserved_bytes=_most(phase.peak_reserved_bytes for phase in measurement.phases),
         has_allocator=on_cuda,
     )
-    # The card judges what was traced; what was measured has been judged by a real one.
+    # No GPU is given: a measured run has been checked against a real one.
     return judge(recording, None, allocator_conf(measurement.allocator), measurement.versions["torch"])
 
 
 def allocator_conf(settings: str) -> str:
-    """What PYTORCH_CUDA_ALLOC_CONF says, of settings as they would be typed."""
+    """Return the value of PYTORCH_CUDA_ALLOC_CONF in settings as they would be typed."""
     found = dict(word.partition("=")[::2] for word in settings.split())
     return found.get("PYTORCH_CUDA_ALLOC_CONF") or found.get("PYTORCH_ALLOC_CONF") or ""
 
 
 def to_result(measurement: Measurement) -> Result:
-    """The figures as a ledger: each phase sums to its measured peak."""
+    """Return the result of a measurement; each phase of its ledger sums to the measured peak."""
     phases = measurement.phases
     ledger = measured_ledger(measurement.judged, phases)
     allocated = ledger.peak_bytes
@@ -79,7 +79,7 @@ def to_result(measurement: Measurement) -> Result:
 
 
 def card_of(measurement: Measurement) -> Card | None:
-    """The card that was measured on, as far as the table has it; on a CPU that of the configuration."""
+    """Return the GPU of a measurement if the table has it; for a CPU, the GPU of the configuration."""
     if measurement.device.kind != "cpu":
         return card_named(measurement.device)
     gpu = measurement.spec.hardware.gpu
@@ -87,17 +87,17 @@ def card_of(measurement: Measurement) -> Card | None:
 
 
 def card_named(device: Device) -> Card | None:
-    """The card that a device is, as far as the table has it."""
+    """Return the GPU of a device if the table has it."""
     if device.kind == "null cuda":
         return find_card(device.identifier.partition(":")[2])
     return next((card for card in all_cards() if card.device_name == device.name), None)
 
 
 def measured_ledger(recorded: Judged, phases: Sequence[MeasuredPhase]) -> Ledger:
-    """The rows that were recorded, and in each phase what the device counted beyond them.
+    """Return the recorded rows, plus the bytes that the device counted beyond them in each phase.
 
-    On CUDA the record is the allocator's own, so that the rest is what blocks are larger than was asked for. The
-    moment of a peak is found by a replay where that agrees with the counters, else by the bytes asked for.
+    On CUDA the record is the allocator's own, so the rest is allocated minus requested bytes. The point of a peak comes
+    from a replay if that agrees with the counters, else from the requested bytes.
     """
     ledger = recorded.ledger
     if all(ledger.totals.get(phase.name) == phase.peak_allocated_bytes for phase in phases):
@@ -110,14 +110,14 @@ def measured_ledger(recorded: Judged, phases: Sequence[MeasuredPhase]) -> Ledger
 
 
 def _rest(phase: MeasuredPhase, recorded: int, *, on_cuda: bool) -> Iterator[Row]:
-    """What the device counted in one phase beyond the record."""
+    """Yield rows for the bytes that the device counted beyond the record in one phase."""
     size = phase.peak_allocated_bytes - recorded
     if on_cuda:
         yield _row(phase, Component.BLOCK_ROUNDING, "rounding and unsplit remainders", size)
     elif phase.inside and sum(phase.inside.values()) == size:
         for operator, inside in phase.inside.items():
             yield _row(phase, Component.TEMPORARIES, f"inside {operator}", inside)
-    else:  # the peak is another one than the record's
+    else:  # this peak is not the record's peak
         yield _row(phase, Component.TEMPORARIES, "inside operators", size)
 
 
@@ -126,7 +126,7 @@ def _row(phase: MeasuredPhase, component: Component, what: str, size: int) -> Ro
 
 
 def outside_notes(measurement: Measurement) -> Iterable[str]:
-    """What lies outside PyTorch's allocator, each part for itself."""
+    """Yield one sentence on the memory outside the PyTorch allocator, by part."""
     from memcalc.units import format_bytes
 
     device = measurement.device
@@ -145,6 +145,6 @@ def outside_notes(measurement: Measurement) -> Iterable[str]:
 
 
 def _most(values: Iterable[int | None]) -> int | None:
-    """The largest; None where the device has no such figure."""
+    """Return the largest value; None if the device has no such figure."""
     known = [value for value in values if value is not None]
     return max(known, default=None)

@@ -1,8 +1,8 @@
-"""Measures in a process of its own, as often as it is asked: `python -m memcalc.measuring.worker`.
+"""Worker process that measures on request: `python -m memcalc.measuring.worker`.
 
-torch is imported once; each job is forked off before anything touches CUDA, so that no run finds what another left.
-Jobs come in on standard input, answers go out on standard output, a line each; whoever asks waits for the answer before
-it asks again. When standard input ends, because the other side is done or gone, the run that is on its way is killed.
+torch is imported once. Each job runs in a fork, made before anything uses CUDA, so no run sees the state of another.
+Jobs arrive on standard input and answers leave on standard output, one line each; the client waits for an answer
+before it sends the next job. When standard input ends, because the client is done or gone, the current run is killed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CHUNK = 1 << 16
 
 
 def main() -> None:
-    """Serve until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side decides what an interrupt means
+    """Serve jobs until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C
     replies = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries goes to standard error, not among the answers
     try:
-        # Once, for all that are forked; the compiler's package is what the first optimizer step imports.
+        # Imported once for all forks; the first optimizer step imports torch._dynamo.
         for name in ("torch._dynamo", "memcalc.measuring.child"):
             importlib.import_module(name)
     except ImportError as error:
@@ -41,10 +41,10 @@ def main() -> None:
 
 
 def serve(replies: int) -> None:
-    """Answer jobs, one after the other."""
+    """Answer jobs, one at a time."""
     lines = Lines()
     while (line := lines.next()) is not None:
-        if not hasattr(os, "fork"):  # Windows: one job, then whoever asks starts another process
+        if not hasattr(os, "fork"):  # Windows: one job per process
             _write(replies, _answered(line))
             return
         preload(line)
@@ -55,26 +55,26 @@ def serve(replies: int) -> None:
 
 
 def preload(line: str) -> None:
-    """Import what takes seconds, once for all runs that need it: transformers, when the first of its models comes.
+    """Import transformers once, for all later runs that need it, since the import takes seconds.
 
-    Not where torchao is installed, which transformers then imports: it asks for the card's capability as it is
-    imported, and a CUDA that has been asked cannot be forked.
+    Not if torchao is installed, which transformers then imports: torchao queries the GPU's capability on import, and a
+    process that has initialized CUDA cannot be forked.
     """
     training = json.loads(line).get("spec", {}).get("training", {})
     if training.get("implementation") == "huggingface" and importlib.util.find_spec("torchao") is None:
-        # Any exception may come of it, and comes again in the fork, whose answer it is.
+        # An exception is raised again in the fork, which reports it.
         with contextlib.suppress(Exception):
             importlib.import_module("memcalc.step.huggingface")
 
 
 class Lines:
-    """Standard input by lines, unbuffered: so that its end can be waited for as well."""
+    """Standard input by lines, unbuffered, so that a selector can also wait for its end."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def next(self) -> str | None:
-        """The next line; None at the end."""
+        """Return the next line; None at the end."""
         while b"\n" not in self._rest:
             chunk = os.read(INPUT, CHUNK)
             if not chunk:
@@ -85,7 +85,7 @@ class Lines:
 
 
 def _forked(line: str) -> str | None:
-    """The answer of a process of its own; None if nobody waits for it any more."""
+    """Return the answer of a forked process; None if the client is gone."""
     receiving, sending = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -100,7 +100,7 @@ def _forked(line: str) -> str | None:
         while open_ and wanted:
             for key, _ in selector.select():
                 if key.fd == INPUT:
-                    wanted = False  # nobody sends before the answer: this is the end
+                    wanted = False  # the client sends nothing before the answer, so this is the end of input
                 else:
                     chunk = os.read(receiving, CHUNK)
                     text += chunk
@@ -117,13 +117,13 @@ def _forked(line: str) -> str | None:
 
 
 def _be_child(line: str, sending: int) -> NoReturn:
-    """The forked process: answers, and ends without the clean-up of the process that it is a copy of."""
+    """Answer in the forked process, and exit without the parent's clean-up."""
     code = 1
     try:
         os.close(INPUT)
         _write(sending, _answered(line))
         code = 0
-    except BaseException:  # noqa: BLE001 -- told by its exit code, and on standard error
+    except BaseException:  # noqa: BLE001 -- reported by the exit code and on standard error
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -139,7 +139,7 @@ def _answered(line: str) -> str:
 
 def _write(descriptor: int, text: str) -> None:
     content = text.encode()
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+    with contextlib.suppress(BrokenPipeError):  # the client is gone
         while content:
             content = content[os.write(descriptor, content) :]
 
