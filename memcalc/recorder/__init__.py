@@ -1,5 +1,6 @@
-"""A running step seen from outside: every storage's life as the event stream, each with what it is for and who made it.
+"""Recording of a running step: every storage's lifetime as a stream of events, with its component and its operator.
 
-Blind to the device: fake tensors, a null CUDA device, a CPU and a GPU are recorded alike. Importing this loads no
-torch; `recorder` and `observer` do, `ledger` and `trace` read what was recorded and do not.
+The recorder does not depend on the device: fake tensors, a null CUDA device, a CPU and a GPU are recorded the same
+way. Importing this package loads no torch. Its modules `recorder` and `observer` do; `ledger` and `trace`, which read
+a recording, do not.
 """

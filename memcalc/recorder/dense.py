@@ -1,4 +1,4 @@
-"""How tensors lie in their storages."""
+"""Memory layout of tensors in their storages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements lie side by side, in whatever order of the axes, each once."""
+    """Return whether the elements are contiguous and non-overlapping under some order of the axes."""
     extent = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size != 1 and step != extent:
@@ -16,7 +16,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last."""
+    """Return the number of elements from the first to the last."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

@@ -1,8 +1,8 @@
-"""A run on a CUDA device, recorded by PyTorch's own allocator: every block, those inside operators too.
+"""A run on a CUDA device, recorded with the PyTorch allocator's history: every block, including those inside operators.
 
-The allocator's history knows all blocks but not whose they are; the recorder knows operators, modules and lines but not
-what operators take inside. Before each operator the recorder writes the operator's number into the history (as
-"user metadata", torch 2.10 and later), so that the two are put together exactly, not by guessing at times.
+The history has all blocks but not their owners. The recorder knows operators, modules and lines, but not the blocks
+that operators allocate internally. Before each operator the recorder writes the operator's number into the history
+("user metadata", torch 2.10 and later), so that both are joined exactly, without comparing times.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from memcalc.recorder.places import Place
 from memcalc.recorder.recorder import RESIZED, Recorder, line_of, word_of
 from memcalc.recorder.storages import Number
 
-ENTRIES = 20_000_000  # of the history's ring buffer: more than a few steps of the largest model make
+ENTRIES = 20_000_000  # of the history's ring buffer, more than a few steps of the largest model need
 
-OUTSIDE = 0  # the number that stands between operators
+OUTSIDE = 0  # operator number between operators
 
 
 class Numbering(Kernels):
-    """Runs operators as the device does, each under its number."""
+    """Runs operators unchanged, each with its number in the history."""
 
     def __init__(self) -> None:
         self.phase = 0
         self.operator = OUTSIDE
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The operator's outputs; meanwhile the history notes its number."""
+        """Return the operator's outputs; the history records its number meanwhile."""
         self.operator += 1
         _note(self.phase, self.operator)
         try:
@@ -46,7 +46,7 @@ class Numbering(Kernels):
 
 
 class Owner(NamedTuple):
-    """What the recorder knows of a block."""
+    """What the recorder knows about a block."""
 
     number: Number
     operator: str
@@ -57,13 +57,13 @@ class Owner(NamedTuple):
 
 
 class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's __init_subclass__
-    """A recorder whose record is the allocator's own.
+    """A recorder that takes its blocks from the allocator's history.
 
     Args:
         device: a CUDA device, real or null.
 
     Raises:
-        Unavailable: this PyTorch cannot note numbers in its history.
+        Unavailable: this PyTorch cannot write metadata into its history.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -74,11 +74,11 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
         self.device = device
         self._phases: list[str] = []
         self._operators: dict[int, tuple[str, Place, str]] = {}
-        self._owners: dict[tuple[int, int], Owner] = {}  # by operator and address
+        self._owners: dict[tuple[int, int], Owner] = {}  # by operator number and address
         torch.cuda.memory._record_memory_history("all", None, "python", ENTRIES)  # noqa: SLF001
 
     def begin_phase(self, name: str) -> None:
-        """A phase begins; the history notes which."""
+        """Begin a phase, and record it in the history."""
         super().begin_phase(name)
         self._phases.append(name)
         self.numbering.phase = len(self._phases)
@@ -106,7 +106,7 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
         self.purposes.died(number)
 
     def events(self) -> tuple[Event, ...]:
-        """The allocator's history as events, attributed."""
+        """Return the allocator's history as attributed events."""
         torch.cuda.synchronize(self.device)
         snapshot = torch.cuda.memory._snapshot(self.device)  # noqa: SLF001
         history = snapshot["device_traces"][self.device.index or 0]
@@ -191,7 +191,7 @@ def _noted(entry: dict[str, Any]) -> tuple[int, int]:
 
 
 def _last_allocations(history: list[dict[str, Any]]) -> frozenset[int]:
-    """Positions of the allocations that are never freed."""
+    """Return the positions of the allocations that are never freed."""
     alive: dict[int, int] = {}
     for position, entry in enumerate(history):
         if entry["action"] == "alloc":
@@ -202,5 +202,5 @@ def _last_allocations(history: list[dict[str, Any]]) -> frozenset[int]:
 
 
 def _on_cuda(tensor: Tensor) -> bool:
-    """Whether a tensor has memory there: DTensor finds shapes on fake tensors of the whole."""
+    """Return whether a tensor has CUDA memory; DTensor derives global shapes on fake tensors, which have none."""
     return tensor.is_cuda and not isinstance(tensor, FakeTensor)

@@ -1,10 +1,10 @@
-"""What backward does in place as long as nobody watches.
+"""Operations that backward does in place only without a dispatch mode.
 
-While a dispatch mode is entered, PyTorch takes every tensor for a subclass (at::isTensorSubclassLike) and spares it
-what it does to plain ones: autograd adds two gradients of one tensor out of place, where it adds into the first if
-nothing else refers to that (torch/csrc/autograd/input_buffer.cpp, accumulate and can_accumulate_inplace), and backward
-formulas write into a copy of their fresh zeros (torch/csrc/autograd/FunctionsManual.cpp). So the recorder's run would
-hold blocks that an unwatched one does not, unless such an operator, when it comes by, is run in place after all.
+While a dispatch mode is active, PyTorch treats every tensor as a subclass (at::isTensorSubclassLike) and avoids some
+in-place operations. Autograd adds two gradients of one tensor out of place; without a mode it adds into the first if
+nothing else refers to it (torch/csrc/autograd/input_buffer.cpp, accumulate and can_accumulate_inplace). Backward
+formulas write into a copy of their fresh zeros (torch/csrc/autograd/FunctionsManual.cpp). The recorded run would
+therefore allocate blocks that an unrecorded one does not, so the recorder runs these operators in place.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ aten = torch.ops.aten
 
 
 class InPlace(NamedTuple):
-    """What an operator is without a mode.
+    """The in-place form of an operator.
 
     Args:
-        operator: that one.
-        more: arguments that it has beyond those of the other.
-        nodes: how the backward nodes are called whose formula does it, to zeros of its own; none: autograd's engine
-            does, to a gradient.
+        operator: the in-place operator.
+        more: additional arguments that it needs.
+        nodes: name prefixes of the backward nodes whose formula applies it to its own zeros; (): autograd's engine
+            applies it to a gradient.
     """
 
     operator: Any
@@ -42,7 +42,7 @@ class InPlace(NamedTuple):
 
 IN_PLACE: dict[Any, InPlace] = {
     aten.add.Tensor: InPlace(aten.add_.Tensor),
-    # index_backward, which leaves out the check of the indices: unsafe = True
+    # index_backward skips the check of the indices: unsafe = True
     aten.index_put.default: InPlace(aten._index_put_impl_.default, (True,), ("IndexBackward",)),
     aten.index_add.default: InPlace(aten.index_add_.default, (), ("IndexSelectBackward",)),
     aten.scatter_add.default: InPlace(aten.scatter_add_.default, (), ("GatherBackward",)),
@@ -50,27 +50,27 @@ IN_PLACE: dict[Any, InPlace] = {
     aten.scatter.src: InPlace(aten.scatter_.src, (), ("Max", "Min", "Topk", "Sort", "Kthvalue", "Median", "Mode")),
 }
 
-# Backward formulas in C++ that add on their own, out of place (torch/csrc/autograd/FunctionsManual.cpp).
+# Backward formulas in C++ that add out of place themselves (torch/csrc/autograd/FunctionsManual.cpp).
 ADDING = ("VarMeanBackward", "StdMeanBackward")
 
-# Python's function that the engine was called by; above the operators of a thread of its own there is none.
+# Python function that calls the engine; operators on the engine's own threads have no Python caller.
 ENGINE = "_engine_run_backward"
 
 
 def in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], last: References) -> InPlace | None:
-    """What backward would do in place without a dispatch mode; None where it would do what it does.
+    """Return the in-place form that backward uses without a dispatch mode; None if it uses the operator itself.
 
     Args:
-        operator: one of `IN_PLACE`.
-        args: its arguments, as they came to `__torch_dispatch__` of the mode, whose caller's frame is looked at.
-        kwargs: likewise.
+        operator: an operator of `IN_PLACE`.
+        args: its arguments, as passed to the mode's `__torch_dispatch__`; that function's caller is examined.
+        kwargs: its keyword arguments.
         last: `references_of_last()`.
     """
     if kwargs or torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0:  # noqa: SLF001 -- no public name
         return None
     caller = sys._getframe(1).f_back  # noqa: SLF001 -- likewise
     if caller is not None and caller.f_code.co_name != ENGINE:
-        return None  # a hook, a backward written in Python, a tensor made of tensors
+        return None  # a hook, a backward written in Python, or a tensor subclass
     instead = IN_PLACE[operator]
     node = type(torch._C._current_autograd_node()).__name__  # noqa: SLF001 -- likewise
     if instead.nodes:
@@ -80,7 +80,7 @@ def in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], last:
 
 
 def _references(args: tuple[Any, ...]) -> References:
-    """Those to the first argument, our own among them."""
+    """Return the counts of references to the first argument, including those of the recorder."""
     tensor: Tensor = args[0]
     storage = tensor.untyped_storage()
     return tensor._use_count(), sys.getrefcount(tensor), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined] # noqa: SLF001 -- no public name
@@ -88,16 +88,16 @@ def _references(args: tuple[Any, ...]) -> References:
 
 @cache
 def references_of_last() -> References:
-    """Those to a gradient that only the engine refers to, as they show in a dispatch mode: versions of PyTorch differ.
+    """Return the reference counts, inside a dispatch mode, of a gradient that only the engine refers to.
 
-    To be called where no operator is running: it runs a backward of its own.
+    They depend on the version of PyTorch. Call this function while no operator is running: it runs a backward pass.
     """
     seen: list[References] = []
 
     class Looking(TorchDispatchMode):  # type: ignore[no-untyped-call]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            return False  # as the recorder: the guard against compilation would import the compiler, for seconds
+            return False  # as in the recorder: the guard would import the compiler, for seconds
 
         def __torch_dispatch__(self, operator: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             if operator is aten.add.Tensor:

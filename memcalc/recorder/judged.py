@@ -1,4 +1,4 @@
-"""A recorded run, added up, replayed through PyTorch's allocator, and judged by a card."""
+"""A recorded run: its memory timeline, its allocator replay, and its verdict on a GPU."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from memcalc.spec.cards import Card
 from memcalc.spec.kernels import card_omissions
 from memcalc.units import Unit, format_bytes
 
-# What is tried, in this order, for a run that dies with the settings that were asked for.
+# Allocator settings tried in this order for a run that fails with the requested ones.
 REMEDIES = ("expandable_segments:True", "max_split_size_mb:512", "max_split_size_mb:128", "max_split_size_mb:32")
 
 
 @dataclass(frozen=True, repr=False)
 class Judged:
-    """What is known of a recorded run, whatever was run.
+    """Analysis of a recorded run.
 
     Args:
-        recording: what was recorded.
-        timeline: the events, added up.
-        replay: the events through PyTorch's allocator; None where the device has none.
-        ledger: what was alive at the peak of each phase, row by row.
-        card: what it is judged by, if anything.
-        reserved_bytes: the most that the allocator held; None where there is none.
-        failure: where the run dies on the card, with PyTorch's message; None if it fits or no card was named.
-        remedy: PYTORCH_CUDA_ALLOC_CONF with which a run that dies would fit; None if there is none, or no need.
+        recording: the recording.
+        timeline: the events with running totals.
+        replay: the events replayed through the PyTorch allocator; None if the device has none.
+        ledger: live tensors at the peak of each phase, row by row.
+        card: the GPU to check against; None: no verdict.
+        reserved_bytes: peak of reserved bytes; None without an allocator.
+        failure: where the run fails on the GPU, with PyTorch's message; None if it fits or no GPU was given.
+        remedy: PYTORCH_CUDA_ALLOC_CONF with which a failing run fits; None if there is none or no need.
         not_modelled: what these figures leave out.
-        notes: what a reader should know of this run.
+        notes: further information on this run for the reader.
     """
 
     recording: Recording
@@ -49,7 +49,7 @@ class Judged:
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
-        """The peak, the verdict and the number of events in one line: the events themselves would fill a book."""
+        """Return the peak, the verdict and the number of events in one line, without the events themselves."""
         unit: Unit = "GiB" if self.ledger.peak_bytes >= 2**30 else "MiB"
         peak = f"peak {format_bytes(self.ledger.peak_bytes, unit)} in {self.ledger.peak_phase}"
         answer = {True: "fits ", False: "does not fit ", None: ""}[self.fits]
@@ -58,17 +58,17 @@ class Judged:
 
     @property
     def name(self) -> str:
-        """What ran."""
+        """Name of the run."""
         return "run"
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What happened, in order."""
+        """The recorded events, in order."""
         return self.recording.events
 
     @property
     def fits(self) -> bool | None:
-        """Whether the run ends on the card; None without a card."""
+        """Whether the run completes on the GPU; None without a GPU."""
         return None if self.card is None or self.reserved_bytes is None else self.failure is None
 
 
@@ -79,17 +79,17 @@ def judge(
     version: str = DEFAULT_VERSION,
     progress: Progress = silent,
 ) -> Judged:
-    """Adds a recording up, replays it, and judges it by a card.
+    """Return the analysis of a recording: totals, replay and verdict.
 
     Args:
         recording: of any run.
-        card: None: no verdict.
+        card: the GPU to check against; None: no verdict.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-        version: the release of PyTorch whose allocator it goes through.
-        progress: told how far the replay is.
+        version: the PyTorch version of the simulated allocator.
+        progress: called with the progress of the replay.
 
     Raises:
-        InputError: settings that PyTorch refuses.
+        InputError: PyTorch rejects the settings.
     """
     line = timeline(recording.events)
     replay = history(recording.events, alloc_conf, version, progress=progress) if recording.has_allocator else None
@@ -97,7 +97,7 @@ def judge(
     failure: Failure | None = None
     remedy: str | None = None
     if card is not None and reserved is not None and reserved > _room(card):
-        # The allocator gives cached memory back before it fails, so the run may fit all the same.
+        # The allocator frees cached segments before it fails, so the run may still fit.
         tight = history(recording.events, alloc_conf, version, card.usable_bytes, used=card.context_bytes)
         failure = tight.result.failure
         if failure is not None and recording.died is not None:

@@ -1,4 +1,4 @@
-"""What a device does that its operators' signatures do not tell: the seam between the recorder and a device's rules."""
+"""Effects of a device that operators' signatures do not show: the recorder's interface to a device's rules."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from memcalc.workspaces import Script
 Arguments = tuple[Any, ...]
 Keywords = Mapping[str, Any]
 
-AFTER_ALL = 1000  # more than an operator has outputs
+AFTER_ALL = 1000  # more than the outputs of any operator
 
 
 class Hidden(NamedTuple):
-    """Memory that an operator takes and gives back inside, seen by no dispatcher.
+    """Memory that an operator allocates and frees internally, invisible to the dispatcher.
 
     Args:
-        script: of its blocks.
-        at: how many of the operator's outputs have been made before.
-        component: what the blocks are for.
+        script: sizes in bytes in the order of allocation; a negative size frees a block.
+        at: number of the operator's outputs that are allocated before.
+        component: component of the blocks.
     """
 
     script: Script
@@ -31,28 +31,28 @@ class Hidden(NamedTuple):
 
 
 class Kernels:
-    """A device that does what PyTorch says: nothing is steered, nothing is hidden."""
+    """A device without rules of its own: operators run unchanged, and none has internal blocks."""
 
     @property
     def stream(self) -> int:
-        """The stream that memory is taken for; 0 is the default one."""
+        """The CUDA stream of allocations; 0 is the default stream."""
         return 0
 
     def run(self, operator: Callable[..., Any], args: Arguments, kwargs: Keywords) -> Any:
-        """The operator's outputs as this device makes them."""
+        """Return the operator's outputs on this device."""
         return operator(*args, **kwargs)
 
-    def outputs(self, operator: Any, output: Any) -> Iterable[Tensor]:  # noqa: ARG002 -- other devices ask
-        """The tensors among the outputs that the device makes, in the order in which it does."""
+    def outputs(self, operator: Any, output: Any) -> Iterable[Tensor]:  # noqa: ARG002 -- other devices use it
+        """Return the output tensors that the device allocates, in the order of allocation."""
         return tensors(output)
 
     def hidden(self, operator: Any, args: Arguments, kwargs: Keywords, output: Any) -> Sequence[Hidden]:  # noqa: ARG002 -- likewise
-        """What the operator allocates beside its outputs, in the order of `at`."""
+        """Return the blocks that the operator allocates besides its outputs, ordered by `at`."""
         return ()
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in an operator's arguments or outputs, lists opened."""
+    """Yield the tensors in an operator's arguments or outputs, including those in lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):

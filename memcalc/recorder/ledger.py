@@ -1,4 +1,4 @@
-"""A recorded run as a ledger: what was alive at the peak of each phase, row by row."""
+"""A recorded run as a ledger: live tensors at the peak of each phase, row by row."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int64": 8, "int32": 4, "float64"
 
 
 def traced_ledger(timeline: Timeline, allocated: Sequence[int] | None = None) -> Ledger:
-    """The rows of a run. Each phase sums to the most that was allocated in it.
+    """Return the ledger of a run. Each phase sums to its peak of allocated bytes.
 
     Args:
         timeline: the events.
-        allocated: bytes that an allocator had handed out after each event; what they exceed the requests by is block
-            rounding. None: there is no allocator, bytes are those asked for.
+        allocated: bytes allocated by an allocator after each event; their excess over requested bytes is block
+            rounding. None: there is no allocator, and bytes are requested bytes.
     """
     moments = highest_moments(timeline, allocated)
     living = alive_at(timeline.events, sorted(set(moments.values())))
@@ -39,7 +39,7 @@ def traced_ledger(timeline: Timeline, allocated: Sequence[int] | None = None) ->
 
 
 def host_ledger(events: Sequence[Event]) -> Ledger | None:
-    """The rows of what a run held of the host's memory; None where it put nothing there."""
+    """Return the ledger of host memory; None if the run puts nothing there."""
     if not events:
         return None
     handed_out: list[int] = []
@@ -56,7 +56,7 @@ def host_ledger(events: Sequence[Event]) -> Ledger | None:
 
 
 def highest_moments(timeline: Timeline, allocated: Sequence[int] | None = None) -> dict[str, int]:
-    """The event of each phase's peak; of a phase that runs several times, of the highest time."""
+    """Return the index of the event at each phase's peak; for a phase that runs several times, of the highest one."""
     found: dict[str, tuple[int, int]] = {}
     for line in notebook(timeline, allocated):
         if line.phase != BASELINE and (line.phase not in found or line.peak > found[line.phase][0]):
@@ -65,7 +65,7 @@ def highest_moments(timeline: Timeline, allocated: Sequence[int] | None = None) 
 
 
 def alive_at(events: Sequence[Event], moments: Sequence[int]) -> dict[int, list[Event]]:
-    """The allocations alive after each of some events, given in rising order."""
+    """Return the live allocations after each of some events, given in ascending order."""
     living: dict[int, Event] = {}
     found: dict[int, list[Event]] = {}
     begin = 0
@@ -115,7 +115,7 @@ def _row(group: Group, phases: list[str]) -> Row:
 
 
 def formula(group: Group) -> str:
-    """The bytes of one tensor as a product; of a storage that is larger than its tensor, as a number."""
+    """Return the bytes of one tensor as a product; as a number if its storage is larger than the tensor."""
     each = group.bytes // group.count
     product = ITEM_BYTES.get(group.dtype, 0)
     for extent in group.shape:

@@ -1,4 +1,4 @@
-"""The recorder as an observer of a training run: phases, and the tensors that the run can name."""
+"""The recorder as an observer of a training run: reports phases, and tensors of known component."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from memcalc.recorder.recorder import Recorder
 
 
 class Model(Protocol):
-    """Has a module."""
+    """A model with a module."""
 
     @property
     def module(self) -> nn.Module:
-        """Holds the parameters."""
+        """The module with the parameters."""
 
 
 class Observed(Protocol):
-    """A run that tells what it holds."""
+    """A run that reports its tensors."""
 
     @property
     def model(self) -> Model | None:
-        """What is trained; None before it is built."""
+        """The trained model; None before it is built."""
 
     @property
     def engine(self) -> str | None:
-        """What spreads it over several ranks; None on one."""
+        """The engine that shards or replicates it over ranks; None on one rank."""
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What updates it; None before it is built."""
+        """The optimizer; None before it is built."""
 
     def held(self) -> dict[Component, list[Tensor]]:
-        """The tensors that can be named now."""
+        """Return the tensors of known component, by component."""
 
 
 class RecordingObserver:
-    """Tells the recorder what the run knows.
+    """Forwards phases and known tensors of a run to the recorder.
 
     Args:
-        run: the run that is recorded.
+        run: the recorded run.
         recorder: entered by the caller around the run.
     """
 
@@ -64,7 +64,7 @@ class RecordingObserver:
             if name == "model" and self.run.model is not None:
                 self.recorder.name_modules(self.run.model.module)
             if name == "optimizer" and self.run.optimizer is not None:
-                # Gradients that are widened for the update alone are no more when its phase ends.
+                # Gradients that are upcast for the update only are freed when its phase ends.
                 self.run.optimizer.register_step_pre_hook(lambda *_: self._name())
             self._name()
             self.recorder.end_phase()

@@ -1,7 +1,7 @@
-"""Where in the model a running operator belongs: its module, the line of code, forward, backward or recomputation.
+"""Location of a running operator: module, line of code, and whether it is forward, backward or recomputation.
 
-Backward has no modules and no lines of its own. Autograd numbers its nodes in the order in which forward made them, so
-what forward noted under a node's number holds for its backward.
+Backward has no modules and no lines. Autograd numbers its nodes in the order in which forward creates them, so the
+location that forward recorded for a node's number also applies to its backward.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-# Frames of these are machinery, not somebody's model.
+# Frames of these directories are not the model's code.
 OURS = Path(__file__).parents[2]
 MACHINERY = tuple(
     str(folder) for folder in (Path(torch.__file__).parent, OURS / "memcalc" / "recorder", OURS / "memcalc" / "tracing")
 )
 
-# What calls somebody's own module: behind it no frame is of that module's code.
+# Files that call a user's module: frames above them do not belong to the module.
 CALLERS = tuple(str(OURS / "memcalc" / "step" / file) for file in ("module_run.py", "placing.py"))
 
-# Of the machinery, what spreads a model over ranks.
+# The part of the machinery that replicates or shards a model over ranks.
 ENGINES = tuple(str(Path(torch.__file__).parent / part) for part in ("distributed/fsdp", "nn/parallel"))
 
-# Of DTensor, what brings a tensor from one layout over the ranks to another.
+# The part of DTensor that redistributes a tensor over the ranks.
 COLLECTIVES = tuple(
     str(Path(torch.__file__).parent / "distributed" / file)
     for file in ("_functional_collectives.py", "tensor/_redistribute.py", "tensor/placement_types.py")
 )
 
-Line = tuple[str, int]  # file and number
+Line = tuple[str, int]  # file and line number
 NOWHERE: Line = ("", 0)
 
 
 @lru_cache(maxsize=1024)
 def shown_file(file: str) -> str:
-    """A file as people know it: relative to the package index's folder, to ours, or to the working directory."""
+    """Return a file relative to site-packages, to memcalc's root, or to the working directory."""
     path = Path(file)
     for root in (*(Path(entry) for entry in sys.path if entry.endswith("site-packages")), OURS, Path.cwd()):
         if path.is_relative_to(root):
@@ -52,31 +52,32 @@ def shown_file(file: str) -> str:
 
 
 class Place(NamedTuple):
-    """Where an operator ran."""
+    """Location of an operator."""
 
     module: str = ""  # path in the model; "" outside of it
     line: Line = NOWHERE
-    tail: bool = False  # behind the last layer: final norm, head, loss
+    tail: bool = False  # after the last layer: final norm, LM head, loss
     backward: bool = False
     recomputed: bool = False
     spread: Spread | None = None
 
 
 class Spread(Enum):
-    """What an operator does for a model that is spread over ranks."""
+    """Role of an operator in a model that is distributed over ranks."""
 
     ENGINE = "engine"  # gathered parameters, buckets
-    COLLECTIVE = "collective"  # a layer's input or output on its way between ranks
+    COLLECTIVE = "collective"  # a layer's input or output in transit between ranks
 
 
 def _spread() -> Spread | None:
-    """Which of PyTorch's ways to spread a model lies between the operator and the model's code."""
+    """Return which distributed code of PyTorch is on the stack between the operator and the model's code."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 -- as below
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(ENGINES):
             return Spread.ENGINE
-        # Operators on a result that nobody has waited for go through it: its __torch_dispatch__ waits, and is done.
+        # Operators on a result that has not been waited for pass through __torch_dispatch__ of the async tensor, which
+        # waits.
         if file in COLLECTIVES and frame.f_code.co_name != "__torch_dispatch__":
             return Spread.COLLECTIVE
         if not file.startswith(MACHINERY) and not file.startswith("<"):
@@ -86,12 +87,12 @@ def _spread() -> Spread | None:
 
 
 def newest_node() -> int:
-    """The number of autograd's newest node. An operator's node is made, and numbered, before its kernel runs."""
+    """Return the number of autograd's newest node. An operator's node is created and numbered before its kernel."""
     return torch._C._autograd._get_sequence_nr() - 1  # noqa: SLF001 -- no public name
 
 
 class Places:
-    """Follows modules through forward hooks, and backward through autograd's numbers.
+    """Tracks modules through forward hooks, and backward through autograd's node numbers.
 
     Args:
         layer_ended: called with each layer's output.
@@ -103,13 +104,13 @@ class Places:
         self.machinery: tuple[str, ...] = MACHINERY
         self._names: dict[int, str] = {}
         self._layers: set[int] = set()
-        self._parameters: dict[int, str] = {}  # by identity: the module that holds it
+        self._parameters: dict[int, str] = {}  # by id: path of the module that has it
         self._stack: list[str] = []
         self._tail = False
-        self._noted: dict[int, Place] = {}  # by autograd's number
+        self._noted: dict[int, Place] = {}  # by autograd's node number
 
     def name(self, model: nn.Module) -> None:
-        """Learns the names of a model's modules, and which of them are its layers: the longest list of modules."""
+        """Register the names of a model's modules, and its layers: the modules of the longest ModuleList."""
         self._names = {id(module): name for name, module in model.named_modules()}
         for path, module in model.named_modules():
             self._parameters.update({id(p): path for p in module.parameters(recurse=False)})
@@ -119,7 +120,7 @@ class Places:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Follows every module that runs inside."""
+        """Track every module that runs inside the context."""
         before = hooks.register_module_forward_pre_hook(self._enter)
         after = hooks.register_module_forward_hook(self._leave, always_call=True)
         try:
@@ -129,21 +130,21 @@ class Places:
             after.remove()
 
     def watch_engines(self) -> None:
-        """Several ranks train together: what PyTorch's sharding takes is told apart from what the model does."""
+        """Distinguish allocations of PyTorch's sharding from those of the model, for a run on several ranks."""
         self._engines = True
 
     def start(self) -> None:
-        """A forward begins: nothing is behind the last layer yet."""
+        """Begin a forward pass: no operator is after the last layer yet."""
         self._tail = False
 
     def here(self, newest: int) -> Place:
-        """Where the operator that is running belongs.
+        """Return the location of the running operator.
 
         Args:
             newest: `newest_node()` from before the operator's kernel ran: its own node, if it has one.
         """
         node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public name
-        # In backward, gradients are enabled and modules run only where a forward runs again.
+        # In backward, gradients are enabled and modules run only during recomputation.
         recomputed = node is not None and (torch.is_grad_enabled() or bool(self._stack))
         spread = _spread() if self._engines else None
         if node is not None and not recomputed:
@@ -154,12 +155,12 @@ class Places:
             noted = self._of_node(node)
             module, tail = noted.module, noted.tail
         place = Place(module, self._line(), tail, backward=recomputed, recomputed=recomputed, spread=spread)
-        # The first operator that is seen with a new number is the one that the node is for.
+        # The first operator seen with a new number is the one that owns the node.
         self._noted.setdefault(newest, place)
         return place
 
     def accumulates(self) -> bool:
-        """Whether a gradient has arrived at its parameter and is being added up."""
+        """Return whether a gradient is being accumulated into its parameter's `.grad`."""
         node = torch._C._current_autograd_node()  # noqa: SLF001 -- no public name
         return node is not None and type(node).__name__ == "AccumulateGrad"
 
@@ -183,8 +184,8 @@ class Places:
             self._layer_ended(output)
 
     def _line(self) -> Line:
-        """The innermost line that is not PyTorch's or ours."""
-        frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 -- walking frames costs a tenth of inspect.stack()
+        """Return the innermost line that is neither PyTorch's nor memcalc's."""
+        frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 -- a tenth of the cost of inspect.stack()
         while frame is not None:
             file = frame.f_code.co_filename
             if file in CALLERS:

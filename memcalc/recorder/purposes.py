@@ -1,8 +1,9 @@
-"""What each storage is for.
+"""Component of each storage.
 
-What the run can name is marked (weights, gradients, states, inputs, logits). The rest tells itself by when it is made
-and when it dies: made in forward and alive when forward is over, it was kept for backward: activations. What does not
-outlive its phase is a temporary. Behind the last layer, both belong to logits and loss, as in the estimate.
+Tensors that the run knows are marked: weights, gradients, optimizer states, inputs, logits. The others follow from
+their lifetime. A storage allocated in forward and live when forward ends was saved for backward: an activation. A
+storage that does not outlive its phase is a temporary. After the last layer both count as logits and loss, as in the
+estimate.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from memcalc.ledger.component import Component
 from memcalc.recorder.places import Place, Spread
 from memcalc.recorder.storages import Number
 
-# What is marked later does not change what these are: a tied weight, a gradient that the optimizer holds too.
+# A later mark does not change these: a tied weight, a gradient that the optimizer also holds.
 FIRST_COME = frozenset({Component.WEIGHTS, Component.LIBRARY_WORKSPACE, Component.INPUTS})
 
-GENERATION = ("prefill", "decode")  # the phases of step/generation.py, by their kinds
+GENERATION = ("prefill", "decode")  # phases of step/generation.py, without their numbers
 
 
 class Birth(NamedTuple):
-    """Where and when a storage was made."""
+    """Where and when a storage was allocated."""
 
-    kind: str  # of the phase: "forward"
+    kind: str  # phase without its number: "forward"
     place: Place
 
 
@@ -32,39 +33,39 @@ class Purposes:
     def __init__(self) -> None:
         self._births: dict[Number, Birth] = {}
         self._marked: dict[Number, Component] = {}
-        self._here: dict[Number, None] = {}  # made in the phase that runs, and alive
+        self._here: dict[Number, None] = {}  # allocated in the current phase, and live
         self._outlived: set[Number] = set()
 
     def begin_phase(self, name: str) -> None:
-        """Forgets what earlier phases left alive: forward and loss are one, since what both make waits for backward."""
+        """Forget live storages of earlier phases; forward and loss count as one phase, since both save for backward."""
         if not name.startswith("loss"):
             self._here.clear()
 
     def end_phase(self) -> None:
-        """What was made since the phase began and is alive has outlived it."""
+        """Record that the live storages of the current phase have outlived it."""
         self._outlived.update(self._here)
 
     def born(self, number: Number, phase: str, place: Place) -> None:
-        """A storage was made."""
+        """Record that a storage was allocated."""
         self._births[number] = Birth(phase.rpartition("_")[0] or phase, place)
         self._here[number] = None
 
     def died(self, number: Number) -> None:
-        """A storage's last owner let it go."""
+        """Record that a storage was freed."""
         self._here.pop(number, None)
 
     def mark(self, number: Number, component: Component) -> None:
-        """The run names a storage."""
+        """Set the component of a storage."""
         before = self._marked.get(number)
         if before not in FIRST_COME:
             self._marked[number] = component
 
     def marked(self, number: Number) -> Component | None:
-        """What the run has named a storage, so far."""
+        """Return the component set for a storage so far; None if none was set."""
         return self._marked.get(number)
 
     def settled(self) -> dict[Number, Component]:
-        """Every storage's component."""
+        """Return every storage's component."""
         return {number: self._marked.get(number) or self._of(number, birth) for number, birth in self._births.items()}
 
     def _of(self, number: Number, birth: Birth) -> Component:
@@ -81,7 +82,7 @@ class Purposes:
         return Component.TEMPORARIES
 
     def _is_buffer(self, number: Number, birth: Birth) -> bool:
-        """Whether it is there to be sent or received; a layer's gathered input that waits for backward is more."""
+        """Return whether a storage is a communication buffer; a gathered input saved for backward is an activation."""
         if birth.place.spread is Spread.COLLECTIVE:
             kept = birth.kind != "backward" or birth.place.recomputed
             return not (kept and number in self._outlived)

@@ -1,4 +1,4 @@
-"""A run on a device that is there (CPU, GPU, null CUDA device), recorded until it ends or its memory does."""
+"""A run on a real device (CPU, GPU) or the null CUDA device, recorded until it completes or runs out of memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memcalc.step.loop import Observer
 
 FIRST_OF_A_STEP = "zero_grad"
 
-CPU_MESSAGE = "can't allocate memory"  # what the CPU's allocator says, c10/core/impl/alloc_cpu.cpp
+CPU_MESSAGE = "can't allocate memory"  # error of the CPU allocator, c10/core/impl/alloc_cpu.cpp
 
 Sizes = tuple[int, int, int]
 
@@ -32,22 +32,22 @@ class Run(Observed, Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device of the run."""
 
     def execute(self, steps: int, observer: Observer) -> None:
-        """Builds everything, then trains."""
+        """Build everything, then train."""
 
     def sizes(self) -> Sizes:
-        """Parameters, those that are trained, and elements of buffers."""
+        """Return the elements of parameters, trained parameters and buffers."""
 
 
 class Recorded(NamedTuple):
-    """What a run left."""
+    """Results of a run."""
 
     events: tuple[Event, ...]
-    died: str | None  # PyTorch's message, if the memory ran out
+    died: str | None  # PyTorch's message, if the run ran out of memory
     sizes: Sizes
-    seconds: dict[str, float]  # of the host: "build" up to the first step, "steps", "again" watched, where it ran twice
+    seconds: dict[str, float]  # host time: "build", "steps", "again" (a second, instrumented run)
 
 
 class Observers:
@@ -66,7 +66,7 @@ class Observers:
 
 
 class Stopwatch:
-    """An observer that knows when building was over: when the first phase of a step began."""
+    """An observer that measures the time to build and to run; the first phase of a step ends building."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -80,24 +80,24 @@ class Stopwatch:
         yield
 
     def seconds(self) -> dict[str, float]:
-        """Up to now."""
+        """Return the seconds of building and of the steps up to now."""
         now = time.perf_counter()
         built = now if self._built is None else self._built
         return {"build": built - self._began, "steps": now - built}
 
 
 def record_real(make_run: Callable[[], Run], steps: int, watching: Observer) -> Recorded:
-    """Runs the step on a device that is there; every allocation is recorded, and what it is for.
+    """Run the step on a real device; record every allocation with its component.
 
-    On CUDA the step runs twice, so that watching does not change what is counted: see `unobserved`.
+    On CUDA the step runs twice, so that the instrumentation does not change the counted bytes: see `unobserved`.
 
     Args:
-        make_run: makes a run that was not executed yet.
+        make_run: returns a run that has not been executed.
         steps: optimizer steps.
-        watching: an observer of the run that counts, told of phases before and after the recorder.
+        watching: an observer of the counted run; it enters phases before the recorder, and leaves them after it.
 
     Raises:
-        InputError: the step cannot run what the spec asks for.
+        InputError: the step cannot run the spec.
     """
     run = make_run()
     if run.device.type != "cuda" or not hasattr(torch._C, "_cuda_setMemoryMetadata"):  # noqa: SLF001 -- torch 2.10
@@ -106,11 +106,11 @@ def record_real(make_run: Callable[[], Run], steps: int, watching: Observer) -> 
     history = UnobservedHistory(device)
     watch = Stopwatch()
     died = until_dead(run, steps, Observers([watching, history, watch]))
-    events, sizes = history.close(), run.sizes()  # waits for the device
+    events, sizes = history.close(), run.sizes()  # close() waits for the device
     seconds, begun = watch.seconds(), time.perf_counter()
     del run
     gc.collect()
-    # Libraries keep their workspaces from the first run on: the second is to take them, too, or it could not name them.
+    # Libraries keep their workspaces from the first run. The second run must allocate them again to attribute them.
     torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 -- no public name
     torch.cuda.empty_cache()
     found = attributed(events, record_watched(make_run(), steps).events)
@@ -118,7 +118,7 @@ def record_real(make_run: Callable[[], Run], steps: int, watching: Observer) -> 
 
 
 def record_watched(run: Run, steps: int, *watching: Observer) -> Recorded:
-    """Runs the step once, watched by PyTorch's dispatcher, and on CUDA by the allocator."""
+    """Run the step once, recorded by a dispatch mode, and on CUDA also by the allocator's history."""
     recorder, watch = _recorder(run.device), Stopwatch()
     with recorder:
         died = until_dead(run, steps, Observers([*watching, watch, RecordingObserver(run, recorder)]))
@@ -126,7 +126,7 @@ def record_watched(run: Run, steps: int, *watching: Observer) -> Recorded:
 
 
 def until_dead(run: Run, steps: int, observer: Observer) -> str | None:
-    """Runs the step; the message if the memory runs out."""
+    """Run the step; return the error message if memory runs out, else None."""
     try:
         run.execute(steps, observer)
     except torch.OutOfMemoryError as error:
@@ -139,7 +139,7 @@ def until_dead(run: Run, steps: int, observer: Observer) -> str | None:
 
 
 def _recorder(device: torch.device) -> Recorder:
-    """The best record that this PyTorch can give: before 2.10 one without what operators take inside."""
+    """Return the best recorder for this PyTorch: before 2.10 one without operators' internal blocks."""
     if device.type != "cuda":
         return Recorder(counts=with_memory)
     try:
@@ -149,10 +149,10 @@ def _recorder(device: torch.device) -> Recorder:
 
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether a tensor has memory of the host: those on the meta device have none."""
+    """Return whether a tensor is in host memory; tensors on the meta device are not."""
     return tensor.device.type == "cpu"
 
 
 def with_memory(tensor: Tensor) -> bool:
-    """The same of a real one: DTensor finds shapes on fake tensors of the whole."""
+    """Return whether a tensor has host memory; DTensor derives global shapes on fake tensors, which have none."""
     return on_cpu(tensor) and not isinstance(tensor, FakeTensor)

@@ -1,4 +1,4 @@
-"""Every allocation and release of a running step, with its operator, module, line, phase and purpose."""
+"""Every allocation and free of a running step, with its operator, module, line, phase and component."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from memcalc.recorder.places import Place, Places, newest_node, shown_file
 from memcalc.recorder.purposes import Purposes
 from memcalc.recorder.storages import Number, Storages, is_made_of_tensors, part_here, watching_resizes
 
-PROGRESS_EVERY = 256  # events: tenths of a second on fake tensors
+PROGRESS_EVERY = 256  # events; about every 0.1 s on fake tensors
 
-WHERE = torch.ops.prim.device.default  # PyTorch's engine asks fake tensors, more often than it computes
+WHERE = torch.ops.prim.device.default  # the most frequent call of PyTorch's engine on fake tensors
 CAST = torch.ops.aten._to_copy.default  # noqa: SLF001 -- an operator's name
 
-RESIZED = "resize_"  # of a storage: a method of Python's, in no list of operators
+RESIZED = "resize_"  # a method of UntypedStorage, not an operator
 
-HIDDEN_FROM = 2**40  # numbers of what operators allocate inside, far from those of storages
+HIDDEN_FROM = 2**40  # storage numbers of operators' internal blocks begin here, far from those of storages
 
 
 @cache
@@ -39,7 +39,7 @@ def _hold_tensors(kinds: tuple[type, ...]) -> bool:
 
 @cache
 def is_composite(operator: Any) -> bool:
-    """Whether an operator is made of others on every device, as `linear` of `addmm`."""
+    """Return whether an operator is composed of others on every device, as `linear` is of `addmm`."""
     name, key = operator.name(), "CompositeImplicitAutograd"
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)  # noqa: SLF001 -- as OpOverload.decompose asks
 
@@ -48,11 +48,11 @@ class Recorder(TorchDispatchMode):
     """Records everything that PyTorch allocates while it is entered.
 
     Args:
-        kernels: what the device does beyond its operators' outputs.
-        counts: whether a tensor lies in the memory that is recorded; None: every one does.
-        progress: told the phase and the number of events so far.
-        on_host: of a tensor that does not count, whether it is the host's, and in which kind of memory
-            (memcalc.events.event); None: no such tensor is recorded.
+        kernels: the device's effects beyond operators' outputs.
+        counts: returns whether a tensor is in the recorded memory; None: every tensor is.
+        progress: called with the phase and the number of events so far.
+        on_host: for a tensor that does not count, returns the type of its host memory (memcalc.events.event); None: it
+            is not recorded.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Recorder(TorchDispatchMode):
         self._around = ExitStack()
         self._references = references_of_last()
 
-    # -- what the run tells ------------------------------------------------------------------------------------------
+    # -- called by the run -------------------------------------------------------------------------------------------
 
     def begin_phase(self, name: str) -> None:
-        """A phase begins; all that follows belongs to it."""
+        """Begin a phase; all following events belong to it."""
         self.phase = name
         self._log.append((Kind.PHASE, self._now(), name))
         if name.startswith("forward"):
@@ -91,43 +91,43 @@ class Recorder(TorchDispatchMode):
         self.purposes.begin_phase(name)
 
     def name_modules(self, model: nn.Module) -> None:
-        """The model is built: its modules have names from here on."""
+        """Register the names of the model's modules, once it is built."""
         self.places.name(model)
 
     def mark(self, component: Component, marked: Iterable[Tensor]) -> None:
-        """These tensors' storages are for `component`, from their beginning on."""
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- what is looked at here is not part of the run
+        """Set the component of these tensors' storages, for their whole lifetime."""
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- the recorder's own calls are not part of the run
             for tensor in marked:
                 number = self._storages.number(part_here(tensor))
                 if number is not None:
                     self.purposes.mark(number, component)
 
     def empty_cache(self) -> None:
-        """The run gives its allocator's cached memory back."""
+        """Record that the run empties its allocator's cache."""
         self._log.append((Kind.EMPTY_CACHE, self._now()))
 
     def end_phase(self) -> None:
-        """The phase ends: what was made in it and lives on can be told from what was not."""
+        """End the phase; its live storages are marked as outliving it."""
         if self.phase.startswith("forward") and self._layers_output is not None:
-            # What the final norm reads belongs to what comes behind the layers.
+            # The input of the final norm counts as logits and loss.
             self.purposes.mark(self._layers_output, Component.LOGITS_AND_LOSS)
             self._layers_output = None
         self.purposes.end_phase()
 
-    # -- what PyTorch tells ------------------------------------------------------------------------------------------
+    # -- called by PyTorch -------------------------------------------------------------------------------------------
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled while this mode is on, and the guard against it costs every operator
+        return False  # nothing is compiled in this mode, and the guard would slow down every operator
 
     def __enter__(self) -> Self:
-        """Starts recording."""
+        """Start recording."""
         self._around.enter_context(self.places.following())
         self._around.enter_context(watching_resizes(self._resized, self._resize))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
-        """Stops recording. Storages that live on stay alive in the record."""
+        """Stop recording. Storages that are still live stay live in the record."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._around.close()
 
@@ -137,10 +137,10 @@ class Recorder(TorchDispatchMode):
         if operator is WHERE:
             return args[0].fake_device
         if _hold_tensors(tuple(types)):
-            return NotImplemented  # a tensor made of tensors (DTensor): what is done to these comes by again
+            return NotImplemented  # a DTensor or similar: operators on its inner tensors are dispatched again
         kwargs = kwargs or {}
         if torch.is_inference_mode_enabled() and is_composite(operator):
-            with self._further():  # autograd, which is off, would have taken it apart before it came here
+            with self._further():  # autograd, which is off, would have decomposed it before dispatch
                 return operator.decompose(*args, **kwargs)
         if operator in IN_PLACE:
             instead = in_place(operator, args, kwargs, self._references)
@@ -148,13 +148,13 @@ class Recorder(TorchDispatchMode):
                 operator, args = instead.operator, (*args, *instead.more)
         node = newest_node()
         output = self.kernels.run(operator, args, kwargs)
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- likewise
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- as above
             self._look_at(operator, args, kwargs, output, node)
         return output
 
     @contextmanager
     def _further(self) -> Iterator[None]:
-        """The recording goes on inside of an operator."""
+        """Continue recording inside an operator."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
             yield
@@ -171,17 +171,17 @@ class Recorder(TorchDispatchMode):
                     fresh.append((position, number, tensor))
         hidden = self.kernels.hidden(operator, args, kwargs, output)
         if fresh or hidden or torch.is_grad_enabled():
-            # Asked for also where nothing is new: views have backward nodes, too.
+            # Needed even if nothing is allocated: views have backward nodes too.
             place = self.places.here(node)
         if self.places.accumulates():
             self.mark(Component.GRADIENTS, tensors(args))
         if place is None:
             return
         if self._recomputing and not place.recomputed:
-            self.purposes.end_phase()  # what the second forward has left alive is what it was run for
+            self.purposes.end_phase()  # what recomputation leaves live was saved for backward
         self._recomputing = place.recomputed
         name = self.name_of(operator)
-        taken: list[tuple[int, Number]] = []  # sizes and numbers of the blocks inside
+        taken: list[tuple[int, Number]] = []  # sizes and numbers of internal blocks
         waiting = list(hidden)
         for position, number, tensor in fresh:
             while waiting and waiting[0].at <= position:
@@ -190,7 +190,7 @@ class Recorder(TorchDispatchMode):
         for each in waiting:
             self._follow(each, taken, name, place)
         if fresh and operator is CAST and self._is_weight(args[0]):
-            # Autocast keeps it through forward, but it is no activation: it says nothing that the weight does not.
+            # Autocast keeps the cast through forward, but it is not an activation: it can be derived from the weight.
             self.purposes.mark(fresh[0][1], Component.TEMPORARIES)
 
     def _is_recorded(self, tensor: Tensor) -> bool:
@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):
             self._progress(self.phase, len(self._log))
 
     def _follow(self, hidden: Hidden, taken: list[tuple[int, Number]], name: str, place: Place) -> None:
-        """Blocks that an operator takes and gives back inside."""
+        """Record the blocks that an operator allocates and frees internally."""
         for size in hidden.script:
             if size > 0:
                 number = next(self._hidden_numbers)
@@ -258,18 +258,18 @@ class Recorder(TorchDispatchMode):
 
     @staticmethod
     def name_of(operator: Any) -> str:
-        """ "aten.mm"; operators that stand in for PyTorch's bear its names."""
-        schema: str = operator._schema.name  # noqa: SLF001 -- str(operator) is slower and has the overload
+        """Return a name such as "aten.mm"; memcalc's substitutes have the names of PyTorch's operators."""
+        schema: str = operator._schema.name  # noqa: SLF001 -- str(operator) is slower and includes the overload
         return schema.replace("::", ".").replace("memcalc.", "aten.")
 
     # -- the record --------------------------------------------------------------------------------------------------
 
     def events(self) -> tuple[Event, ...]:
-        """What happened so far, each allocation with what it turned out to be for."""
+        """Return the events so far, each allocation with its final component."""
         return tuple(self._events(hosted=False))
 
     def host_events(self) -> tuple[Event, ...]:
-        """The same of the host's memory; nothing, where the run has put nothing there."""
+        """Return the events in host memory; () if the run puts nothing there."""
         return tuple(self._events(hosted=True)) if self._hosted else ()
 
     def _events(self, *, hosted: bool) -> Iterator[Event]:
@@ -305,11 +305,11 @@ DTYPE_WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 
 
 def word_of(dtype: torch.dtype) -> str:
-    """ "bf16"; what has no word of ours by PyTorch's name."""
+    """Return memcalc's name of a dtype, such as "bf16"; else PyTorch's name."""
     return DTYPE_WORDS.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def line_of(place: Place) -> str:
-    """ "model.py:12", empty where it is not known."""
+    """Return the line of a place, such as "model.py:12"; "" if unknown."""
     file, number = place.line
     return f"{shown_file(file)}:{number}" if file else ""

@@ -1,4 +1,4 @@
-"""A run of the step that was recorded, on whatever device."""
+"""A recorded run of the step, on any device."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from memcalc.events.event import Event
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A run of the step that was recorded.
+    """A recorded run of the step.
 
     Args:
-        device: as the JSON names it: "fake:cuda".
-        events: what happened.
-        parameters: of the model.
-        trainable: those of them that are trained.
+        device: as in the JSON: "fake:cuda".
+        events: the events of device memory.
+        parameters: elements of the model's parameters.
+        trainable: elements of the trained parameters.
         buffers: elements of the model's buffers.
-        readbacks: how often the host asked for a value that does not exist.
-        allocated_bytes: the most that a real allocator handed out, where there was one.
-        reserved_bytes: the most that it held.
+        readbacks: number of times the host read a data-dependent value, which the run does not compute.
+        allocated_bytes: peak of allocated bytes of a real allocator, if there was one.
+        reserved_bytes: its peak of reserved bytes.
         has_allocator: whether the device's memory goes through PyTorch's caching allocator.
-        died: PyTorch's message, where the run died on the card; these events are then of one without bounds.
-        host_events: what happened in the host's memory, where the run has offloaded something and it was seen.
-        notes: what else a reader should know, such as the inputs that were made.
+        died: PyTorch's message if the run ran out of memory on the GPU; the events are then of a run without a limit.
+        host_events: the events of host memory, if the run offloads and they were recorded.
+        notes: further information for the reader, such as the inputs that were made.
     """
 
     device: str

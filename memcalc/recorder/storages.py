@@ -1,6 +1,6 @@
-"""The lives of storages: who sees the first tensor of one, and who is told when the last is gone.
+"""Lifetimes of storages: from the first tensor that uses one to its free.
 
-Storages, not tensors: views cost nothing, tied weights count once, and what `resize_` or `set_` change counts.
+Storages rather than tensors: views cost nothing, tied weights count once, and changes by `resize_` and `set_` count.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Number = int  # of a storage's life: never used again, unlike addresses
+Number = int  # of one lifetime; never reused, unlike addresses
 
 
 def identity(storage: torch.UntypedStorage) -> int:
-    """What tells a storage from all others that are alive: the address of its C++ object."""
+    """Return the address of a storage's C++ object, which is unique among live storages."""
     address: int = storage._cdata  # noqa: SLF001 -- no public name
     return address
 
 
 def is_made_of_tensors(value: Any) -> bool:
-    """Whether a tensor is a DTensor or its like: it has no memory, its parts have."""
+    """Return whether a tensor is a DTensor or similar: it has no memory, only its inner tensors have."""
     return isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__")
 
 
 def part_here(tensor: Tensor) -> Tensor:
-    """Of a DTensor what this rank holds; of a collective's result that nobody has waited for the result itself."""
+    """Return the rank's local tensor of a DTensor; for an async collective's result, the result itself."""
     while (part := getattr(tensor, "_local_tensor", getattr(tensor, "elem", None))) is not None:
         tensor = part
     return tensor
 
 
 class Storages:
-    """Every storage that is alive, numbered in the order in which they were first seen.
+    """Every live storage, numbered in the order of first use.
 
-    PyTorch keeps one Python object for each storage as long as the storage lives, so a weak reference to that object
-    tells its end (torch/csrc/StorageMethods.cpp, "PyObject preservation").
+    PyTorch keeps one Python object per storage while the storage is live, so a weak reference to the object reports its
+    end (torch/csrc/StorageMethods.cpp, "PyObject preservation").
 
     Args:
-        ended: called with a storage's number when its last owner has let it go.
+        ended: called with a storage's number when the storage is freed.
     """
 
     def __init__(self, ended: Callable[[Number], None]) -> None:
@@ -50,7 +50,7 @@ class Storages:
         self._next = 0
 
     def see(self, tensor: Tensor) -> Number | None:
-        """A number for the tensor's storage if it is new; None if it is known or has no bytes."""
+        """Return a number for the tensor's storage if it is new; None if it is known or has no bytes."""
         storage = tensor.untyped_storage()
         key = identity(storage)
         if key in self._alive or not storage.nbytes():
@@ -58,15 +58,15 @@ class Storages:
         return self._begin(key, storage)
 
     def number(self, tensor: Tensor) -> Number | None:
-        """The number of the tensor's storage; None if it was never seen."""
+        """Return the number of the tensor's storage; None if it was never seen."""
         found = self._alive.get(identity(tensor.untyped_storage()))
         return None if found is None else found[0]
 
     def changed(self, storage: torch.UntypedStorage) -> Number | None:
-        """A storage that may have other bytes than before: its life ends, and another begins if any bytes are left.
+        """End the lifetime of a storage if its size changed, and begin another if it has bytes.
 
         Returns:
-            the number of the new life, None if there is none.
+            the number of the new lifetime; None if there is none.
         """
         key, size = identity(storage), storage.nbytes()
         known = self._alive.get(key)
@@ -93,11 +93,11 @@ class Storages:
 def watching_resizes(
     changed: Callable[[torch.UntypedStorage], None], run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 ) -> Iterator[None]:
-    """Calls `changed` after each `storage.resize_()` inside, which is no operator: FSDP2 frees its buffers so.
+    """Call `changed` after each `storage.resize_()` inside, which is not an operator: FSDP2 frees its buffers with it.
 
     Args:
-        changed: told of the storage.
-        run: called with what resizes and its arguments, calls it, and gives what it gives.
+        changed: called with the storage.
+        run: called with the resizing function and its arguments; calls it and returns its result.
     """
     original = torch.UntypedStorage.resize_
 

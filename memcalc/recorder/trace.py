@@ -1,4 +1,4 @@
-"""What `memcalc trace` gives: the recorded run, judged, and the result that all verbs share."""
+"""Results of `memcalc trace`: the analyzed recording, and the result type of all commands."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Trace(Judged):
     """A traced run of a spec.
 
     Args:
-        result: the ledger and the verdict, as of all verbs.
+        result: the ledger and the verdict, as for all commands.
     """
 
     result: Result
 
     @property
     def name(self) -> str:
-        """The name of the configuration."""
+        """Name of the configuration."""
         return self.result.name
 
 
@@ -48,7 +48,7 @@ class ModuleTrace(Judged):
 
     @property
     def name(self) -> str:
-        """Where the module is from."""
+        """Source of the module."""
         return self.result.name
 
 
@@ -59,17 +59,17 @@ def make_trace(
     version: str = DEFAULT_VERSION,
     progress: Progress = silent,
 ) -> Trace:
-    """Judges the recording of a spec's run by the spec's card.
+    """Return the analysis of a recording of a spec's run, with the verdict on the spec's GPU.
 
     Args:
         spec: the run.
-        recording: of it.
+        recording: its recording.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-        version: the release of PyTorch whose allocator it goes through.
-        progress: told how far the replay is.
+        version: the PyTorch version of the simulated allocator.
+        progress: called with the progress of the replay.
 
     Raises:
-        InputError: settings that PyTorch refuses.
+        InputError: PyTorch rejects the settings.
     """
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     judged = judge(recording, card, alloc_conf, version, progress)
@@ -90,18 +90,18 @@ def _published(spec: Spec) -> Textbook | None:
 def make_module_trace(
     name: str, step: str, recording: Recording, card: Card | None, alloc_conf: str = "", progress: Progress = silent
 ) -> ModuleTrace:
-    """Judge the recording of a module's run by a card.
+    """Return the analysis of a recording of a module's run, with the verdict on a GPU.
 
     Args:
-        name: where the module is from.
-        step: what ran, for the screen.
-        recording: of it.
-        card: None: no verdict.
+        name: source of the module.
+        step: the step that ran, for the screen.
+        recording: its recording.
+        card: the GPU to check against; None: no verdict.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-        progress: told how far the replay is.
+        progress: called with the progress of the replay.
 
     Raises:
-        InputError: settings that PyTorch refuses.
+        InputError: PyTorch rejects the settings.
     """
     judged = judge(recording, card, alloc_conf, progress=progress)
     return ModuleTrace(**_fields(judged), result=ModuleResult(name=name, step=step, **_sizing(judged, ())))
@@ -112,11 +112,11 @@ def _fields(judged: Judged) -> dict[str, Any]:
 
 
 def _sizing(judged: Judged, missing: tuple[Limit, ...]) -> dict[str, Any]:
-    """The fields that results of all runs have (`memcalc.ledger.result.Sizing`).
+    """Return the fields that results of all runs have (`memcalc.ledger.result.Sizing`).
 
     Args:
-        judged: the run.
-        missing: what was asked for and is not modelled.
+        judged: the analyzed run.
+        missing: requested features that are not modelled.
     """
     recording, card, reserved = judged.recording, judged.card, judged.reserved_bytes
     context = 0 if card is None else card.context_bytes

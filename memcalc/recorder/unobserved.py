@@ -1,9 +1,9 @@
-"""A run on a CUDA device that nobody watches from inside: the truth, to which a watched run lends its attributions.
+"""Allocations of an uninstrumented run on a CUDA device, attributed with a second, instrumented run.
 
-A dispatch mode changes what it watches: while one is entered, PyTorch spares tensors what it would do in place. The
-recorder does that after all wherever it knows of it (`in_place`), and no step is known that takes other blocks for
-being watched, but a measurement is not to rest on that. The allocator's own history changes nothing. So the step runs
-twice: for the bytes with the history alone, then watched, for what the bytes are.
+A dispatch mode changes what it records: while one is active, PyTorch avoids some in-place operations. The recorder
+runs those that it knows in place (`in_place`), and no step is known in which instrumentation changes the allocations,
+but a measurement should not depend on that. The allocator's history changes nothing. Therefore the step runs twice:
+with the history alone for the bytes, and instrumented for their attribution.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from memcalc.events.event import Event, Kind
 from memcalc.ledger.component import Component
 from memcalc.recorder.history import ENTRIES
 
-# How many allocations a watched run may have in a row that the other has not: copies that would have been in place come
-# one by one, and of a recomputed layer's a few.
+# Most consecutive allocations of the instrumented run that the other run lacks: copies instead of in-place operations
+# come singly, or a few at a time in a recomputed layer.
 FARTHEST = 64
-ALIKE = 4  # allocations that are compared to tell one of several of the same size
+ALIKE = 4  # allocations that are compared to identify one among several of equal size
 
-Run = tuple[str, int]  # a phase, and which time it runs
+Run = tuple[str, int]  # phase, and how many times it has run
 
 
 class UnobservedHistory:
-    """An observer that has the allocator note its history, and the phases in it.
+    """An observer that makes the allocator record its history, with the phases.
 
     Args:
         device: a CUDA device, real or null.
@@ -44,15 +44,15 @@ class UnobservedHistory:
     def phase(self, name: str) -> Iterator[None]:
         """See `memcalc.step.loop.Observer`."""
         self._phases.append(name)
-        torch._C._cuda_setMemoryMetadata(str(len(self._phases)))  # noqa: SLF001 -- likewise
+        torch._C._cuda_setMemoryMetadata(str(len(self._phases)))  # noqa: SLF001 -- as above
         yield
 
     def close(self) -> tuple[Event, ...]:
-        """What happened, without attributions; the history is over, and empty."""
+        """Return the events without attributions, and end the history."""
         torch.cuda.synchronize(self.device)
-        snapshot = torch.cuda.memory._snapshot(self.device)  # noqa: SLF001 -- likewise
+        snapshot = torch.cuda.memory._snapshot(self.device)  # noqa: SLF001 -- as above
         entries = snapshot["device_traces"][self.device.index or 0]
-        torch.cuda.memory._record_memory_history(None)  # noqa: SLF001 -- likewise
+        torch.cuda.memory._record_memory_history(None)  # noqa: SLF001 -- as above
         return tuple(self._told(entries))
 
     def _told(self, entries: list[dict[str, Any]]) -> Iterator[Event]:
@@ -79,15 +79,15 @@ class UnobservedHistory:
 
 
 def attributed(events: Sequence[Event], watched: Sequence[Event]) -> tuple[Event, ...]:
-    """The events of one run with the attributions of another that took at least the same blocks in the same order.
+    """Return the events of one run, attributed with another run that made at least the same allocations in order.
 
-    Both are gone through side by side, repetition by repetition of each phase; what the watched run took beyond the
-    other is passed over. A block that it did not take is a workspace if it is never given back (a library keeps it from
-    the first run on), else a temporary.
+    Both runs are compared phase by phase, including repetitions of a phase; additional allocations of the instrumented
+    run are ignored. An allocation that it lacks is a workspace if it is never freed (a library keeps it from the first
+    run), else a temporary.
     """
     lent, sizes = _allocations(watched), _allocations(events)
     taken: dict[Run, int] = defaultdict(int)  # allocations of the phase so far
-    position: dict[Run, int] = defaultdict(int)  # of the watched run, that they have been matched up to
+    position: dict[Run, int] = defaultdict(int)  # in the instrumented run, behind the last match
     freed = {event.storage for event in events if event.kind is Kind.FREE}
     found = []
     for event, run in _by_run(events):
@@ -108,7 +108,7 @@ def attributed(events: Sequence[Event], watched: Sequence[Event]) -> tuple[Event
 
 
 def _match(coming: Sequence[int], candidates: Sequence[Event], begin: int) -> int | None:
-    """The candidate for the first of some sizes: the one that most of the others follow, else the nearest."""
+    """Return the index of the candidate for the first size: the one with most following matches, else the nearest."""
     best, length = None, 0
     for at in range(begin, min(begin + FARTHEST, len(candidates))):
         alike = 0
@@ -124,7 +124,7 @@ def _match(coming: Sequence[int], candidates: Sequence[Event], begin: int) -> in
 
 
 def _allocations(events: Sequence[Event]) -> dict[Run, list[Event]]:
-    """The allocations of each phase, of each time that it ran."""
+    """Return the allocations of each phase, separately for each time that it ran."""
     found: dict[Run, list[Event]] = defaultdict(list)
     for event, run in _by_run(events):
         if event.kind is Kind.ALLOC:
@@ -133,7 +133,7 @@ def _allocations(events: Sequence[Event]) -> dict[Run, list[Event]]:
 
 
 def _by_run(events: Sequence[Event]) -> Iterator[tuple[Event, Run]]:
-    """Each event with its phase, and which time that phase runs: once for each micro-batch."""
+    """Yield each event with its phase and how many times the phase has run; it runs once per micro-batch."""
     times: dict[str, int] = defaultdict(int)
     run = ("", 0)
     for event in events:
