@@ -1,4 +1,4 @@
-"""LoRA by PEFT, on the reference decoder and on transformers' classes alike."""
+"""LoRA adapters by PEFT, on the reference decoder and on the classes of transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memcalc.spec.finetuning import LoraSpec, adapted_modules
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import import_package
 
-# What transformers' classes call the layers that the table of parameters names; the others have the same names.
+# Names in the classes of transformers for the layers of the parameter table; absent names are equal.
 FAMILY_NAMES = {
     "gpt2": {
         "qkv_proj": "attn.c_attn",
@@ -72,13 +72,13 @@ FAMILY_NAMES = {
 
 
 def module_name(spec: Spec, name: str) -> str:
-    """The end of the path of a layer in the modules that run."""
+    """Return the end of a layer's path in the modules that run."""
     family = spec.model.architecture if spec.training.implementation == "huggingface" else None
     return FAMILY_NAMES.get(family or "", {}).get(name, name)
 
 
 def linear_layers(module: nn.Module, spec: Spec, names: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
-    """The linear layers that the table of parameters calls so, with their paths; stacked experts are none."""
+    """Yield the linear layers with these names of the parameter table, and their paths, without stacked experts."""
     ends = tuple(f".{module_name(spec, name)}" for name in names)
     for path, part in module.named_modules():
         weight = getattr(part, "weight", None)
@@ -87,13 +87,13 @@ def linear_layers(module: nn.Module, spec: Spec, names: Iterable[str]) -> Iterat
 
 
 def _shape(weight: Tensor) -> torch.Size:
-    """The whole parameter's: DeepSpeed's stage 3 leaves an empty tensor in its place."""
+    """Return the shape of the full parameter: DeepSpeed's stage 3 replaces its tensor by an empty one."""
     shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
     return shape
 
 
 def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
-    """The module wrapped by PEFT: everything is frozen but the adapters and the modules to save.
+    """Return the module wrapped by PEFT: only the adapters and `modules_to_save` are trained.
 
     Raises:
         Unavailable: PEFT is not installed.
@@ -103,7 +103,7 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
     if importlib.util.find_spec("peft") is None:
         raise Unavailable(f"finetune = lora runs PEFT's adapters: {installation('peft')}")
     if importlib.util.find_spec("bitsandbytes") is not None:
-        import_package("bitsandbytes")  # which PEFT imports when it makes an adapter
+        import_package("bitsandbytes")  # PEFT imports it when it creates an adapter
     peft: Any = import_package("peft")
     targets = adapted_modules(lora, spec.model, spec.training.implementation)
     config = peft.LoraConfig(
@@ -120,10 +120,10 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
 
 
 def _settle_input_gradient(module: nn.Module, spec: Spec, lora: LoraSpec) -> None:
-    """Let the embedding's output need a gradient or not, whatever PEFT has decided by itself."""
+    """Set whether the embedding's output requires a gradient, overriding PEFT's choice."""
     name = module_name(spec, "embed_tokens")
     embedding = next(part for path, part in module.named_modules() if path.rpartition(".")[2] == name)
-    embedding._forward_hooks.clear()  # noqa: SLF001 -- PEFT adds its hook twice, and forgets the first handle
+    embedding._forward_hooks.clear()  # noqa: SLF001 -- PEFT adds its hook twice and loses the first handle
     if lora.input_require_grads:
         embedding.register_forward_hook(_needs_gradient)
 

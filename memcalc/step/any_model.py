@@ -1,6 +1,6 @@
 """Any class of transformers that a config.json names under `architectures`, built with random weights.
 
-Its batch is made from the configuration (`model_inputs.py`) or given by the user; its forward computes the loss, as in
+The batch is made from the configuration (`model_inputs.py`) or given by the user. Forward computes the loss, as in
 transformers' Trainer.
 """
 
@@ -28,15 +28,15 @@ from memcalc.step.model_inputs import batch_for
 from memcalc.step.module_run import default_loss
 from memcalc.step.refusals import stopped
 
-# What PyTorch takes first, in its order; a mask or a dtype may keep flash from running.
+# PyTorch's preferred backends, in its order; a mask or a dtype can rule out flash.
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def build_any(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
-    """The class that the spec's config.json names, its weights on `place`, to be run on `device`.
+    """Return the class that the spec's config.json names, with weights on `place`, to be run on `device`.
 
     Raises:
-        InputError: transformers' own code stops, or it does not do what is asked.
+        InputError: the code of transformers fails, or it does not support the requested settings.
     """
     training, text = spec.training, spec.model.transformers_config
     assert text is not None
@@ -46,11 +46,11 @@ def build_any(spec: Spec, place: torch.device, device: torch.device) -> CausalLM
         return build_diffusion(spec, place, device)
     config = foreign_config(spec.model)
     kind = getattr(transformers, architecture_of(text) or "")
-    # Without a word of ours transformers takes sdpa where the class has it.
+    # Without attn_implementation transformers uses sdpa if the class supports it.
     kernel = {"attn_implementation": "eager"} if training.attention == "eager" else {}
     with place:
         try:
-            module = kind._from_config(config, dtype=weight_dtype(training), **kernel)  # noqa: SLF001 -- what AutoModel.from_config calls
+            module = kind._from_config(config, dtype=weight_dtype(training), **kernel)  # noqa: SLF001 -- as AutoModel.from_config
         except Exception as error:
             raise stopped(spec, error) from error
     module.train()
@@ -70,7 +70,7 @@ def build_any(spec: Spec, place: torch.device, device: torch.device) -> CausalLM
 
 @contextmanager
 def surroundings(training: TrainingSpec, device: torch.device) -> Iterator[None]:
-    """The attention kernels that PyTorch may choose from: flash first, where nothing keeps it from running."""
+    """Restrict the attention backends of PyTorch; flash comes first if nothing rules it out."""
     backends = FUSED[1:] if training.attention == "memory-efficient" else FUSED
     kernels = sdpa_kernel(backends if device.type == "cuda" else CPU_BACKENDS)
     with one_sequence_a_row(), nullcontext() if training.attention == "eager" else kernels:

@@ -1,6 +1,6 @@
-"""Attention of the reference decoder: one fused projection, then eager arithmetic or PyTorch's fused kernels.
+"""Attention of the reference decoder: one fused projection, then eager operators or PyTorch's fused kernels.
 
-Eager attention keeps for backward exactly what Korthikanti et al. (arXiv 2205.05198) count: 11bsd + 5bs^2h bytes.
+Eager attention saves for backward exactly what Korthikanti et al. (arXiv 2205.05198) count: 11bsd + 5bs^2h bytes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from memcalc.step.norms import HeadNorm
 from memcalc.step.positions import Shared, rotate
 
 CUDA_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION}
-CPU_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # its one fused kernel knows no dropout
+CPU_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # the CPU's fused kernel does not support dropout
 
 
 class Attention(nn.Module):
-    """Queries, keys and values from one matrix; causal attention; the output projection."""
+    """Fused QKV projection, causal attention, and the output projection."""
 
     def __init__(self, model: ModelSpec, training: TrainingSpec, dropout: float) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.kernel = training.attention
         self.selective = training.recompute == "selective"
         self.dropout = dropout
-        # Adapters stand beside the matrices of the checkpoint; without them q, k and v are one.
+        # Adapters need the separate weight matrices of the checkpoint; without adapters q, k and v are fused.
         self.fused = model.fused_qkv or training.lora is None
         if self.fused:
             self.qkv_proj = nn.Linear(model.hidden_size, sum(self.widths), bias=model.qkv_bias)
@@ -46,12 +46,12 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(model.query_size, model.hidden_size, bias=model.output_bias)
 
     def keep_share(self, ranks: int) -> None:
-        """The matrices were split over so many ranks: this one has the heads of its rows, q, k and v of each."""
+        """Adapt to tensor parallelism: this rank has 1/ranks of the heads of q, k and v."""
         self.heads, self.kv_heads = self.heads // ranks, self.kv_heads // ranks
         self.widths = tuple(width // ranks for width in self.widths)
 
     def forward(self, x: Tensor, shared: Shared) -> Tensor:
-        """(b, s, d) in, (b, s, d) out."""
+        """Return the attention output: (b, s, d) to (b, s, d)."""
         batch, length, _ = x.shape
         q, k, v = self.project(x, shared)
         core = partial(self.eager, shared) if self.kernel == "eager" else self.kernel_attention
@@ -59,7 +59,10 @@ class Attention(nn.Module):
         return self.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
     def project(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (b, h, s, head_dim), keys and values (b, kv, s, head_dim): views of the fused output or rotated."""
+        """Return queries (b, h, s, head_dim), keys and values (b, kv, s, head_dim):
+
+        views of the fused output or rotated.
+        """
         if self.fused:
             q, k, v = self.qkv_proj(x).split(self.widths, dim=-1)
         else:
@@ -70,7 +73,7 @@ class Attention(nn.Module):
         else:
             q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
             if shared.cos is not None and self.fused:
-                # Rotation copies q and k; a view as v would keep their unrotated versions alive until backward.
+                # RoPE copies q and k; a view as v would keep their unrotated versions live until backward.
                 v = v.contiguous()
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if shared.cos is not None and shared.sin is not None:
@@ -78,7 +81,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def eager(self, shared: Shared, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Scores, softmax and weighted sum as separate operators, in the dtype of the queries."""
+        """Return attention computed by separate operators, in the dtype of the queries."""
         k, v = self.expand(k), self.expand(v)
         scores = q @ k.transpose(-2, -1)
         scores = scores * self.head_dim**-0.5
@@ -90,7 +93,7 @@ class Attention(nn.Module):
         return dropout(probabilities, self.dropout, training=self.training) @ v
 
     def kernel_attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One kernel that keeps its inputs, its output and a log-sum-exp for each query."""
+        """Return attention by one kernel, which saves its inputs, its output and a log-sum-exp per query."""
         rate = self.dropout if self.training else 0.0
         backends = [CUDA_BACKENDS[self.kernel]] if q.is_cuda else CPU_BACKENDS
         grouped = self.kernel == "flash" and self.kv_heads != self.heads
@@ -100,6 +103,6 @@ class Attention(nn.Module):
             return functional.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True, enable_gqa=grouped)
 
     def expand(self, heads: Tensor) -> Tensor:
-        """Each key/value head repeated for the query heads that share it."""
+        """Return the key/value heads, each repeated for the query heads that share it."""
         repeats = self.heads // self.kv_heads
         return heads if repeats == 1 else heads.repeat_interleave(repeats, dim=1)

@@ -1,4 +1,4 @@
-"""A moving average of the weights: torch's AveragedModel, or a list in fp32."""
+"""Exponential moving average of the weights: torch's AveragedModel, or a list in fp32."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ DECAY = 0.999
 
 
 class Average(Protocol):
-    """A copy of the weights that follows them."""
+    """A moving average of the weights."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it holds."""
+        """Tensors of the average."""
 
     def update(self) -> None:
-        """Move it a little towards the weights."""
+        """Move the average towards the current weights."""
 
 
 def build_average(training: TrainingSpec, module: nn.Module, optimized: list[nn.Parameter]) -> Average | None:
-    """The average that the spec asks for, if it does."""
+    """Return the moving average that the spec requests; None if it requests none."""
     if training.ema == "none":
         return None
     return Averaged(module) if training.ema == "weights" else AveragedInFp32(optimized)
 
 
 class Averaged:
-    """A copy of the model, in its dtype."""
+    """Average in the dtype of the model."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -49,7 +49,7 @@ class Averaged:
 
 
 class AveragedInFp32:
-    """An fp32 copy of what the optimizer updates. What is not in fp32 itself is cast, one parameter after the other."""
+    """fp32 average of the optimizer's parameters. Parameters in another dtype are cast one at a time."""
 
     def __init__(self, optimized: list[nn.Parameter]) -> None:
         self.optimized = optimized

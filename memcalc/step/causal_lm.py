@@ -1,4 +1,4 @@
-"""What the training loop needs of a model, whoever wrote its modules."""
+"""Interface of a model to the training loop."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class CausalLM:
     """A decoder with its loss.
 
     Args:
-        module: holds the parameters.
+        module: has the parameters.
         logits: token ids (b, s) to logits (b, s, V).
         loss: logits and labels (b, s) to a scalar.
-        surroundings: entered around forward and backward: settings of PyTorch that the modules leave to their caller.
-        hidden: token ids to the hidden states (b, s, d) that the head reads, for losses that do without all logits.
-        head: the output projection, looked up when it is needed.
-        batch: makes the arguments of forward for a class that takes other inputs than tokens and labels; `logits` then
-            takes them, and returns an output with its loss.
+        surroundings: context of forward and backward: PyTorch settings that the modules leave to their caller.
+        hidden: token ids to the LM head's input (b, s, d), for losses that do not need all logits.
+        head: returns the LM head; called when it is needed.
+        batch: makes the arguments of forward for a class with other inputs than tokens and labels; `logits` then takes
+            them, and returns an output with its loss.
     """
 
     module: nn.Module
@@ -48,12 +48,13 @@ class CausalLM:
 
 
 def build(spec: Spec, device: torch.device, *, place: torch.device | None = None) -> CausalLM:
-    """The model of the spec with random weights, for the device, in the dtype that the recipe keeps weights in.
+    """Return the model of the spec with random weights, in the dtype in which the recipe keeps weights.
 
-    With the adapters and the 4-bit matrices that the spec asks for. They are made on `place`, if that is another one.
+    It has the adapters and 4-bit weights that the spec requests. Its weights are allocated on `place` if given, else on
+    the device.
 
     Raises:
-        InputError: the implementation cannot be run here, or does not know the model.
+        InputError: the implementation cannot run here, or does not support the model.
         Unavailable: PEFT, bitsandbytes or torchao is missing.
     """
     quantised = spec.training.finetune == "qlora"
@@ -68,7 +69,7 @@ def build(spec: Spec, device: torch.device, *, place: torch.device | None = None
 
 
 def with_loss(model: CausalLM, spec: Spec) -> CausalLM:
-    """The model with the loss that the spec asks for in place of its own."""
+    """Return the model with the loss that the spec requests."""
     kind = spec.training.loss
     if kind == "vocab-parallel":
         return replace(model, loss=vocab_parallel)
@@ -82,7 +83,7 @@ def with_loss(model: CausalLM, spec: Spec) -> CausalLM:
 
 
 def _in_fp32(logits: Callable[[Tensor], Any], input_ids: Tensor) -> Any:
-    """The model's output converted to fp32 (Lightning Fabric, plugins/precision/utils.py, _convert_fp_tensor)."""
+    """Return the model's output upcast to fp32 (Lightning Fabric, plugins/precision/utils.py, _convert_fp_tensor)."""
     found = logits(input_ids)
     if isinstance(found, Tensor):
         return found.float()
@@ -91,13 +92,13 @@ def _in_fp32(logits: Callable[[Tensor], Any], input_ids: Tensor) -> Any:
 
 
 def build_base(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
-    """The model without adapters, its weights on `place`, to be run on `device`."""
+    """Return the model without adapters, with weights on `place`, to be run on `device`."""
     if not has_published_formulas(spec.model):
         from memcalc.step.any_model import build_any  # as below
 
         return build_any(spec, place, device)
     if spec.training.implementation == "huggingface":
-        # Imported here: transformers is an extra of its own, and takes seconds.
+        # transformers is an optional dependency, and takes seconds to import.
         from memcalc.step.huggingface import build_huggingface
 
         return build_huggingface(spec, place, device)
@@ -113,18 +114,18 @@ def build_base(spec: Spec, place: torch.device, device: torch.device) -> CausalL
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in fp32. A function of its own, so that the fp32 logits lose their name when it returns."""
+    """Return the fp32 cross-entropy. In a function, so that no variable references the fp32 logits when it returns."""
     return functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), labels.view(-1))
 
 
 def loss_as_returned(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy of the logits in the dtype that they have."""
+    """Return the mean cross-entropy of the logits in their own dtype."""
     return functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New floating-point tensors have this dtype inside."""
+    """Set the dtype of new floating-point tensors inside the context."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

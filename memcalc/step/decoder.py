@@ -1,7 +1,7 @@
-"""The reference decoder ("plain"): PyTorch modules arranged as the papers' block.
+"""The reference decoder ("plain"): PyTorch modules arranged as the block of the papers.
 
-A GPT layer keeps for backward the 34bsd + 5bs^2h bytes of Korthikanti et al. (arXiv 2205.05198) in 16-bit precision,
-plus what they leave out: the statistics of its two norms (4 bytes each of mean and reciprocal deviation, per token).
+A GPT layer saves for backward the 34bsd + 5bs^2h bytes of Korthikanti et al. (arXiv 2205.05198) in bf16 or fp16, plus
+what they omit: the statistics of its two norms (4 bytes each for mean and reciprocal deviation, per token).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memcalc.step.recompute import contexts_of, plan_of, run_plan
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each after a norm and before a dropout, one after the other or side by side."""
+    """Attention and MLP, each after a norm and before a dropout, in sequence or in parallel."""
 
     def __init__(self, model: ModelSpec, training: TrainingSpec, index: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Layer(nn.Module):
         self.input_norm = norm(model, model.hidden_size) if before else nn.Identity()
         self.attention = Attention(model, training, model.attention_dropout if rate is None else rate)
         self.attention_output_norm = norm(model, model.hidden_size) if after else nn.Identity()
-        # A parallel block with one norm feeds its MLP what it feeds attention.
+        # A parallel block with one norm gives attention and MLP the same input.
         self.shares_norm = before and model.norms_per_layer == 1
         own = before and not self.shares_norm
         self.post_attention_norm = norm(model, model.hidden_size) if own else nn.Identity()
@@ -47,7 +47,7 @@ class Layer(nn.Module):
         self.mlp_output_norm = norm(model, model.hidden_size) if after else nn.Identity()
 
     def forward(self, x: Tensor, shared: Shared) -> Tensor:
-        """(b, s, d) in, (b, s, d) out."""
+        """Return the layer's output: (b, s, d) to (b, s, d)."""
         if self.parallel:
             normed = self.input_norm(x)
             attended = self.attended(normed, shared)
@@ -56,17 +56,17 @@ class Layer(nn.Module):
         return x + self.fed(self.post_attention_norm(x))
 
     def attended(self, normed: Tensor, shared: Shared) -> Tensor:
-        """What attention adds to the residual stream."""
+        """Return attention's contribution to the residual stream."""
         attended = self.attention_output_norm(self.attention(normed, shared))
         return dropout(attended, self.dropout, training=self.training)
 
     def fed(self, normed: Tensor) -> Tensor:
-        """What the MLP adds to the residual stream."""
+        """Return the MLP's contribution to the residual stream."""
         return dropout(self.mlp_output_norm(self.mlp(normed)), self.dropout, training=self.training)
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, head: token ids (b, s) in, logits (b, s, V) out. Built on torch's default device and dtype."""
+    """Embedding, layers, LM head: token ids (b, s) to logits (b, s, V). Built on torch's default device and dtype."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -89,18 +89,18 @@ class Decoder(nn.Module):
         self.lm_head = head(model, self.embed_tokens)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """The logits of every position."""
+        """Return the logits of every position."""
         return self.lm_head(self.hidden(input_ids))  # type: ignore[no-any-return]
 
     def hidden(self, input_ids: Tensor) -> Tensor:
-        """What the output projection reads of every position, (b, s, d)."""
+        """Return the LM head's input at every position, (b, s, d)."""
         x, tables = self.embed(input_ids)
         x = run_plan(self.plan, x, lambda index, x: self.layers[index](x, tables), self.contexts)
         x = x if self.norm is None else self.norm(x)
         return x if self.head_proj is None else self.head_proj(x)
 
     def embed(self, input_ids: Tensor) -> tuple[Tensor, Shared]:
-        """The residual stream's start, and what all layers share."""
+        """Return the initial residual stream, and the tensors that all layers share."""
         model, training = self.spec.model, self.spec.training
         length = input_ids.shape[1]
         x = self.embed_tokens(input_ids)
@@ -113,7 +113,7 @@ class Decoder(nn.Module):
 
 
 def head(model: ModelSpec, embedding: nn.Embedding) -> nn.Linear:
-    """The output head; a tied one never has a weight of its own, not even for a moment."""
+    """Return the LM head; a tied one is built without a weight, so none is allocated even temporarily."""
     width, vocabulary = embedding.embedding_dim, embedding.num_embeddings
     if not model.tie_word_embeddings:
         return nn.Linear(width, vocabulary, bias=model.lm_head_bias)
@@ -125,7 +125,11 @@ def head(model: ModelSpec, embedding: nn.Embedding) -> nn.Linear:
 
 
 def refuse_unsupported(spec: Spec) -> None:
-    """Name what the reference decoder does not know."""
+    """Reject settings that the reference decoder does not support.
+
+    Raises:
+        InputError: there is such a setting.
+    """
     model = spec.model
     if model.mla is not None:
         raise InputError(

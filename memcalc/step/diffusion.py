@@ -24,20 +24,20 @@ from memcalc.step.dtypes import weight_dtype
 from memcalc.step.model_inputs import OTHERS
 from memcalc.step.refusals import stopped
 
-TEXT_TOKENS = 77  # CLIP's, which Stable Diffusion reads prompts with
-LONG_TEXT_TOKENS = 512  # T5's in Flux; Stable Diffusion 3 joins both to 333
+TEXT_TOKENS = 77  # prompt length of CLIP, the text encoder of Stable Diffusion
+LONG_TEXT_TOKENS = 512  # prompt length of T5 in Flux; Stable Diffusion 3 joins CLIP and T5 to 333
 JOINT_TEXT_TOKENS = 333
 TIME_IDS = 6  # original size, crop and target size of an image: two numbers each
-TARGET = "target"  # of the batch: the noise, which forward does not take
+TARGET = "target"  # key in the batch of the noise, which is no argument of forward
 
 
 def build_diffusion(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
-    """The class of diffusers that the spec's config.json names, its weights on `place`, to be run on `device`.
+    """Return the class of diffusers that the spec's config.json names, with weights on `place`, to be run on `device`.
 
     Raises:
-        InputError: the code of diffusers stops, or it does not do what is asked.
+        InputError: the code of diffusers fails, or it does not support the requested settings.
     """
-    from memcalc.step.any_model import surroundings  # which calls this
+    from memcalc.step.any_model import surroundings  # imported late: that module imports this one
     from memcalc.step.causal_lm import default_dtype
 
     training, text = spec.training, spec.model.transformers_config
@@ -62,7 +62,7 @@ def build_diffusion(spec: Spec, place: torch.device, device: torch.device) -> Ca
         from diffusers.models.attention_processor import AttnProcessor
 
         module.set_attn_processor(AttnProcessor())
-    targets: list[Tensor] = []  # of the step that runs
+    targets: list[Tensor] = []  # of the current step
 
     def predict(batch: dict[str, Any]) -> Tensor:
         targets[:] = [batch[TARGET]]
@@ -82,15 +82,15 @@ def build_diffusion(spec: Spec, place: torch.device, device: torch.device) -> Ca
 
 
 def latents_for(module: Any, training: TrainingSpec, dtype: torch.dtype) -> dict[str, Any]:
-    """Noisy latents with what conditions them, by the names of forward's arguments, and the noise. On the CPU.
+    """Return noisy latents and their conditions by the names of forward's arguments, and the noise. On the CPU.
 
     Args:
         module: a model of diffusers, on any device.
         training: has the batch size.
-        dtype: of all that is no index.
+        dtype: of all floating-point tensors.
 
     Raises:
-        InputError: its inputs do not follow from its configuration.
+        InputError: the inputs cannot be derived from the configuration.
     """
     names, config, b = inspect.signature(module.forward).parameters, module.config, training.micro_batch_size
     latents = "sample" if "sample" in names else "hidden_states"
@@ -99,7 +99,7 @@ def latents_for(module: Any, training: TrainingSpec, dtype: torch.dtype) -> dict
     if channels is None or (side is None and "img_ids" not in names):
         raise InputError(f"the inputs of {type(module).__name__} do not follow from its config.json.", OTHERS, "model")
     made: dict[str, Any] = {"timestep": torch.zeros(b, dtype=torch.long)}
-    if "img_ids" in names:  # Flux: latents of an image of 1024 x 1024, 64 x 64 patches in a row
+    if "img_ids" in names:  # Flux: latents of a 1024 x 1024 image, a sequence of 64 x 64 patches
         patches = 64 * 64
         made[latents] = torch.rand(b, patches, channels, dtype=dtype)
         made |= {"img_ids": torch.zeros(patches, 3), "txt_ids": torch.zeros(LONG_TEXT_TOKENS, 3)}
@@ -116,7 +116,7 @@ def latents_for(module: Any, training: TrainingSpec, dtype: torch.dtype) -> dict
 
 
 def _conditions(names: Any, config: Any, b: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Texts, classes and sizes of images, as far as the model takes them."""
+    """Return the text embeddings, classes and image sizes that the model takes."""
     made: dict[str, Any] = {}
     joint: Any = getattr(config, "joint_attention_dim", None)
     cross: Any = getattr(config, "cross_attention_dim", None)

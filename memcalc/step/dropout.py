@@ -1,6 +1,6 @@
-"""Dropout that keeps one byte an element on every device.
+"""Dropout that saves one byte per element on every device.
 
-torch.nn.functional.dropout does so on CUDA, by this operator; on the CPU it would keep a mask in the tensor's dtype
+torch.nn.functional.dropout does so on CUDA, with this operator; on the CPU it saves a mask in the tensor's dtype
 (torch 2.13, aten/src/ATen/native/Dropout.cpp).
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
-    """The tensor with a share of its elements set to zero, and the rest scaled; itself where nothing is to be done."""
+    """Return the tensor with a fraction of its elements zeroed and the rest scaled; unchanged without dropout."""
     if not training or rate == 0.0:
         return x
     return torch.native_dropout(x, rate, True)[0]

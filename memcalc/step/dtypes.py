@@ -1,4 +1,4 @@
-"""The spec's dtype words as torch dtypes."""
+"""Torch dtypes of the spec's dtype names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def compute_dtype(training: TrainingSpec) -> torch.dtype:
-    """What forward and backward compute in."""
+    """Return the dtype of forward and backward."""
     return DTYPES[training.dtype]
 
 
 def weight_dtype(training: TrainingSpec) -> torch.dtype:
-    """What the weights that forward reads are held in: under autocast they stay in fp32, unless they are frozen."""
+    """Return the dtype of the weights that forward reads: fp32 under autocast, except frozen weights."""
     in_16_bits = DTYPES[training.weight_dtype or training.dtype]
     if training.lora is not None:
         return torch.float32 if training.lora.base_dtype == "fp32" else in_16_bits

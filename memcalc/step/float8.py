@@ -1,4 +1,4 @@
-"""torchao's linear layers in place of torch's own: what multiplies in 8 bits."""
+"""Replacement of linear layers by torchao's, which compute matmuls in FP8."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECIPES = {"tensorwise": "tensorwise", "rowwise": "rowwise", "rowwise-gw-hp": "r
 
 
 def convert(module: nn.Module, spec: Spec) -> nn.Module:
-    """The module with Float8Linear for every nn.Linear that the spec does not skip; it is changed in place.
+    """Replace every nn.Linear that the spec does not skip by Float8Linear, in place; return the module.
 
     Raises:
         Unavailable: torchao is not installed.

@@ -1,8 +1,8 @@
-"""Generation with transformers' modules, cut into the phases that memory is evaluated at.
+"""Generation with the modules of transformers, in the phases at which memory is evaluated.
 
-Tokens are fed as transformers' `generate` does it greedily: one forward for the prompt, then one a token, of the last
-position's logits an fp32 copy. Between the first and the last new token a dynamic cache only grows, and its growth is
-made up for in one go: what the tokens between would leave behind.
+Tokens are fed as in greedy `generate` of transformers: one forward for the prompt, then one per token, with an fp32
+copy of the last position's logits. Between the first and the last new token a dynamic cache only grows. That growth
+is allocated in one step instead of running the tokens between.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from memcalc.step.sizes import sizes_of
 
 
 def placed(module: Any, device: torch.device) -> Any:
-    """A model of transformers on the meta device, with memory on this one; what is tied has one."""
+    """Allocate a transformers model from the meta device on this device; tied weights share one tensor."""
     module.tie_weights()
-    made: dict[int, tuple[Tensor, Tensor]] = {}  # by identity: a tensor, kept so that no other gets it, and its like
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # by id; the original stays referenced, so its id is unique
 
     def like(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
             made[id(tensor)] = tensor, torch.empty_like(tensor, device=device)
         return made[id(tensor)][1]
 
-    module._apply(like)  # noqa: SLF001 -- as to_empty does, which forgets what is tied
-    module.tie_weights()  # each name has a parameter of its own now
+    module._apply(like)  # noqa: SLF001 -- as in to_empty, which does not keep weights tied
+    module.tie_weights()  # each name has a separate parameter now
     return module
 
 
 class GenerationRun:
-    """Prompts read, and tokens made, on one device.
+    """Prefill of prompts and generation of tokens on one device.
 
     Args:
-        spec: with an `inference:` block, of transformers' modules and caches.
-        device: any that PyTorch can compute on.
+        spec: a run with an `inference:` block, with modules and caches of transformers.
+        device: any device that PyTorch can compute on.
     """
 
     engine: str | None = None  # one rank
-    optimizer: torch.optim.Optimizer | None = None  # nothing trains
+    optimizer: torch.optim.Optimizer | None = None  # no training
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         assert spec.inference is not None
@@ -60,12 +60,12 @@ class GenerationRun:
         self.tokens: Tensor | None = None
         self.cache: Any = None
 
-    def execute(self, steps: int, observer: Observer) -> None:  # noqa: ARG002 -- of all runs
-        """Build everything, read the prompts, make the first token and the last."""
+    def execute(self, steps: int, observer: Observer) -> None:  # noqa: ARG002 -- the signature of all runs
+        """Build everything, prefill the prompts, and generate the first and the last token."""
         asked = self.asked
         with torch.no_grad():
             with observer.phase("model"):
-                # As from_pretrained builds it: no weight exists before it is loaded.
+                # from_pretrained also builds on the meta device and allocates weights when they are loaded.
                 self.model = build_base(self.spec, torch.device("meta"), self.device)
                 module = placed(self.model.module, self.device).eval()
             with observer.phase("input"):
@@ -89,7 +89,7 @@ class GenerationRun:
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
-        """The kernel that is asked for; where a mask keeps flash from running, what PyTorch takes instead."""
+        """Restrict attention to the requested kernel; if a mask rules out flash, to PyTorch's alternative."""
         attention = self.asked.attention
         kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
         choice: AbstractContextManager[None] = sdpa_kernel(
@@ -99,13 +99,13 @@ class GenerationRun:
             yield
 
     def _forward(self, module: Any, tokens: Tensor) -> Tensor:
-        """One forward, and the token that follows (transformers 5.23 generation/utils.py, GenerationMixin._sample)."""
+        """Run forward and return the next token (transformers 5.23 generation/utils.py, GenerationMixin._sample)."""
         outputs = module(input_ids=tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         logits = outputs.logits[:, -1, :].to(copy=True, dtype=torch.float32)
         return torch.argmax(logits, dim=-1)[:, None]
 
     def _grow(self, tokens: int) -> None:
-        """A dynamic cache as it is so many tokens later; a static one is as large from the start."""
+        """Grow a dynamic cache by so many tokens; a static cache has its full size from the start."""
         if self.asked.cache == "static" or tokens < 1:
             return
         for layer in self.cache.layers:
@@ -115,18 +115,18 @@ class GenerationRun:
             for name in ("keys", "values"):
                 before = getattr(layer, name)
                 length = before.shape[-2] + tokens
-                if window is not None:  # DynamicSlidingWindowLayer.update keeps what the next token can see
+                if window is not None:  # DynamicSlidingWindowLayer.update keeps the tokens that the next one attends to
                     length = max(min(length, window - 1), before.shape[-2])
                 if length > before.shape[-2]:
                     shape = (*before.shape[:-2], length, before.shape[-1])
                     setattr(layer, name, torch.empty(shape, dtype=before.dtype, device=before.device))
 
     def sizes(self) -> tuple[int, int, int]:
-        """Parameters of the model, those that are trained, and elements of its buffers."""
+        """Return the elements of parameters, trained parameters and buffers."""
         return (0, 0, 0) if self.model is None else sizes_of(self.model.module)
 
     def held(self) -> dict[Component, list[Tensor]]:
-        """The tensors that can be named now."""
+        """Return the tensors of known component, by component."""
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:
             module = self.model.module

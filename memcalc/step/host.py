@@ -1,4 +1,4 @@
-"""Where what is offloaded lies, and what offloads the activations."""
+"""Device of offloaded tensors, and the hook that offloads activations."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 
 from memcalc.spec.spec import Spec
 
-# With its index: whoever names it so means memory that counts, also where that of the device is only played.
+# The index marks memory that counts, even where device memory is emulated on the CPU.
 HOST = torch.device("cpu", 0)
 
 
 def saving(spec: Spec) -> AbstractContextManager[None]:
-    """To be entered around the model's forward: PyTorch's own hooks, if what it saves is the host's.
+    """Return the context of the model's forward: PyTorch's save_on_cpu hooks if activations are offloaded.
 
-    Every tensor that an operator saves is copied, parameters among them; what two operators save, twice.
+    Every tensor that an operator saves is copied, including parameters; a tensor that two operators save, twice.
     """
     kind = spec.training.offload_activations
     if kind == "none":

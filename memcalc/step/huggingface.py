@@ -1,4 +1,4 @@
-"""transformers' own classes, built from a spec with random weights."""
+"""The classes of transformers, built from a spec with random weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from memcalc.step.refusals import stopped
 
 
 def _widen(module: torch.nn.Module, modules: tuple[str, ...]) -> None:
-    """Cast modules to fp32, by their names in a configuration of memcalc."""
+    """Upcast modules to fp32, given by their names in a memcalc configuration."""
     ends = {"embed_tokens": "get_input_embeddings", "lm_head": "get_output_embeddings"}
     found = [getattr(module, ends[name])() for name in modules if name in ends]
     if "norm" in modules:
@@ -41,10 +41,10 @@ def _widen(module: torch.nn.Module, modules: tuple[str, ...]) -> None:
 
 
 def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
-    """AutoModelForCausalLM for the spec's architecture, its weights on `place`, to be run on `device`.
+    """Return AutoModelForCausalLM for the spec's architecture, with weights on `place`, to be run on `device`.
 
     Raises:
-        InputError: the architecture is not known here, or does not do what is asked.
+        InputError: the architecture is unknown, or does not support the requested settings.
     """
     training = spec.training
     config = build_config(spec)
@@ -68,7 +68,7 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
     module.train()
     replaced = liger_modules(module) if training.kernels == "liger" else nullcontext
     if getattr(module, "loss_type", None) is None:
-        module.loss_type = "ForCausalLM"  # what transformers falls back to, with a warning
+        module.loss_type = "ForCausalLM"  # the fallback of transformers, without its warning
     switch_recompute(module, spec)
     backends = CPU_BACKENDS
     if kernel == "sdpa" and device.type == "cuda":
@@ -97,14 +97,14 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
 
 @contextmanager
 def one_sequence_a_row() -> Iterator[None]:
-    """Spare transformers the search for several sequences packed in one row.
+    """Skip the search of transformers for several packed sequences in one row.
 
-    It reads position ids back from the device. What it would find is known, and on a device that computes nothing it
-    finds the wrong thing: a mask, which keeps the flash kernel from running.
+    The search copies position ids to the CPU. Its result is known. On a device that computes no values it would find
+    packed sequences, and the resulting mask would rule out the flash kernel.
     """
     name = "find_packed_sequence_indices"
     search = getattr(masking_utils, name, None)
-    if search is None:  # older transformers never searched
+    if search is None:  # older transformers does not search
         yield
         return
     setattr(masking_utils, name, lambda _: None)
@@ -115,7 +115,7 @@ def one_sequence_a_row() -> Iterator[None]:
 
 
 def makes_masks(config: Any, spec: Spec) -> bool:
-    """Whether a sequence fills a window that is a mask's, which flash attention does not take."""
+    """Return whether the sequence fills a window implemented by a mask, which flash attention does not support."""
     window: int | None = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     masks = spec.training.attention_windows == "mask"
     return masks and window is not None and spec.training.sequence_length >= window
@@ -123,7 +123,7 @@ def makes_masks(config: Any, spec: Spec) -> bool:
 
 @contextmanager
 def windows_of_the_kernel() -> Iterator[None]:
-    """Make no mask for a window, as for kernels that are told its length."""
+    """Make no mask for a window, as with kernels that take the window's length."""
     name = "_ignore_causal_mask_sdpa"
     decide = getattr(masking_utils, name)
 
@@ -138,7 +138,7 @@ def windows_of_the_kernel() -> Iterator[None]:
 
 
 def switch_recompute(module: nn.Module, spec: Spec) -> None:
-    """The gradient checkpointing of transformers, on the layers that the spec names."""
+    """Enable the gradient checkpointing of transformers on the layers that the spec selects."""
     if spec.training.recompute == "selective":
         raise InputError(
             "transformers recomputes whole layers, but recompute = selective.",
@@ -148,7 +148,7 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
     recomputed = recomputed_layers(spec.training, spec.model.num_layers)
     if not recomputed:
         return
-    every = spec.training.recompute == "full"  # encoders too, which num_layers does not count
+    every = spec.training.recompute == "full"  # includes encoders, which num_layers does not count
     layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if has_segments(spec.training.recompute):
         join_layers(layers, plan_of(spec.training, spec.model.num_layers))
@@ -163,10 +163,10 @@ def switch_recompute(module: nn.Module, spec: Spec) -> None:
 
 
 def join_layers(layers: Sequence[nn.Module], plan: Segment) -> None:
-    """Layers that share a checkpoint segment: the first one runs all of a segment, the others hand on what they get.
+    """Group layers into checkpoint segments: the first layer runs the segment, the others return their input.
 
     Raises:
-        InputError: layers are of several kinds, which their caller gives different masks.
+        InputError: the layers have several types, which get different masks from their caller.
     """
     kinds = {getattr(getattr(layer, "self_attn", None), "is_sliding", None) for layer in layers}
     if len(kinds) > 1:
@@ -199,10 +199,10 @@ def _hand_on(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def build_config(spec: Spec) -> Any:
-    """The configuration of transformers that has the spec's sizes, from the data that its family is read with.
+    """Return the transformers configuration with the spec's sizes, from the data used to read its family.
 
     Raises:
-        InputError: transformers' class has no such variant.
+        InputError: the class of transformers has no such variant.
     """
     model, rate = spec.model, spec.training.dropout
     if model.transformers_config is not None:
@@ -213,16 +213,16 @@ def build_config(spec: Spec) -> Any:
     keys = write_hf_config(model)
     family = keys.pop("model_type")
     further = FURTHER[family](spec) if family in FURTHER else {}
-    # No text is made, and the tokens that are named by default may lie outside a small vocabulary.
+    # No text is generated, and the default token ids may be outside a small vocabulary.
     tokens: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return transformers.AutoConfig.for_model(family, **keys, **further, **tokens, use_cache=False)
 
 
 def foreign_config(model: ModelSpec) -> Any:
-    """The configuration of a family without formulas, as its config.json has it.
+    """Return the configuration of a family without formulas, as in its config.json.
 
     Raises:
-        InputError: the spec's sizes are not those of the file.
+        InputError: the spec's sizes differ from those in the file.
     """
     assert model.transformers_config is not None
     config = configuration(model.transformers_config, "model.transformers_config")
@@ -239,7 +239,7 @@ def foreign_config(model: ModelSpec) -> Any:
     return config
 
 
-# Keys that change no size that a spec has, but which kernel runs, or that must agree with the number of layers.
+# Keys that change no size of the spec, but select a kernel or must agree with the number of layers.
 FURTHER: dict[str, Callable[[Spec], dict[str, Any]]] = {
     "gpt_neo": lambda spec: {"attention_types": [[["global"], spec.model.num_layers]]},
 }

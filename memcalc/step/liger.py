@@ -1,4 +1,4 @@
-"""Liger's kernels in a model of transformers, while its step runs."""
+"""Liger's kernels in a transformers model, active only while its step runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from memcalc.errors import Unavailable
 
 
 def liger_modules(module: nn.Module) -> Callable[[], AbstractContextManager[None]]:
-    """Give a model Liger's norms and MLPs; the context gives its file Liger's rotary positions.
+    """Give a model Liger's norms and MLPs; return a context that also gives its source module Liger's RoPE.
 
-    Liger replaces names in transformers' own file, which every other model of the process reads, too: so they are put
-    back at once, and replaced again only while this model runs.
+    Liger replaces names in the transformers module, which all other models of the process use too. They are restored
+    immediately, and replaced again only while this model runs.
 
     Raises:
         Unavailable: liger-kernel is not installed.
@@ -28,7 +28,7 @@ def liger_modules(module: nn.Module) -> Callable[[], AbstractContextManager[None
     theirs: Any = importlib.import_module("liger_kernel.transformers.monkey_patch")
     file = vars(sys.modules[type(module).__module__])
     own = dict(file)
-    theirs._apply_liger_kernel_to_instance(model=module, fused_linear_cross_entropy=False)  # noqa: SLF001 -- what Trainer calls
+    theirs._apply_liger_kernel_to_instance(model=module, fused_linear_cross_entropy=False)  # noqa: SLF001 -- as Trainer
     patched = {name: value for name, value in file.items() if own.get(name) is not value}
     original = {name: own[name] for name in patched}
     file.update(original)

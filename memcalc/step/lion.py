@@ -10,14 +10,14 @@ from torch.optim.optimizer import ParamsT
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion over all parameters at once (foreach) or one by one.
+    """Lion over all parameters at once (foreach) or one at a time.
 
     Args:
-        params: what is updated.
+        params: the parameters.
         lr: learning rate.
-        betas: of the update and of the momentum.
+        betas: coefficients of the update and of the momentum.
         weight_decay: decoupled, as in AdamW.
-        foreach: whether one call handles all parameters, at the price of a second momentum's worth of temporaries.
+        foreach: update all parameters in one call, at the cost of temporaries as large as the momentum.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update. There is no closure: the loss is the caller's."""
+        """Update the parameters; a closure is not supported."""
         assert closure is None
         for group in self.param_groups:
             held = [p for p in group["params"] if p.grad is not None]

@@ -1,8 +1,9 @@
-"""The training loop as most scripts write it, cut into the phases that memory is evaluated at.
+"""The training loop as most scripts write it, in the phases at which memory is evaluated.
 
     outputs = model(...); loss = ...; loss.backward(); optimizer.step()
 
-The logits keep their name until backward has finished, as `outputs` does in such scripts, or until the loss is there.
+A Python variable references the logits until backward has finished, as `outputs` does in such scripts, or until the
+loss is computed.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from memcalc.step.refusals import (
 )
 from memcalc.step.sizes import sizes_of
 
-SHARDING = ("fsdp2", "dtensor")  # engines under which a rank's parameters are parts, DTensors
+SHARDING = ("fsdp2", "dtensor")  # engines under which a rank's parameters are DTensor shards
 
 
 class Observer(Protocol):
-    """Watches a run."""
+    """An observer of a run."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Entered around each phase; a phase that runs once for each micro-batch is entered as often."""
+        """Return a context for a phase; it is entered once per micro-batch for phases of micro-batches."""
 
 
 class TrainingRun:
-    """A few training steps of one rank on one device. What it holds can be asked for at any moment.
+    """A few training steps of one rank on one device; its current tensors can be queried at any time.
 
     Args:
-        spec: what to train, and how.
-        device: any that PyTorch can compute on.
+        spec: the run.
+        device: any device that PyTorch can compute on.
         inputs: arguments of the model's forward, with labels; None: made from the spec.
     """
 
@@ -65,20 +66,19 @@ class TrainingRun:
         self.device = device
         self.model: CausalLM | None = None
         self.copies: Copies | None = None
-        self.has_old_gradients = False  # those of the step before
+        self.has_old_gradients = False  # gradients of the previous step
         self.optimizer: torch.optim.Optimizer | None = None
         self.average: Average | None = None
         self.given = inputs
-        self.inputs: tuple[Any, Any] | None = None  # token ids and labels; else all arguments of forward and None
-        self.logits: Any = None  # or an output that has them
+        self.inputs: tuple[Any, Any] | None = None  # token ids and labels; else all arguments of forward, and None
+        self.logits: Any = None  # or an output object that contains them
 
     def execute(self, steps: int, observer: Observer) -> None:
         """Build everything, then train.
 
         Raises:
-            InputError: the device has no kernel for the attention that the spec asks for, PyTorch cannot update
-                parameters that are split with the optimizer, or the code of a family that only transformers knows
-                ends in an error.
+            InputError: the device has no kernel for the requested attention, PyTorch cannot update sharded parameters
+                with the optimizer, or the code of a family without formulas fails.
         """
         try:
             self._execute(steps, observer)
@@ -125,7 +125,7 @@ class TrainingRun:
                         average.update()
 
     def _zero_gradients(self, copies: Copies) -> None:
-        """Free a step's gradients, or fill them with zeros, once."""
+        """Free the gradients of the previous step, or zero them, once per step."""
         if self.has_old_gradients:
             copies.zero_grad(set_to_none=self.spec.training.zero_grad == "set_to_none")
         self.has_old_gradients = False
@@ -135,14 +135,14 @@ class TrainingRun:
             copies.step(optimizer)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # NotImplementedError is one, too
+        except RuntimeError as error:  # includes NotImplementedError
             if self.engine in SHARDING:
                 raise no_split_update(self.spec, error) from error
             raise
 
     def _build(self) -> CausalLM:
         if self.engine in SHARDING:
-            # Imported here: PyTorch's sharding takes half a second.
+            # PyTorch's sharding takes half a second to import.
             from memcalc.step.ranks import build_sharded
 
             return build_sharded(self.spec, self.device)
@@ -173,7 +173,7 @@ class TrainingRun:
         given = self.given
         if given is None:
             assert model.batch is not None
-            with _disable_current_modes():  # real tensors: the host makes a batch before it is sent
+            with _disable_current_modes():  # real tensors: the host makes a batch before it is copied to the device
                 given = model.batch()
         return place_inputs(dict(given), self.device), None
 
@@ -182,20 +182,20 @@ class TrainingRun:
         return torch.randint(self.spec.model.vocab_size, shape, device=self.device)
 
     def sizes(self) -> tuple[int, int, int]:
-        """Parameters of the model, those that are trained, and elements of its buffers; zeros before it is built."""
+        """Return the elements of parameters, trained parameters and buffers; zeros before the model is built."""
         if self.model is None:
             return 0, 0, 0
         return sizes_of(self.model.module)
 
     def _named_outputs(self) -> list[Any]:
-        """What an output names: the rest of it (hidden states) is the layers'."""
+        """Return the logits and loss of an output; its other tensors (hidden states) belong to the layers."""
         if isinstance(self.logits, Tensor):
             return [self.logits]
         return [getattr(self.logits, name, None) for name in ("logits", "loss")]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of the inputs that were made for a model of any class."""
+        """Notes on the inputs made for a model of any class."""
         if self.given is not None or self.model is None or self.model.batch is None or self.inputs is None:
             return ()
         shapes = [
@@ -204,12 +204,12 @@ class TrainingRun:
         return (f"Inputs made from the config.json: {', '.join(shapes)}. Others: --inputs FILE.py:NAME.",)
 
     def held(self) -> dict[Component, list[Tensor]]:
-        """The tensors that can be named now; activations and temporaries cannot."""
+        """Return the tensors of known component, by component; activations and temporaries are unknown."""
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:
             module = self.model.module
             weights: list[Tensor] = [*module.parameters(), *module.buffers(), *quantised_tensors(module)]
-            if self.engine in SHARDING:  # what is gathered for a while is a buffer, not a weight
+            if self.engine in SHARDING:  # a parameter that is gathered temporarily is a buffer, not a weight
                 ranks = self.spec.parallelism.ranks
                 weights = [weight for weight in weights if _ranks_of(weight) == ranks]
             found[Component.WEIGHTS] = weights
@@ -224,7 +224,7 @@ class TrainingRun:
             found[Component.INPUTS] = tensors_in(self.inputs)
         if self.logits is not None:
             found[Component.LOGITS_AND_LOSS] = [each for each in self._named_outputs() if isinstance(each, Tensor)]
-        # Adam counts its steps in CPU tensors, which are no concern of a GPU.
+        # Adam counts its steps in CPU tensors, which use no GPU memory.
         return {
             component: [t for t in tensors if t.device.type == self.device.type or t.device == HOST]
             for component, tensors in found.items()
@@ -232,6 +232,6 @@ class TrainingRun:
 
 
 def _ranks_of(tensor: Tensor) -> int:
-    """Over how many ranks a DTensor is spread; a gathered one is over fewer than all, or is none."""
+    """Return the number of ranks that a tensor is sharded over: fewer for a gathered DTensor, 1 for other tensors."""
     mesh = getattr(tensor, "device_mesh", None)
     return 1 if mesh is None else mesh.size()

@@ -1,4 +1,4 @@
-"""Losses that never have all logits at once, and Megatron-Core's over a split vocabulary, here of one rank."""
+"""Losses that never materialize all logits, and Megatron-Core's loss over a sharded vocabulary, here of one rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from memcalc.errors import Unavailable
 from memcalc.spec.training import TrainingSpec
 
-Head = Callable[[], nn.Module]  # looked up when it is needed: PEFT may put another module in its place
+Head = Callable[[], nn.Module]  # called when it is needed: PEFT may replace the module
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def tokenwise_loss(training: TrainingSpec, head: Head) -> Loss:
-    """From hidden states (b, s, d) and labels (b, s) to a scalar, logits of some tokens at a time.
+    """Return a loss from hidden states (b, s, d) and labels (b, s) to a scalar; it computes logits by chunks of tokens.
 
     Raises:
         Unavailable: Liger's kernel is not installed, or the loss is TRL's.
@@ -37,7 +37,7 @@ def tokenwise_loss(training: TrainingSpec, head: Head) -> Loss:
 
 
 def chunked(head: Head, chunks: int, hidden: Tensor, labels: Tensor) -> Tensor:
-    """Each chunk is checkpointed, so its logits exist only while it is computed, in forward and again in backward."""
+    """Return the loss by checkpointed chunks: a chunk's logits exist only while it is computed and recomputed."""
     projection = head()
 
     def one(part: Tensor, targets: Tensor) -> Tensor:
@@ -49,26 +49,26 @@ def chunked(head: Head, chunks: int, hidden: Tensor, labels: Tensor) -> Tensor:
 
 
 def fused(head: Head, kernel: Callable[..., Tensor], hidden: Tensor, labels: Tensor) -> Tensor:
-    """Liger's fused linear cross-entropy, which makes the gradients in forward."""
+    """Return Liger's fused linear cross-entropy, which computes the gradients in forward."""
     return kernel(head().weight, hidden.flatten(0, 1), labels.flatten())
 
 
 def vocab_parallel(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over all tokens."""
+    """Return the mean over all tokens."""
     losses: Tensor = VocabParallelCrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
     return losses.mean()
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
-    """What Megatron-Core runs over the parts of a vocabulary, without the sums over ranks.
+    """Megatron-Core's cross-entropy over a sharded vocabulary, without the reductions over ranks.
 
-    Its fp32 copy of the logits becomes the softmax, and this its own gradient.
+    Its fp32 copy of the logits becomes the softmax, which becomes its own gradient in place.
     Source: megatron/core/tensor_parallel/cross_entropy.py.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of every token, (b, s) in fp32."""
+        """Return the loss of every token, (b, s) in fp32."""
         shifted = logits.float()
         shifted -= shifted.max(dim=-1, keepdim=True).values
         outside = (labels < 0) | (labels >= logits.shape[-1])
@@ -83,7 +83,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """The gradient of the logits, in place of the softmax."""
+        """Return the gradient of the logits, computed in place of the softmax."""
         softmax, outside, targets = ctx.saved_tensors
         rows = softmax.view(-1, softmax.shape[-1])
         rows[torch.arange(rows.shape[0], device=rows.device), targets.view(-1)] -= 1.0 - outside.view(-1).float()

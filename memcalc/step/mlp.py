@@ -21,13 +21,13 @@ ACTIVATIONS: dict[MlpKind, Callable[[Tensor], Tensor]] = {
 
 
 def activate(kind: MlpKind, up: Tensor, gate: Tensor | None) -> Tensor:
-    """gelu(up), relu(up), relu(up)², silu(gate) * up or gelu(gate) * up."""
+    """Return gelu(up), relu(up), relu(up)², silu(gate) * up or gelu(gate) * up."""
     activation = ACTIVATIONS[kind]
     return activation(up) if gate is None else activation(gate) * up
 
 
 class Mlp(nn.Module):
-    """Up (and gate), activation, down."""
+    """Up (and gate) projection, activation, down projection."""
 
     def __init__(self, model: ModelSpec, width: int) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(width, model.hidden_size, bias=model.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, s, d) in, (b, s, d) out."""
+        """Return the MLP's output: (b, s, d) to (b, s, d)."""
         gate = None if self.gate_proj is None else self.gate_proj(x)
         return self.down_proj(activate(self.kind, self.up_proj(x), gate))  # type: ignore[no-any-return]
 
 
 class Experts(nn.Module):
-    """All routed experts as batched matrices: (E, rows, d) in and out."""
+    """All routed experts as batched weight matrices: (E, rows, d) to (E, rows, d)."""
 
     def __init__(self, model: ModelSpec, moe: MoeSpec) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class Experts(nn.Module):
         self.down_proj = BatchedLinear(moe.num_experts, width, model.hidden_size, bias=model.experts_have_bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Every expert on its own rows."""
+        """Return the output of every expert on its own rows."""
         gate = None if self.gate_proj is None else self.gate_proj(tokens)
         return self.down_proj(activate(self.kind, self.up_proj(tokens), gate))  # type: ignore[no-any-return]
 
 
 class BatchedLinear(nn.Module):
-    """One matrix (and bias) for each expert, drawn as a Linear's would be: (E, rows, into) in, (E, rows, out) out."""
+    """One linear layer per expert, initialized like nn.Linear: (E, rows, into) to (E, rows, out)."""
 
     def __init__(self, experts: int, into: int, out: int, *, bias: bool) -> None:
         super().__init__()
@@ -70,16 +70,16 @@ class BatchedLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(experts, 1, out).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each expert's product."""
+        """Return each expert's matmul."""
         return x @ self.weight if self.bias is None else torch.baddbmm(self.bias, x, self.weight)
 
 
 class MixtureOfExperts(nn.Module):
-    """Top-k routing in which every expert takes an equal share of the token copies, sorted by expert.
+    """Top-k routing in which every expert gets an equal fraction of the token copies, sorted by expert.
 
-    The sizes are those of perfectly balanced routing, and no value is read back from the device, so the step also runs
-    where values do not exist. It is a model of memory: with unbalanced routing the copies at the borders of the shares
-    visit the neighbouring expert.
+    Sizes are those of balanced routing, and no value is copied to the CPU, so the step also runs on devices that
+    compute
+    no values. It models memory only: with unbalanced routing, copies at a boundary go to the neighboring expert.
     """
 
     def __init__(self, model: ModelSpec, moe: MoeSpec) -> None:
@@ -96,13 +96,13 @@ class MixtureOfExperts(nn.Module):
         self.register_buffer("correction", correction)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, s, d) in, (b, s, d) out."""
+        """Return the layer's output: (b, s, d) to (b, s, d)."""
         tokens = x.flatten(0, 1)
         weights, chosen = self.route(tokens)
         copies = chosen.numel()
         order = chosen.flatten().argsort()
         source = order // self.moe.num_experts_per_token
-        rows = -(-copies // self.moe.num_experts)  # of each expert, rounded up
+        rows = -(-copies // self.moe.num_experts)  # per expert, rounded up
         permuted = functional.pad(tokens[source], (0, 0, 0, rows * self.moe.num_experts - copies))
         done = self.experts(permuted.view(self.moe.num_experts, rows, -1)).flatten(0, 1)[:copies]
         weighted = done * weights.flatten()[order, None].to(done.dtype)
@@ -110,7 +110,7 @@ class MixtureOfExperts(nn.Module):
         return self.with_shared_expert(tokens, y).view_as(x)
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of the k best experts of each token, and which they are: (tokens, k) each."""
+        """Return the weights of each token's top-k experts, and their indices: (tokens, k) each."""
         probabilities = functional.softmax(self.router(tokens).float(), dim=-1)
         ranked = probabilities if self.correction is None else probabilities + self.correction
         chosen = ranked.topk(self.moe.num_experts_per_token, dim=-1).indices
@@ -118,7 +118,7 @@ class MixtureOfExperts(nn.Module):
         return weights / weights.sum(dim=-1, keepdim=True), chosen
 
     def with_shared_expert(self, tokens: Tensor, y: Tensor) -> Tensor:
-        """The experts' sum plus that of the expert which every token visits."""
+        """Return the experts' sum plus the output of the shared expert, if there is one."""
         if self.shared_expert is None:
             return y
         common = self.shared_expert(tokens)

@@ -1,7 +1,7 @@
-"""A batch for any class of transformers, made from its configuration: the shapes that its processor gives.
+"""Batch for any class of transformers, made from its configuration, in the shapes of its processor.
 
-Batches are full, without padding: no mask is given. A class is known by the names of its forward's arguments and by
-what it is for, the end of its own name.
+Batches are full, without padding, so no mask is given. The inputs follow from the names of forward's arguments; the
+labels follow from the class's task, the end of its name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from memcalc.errors import InputError
 from memcalc.spec.training import TrainingSpec
 
-IMAGE_SIDE = 448  # pixels of an image, where a model takes any size: 28·16, a whole number of merged patches
-CHOICES = 4  # of ForMultipleChoice, as SWAG has them
+IMAGE_SIDE = 448  # pixels, for a model that takes any size: 28·16, a whole number of merged patches
+CHOICES = 4  # of ForMultipleChoice, as in SWAG
 PIXELS, MELS, SAMPLES, TOKENS = "pixel_values", "input_features", "input_values", "input_ids"
 OTHERS = "Give the batch with --inputs FILE.py:NAME, a function that returns a mapping of arguments."
 
-# The ends of names of classes, and the labels that they take: one for each sequence, or one for each position.
+# Ends of class names by their labels: one per sequence, or one per position.
 OF_SEQUENCES = ("SequenceClassification", "ImageClassification", "AudioClassification", "VideoClassification")
 OF_POSITIONS = (
     *("MaskedLM", "TokenClassification", "ConditionalGeneration", "CausalLM", "SpeechSeq2Seq", "Seq2SeqLM"),
@@ -30,15 +30,15 @@ OF_POSITIONS = (
 
 
 def batch_for(model: Any, training: TrainingSpec, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Arguments of a model's forward by name, with labels where it has a loss. Tensors on the CPU.
+    """Return arguments of a model's forward by name, with labels if it has a loss. Tensors on the CPU.
 
     Args:
-        model: a model of transformers, on any device.
-        training: has the batch size b and the sequence length s: tokens of text, or frames of sound.
-        dtype: of images and sounds.
+        model: a transformers model, on any device.
+        training: has the batch size b and the sequence length s, in text tokens or audio frames.
+        dtype: of images and audio.
 
     Raises:
-        InputError: its inputs do not follow from its configuration, or s is too short.
+        InputError: the inputs cannot be derived from the configuration, or s is too short.
     """
     names = inspect.signature(model.forward).parameters
     config, b, s = model.config, training.micro_batch_size, training.sequence_length
@@ -75,7 +75,7 @@ def _tokens(
             f"Set training.sequence_length to more than {length}, or give smaller images with --inputs.",
             "training.sequence_length",
         )
-    # No token of the text is an image's or a video's: these stand in front, one image in each sequence.
+    # Text tokens must not be image or video tokens: those come first, one image per sequence.
     special = [getattr(config, key, None) for key in ("video_token_id", "image_token_id", "image_token_index")]
     ordinary = next(token for token in range(vocabulary) if token not in special)
     tokens[sum((tokens == token for token in special if token is not None), torch.zeros_like(tokens)).bool()] = ordinary
@@ -87,12 +87,12 @@ def _tokens(
 
 
 def _images(config: Any, b: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """One image for each sequence."""
+    """Return one image per sequence."""
     vision = getattr(config, "vision_config", config)
     channels: Any = getattr(vision, "num_channels", None) or getattr(vision, "in_channels", 3)
     merge = getattr(vision, "spatial_merge_size", None)
     side: Any = getattr(vision, "image_size", None)
-    if merge is not None and side is None:  # Qwen's: patches in rows, and how many of them lie side by side
+    if merge is not None and side is None:  # Qwen's format: patches as rows, and the grid that they form
         patch, frames = vision.patch_size, vision.temporal_patch_size
         rows = IMAGE_SIDE // patch
         rows -= rows % merge
@@ -102,7 +102,7 @@ def _images(config: Any, b: int, dtype: torch.dtype) -> dict[str, Tensor]:
             "image_grid_thw": grid,
         }
     if side is None:
-        side = IMAGE_SIDE // 2  # 224, at which networks of convolutions are trained
+        side = IMAGE_SIDE // 2  # 224, the training size of convolutional networks
     height, width = side if isinstance(side, (list, tuple)) else (side, side)
     return {PIXELS: torch.rand(b, channels, height, width, dtype=dtype)}
 
@@ -113,7 +113,7 @@ def _image_token(config: Any) -> int | None:
 
 
 def _image_tokens(config: Any, made: Mapping[str, Tensor]) -> int:
-    """How many tokens of the text stand for one image."""
+    """Return the number of tokens that represent one image."""
     vision = config.vision_config
     if "image_grid_thw" in made:
         return int(made["image_grid_thw"][0].prod()) // int(vision.spatial_merge_size) ** 2
@@ -122,7 +122,7 @@ def _image_tokens(config: Any, made: Mapping[str, Tensor]) -> int:
         return int(fixed)
     height, width = made[PIXELS].shape[-2:]
     patches: int = (height // vision.patch_size) * (width // vision.patch_size)
-    # LLaVA's "default" drops the token of the class, "full" keeps it.
+    # LLaVA's "default" drops the class token, "full" keeps it.
     keeps_class = getattr(config, "vision_feature_select_strategy", "default") == "full"
     return patches + 1 if keeps_class else patches
 

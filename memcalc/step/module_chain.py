@@ -1,4 +1,4 @@
-"""Modules that follow one another, each run by itself: what a plan of recomputation must know of them."""
+"""Sequential modules, each run separately, to measure what a recomputation plan needs to know of them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from memcalc.step.placing import place_inputs, place_module
 from memcalc.step.recompute import run_plan
 from memcalc.step.sizes import sizes_of
 
-# What each module is run through, in this order; phases are called "KIND NUMBER".
+# Passes of each module, in this order; phases are named "PASS NUMBER".
 WARM, FORWARD, BACKWARD, BARE, AGAIN, OPTIMIZER = "warm", "forward", "backward", "bare", "again", "optimizer"
 
 
 class Ends(NamedTuple):
-    """What of a module is no matter of moments.
+    """Sizes of a module that do not depend on the point in the step.
 
     Args:
-        input_bytes: of the tensor it was given.
-        output_bytes: of the one that it made.
-        left_bytes: of each of its parameters' gradients.
-        flops: of its forward's matrix products.
+        input_bytes: bytes of its input tensor.
+        output_bytes: bytes of its output tensor.
+        left_bytes: bytes of each parameter's gradient.
+        flops: FLOPs of its forward's matmuls.
     """
 
     input_bytes: int
@@ -40,7 +40,7 @@ class Ends(NamedTuple):
 
 
 class _End(torch.autograd.Function):
-    """What comes behind a block: it reads the output in forward, and hands a new gradient on in backward."""
+    """Stand-in for the modules after a block: reads the output in forward, and returns a new gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor) -> Tensor:
@@ -59,17 +59,17 @@ def _end(y: Tensor) -> Tensor:
 
 
 class ChainRun:
-    """Each module's forward and backward, kept and checkpointed; then a step of the optimizer.
+    """Forward and backward of each module, with saved activations and checkpointed; then optimizer steps.
 
     Args:
-        modules: in order, each of one tensor to one tensor.
-        given: the first one's input.
+        modules: in order, each from one tensor to one tensor.
+        given: input of the first module.
         optimizer: parameters to an optimizer, or None.
-        device: any that PyTorch can compute on.
+        device: any device that PyTorch can compute on.
     """
 
     engine: str | None = None  # one rank
-    optimizer: torch.optim.Optimizer | None = None  # one for each module, in turn
+    optimizer: torch.optim.Optimizer | None = None  # each module's optimizer, in turn
 
     def __init__(
         self, modules: Sequence[nn.Module], given: Tensor, optimizer: OptimizerFactory | None, device: torch.device
@@ -81,11 +81,11 @@ class ChainRun:
         self.model: Placed | None = None
         self.ends: list[Ends] = []
 
-    def execute(self, steps: int, observer: Observer) -> None:  # noqa: ARG002 -- of all runs
-        """Places the modules, and runs one after the other.
+    def execute(self, steps: int, observer: Observer) -> None:  # noqa: ARG002 -- the signature of all runs
+        """Place the modules on the device, and run them one at a time.
 
         Raises:
-            InputError: a module makes no single tensor, or nothing that has a gradient.
+            InputError: a module does not return a single tensor, or its output has no gradient.
         """
         torch.manual_seed(0)
         with observer.phase("model"):
@@ -102,12 +102,12 @@ class ChainRun:
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
             made = self.factory(trained)
-            for _ in range(2):  # the second step finds the states
+            for _ in range(2):  # the second step finds the states allocated
                 with observer.phase(OPTIMIZER):
                     made.step()
 
     def _outputs(self, blocks: list[nn.Module], x: Tensor, observer: Observer) -> list[Tensor]:
-        """Each block's input; run once so that the libraries' workspaces, which stay, are there."""
+        """Return each block's input. Every block runs once, so that persistent library workspaces are allocated."""
         given = []
         for number, block in enumerate(blocks):
             given.append(torch.empty_like(x, device="meta"))
@@ -127,7 +127,7 @@ class ChainRun:
         return given
 
     def _source(self, number: int, shape: Tensor) -> Tensor:
-        """A block's input, which nothing but its readers keep alive; the first one's is data, without gradient."""
+        """Return a block's input, referenced by its readers only; the first block's is data, without gradient."""
         if number == 0 or not shape.is_floating_point():
             return torch.empty_like(shape, device=self.device)
         leaf = torch.empty(1, dtype=shape.dtype, device=self.device, requires_grad=True)
@@ -145,7 +145,7 @@ class ChainRun:
         size = y.numel() * y.element_size()
         with observer.phase(f"{BACKWARD} {number}"):
             loss = _end(y)
-            del y  # the blocks behind are done with it
+            del y  # the following blocks are done with it
             gradients = torch.autograd.grad(loss, self._wanted(block, x), allow_unused=True)
             del loss
         made = [gradient for gradient in gradients[int(x.requires_grad) :] if gradient is not None]
@@ -164,21 +164,21 @@ class ChainRun:
         del x
 
     def sizes(self) -> tuple[int, int, int]:
-        """Parameters, those that are trained, elements of buffers."""
+        """Return the elements of parameters, trained parameters and buffers."""
         assert self.model is not None
         return sizes_of(self.model.module)
 
     def held(self) -> dict[Component, list[Tensor]]:
-        """Nothing is told apart: levels alone are read."""
+        """Return {}: no components are known, because only totals are read."""
         return {}
 
 
 class Planned(nn.Module):
-    """Modules run one after the other as a plan says: what `memcalc.planning` plans, executed.
+    """Sequential modules run by a recomputation plan of `memcalc.planning`.
 
     Args:
         modules: in order.
-        items: the plan: a number keeps its module's activations, a tuple is recomputed as the plan that it is.
+        items: the plan: a number saves its module's activations, a tuple is recomputed as a nested plan.
     """
 
     def __init__(self, modules: Sequence[nn.Module], items: Segment) -> None:
@@ -187,5 +187,5 @@ class Planned(nn.Module):
         self.items = items
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the last module makes."""
+        """Return the output of the last module."""
         return run_plan(self.items, x, lambda number, x: self.steps[number](x))

@@ -1,4 +1,4 @@
-"""The training loop, or forward alone, around somebody's own module, in the phases of `memcalc.step.loop`."""
+"""The training loop, or forward alone, for a user's module, in the phases of `memcalc.step.loop`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def default_loss(output: Any) -> Tensor:
-    """The output's `loss`; else an output of one element itself; else the sum of its first floating-point tensor.
+    """Return the output's `loss`, else an output of one element, else the sum of its first floating-point tensor.
 
     Raises:
         InputError: there is none.
@@ -39,16 +39,16 @@ def default_loss(output: Any) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModuleStep:
-    """What is run.
+    """The step to run.
 
     Args:
-        module: anywhere, the meta device included; it stays as it is.
+        module: on any device, including meta; it is not changed.
         inputs: of its forward: a tuple of positional arguments, a mapping of keyword arguments, or one argument.
         loss: the module's output to a tensor of one element.
         optimizer: parameters to an optimizer; None: forward and backward alone.
-        autocast: what forward and loss are cast to; None: no autocast.
-        zero_grad: what becomes of gradients before a step.
-        gradient_accumulation_steps: micro-batches a step.
+        autocast: dtype of autocast in forward and loss; None: no autocast.
+        zero_grad: how gradients are cleared before a step.
+        gradient_accumulation_steps: micro-batches per step.
         inference: run forward alone, in this context of PyTorch, with the module in evaluation mode; None: train.
     """
 
@@ -70,11 +70,11 @@ class Placed:
 
 
 class ModuleRun:
-    """A few training steps of a module on one device. What it holds can be asked for at any moment.
+    """A few training steps of a module on one device; its current tensors can be queried at any time.
 
     Args:
-        step: what to run.
-        device: any that PyTorch can compute on.
+        step: the step to run.
+        device: any device that PyTorch can compute on.
     """
 
     engine: str | None = None  # one rank
@@ -85,13 +85,13 @@ class ModuleRun:
         self.model: Placed | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.inputs: Any = None
-        self.output: Any = None  # a script's name for it lives on until backward is over
+        self.output: Any = None  # a script's variable references it until backward is over
 
     def execute(self, steps: int, observer: Observer) -> None:
-        """Place everything, then train, or run forward alone.
+        """Place everything on the device, then train, or run forward alone.
 
         Raises:
-            InputError: there is nothing to train, no loss, or the module's own code stops.
+            InputError: there is nothing to train, no loss, or the module's own code fails.
         """
         torch.manual_seed(0)
         with observer.phase("model"):
@@ -152,10 +152,10 @@ class ModuleRun:
             del loss
 
     def _forward(self, module: nn.Module) -> Any:
-        """The module's output.
+        """Return the module's output.
 
         Raises:
-            InputError: the module's own code stops.
+            InputError: the module's own code fails.
         """
         try:
             return _called(module, self.inputs)
@@ -173,13 +173,13 @@ class ModuleRun:
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def sizes(self) -> tuple[int, int, int]:
-        """Parameters of the module, those that are trained, and elements of its buffers; zeros before it is placed."""
+        """Return the elements of parameters, trained parameters and buffers; zeros before the module is placed."""
         if self.model is None:
             return 0, 0, 0
         return sizes_of(self.model.module)
 
     def held(self) -> dict[Component, list[Tensor]]:
-        """The tensors that can be named now; activations and temporaries cannot."""
+        """Return the tensors of known component, by component; activations and temporaries are unknown."""
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:
             module = self.model.module
@@ -189,9 +189,9 @@ class ModuleRun:
             states = (value for state in self.optimizer.state.values() for value in state.values())
             found[Component.OPTIMIZER_STATE] = [value for value in states if isinstance(value, Tensor)]
         found[Component.INPUTS] = tensors_in(self.inputs)
-        if self.step.inference is not None:  # in training, what outlives forward waits for backward
+        if self.step.inference is not None:  # in training, outputs that outlive forward are saved for backward
             found[Component.LOGITS_AND_LOSS] = tensors_in(self.output)
-        # Adam counts its steps in CPU tensors, which are no concern of a GPU.
+        # Adam counts its steps in CPU tensors, which use no GPU memory.
         return {
             component: [tensor for tensor in tensors if tensor.device.type == self.device.type]
             for component, tensors in found.items()

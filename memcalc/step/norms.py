@@ -1,4 +1,4 @@
-"""The two normalisations, of the residual stream and of heads."""
+"""LayerNorm and RMSNorm, of the residual stream and of heads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.spec.model import ModelSpec
 
 
 def norm(model: ModelSpec, width: int, *, weight: bool = True) -> nn.Module:
-    """LayerNorm (weight and bias) or RMSNorm (weight), without parameters where the model's norms have none."""
+    """Return LayerNorm (weight and bias) or RMSNorm (weight), without parameters if the model's norms have none."""
     affine = weight and model.norm_weight
     if model.normalization == "rmsnorm":
         return nn.RMSNorm(width, elementwise_affine=affine)
@@ -17,7 +17,7 @@ def norm(model: ModelSpec, width: int, *, weight: bool = True) -> nn.Module:
 
 
 class HeadNorm(nn.Module):
-    """A norm of `heads` query or key heads, seen side by side: (b, s, h·d_h) in, (b, s, h, d_h) out."""
+    """A norm of `heads` concatenated query or key heads: (b, s, h·d_h) to (b, s, h, d_h)."""
 
     def __init__(self, model: ModelSpec, heads: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class HeadNorm(nn.Module):
             self.norm = norm(model, self.head_dim if one else heads * self.head_dim, weight=model.qk_norm_weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The heads, normed and apart."""
+        """Return the normalized heads, (b, s, h, d_h)."""
         if self.width == "all-heads":
             x = self.norm(x)
         heads = x.view(*x.shape[:-1], -1, self.head_dim)

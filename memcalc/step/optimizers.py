@@ -1,4 +1,4 @@
-"""The optimizers by their names in the spec. Learning rates are of no consequence: only sizes are measured."""
+"""Optimizers by their names in the spec. Learning rates do not matter: only sizes are measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEARNING_RATE = 1e-5
 
 Factory = Callable[..., torch.optim.Optimizer]
 
-# PyTorch's switches for the three ways to run one update.
+# PyTorch's options for the three implementations of an update.
 SWITCHES: dict[OptimizerImplementation, dict[str, bool]] = {
     "foreach": {"foreach": True},
     "fused": {"fused": True},
@@ -51,7 +51,7 @@ TORCH: dict[str, str] = {
     "asgd": "ASGD",
     "adafactor": "Adafactor",
 }
-LAYERED = frozenset({"muon", "galore"})  # treat the matrices of the layers apart, which a module does not name
+LAYERED = frozenset({"muon", "galore"})  # treat weight matrices of layers separately, which a module does not identify
 BITSANDBYTES = {"adam-8bit": "Adam8bit", "lion-8bit": "Lion8bit", "lamb": "LAMB"}
 PAGED = {
     "adam": "PagedAdam32bit",
@@ -68,13 +68,13 @@ def build_optimizer(
     hidden: list[nn.Parameter],
     tables: Sequence[nn.Embedding] = (),
 ) -> torch.optim.Optimizer:
-    """The optimizer that the spec names; it makes its states at the first step.
+    """Return the optimizer that the spec names; it allocates its states in the first step.
 
     Args:
         training: names the optimizer, its implementation and its options.
-        parameters: what it updates.
-        hidden: those of them that are matrices of the layers, which Muon and GaLore treat apart.
-        tables: the model's embeddings, whose states can stay out of 8 bits.
+        parameters: all parameters of the optimizer.
+        hidden: the weight matrices of the layers among them, which Muon and GaLore treat separately.
+        tables: the model's embeddings, which can keep 32-bit states in an 8-bit optimizer.
 
     Raises:
         Unavailable: its package is not installed.
@@ -87,7 +87,7 @@ def build_optimizer(
         optimizer = theirs(parameters, lr=LEARNING_RATE, **decay)
         _keep_wide(optimizer, tables if options.embeddings_32bit else ())
         return optimizer
-    if name == "adafactor-hf":  # as its Trainer makes it
+    if name == "adafactor-hf":  # with the options of transformers' Trainer
         theirs = _of("transformers.optimization", "Adafactor", training)
         return theirs(parameters, lr=LEARNING_RATE, scale_parameter=False, relative_step=False, **decay)
     if name == "adam-4bit":
@@ -110,11 +110,11 @@ def build_optimizer(
 
 
 def named_optimizer(name: str) -> Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]:
-    """The factory of an optimizer that is named as in a configuration, with PyTorch's usual implementation on a GPU.
+    """Return the factory of an optimizer by its name in a configuration, with PyTorch's default GPU implementation.
 
     Raises:
-        InputError: there is none of that name, or it needs to know the layers of the model.
-        Unavailable: its package is not installed, once the optimizer is made.
+        InputError: the name is unknown, or the optimizer needs to know the layers of the model.
+        Unavailable: when the factory is called: the package is not installed.
     """
     filled = default_optimizer({"optimizer": name})
     known = sorted(OPTIMIZERS.keys() - LAYERED)
@@ -125,20 +125,21 @@ def named_optimizer(name: str) -> Callable[[Iterable[nn.Parameter]], torch.optim
 
 
 def _keep_wide(optimizer: torch.optim.Optimizer, tables: Sequence[nn.Embedding]) -> None:
-    """What Hugging Face's Trainer asks of bitsandbytes for embeddings (trainer.py, create_optimizer).
+    """Request 32-bit states for embeddings from bitsandbytes, as Hugging Face's Trainer (trainer.py, create_optimizer).
 
-    Its manager is the process's, and knows parameters by their place in an optimizer: of earlier ones nothing may stay.
+    The manager of bitsandbytes is global and identifies parameters by their index in an optimizer, so the entries of
+    earlier optimizers must be cleared.
     """
     manager = import_package("bitsandbytes.optim").GlobalOptimManager.get_instance()
     manager.initialize()
     for table in tables:
         manager.register_module_override(table, "weight", {"optim_bits": 32})
     optimizer.check_overrides()  # type: ignore[attr-defined]
-    manager.module_weight_config_triple.clear()  # which would keep the model alive
+    manager.module_weight_config_triple.clear()  # these references would keep the model alive
 
 
 def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
-    """The matrices of a model's layers: all but embeddings, the head, and what is no matrix."""
+    """Return the weight matrices of a model's layers, without embeddings and LM head."""
     outer = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     inner = (
         parameter
@@ -151,7 +152,7 @@ def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Every tensor that an optimizer keeps; those that stand for several, as these."""
+    """Yield every tensor of an optimizer's state; a tensor subclass that wraps several yields these."""
     for part in optimizer.parts if isinstance(optimizer, Together) else (optimizer,):
         for state in part.state.values():
             for value in state.values():
@@ -161,16 +162,16 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         flatten = getattr(value, "__tensor_flatten__", None)
-        if flatten is None or hasattr(value, "_local_tensor"):  # a DTensor is a share of one state, not several
+        if flatten is None or hasattr(value, "_local_tensor"):  # a DTensor is a shard of one state, not several tensors
             yield value
-        else:  # torchao's quantised states
+        else:  # torchao's quantized states
             yield from (getattr(value, name) for name in flatten()[0])
     elif hasattr(value, "ortho_matrix"):  # galore_torch's projector
         yield from _tensors(value.ortho_matrix)
 
 
 class Together(torch.optim.Optimizer):
-    """Two optimizers, each with parameters of its own, that step one after the other."""
+    """Two optimizers with separate parameters, stepped in sequence."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         super().__init__(list(itertools.chain(*(group["params"] for part in parts for group in part.param_groups))), {})
@@ -178,7 +179,7 @@ class Together(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of both."""
+        """Update the parameters of both."""
         assert closure is None
         for part in self.parts:
             part.step()
@@ -205,7 +206,7 @@ def _muon(training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[n
 def _galore(
     training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """With the settings of galore_torch's README but for the rank."""
+    """Return GaLore with the settings of galore_torch's README, except for the rank."""
     options, apart = training.optimizer_options, {id(parameter) for parameter in hidden}
     rank = options.rank or GALORE_RANK
     projected = {"params": hidden, "rank": rank, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
@@ -215,10 +216,10 @@ def _galore(
 
 
 def _of(module: str, name: str, training: TrainingSpec) -> Factory:
-    """A class of a package that is no dependency of ours.
+    """Return a class of an optional package.
 
     Raises:
-        Unavailable: it is not installed, or cannot be loaded here.
+        Unavailable: the package is not installed, or cannot be loaded here.
     """
     package = module.partition(".")[0]
     paged = "paged " if training.optimizer_options.paged else ""

@@ -1,4 +1,4 @@
-"""The packages that the training step needs: whether they are installed, without importing them; bitsandbytes."""
+"""Checks that the packages of the training step are installed, without importing them; and bitsandbytes' import."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HUB_KERNELS = "kernels"
 
 
 def require(verb: str, spec: Spec) -> None:
-    """Whether this Python has what the step of a run needs.
+    """Check that this Python has the packages that the step of a run needs.
 
     Args:
-        verb: of memcalc, which the message names.
+        verb: the memcalc command, for the message.
         spec: the run.
 
     Raises:
@@ -32,23 +32,24 @@ def require(verb: str, spec: Spec) -> None:
 
 
 def require_torch(verb: str) -> None:
-    """Whether this Python has torch.
+    """Check that this Python has torch.
 
     Raises:
-        Unavailable: it is missing.
+        Unavailable: torch is missing.
     """
     if importlib.util.find_spec("torch") is None:
         raise Unavailable(f"{verb} runs the training step in PyTorch: {installation('torch')}")
 
 
 def import_package(module: str) -> ModuleType:
-    """Import a module of a package that is no dependency of ours, without code from the hub.
+    """Import a module of an optional package, without running code from the hub.
 
-    On CPUs with AVX-512 BF16 the import of bitsandbytes, which others of them import, downloads a kernel from the hub
-    and runs it, or warns that the package `kernels` is missing (bitsandbytes 0.50, backends/cpu/ops.py). Meanwhile
-    that package cannot be imported here.
+    On CPUs with AVX-512 BF16, importing bitsandbytes (which other packages import) downloads a kernel from the hub and
+    runs it, or warns that the package `kernels` is missing (bitsandbytes 0.50, backends/cpu/ops.py). Therefore
+    `kernels`
+    cannot be imported during this call.
     """
-    modules = cast("dict[str, ModuleType | None]", sys.modules)  # None: the import system's mark of what is not found
+    modules = cast("dict[str, ModuleType | None]", sys.modules)  # None: the import system's mark of a missing module
     kernels, logger = modules.get(_HUB_KERNELS), logging.getLogger("bitsandbytes.backends.cpu.ops")
     warns = not logger.disabled
     modules[_HUB_KERNELS], logger.disabled = None, True

@@ -1,4 +1,4 @@
-"""Somebody's own module and inputs on another device: of the module its shapes and none of its values."""
+"""Copies of a user's module and inputs on another device: the shapes of the module, but not its values."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # absent from the stub
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]  # absent from the stub
 from torch.utils import _pytree as pytree
 
 from memcalc.errors import InputError
 
 
 def place_module(module: nn.Module, device: torch.device) -> nn.Module:
-    """A deep copy whose parameters and buffers are new tensors on the device; the module itself stays as it is.
+    """Return a deep copy whose parameters and buffers are new tensors on the device; the module is not changed.
 
-    As after `module.to(device)`: what it holds otherwise stays on the host, and tied parameters stay tied. No
-    parameter's data is read, so the module may lie on the meta device.
+    As after `module.to(device)`, other tensors stay on the host and tied parameters stay tied. No parameter data is
+    read,
+    so the module may be on the meta device.
 
     Raises:
-        InputError: a parameter has no shape yet, or something in the module cannot be copied.
+        InputError: a parameter has no shape yet, or a part of the module cannot be copied.
     """
-    placed: dict[int, Any] = {}  # what deepcopy takes for copied already, by identity
+    placed: dict[int, Any] = {}  # deepcopy's memo of copied objects, by id
     for name, parameter in module.named_parameters():
         if isinstance(parameter, UninitializedTensorMixin):
             raise InputError(
@@ -34,7 +35,7 @@ def place_module(module: nn.Module, device: torch.device) -> nn.Module:
         placed[id(parameter)] = nn.Parameter(_empty(parameter, device), requires_grad=parameter.requires_grad)
     for buffer in module.buffers():
         placed[id(buffer)] = _empty(buffer, device)
-    originals = list(chain(module.parameters(), module.buffers()))  # deepcopy goes by identity: they must stay alive
+    originals = list(chain(module.parameters(), module.buffers()))  # kept alive: deepcopy identifies them by id
     try:
         found: nn.Module = copy.deepcopy(module, placed)
     except (RuntimeError, TypeError) as error:
@@ -48,21 +49,21 @@ def place_module(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def place_inputs(inputs: Any, device: torch.device) -> Any:
-    """The same tree with new tensors on the device in place of its tensors; what else it holds stays."""
+    """Return the same tree with its tensors copied to the device; other leaves are unchanged."""
     return pytree.tree_map_only(Tensor, lambda tensor: _placed(tensor, device), inputs)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of a tree, in its order."""
+    """Return the tensors of a tree, in its order."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _placed(tensor: Tensor, device: torch.device) -> Tensor:
-    if not tensor.is_meta:  # with its values, where the device has some
+    if not tensor.is_meta:  # with its values, if the device has values
         with torch.no_grad():
             copy = tensor.clone() if tensor.device == device else tensor.to(device)
         return copy.requires_grad_(tensor.requires_grad)
-    # Zeros are valid indices, wherever a device has values.
+    # Zeros are valid indices on a device with values.
     return _empty(tensor, device).zero_().requires_grad_(tensor.requires_grad)
 
 

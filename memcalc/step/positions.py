@@ -1,4 +1,4 @@
-"""How positions enter the reference decoder's attention: rotary tables, ALiBi's bias, the causal mask."""
+"""Positions in the reference decoder's attention: RoPE cos/sin cache, ALiBi bias, causal mask."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ ROPE_BASE = 10000.0  # Su et al., arXiv 2104.09864; the value changes no size
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all layers of one forward read, made once at its start."""
+    """Tensors that all layers of one forward read, made once at its start."""
 
-    mask: Tensor | None = None  # (s, s) bool, true where a query may not look; eager attention alone needs it
+    mask: Tensor | None = None  # (s, s) bool, true where a query must not attend; used by eager attention only
     bias: Tensor | None = None  # (h, 1, s) ALiBi
     cos: Tensor | None = None  # (s, head_dim)
     sin: Tensor | None = None
 
 
 def prepare(model: ModelSpec, attention: str, sequence_length: int, dtype: torch.dtype, device: torch.device) -> Shared:
-    """The tables for one forward, in the dtype that the layers compute in."""
+    """Return the shared tensors of one forward, in the dtype of the layers."""
     mask = bias = cos = sin = None
     if attention == "eager":
         mask = torch.ones(sequence_length, sequence_length, dtype=torch.bool, device=device).triu(1)
@@ -36,7 +36,7 @@ def prepare(model: ModelSpec, attention: str, sequence_length: int, dtype: torch
 
 
 def rotary_angles(head_dim: int, sequence_length: int, device: torch.device) -> Tensor:
-    """The (s, head_dim) angles by which each position turns each pair of features."""
+    """Return the (s, head_dim) rotation angles of each position and pair of features."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     positions = torch.arange(sequence_length, dtype=torch.float32, device=device)
     angles = torch.outer(positions, ROPE_BASE**-exponents)
@@ -44,13 +44,13 @@ def rotary_angles(head_dim: int, sequence_length: int, device: torch.device) -> 
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads (..., s, head_dim) turned by their positions. Autograd keeps the tables, not the heads."""
+    """Return heads (..., s, head_dim) with RoPE applied. Autograd saves cos and sin, not the heads."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def alibi(num_heads: int, sequence_length: int, device: torch.device) -> Tensor:
-    """The (h, 1, s) bias of Press et al. (arXiv 2108.12409), up to a constant a row that softmax ignores."""
+    """Return the (h, 1, s) bias of Press et al. (arXiv 2108.12409), up to a constant per row that softmax ignores."""
     heads = torch.arange(1, num_heads + 1, dtype=torch.float32, device=device)
     slopes = torch.exp2(-8.0 * heads / num_heads)
     positions = torch.arange(sequence_length, dtype=torch.float32, device=device)

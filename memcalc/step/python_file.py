@@ -1,4 +1,4 @@
-"""A module and its inputs from a Python file of the user: `model.py:make_model`."""
+"""A module and its inputs from a user's Python file: `model.py:make_model`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from torch import nn
 from memcalc.errors import ENDINGS, InputError, MemcalcError
 from memcalc.spec.python_target import NAME_REMEDY, split_target
 
-INPUTS = "make_inputs"  # the function that is looked for in the module's file where no other is named
+INPUTS = "make_inputs"  # default name of the function that makes the inputs, in the module's file
 MACHINERY = re.compile(r"[/\\](site-packages|dist-packages|memcalc[/\\](step|recorder|tracing|api|cli))[/\\]|^<")
 
 
 class OwnModule(NamedTuple):
-    """A module of the user's file with its inputs.
+    """A user's module with its inputs.
 
     Args:
-        name: the file's name and the function, as shown in reports.
-        module: built; its parameters may be on the meta device.
+        name: file name and function, as shown in reports.
+        module: the built module; its parameters may be on the meta device.
         inputs: of its forward: a tuple of positional arguments, a mapping of keyword arguments, or one argument.
     """
 
@@ -41,13 +41,13 @@ def own_module(target: str, inputs: str | None = None) -> OwnModule:
     """Run the functions that make a module and its inputs.
 
     Args:
-        target: `file.py:name` of a function without arguments that returns a module, a class that needs no
-            arguments, or a module.
+        target: `file.py:name` of a function without arguments that returns a module, a class that needs no arguments,
+            or a module.
         inputs: `file.py:name` of a function without arguments that returns the inputs; None: `make_inputs` of the
             module's file.
 
     Raises:
-        InputError: there is no such file or name, its code stops, or what it returns is not a module.
+        InputError: the file or name does not exist, its code fails, or the result is not a module.
     """
     file, name = split_target(target)
     source = _load(file)
@@ -72,7 +72,7 @@ def made_inputs(target: str) -> Mapping[str, Any]:
         target: `file.py:name` of a function without arguments that returns a mapping.
 
     Raises:
-        InputError: there is no such file or name, its code stops, or what it returns is no mapping.
+        InputError: the file or name does not exist, its code fails, or the result is not a mapping.
     """
     file, name = split_target(target)
     found = _made(_load(file), file, name)
@@ -86,14 +86,14 @@ def made_inputs(target: str) -> Mapping[str, Any]:
 
 
 def own_line(error: BaseException) -> str:
-    """The innermost line of the user's own code in a traceback, such as "model.py:12"; else the innermost of all."""
+    """Return the innermost line of user code in a traceback, such as "model.py:12"; else the innermost line."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not MACHINERY.search(frame.filename)] or list(frames)
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "unknown line"
 
 
 def _load(file: Path) -> ModuleType:
-    """Import a file, with its directory first on the search path, as for `python file.py`."""
+    """Import a file, with its directory first on the search path, as in `python file.py`."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -101,7 +101,7 @@ def _load(file: Path) -> ModuleType:
     folder = str(file.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    sys.modules[file.stem] = module  # dataclasses and pickles of the file look their module up
+    sys.modules[file.stem] = module  # dataclasses and pickles of the file look up their module
     try:
         spec.loader.exec_module(module)
     except (MemcalcError, *ENDINGS):
@@ -112,7 +112,7 @@ def _load(file: Path) -> ModuleType:
 
 
 def _module(source: ModuleType, file: Path, name: str) -> nn.Module:
-    """The module, its parameters without memory if its code allows that."""
+    """Return the module, with parameters on the meta device if its code allows that."""
     found = _attribute(source, file, name)
     if isinstance(found, nn.Module):
         return found
@@ -121,7 +121,7 @@ def _module(source: ModuleType, file: Path, name: str) -> nn.Module:
             made = found()
     except ENDINGS:
         raise
-    except BaseException:  # noqa: BLE001 -- code that reads its parameters' values while it builds them needs the values
+    except BaseException:  # noqa: BLE001 -- code that reads parameter values while it builds needs real parameters
         made = _called(found, file, name)
     if not isinstance(made, nn.Module):
         raise InputError(f"it returns {type(made).__name__}, not a torch.nn.Module.", "", f"{file}:{name}")
@@ -163,9 +163,9 @@ def _stopped(error: BaseException, what: str, where: str) -> InputError:
 
 @contextmanager
 def parameters_without_memory() -> Iterator[None]:
-    """Inside, a module's parameters move to the meta device as they are registered: a large one needs no memory.
+    """Move a module's parameters to the meta device as they are registered, so that a large one needs no memory.
 
-    All other tensors stay what they are. A parameter that is registered twice stays one parameter.
+    All other tensors are unchanged. A parameter that is registered twice stays one parameter.
     """
     register = nn.Module.register_parameter
     moved: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}

@@ -1,4 +1,4 @@
-"""A model whose matrices bitsandbytes holds in 4 bits, made as transformers loads one: matrix by matrix."""
+"""A model with weights quantized to 4 bits by bitsandbytes, built as transformers loads one: matrix by matrix."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from memcalc.step.packages import import_package
 
 
 def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
-    """Give a module that lies on the meta device its weights on a real one: linear layers in 4 bits, the rest whole.
+    """Allocate the weights of a module on the meta device on a real device, with linear layers 4-bit quantized.
 
-    Each matrix exists in 16 bits for the moment in which it is quantised.
+    Each matrix exists in 16 bits only until it is quantized.
 
     Raises:
         Unavailable: bitsandbytes is not installed.
@@ -40,11 +40,11 @@ def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
             _replace(module, path, _in_4_bits(part, spec, device))
         else:
             _materialise(part, device, made)
-    module.is_loaded_in_4bit = True  # type: ignore[assignment] # PEFT chooses its 4-bit adapters by it
+    module.is_loaded_in_4bit = True  # type: ignore[assignment]  # PEFT chooses its 4-bit adapters by it
 
 
 def quantised_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """What quantised matrices hold beside themselves: scales and tables."""
+    """Yield the additional tensors of quantized weights: scales and code tables."""
     for parameter in module.parameters():
         state = getattr(parameter, "quant_state", None)
         while state is not None:
@@ -53,7 +53,7 @@ def quantised_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def elements(parameter: nn.Parameter) -> int:
-    """Elements of a parameter; of a quantised one those that it stands for."""
+    """Return the elements of a parameter; for a quantized one, of the weight before quantization."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else int(torch.Size(state.shape).numel())
 
@@ -67,7 +67,7 @@ def _in_4_bits(part: nn.Module, spec: Spec, device: torch.device) -> nn.Module:
     assert qlora is not None
     weight = part.weight
     assert isinstance(weight, Tensor)
-    # transformers' Conv1D (GPT-2) holds its weight as [in, out], and is replaced by a linear layer.
+    # Conv1D of transformers (GPT-2) stores its weight as [in, out]; a linear layer replaces it.
     outputs, inputs = weight.shape if isinstance(part, nn.Linear) else reversed(weight.shape)
     linear: nn.Module = bitsandbytes.nn.Linear4bit(
         inputs, outputs, bias=part.bias is not None, compute_dtype=compute_dtype(spec.training), device="meta"
@@ -88,7 +88,7 @@ def _in_4_bits(part: nn.Module, spec: Spec, device: torch.device) -> nn.Module:
 
 
 def _materialise(part: nn.Module, device: torch.device, made: dict[Tensor, nn.Parameter]) -> None:
-    """Random weights and empty buffers in place of those on the meta device; tied ones stay tied."""
+    """Replace tensors on the meta device by random weights and zero buffers; tied weights stay tied."""
     for name, parameter in part.named_parameters(recurse=False):
         if parameter.is_meta and parameter not in made:
             made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device).normal_(std=0.02))

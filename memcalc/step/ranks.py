@@ -1,4 +1,4 @@
-"""One rank of many: PyTorch's own engines in and around the model. The process group says who the others are."""
+"""One rank of a multi-rank job, with PyTorch's own engines; the process group provides the other ranks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from memcalc.step.host import HOST
 
 
 def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
-    """The model, split over ranks before it has any memory: by DTensor within layers, then by FSDP2 as a whole.
+    """Return the model, distributed over ranks before it has memory: by DTensor within layers, then by FSDP2.
 
     Raises:
-        InputError: a loss that reads the head's matrix itself, outside of the module that gathers it.
+        InputError: the loss reads the LM head's weight outside of the module that gathers it.
     """
     if spec.training.loss in TOKENWISE and spec.parallelism.data_parallel > 1:
         raise InputError(
@@ -36,7 +36,7 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
             "training.loss",
         )
     mesh = mesh_of(spec, device)
-    quantised = spec.training.finetune == "qlora"  # by kernels, on a device
+    quantised = spec.training.finetune == "qlora"  # quantization runs kernels, so it needs a device
     model = build(spec, device, place=torch.device("meta"))
     if spec.parallelism.tensor_parallel > 1:
         from memcalc.step.tensor_parallel import split_over
@@ -50,13 +50,13 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
 
 
 def _called(module: nn.Module) -> nn.Module:
-    """The module that is called: adapters are inside of it, and PEFT's own around it."""
+    """Return the module that is called: PEFT wraps it, while the adapters are inside."""
     inside = getattr(module, "get_base_model", None)
     return module if inside is None else inside()
 
 
 def _shard(module: nn.Module, spec: Spec, mesh: DeviceMesh) -> None:
-    """FSDP2: every layer a unit, the rest the root's unless the ends are units."""
+    """Apply FSDP2: every layer is a unit; the rest belongs to the root, unless embedding and LM head are units."""
     parallelism = spec.parallelism
     ranks = mesh["replicate", "shard"] if parallelism.data_parallel_replicate > 1 else mesh["shard"]
     gathered_again = parallelism.zero_stage == 3
@@ -68,19 +68,19 @@ def _shard(module: nn.Module, spec: Spec, mesh: DeviceMesh) -> None:
         embedding, *tail = _ends(module)
         wrap(embedding, reshard_after_forward=gathered_again)
         wrap(tail, reshard_after_forward=False)
-    # PyTorch's default for the root: what backward needs first is not let go.
+    # PyTorch's default for the root: it is not resharded after forward, because backward needs it first.
     wrap(module, reshard_after_forward=None if gathered_again else False)
 
 
 def reduce_gradients(model: CausalLM, *, reduces: bool) -> None:
-    """Whether the next backward of a model that FSDP2 shards reduces its gradients."""
+    """Set whether the next backward of an FSDP2 model reduces its gradients."""
     module = _called(model.module)
     assert isinstance(module, FSDPModule)
     module.set_requires_gradient_sync(reduces)
 
 
 def _precision(fsdp: FsdpSpec) -> MixedPrecisionPolicy:
-    """The policy in PyTorch's dtypes."""
+    """Return the mixed-precision policy in PyTorch's dtypes."""
     param, reduce, output = (
         None if dtype is None else DTYPES[dtype] for dtype in (fsdp.param_dtype, fsdp.reduce_dtype, fsdp.output_dtype)
     )
@@ -88,7 +88,7 @@ def _precision(fsdp: FsdpSpec) -> MixedPrecisionPolicy:
 
 
 def _ends(module: nn.Module) -> list[nn.Module]:
-    """The embedding, the final norm if there is one, and the LM head; of transformers' models as Accelerate finds them.
+    """Return the embedding, the final norm if there is one, and the LM head; in transformers models as Accelerate does.
 
     Source: Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model and _find_final_norm.
     """
@@ -102,21 +102,21 @@ def _ends(module: nn.Module) -> list[nn.Module]:
 
 
 def _give_memory(module: nn.Module, spec: Spec, device: torch.device) -> None:
-    """Memory for a module without: on the device, or for parameters that are offloaded on the host."""
+    """Allocate a module on the device, or its parameters in host memory if they are offloaded."""
     if not spec.parallelism.weights_on_host:
         module.to_empty(device=device)
         return
     module.to_empty(device=HOST)
-    for part in module.modules():  # buffers are not the policy's: forward reads them on the device
+    for part in module.modules():  # the offload policy excludes buffers: forward reads them on the device
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, torch.empty_like(buffer, device=device))
 
 
 def replicated(model: CausalLM, device: torch.device) -> CausalLM:
-    """The model in DistributedDataParallel with its defaults."""
+    """Return the model in DistributedDataParallel with default settings."""
     number = [device.index or 0] if device.type == "cuda" else None
     wrapped = DistributedDataParallel(model.module, device_ids=number)
-    if dist.get_backend() == "fake":  # its all-reduce returns nothing, which the reducer does not take
+    if dist.get_backend() == "fake":  # the fake backend's all-reduce returns nothing, which the reducer does not accept
         wrapped.register_comm_hook(None, noop_hook)
 
     def logits(input_ids: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def replicated(model: CausalLM, device: torch.device) -> CausalLM:
 
 
 def mesh_of(spec: Spec, device: torch.device) -> DeviceMesh:
-    """The ranks: replicas of the model (HSDP), those that share one, and those that split its layers, neighbours."""
+    """Return the device mesh: replicas (HSDP), then shards, then tensor-parallel ranks, which are adjacent."""
     parallelism = spec.parallelism
     replicas, ranks = parallelism.data_parallel_replicate, parallelism.data_parallel
     extents = {"replicate": replicas} if replicas > 1 else {}
@@ -137,6 +137,6 @@ def mesh_of(spec: Spec, device: torch.device) -> DeviceMesh:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model: the list of modules that holds most of it, the outermost of several."""
+    """Return the layers of a model: the ModuleList with the most parameters, the outermost among equals."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return list(max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=()))

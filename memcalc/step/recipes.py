@@ -1,6 +1,6 @@
-"""The copies of weights and gradients that a recipe keeps beside the model's own, made and dropped when it says.
+"""Copies of weights and gradients that a recipe keeps in addition to the model's, with their lifetimes.
 
-Which copies exist is read from the one table in memcalc/spec/recipes.py; this file gives them their lifetimes.
+Which copies exist is defined in memcalc/spec/recipes.py; this file allocates and frees them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from memcalc.step.dtypes import DTYPES, compute_dtype
 
 
 def autocast(training: TrainingSpec, device: torch.device) -> AbstractContextManager[object]:
-    """What the forward and the loss run under."""
+    """Return the context of forward and loss."""
     if training.autocasts:
         return torch.autocast(device.type, dtype=compute_dtype(training))
     return nullcontext()
 
 
 class Copies:
-    """fp32 masters and fp32 gradients of a model's parameters.
+    """fp32 master weights and fp32 gradients of a model's parameters.
 
-    A master's fp32 gradient is held as its `.grad`, which is where the optimizer looks for it.
+    The fp32 gradient of a master weight is its `.grad`, where the optimizer expects it.
 
     Args:
-        parameters: those of the model, each once.
+        parameters: parameters of the model, without duplicates.
         training: names the recipe.
     """
 
@@ -40,7 +40,7 @@ class Copies:
         if self.recipe.master is not None:
             self.masters = [nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in self.parameters]
         self.max_norm = training.gradient_clipping
-        # Main gradients in another dtype than the masters', which then get theirs in the step.
+        # Main gradients in another dtype than the master weights; these get their `.grad` in the step.
         self.summed: list[Tensor] = []
         dtype = training.gradient_dtype
         if self.recipe.main_gradients_live == "always" and dtype is not None and dtype != self.recipe.main_gradients:
@@ -57,17 +57,17 @@ class Copies:
 
     @property
     def optimized(self) -> list[nn.Parameter]:
-        """What the optimizer updates."""
+        """Parameters that the optimizer updates."""
         return self.masters or self.parameters
 
     def optimized_as(self, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
-        """What the optimizer updates in place of some of the model's parameters, in the model's order."""
+        """Return what the optimizer updates in place of some of the model's parameters, in the model's order."""
         wanted = {id(parameter) for parameter in parameters}
         return [own for p, own in zip(self.parameters, self.optimized, strict=True) if id(p) in wanted]
 
     @property
     def gradients(self) -> list[Tensor]:
-        """Every gradient that exists now, in every precision."""
+        """All live gradients, in every precision."""
         return [*self.summed, *(p.grad for p in (*self.parameters, *self.masters) if p.grad is not None)]
 
     def _sum_in_backward(self, parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -84,7 +84,7 @@ class Copies:
         def upcast(_: Tensor) -> None:
             assert parameter.grad is not None
             if master.grad is None:
-                master.grad = parameter.grad.to(torch.float32, copy=True)  # which is kept; the first one is cleared
+                master.grad = parameter.grad.to(torch.float32, copy=True)  # kept; the first one is cleared
             else:
                 master.grad.add_(parameter.grad)
             if transient:
@@ -96,7 +96,7 @@ class Copies:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """One update, with what the recipe does before and after it."""
+        """Run one optimizer step, including what the recipe does before and after it."""
         if self.recipe.main_gradients_live == "step":
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 master.grad = None if parameter.grad is None else parameter.grad.to(torch.float32, copy=True)
@@ -113,7 +113,7 @@ class Copies:
                 parameter.copy_(master)
 
     def zero_grad(self, *, set_to_none: bool) -> None:
-        """Drop the gradients or fill them with zeros; main gradients that live always are filled."""
+        """Free the gradients or zero them; persistent main gradients are always zeroed."""
         for gradient in self.summed:
             gradient.zero_()
         _clear(self.parameters, set_to_none=set_to_none)

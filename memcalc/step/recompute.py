@@ -1,4 +1,4 @@
-"""Which layers run their forward a second time in backward instead of keeping their activations."""
+"""Recomputation of layers: which layers rerun their forward in backward instead of saving activations."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ PRODUCTS = frozenset(
         torch.ops.aten.addmm.default,
         torch.ops.aten.bmm.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001 -- the kernel's only name
-        torch.ops.aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001 -- likewise
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001 -- as above
     }
 )
 
 Contexts = Callable[[], tuple[Any, Any]]
-Run = Callable[[int, Tensor], Tensor]  # a layer by its number, and the hidden state it is given
+Run = Callable[[int, Tensor], Tensor]  # a layer's index and its input hidden state
 
 
 def recomputed_layers(training: TrainingSpec, num_layers: int) -> frozenset[int]:
-    """The layers that are recomputed; `selective` recomputes the core of attention only, so none.
+    """Return the layers that are recomputed; none for `selective`, which recomputes the core of attention only.
 
-    `every-k` counts as torchtitan does: layers k-1, 2k-1, ... so that l layers have floor(l/k) recomputed ones.
+    `every-k` counts as torchtitan does: layers k-1, 2k-1, ..., so that floor(l/k) of l layers are recomputed.
     """
     plan = training.recompute
     if not isinstance(plan, str):
@@ -51,20 +51,20 @@ def recomputed_layers(training: TrainingSpec, num_layers: int) -> frozenset[int]
 
 
 def plan_of(training: TrainingSpec, num_layers: int) -> Segment:
-    """Every layer in order: a number keeps its activations, a tuple is recomputed as the plan that it is."""
+    """Return every layer in order: a number saves its activations, a tuple is recomputed as a nested plan."""
     plan = training.recompute
     named = tuple(sorted(recomputed_layers(training, num_layers))) if isinstance(plan, str) else plan
     return items_of(named, num_layers)
 
 
 def run_plan(items: Sequence[int | Segment], x: Tensor, run: Run, contexts: Contexts = noop_context_fn) -> Tensor:
-    """The hidden state through the layers of a plan; a segment inside a segment is a checkpoint inside a checkpoint.
+    """Return the hidden state after the layers of a plan; nested segments are nested checkpoints.
 
     Args:
         items: the plan.
-        x: the first layer's input.
+        x: input of the first layer.
         run: runs a layer.
-        contexts: what a recomputed layer keeps all the same, as checkpoint's `context_fn`.
+        contexts: `context_fn` of checkpoint, which selects tensors that a recomputed layer saves.
     """
     for item in items:
         if isinstance(item, int):
@@ -75,7 +75,7 @@ def run_plan(items: Sequence[int | Segment], x: Tensor, run: Run, contexts: Cont
 
 
 def contexts_of(spec: Spec) -> Contexts:
-    """`context_fn` of the run's recomputed layers."""
+    """Return the `context_fn` of the run's recomputed layers."""
     names = spec.training.recompute_keep
     if not names:
         return noop_context_fn
@@ -85,10 +85,10 @@ def contexts_of(spec: Spec) -> Contexts:
 
 
 class _Policy:
-    """Keeps some of a layer's products by their numbers; other operators run again.
+    """Selective checkpointing policy that saves some of a layer's matmuls, by index, and recomputes other operators.
 
-    Source: torch/utils/checkpoint.py, create_selective_checkpoint_contexts. Releases before 2.13 ask again in the
-    second forward, hence two counts.
+    Source: torch/utils/checkpoint.py, create_selective_checkpoint_contexts. Versions before 2.13 call the policy again
+    during recomputation, hence two counters.
     """
 
     def __init__(self, kept: frozenset[int]) -> None:

@@ -1,4 +1,4 @@
-"""What the step cannot run, said in one message."""
+"""Errors for runs that the step does not support."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from memcalc.spec.foreign import family_of_foreign
 from memcalc.spec.spec import Spec
 from memcalc.spec.splitting import unsplittable
 
-NO_KERNEL = "No available kernel"  # of torch, ATen native/transformers/attention.cpp
+NO_KERNEL = "No available kernel"  # PyTorch's message, ATen native/transformers/attention.cpp
 
 
-ENGINES = ("fsdp2", "ddp")  # PyTorch's own, which the step can run
+ENGINES = ("fsdp2", "ddp")  # PyTorch's engines, which the step can run
 
 
 def engine_of(spec: Spec) -> str | None:
-    """What spreads the step over ranks: an engine of the spec's, "dtensor" where layers alone are split; else None."""
+    """Return the engine that distributes the step: the spec's, "dtensor" if only layers are split; None on one rank."""
     parallelism = spec.parallelism
     if parallelism.data_parallel > 1:
         return parallelism.engine
@@ -25,10 +25,10 @@ def engine_of(spec: Spec) -> str | None:
 
 
 def refuse_parallel(spec: Spec) -> None:
-    """This loop is one rank: on its own, or of a process group that has as many as the spec.
+    """Check that the run has one rank, or that this process group has as many ranks as the spec.
 
     Raises:
-        InputError: it cannot be spread as the spec asks for, or the other ranks are missing.
+        InputError: the step does not support the parallelism, or other ranks are missing.
     """
     refuse_split(spec)
     for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
@@ -45,10 +45,10 @@ def refuse_parallel(spec: Spec) -> None:
 
 
 def refuse_modules(spec: Spec) -> None:
-    """What other programs' modules do, which the reference decoder does not.
+    """Reject settings of other programs' modules that the reference decoder does not support.
 
     Raises:
-        InputError: the run asks for it.
+        InputError: there is such a setting.
     """
     training = spec.training
     if spec.model.num_labels:
@@ -73,10 +73,10 @@ def refuse_modules(spec: Spec) -> None:
 
 
 def refuse_offload(spec: Spec, device: torch.device) -> None:
-    """What is offloaded from the host to itself.
+    """Reject offloading from the CPU to the CPU.
 
     Raises:
-        InputError: the step runs on the CPU, and its parameters or activations are to be offloaded there.
+        InputError: the step runs on the CPU and offloads parameters or activations.
     """
     if device.type != "cpu":
         return
@@ -95,10 +95,10 @@ def refuse_offload(spec: Spec, device: torch.device) -> None:
 
 
 def refuse_split(spec: Spec) -> None:
-    """What PyTorch's DTensor, or our plan for it, cannot split over tensor-parallel ranks.
+    """Reject models that PyTorch's DTensor, or memcalc's plan for it, cannot split over tensor-parallel ranks.
 
     Raises:
-        InputError: of the first thing that it cannot.
+        InputError: with the first reason.
     """
     ranks = spec.parallelism.tensor_parallel
     found = unsplittable(spec) if ranks > 1 else None
@@ -112,14 +112,14 @@ def refuse_split(spec: Spec) -> None:
 
 
 def _ranks_are_there(spec: Spec) -> bool:
-    """Whether this process is one of as many ranks as the spec asks for."""
+    """Return whether this process belongs to a group of as many ranks as the spec has."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() == spec.parallelism.ranks
 
 
 def no_kernel(spec: Spec) -> InputError:
-    """What to say when scaled_dot_product_attention knows no kernel of the kind that it was held to."""
+    """Return the error for an attention kernel that scaled_dot_product_attention does not have."""
     training, model = spec.training, spec.model
-    if model.transformers_config is not None:  # it may be the head, a mask, or what else the family gives the kernel
+    if model.transformers_config is not None:  # the cause may be the head size, a mask, or another argument
         others = [kind for kind in ("memory-efficient", "eager") if kind != training.attention]
         return InputError(
             f"PyTorch's attention = {training.attention} has no kernel for what {family_of_foreign(model)} asks of it.",
@@ -136,7 +136,7 @@ def no_kernel(spec: Spec) -> InputError:
 
 
 def no_split_update(spec: Spec, error: Exception) -> InputError:
-    """What to say when an optimizer's operators are not those that DTensor can run on parts of tensors."""
+    """Return the error for an optimizer with operators that DTensor cannot run on sharded tensors."""
     training = spec.training
     reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
     return InputError(
@@ -148,7 +148,7 @@ def no_split_update(spec: Spec, error: Exception) -> InputError:
 
 
 def stopped(spec: Spec, error: Exception) -> InputError:
-    """What to say when the code of a family that only transformers knows ends in an error of its own."""
+    """Return the error for a family without formulas whose own code fails."""
     return InputError(
         f"transformers' code of {family_of_foreign(spec.model)} stops: {type(error).__name__}: "
         f"{' '.join(str(error).split()) or 'without a word'}",

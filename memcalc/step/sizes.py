@@ -1,4 +1,4 @@
-"""How large a module is."""
+"""Number of elements of a module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memcalc.step.quantised import elements
 
 
 def sizes_of(module: nn.Module) -> tuple[int, int, int]:
-    """Parameters, those of them that are trained, and elements of buffers; of a quantised matrix what it stands for."""
+    """Return the elements of parameters, trained parameters and buffers; quantized weights by their original shape."""
     parameters = list(module.parameters())
     return (
         sum(elements(parameter) for parameter in parameters),

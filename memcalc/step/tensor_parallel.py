@@ -1,8 +1,8 @@
 """The reference decoder split over tensor-parallel ranks by PyTorch's DTensor, as torchtitan splits its Llama.
 
 Source: torchtitan/models/llama3/infra/parallelize.py, apply_tp, with sequence parallelism; without it, PyTorch's
-tutorial "Large Scale Transformer model training with Tensor Parallel". Where these say nothing, for learned positions
-and for norms without sequence parallelism, every rank has them whole, as by torchtitan's NoParallel.
+tutorial "Large Scale Transformer model training with Tensor Parallel". These do not cover learned positions, nor norms
+without sequence parallelism: every rank replicates them, as with torchtitan's NoParallel.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ HEADS = 2  # dimension of (b, s, h, d_h)
 
 
 def split_over(model: CausalLM, spec: Spec, mesh: DeviceMesh) -> CausalLM:
-    """The model with its matrices split over the ranks of a mesh; every parameter becomes a DTensor.
+    """Return the model with its weights split over the ranks of a mesh; every parameter becomes a DTensor.
 
     Args:
         model: on the meta device.
-        spec: of the run, of a kind that `refuse_split` lets pass.
+        spec: the run, which `refuse_split` accepts.
         mesh: the tensor-parallel ranks, one dimension.
     """
     decoder = cast("Decoder", model.module)
     parallelize_module(decoder, mesh, plan_of(decoder, spec))
-    if spec.model.tie_word_embeddings:  # both were split the same way
+    if spec.model.tie_word_embeddings:  # both are split in the same way
         decoder.lm_head.weight = decoder.embed_tokens.weight
     for module in decoder.modules():
         if isinstance(module, Attention):
@@ -57,14 +57,14 @@ def split_over(model: CausalLM, spec: Spec, mesh: DeviceMesh) -> CausalLM:
 
 
 def plan_of(decoder: Decoder, spec: Spec) -> dict[str, ParallelStyle]:
-    """The style of every module that has parameters or reads what is split, by its path."""
+    """Return the parallel style of every module with parameters or split inputs, by path."""
     sequence = spec.parallelism.sequence_parallel
-    stream: Placement = TOKENS if sequence else Replicate()  # where each token's residual is
+    stream: Placement = TOKENS if sequence else Replicate()  # placement of the residual stream
     plan: dict[str, ParallelStyle] = {}
     for path, module in decoder.named_modules():
         name = path.rpartition(".")[2]
         if name in ("attention", "mlp") and sequence:
-            others = (None,) if name == "attention" else ()  # attention is given the tables, too
+            others = (None,) if name == "attention" else ()  # attention also gets the shared tensors
             plan[path] = PrepareModuleInput(
                 input_layouts=(TOKENS, *others), desired_input_layouts=(Replicate(), *others)
             )
@@ -86,17 +86,18 @@ def plan_of(decoder: Decoder, spec: Spec) -> dict[str, ParallelStyle]:
         elif isinstance(module, HeadNorm):
             plan[f"{path}.norm"] = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
         elif name.endswith("norm") and not isinstance(module, nn.Identity) and path not in plan:
-            # What reads a norm before it takes a DTensor; what a norm behind a module gives is added to the residual.
+            # Modules that read a norm's output accept a DTensor; the output of a norm after a module is added to the
+            # residual.
             added = name.endswith("output_norm") or name == "embed_norm"
             plan[path] = SequenceParallel(use_local_output=added) if sequence else Whole(Replicate())
     return plan
 
 
 class Whole(ParallelStyle):
-    """A module that every rank holds as a whole, and runs on its part of the input or on all of it.
+    """A module that every rank replicates, and runs on its shard of the input or on all of it.
 
     Args:
-        part: what it runs on; the input is the same on every rank.
+        part: placement of the module's input; the given input is replicated.
     """
 
     def __init__(self, part: Placement) -> None:
@@ -116,7 +117,7 @@ class Whole(ParallelStyle):
 
 @contextmanager
 def _surroundings(*, apart: bool) -> Iterator[None]:
-    """For the loss on logits that are apart; FSDP2 warns of logits that are a view, which nobody here writes into."""
+    """Context for a loss on sharded logits; it silences FSDP2's warning about views, which the step does not modify."""
     with warnings.catch_warnings(), loss_parallel() if apart else nullcontext():
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         yield
