@@ -1,4 +1,4 @@
-"""The training step on fake tensors: shapes without values, on any machine. Importing this loads no torch."""
+"""The training step on fake tensors: shapes without values, on any machine. Importing this package loads no torch."""
 
 from memcalc.tracing.trace import trace
 

@@ -1,8 +1,9 @@
-"""scaled_dot_product_attention as CUDA runs it: which kernel, and what that one keeps for backward.
+"""scaled_dot_product_attention as on CUDA: the selected kernel, and what it saves for backward.
 
-On the CPU PyTorch takes other kernels, which keep other things. Source: torch 2.13, aten/src/ATen/native/transformers/
-attention.cpp (scaled_dot_product_attention, pad_last_dim, post_process_flash_output) and cuda/sdp_utils.cpp (which
-kernel can be used). cuDNN's, which newer cards prefer, is left out: what it keeps has the sizes of flash's.
+On the CPU PyTorch selects other kernels, which save other tensors. Source: torch 2.13,
+aten/src/ATen/native/transformers/attention.cpp (scaled_dot_product_attention, pad_last_dim, post_process_flash_output)
+and cuda/sdp_utils.cpp (kernel selection). cuDNN's kernel, which newer GPUs prefer, is omitted: it saves tensors of the
+same sizes as flash.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from torch.nn import functional
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 FLASH_LARGEST_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
-AMPERE = (8, 0)  # sdp_utils.cpp: flash needs it, and so does memory-efficient attention in bf16
+AMPERE = (8, 0)  # sdp_utils.cpp: required by flash, and by memory-efficient attention in bf16
 NO_KERNEL = "No available kernel. Aborting execution."
-MULTIPLE = 8  # elements that flash pads heads to, and the efficient kernel a mask's rows: attention.cpp
+MULTIPLE = 8  # elements: flash pads heads to it, the efficient kernel the rows of a mask: attention.cpp
 
 
 def attention(  # noqa: D417, PLR0917 -- PyTorch's signature
@@ -31,13 +32,13 @@ def attention(  # noqa: D417, PLR0917 -- PyTorch's signature
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention on (b, h, s, d) tensors of a CUDA device.
+    """Run torch.nn.functional.scaled_dot_product_attention on (b, h, s, d) tensors of a CUDA device.
 
     Args:
-        capability: of the card; the other arguments are PyTorch's.
+        capability: compute capability of the GPU; the other arguments are PyTorch's.
 
     Raises:
-        RuntimeError: with PyTorch's text, where no kernel that is allowed can run.
+        RuntimeError: with PyTorch's message: no enabled kernel can run.
     """
     fused = enable_gqa or _same_heads(query, key, value)
     if fused and capability >= AMPERE and _flash(query, key, value, attn_mask):
@@ -53,7 +54,10 @@ def attention(  # noqa: D417, PLR0917 -- PyTorch's signature
 
 
 def _same_heads(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Fused kernels spread no heads (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense), the plain one does."""
+    """Return whether the numbers of heads are equal.
+
+    Fused kernels do not broadcast heads (sdp_utils_cpp.h, check_batch_size_and_num_heads_dense); the math kernel does.
+    """
     return query.dim() != 4 or query.shape[1] == key.shape[1] == value.shape[1]
 
 
@@ -103,18 +107,18 @@ def _run_efficient(
             kept, hidden = query.new_full((), 0.0), query.new_full((), -torch.inf)
             mask = torch.where(mask, kept, hidden)
             del kept, hidden
-        if mask.stride(-2) % MULTIPLE:  # attention.cpp, preprocess_mask and pad_bias<8>: rows are to be aligned
+        if mask.stride(-2) % MULTIPLE:  # attention.cpp, preprocess_mask and pad_bias<8>: rows must be aligned
             mask = functional.pad(mask, (0, -mask.shape[-1] % MULTIPLE))[..., : mask.shape[-1]]
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     needs_backward = any(each.requires_grad for each in (query, key, value))
     return _first(
-        torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 -- likewise
+        torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 -- as above
             query, key, value, mask, torch.is_grad_enabled() and needs_backward, dropout, causal, scale=scale
         )
     )
 
 
-def _plain(  # noqa: PLR0917 -- likewise
+def _plain(  # noqa: PLR0917 -- as above
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -124,14 +128,14 @@ def _plain(  # noqa: PLR0917 -- likewise
     scale: float | None,
     grouped: bool,
 ) -> Tensor:
-    output: Tensor = torch._scaled_dot_product_attention_math(  # noqa: SLF001 -- likewise
+    output: Tensor = torch._scaled_dot_product_attention_math(  # noqa: SLF001 -- as above
         query, key, value, mask, dropout, causal, scale=scale, enable_gqa=grouped
     )[0]
     return output
 
 
 def _first(outputs: tuple[Any, ...]) -> Tensor:
-    """The first output; the others are let go in the order in which a compiled tuple ends."""
+    """Return the first output; the others are freed in the order in which C++ destroys a tuple."""
     waiting = list(outputs)
     del outputs
     first: Tensor = waiting.pop(0)

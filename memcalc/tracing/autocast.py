@@ -1,8 +1,8 @@
-"""torch.autocast for CUDA, on tensors that are none: which functions cast, to what, and the cache of cast weights.
+"""torch.autocast for CUDA on fake tensors: which functions cast, to which dtype, and the cache of cast weights.
 
-PyTorch casts by a dispatch key that only CUDA tensors have. The lists are those of torch 2.13, aten/src/ATen/
-autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, _FP32, _FP32_SET_OPT_DTYPE, _PROMOTE), by the names under which Python
-calls these operators; the cache is that of autocast_mode.cpp, `cached_cast`.
+PyTorch casts by a dispatch key that only CUDA tensors have. The lists are those of torch 2.13,
+aten/src/ATen/autocast_mode.h (AT_FORALL_LOWER_PRECISION_FP, _FP32, _FP32_SET_OPT_DTYPE, _PROMOTE), by the names under
+which Python calls these operators; the cache is that of autocast_mode.cpp, `cached_cast`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOWER_PRECISION = frozenset(
     "__matmul__ __rmatmul__ einsum mm mv linalg_vecdot vecdot linear addbmm baddbmm bmm chain_matmul multi_dot "
     "scaled_dot_product_attention multi_head_attention_forward".split()
 )
-FP32 = frozenset(  # square is made of pow
+FP32 = frozenset(  # square is implemented by pow
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ __rpow__ square "
     "softplus "
     "layer_norm native_layer_norm rms_norm group_norm norm frobenius_norm nuclear_norm cosine_similarity "
@@ -36,18 +36,18 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Autocast:
-    """What an enabled `torch.autocast("cuda")` does to a call's arguments.
+    """The effect of an enabled `torch.autocast("cuda")` on a call's arguments.
 
     Args:
-        on_device: whether a tensor lies on the device.
+        on_device: returns whether a tensor is on the device.
     """
 
     def __init__(self, on_device: Callable[[Any], bool]) -> None:
         self._on_device = on_device
-        self._casts: dict[int, tuple[Tensor, Tensor]] = {}  # by the leaf's identity: it, kept alive, and its cast
+        self._casts: dict[int, tuple[Tensor, Tensor]] = {}  # by the leaf's id: the leaf, kept alive, and its cast
 
     def arguments(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """The arguments of the function of this name, cast as its list says."""
+        """Return the arguments of the function of this name, cast as its list requires."""
         if name in LOWER_PRECISION:
             return self._all_cast(args, kwargs, torch.get_autocast_dtype("cuda"))
         if name in FP32:
@@ -60,11 +60,11 @@ class Autocast:
         return args, kwargs
 
     def clear(self) -> None:
-        """The outermost autocast region has been left: the casts that backward does not need are freed."""
+        """Free the casts that backward does not need, when the outermost autocast region ends."""
         self._casts.clear()
 
     def _all_cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Arguments:
-        # The compiled wrapper casts its last argument first.
+        # The C++ wrapper casts its last argument first.
         later = {name: self._cast(value, dtype) for name, value in reversed(kwargs.items())}
         return tuple(reversed([self._cast(value, dtype) for value in reversed(args)])), later
 
@@ -81,7 +81,7 @@ class Autocast:
         return known[1]
 
     def _eligible(self, value: Any) -> bool:
-        """Floating-point tensors of the device, fp64 left out."""
+        """Return whether a value is a floating-point tensor on the device, other than fp64."""
         return self._on_device(value) and value.is_floating_point() and value.dtype != torch.float64
 
     @staticmethod
@@ -97,7 +97,7 @@ class Autocast:
 
     @contextmanager
     def available(self) -> Iterator[None]:
-        """Inside, `torch.autocast("cuda")` does not switch itself off because there is no GPU."""
+        """Keep `torch.autocast("cuda")` from disabling itself because there is no GPU."""
         original = torch.clear_autocast_cache
 
         def clear_both() -> None:

@@ -1,6 +1,6 @@
-"""A trace on fake tensors in a process of its own, for a command that itself stays light.
+"""A trace on fake tensors in a child process, for commands that must not import torch.
 
-`python -m memcalc.tracing.child SPEC.json EVENTS.jsonl REPORT.json STEPS` is what runs in it.
+The child runs `python -m memcalc.tracing.child SPEC.json EVENTS.jsonl REPORT.json STEPS`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FIELDS = ("device", "parameters", "trainable", "buffers", "readbacks", "has_allo
 
 
 def record_in_child(spec: Spec, steps: int) -> Recording:
-    """Run the step of a spec on fake tensors in a child process; this one loads no torch.
+    """Run the step of a spec on fake tensors in a child process; this process imports no torch.
 
     Raises:
-        InputError: the step cannot run what the spec asks for.
+        InputError: the step cannot run the spec.
         Unavailable: the child ended without a result.
     """
     with temporary_folder("memcalc-trace-") as folder:
@@ -37,7 +37,7 @@ def record_in_child(spec: Spec, steps: int) -> Recording:
         command = [sys.executable, "-P", "-m", "memcalc.tracing.child", *map(str, (spec_file, events, report, steps))]
         path = os.pathsep.join((str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))
         variables = os.environ | {"PYTHONPATH": path}
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)  # noqa: S603 -- this very program
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)  # noqa: S603 -- memcalc itself
         found = _report(report, done)
         return Recording(
             events=tuple(read_events(events)),
@@ -62,8 +62,8 @@ def _report(file: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any
 
 
 def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None:
-    """Trace, and leave the events and what else is known in files."""
-    gc.disable()  # nothing that start-up makes is garbage
+    """Trace, and write the events and the other fields of the recording to files."""
+    gc.disable()  # start-up produces no garbage
     from memcalc.errors import MemcalcError
     from memcalc.events import write_events
     from memcalc.spec.loading import load

@@ -1,10 +1,9 @@
-"""A CUDA device for Python code, where there is none: fake tensors on the CPU that say that they are on "cuda".
+"""Emulation of a CUDA device for Python code without a GPU: fake CPU tensors that report the device "cuda".
 
-Fake tensors on "cuda" need a PyTorch that is built for CUDA as soon as backward runs, so these are on "cpu" for
-PyTorch's C++ and on "cuda" for everybody's Python. Tensors that Python puts on the CPU (Adam's step counts) stay real:
-they are small, and what reads their values gets them; but what is offloaded there is fake, too (host.py). What PyTorch
-does otherwise on CUDA is steered here: attention, dropout, RMSNorm and autocast; what its kernels do otherwise, in
-cuda_kernels.py.
+Fake tensors on "cuda" need a CUDA build of PyTorch as soon as backward runs, so these are on "cpu" for PyTorch's C++
+and on "cuda" for all Python code. Tensors that Python puts on the CPU (Adam's step counts) are real: they are small,
+and their values can be read. Offloaded tensors are fake too (host.py). Functions of PyTorch that differ on CUDA are
+replaced here: attention, dropout, RMSNorm and autocast; kernels that differ are in cuda_kernels.py.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 def on_device(value: Any) -> bool:
-    """Whether a tensor lies on the device that is not there."""
+    """Return whether a tensor is on the emulated device."""
     if isinstance(value, FakeTensor):
         device = value.fake_device
-        return device.type != "meta" and device != HOST  # what is built on meta gets its memory later
+        return device.type != "meta" and device != HOST  # a module built on meta gets its memory later
     part = getattr(value, "_local_tensor", None)
     return is_made_of_tensors(value) if part is None else on_device(part)
 
 
 def shown_device(kind: type[Tensor]) -> property:
-    """The attribute `device` of a class of tensors, as everybody's Python is to see it."""
+    """Return the attribute `device` of a class of tensors, as Python code should see it."""
     own: Any = kind.device
 
     def device(tensor: Tensor) -> torch.device:
-        # PyTorch's own code, below the dispatcher, runs with torch functions disabled and must see the CPU.
+        # PyTorch's own code below the dispatcher runs with torch functions disabled and must see the CPU.
         enabled = torch._C._is_torch_function_enabled()  # noqa: SLF001 -- no public name
         return CUDA if enabled and on_device(tensor) else cast("torch.device", own.__get__(tensor))
 
@@ -56,13 +55,13 @@ def shown_device(kind: type[Tensor]) -> property:
 
 
 class CudaFunctions(TorchFunctionMode):
-    """Entered around a run on fake tensors: what Python calls does what it does on CUDA.
+    """Mode around a run on fake tensors: Python functions behave as on CUDA.
 
-    `readbacks` counts how often the run asked for a value that does not exist; it was told zero.
+    `readbacks` counts how often the run read a data-dependent value; it got zero.
 
     Args:
-        capability: compute capability of the card.
-        values: of the device's tensors, as far as they are known.
+        capability: compute capability of the GPU.
+        values: known values of the device's tensors.
     """
 
     def __init__(self, capability: tuple[int, int], values: Values) -> None:
@@ -71,7 +70,7 @@ class CudaFunctions(TorchFunctionMode):
         self.autocast = Autocast(on_device)
         self.host = Host()
         self.readbacks = 0
-        self.placing = False  # a function runs that was told to make its tensor on the device
+        self.placing = False  # whether a function is running that was asked to create its tensor on the device
         self._steered: dict[Any, Callable[..., Any]] = {
             **STEERED,
             functional.scaled_dot_product_attention: partial(attention, capability),
@@ -79,11 +78,11 @@ class CudaFunctions(TorchFunctionMode):
 
     @contextmanager
     def entered(self) -> Iterator[CudaFunctions]:
-        """The mode, with autocast made available, and the device that fake tensors give as theirs."""
+        """Enter the mode, make autocast available, and let fake tensors report the emulated device."""
         engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined] # noqa: SLF001 -- no public name
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            with self:  # a mode is off while one of its functions runs, but recomputation is Python, too
+            with self:  # a mode is off while one of its functions runs, but recomputation runs Python functions too
                 return engine(*args, **kwargs)
 
         with (
@@ -110,7 +109,7 @@ class CudaFunctions(TorchFunctionMode):
             return self.host.fetched(args[0], kwargs)
         if function in READS:
             return self._read(function, args, kwargs)
-        if function is Tensor.new_tensor:  # of its tensor it takes the dtype and the device alone
+        if function is Tensor.new_tensor:  # it uses the tensor's dtype and device only
             kwargs = {"dtype": args[0].dtype, "device": CUDA if on_device(args[0]) else None} | kwargs
             function, args = torch.tensor, args[1:]
         if function in OF_DATA and args and isinstance(args[0], (tuple, list)):
@@ -130,8 +129,8 @@ class CudaFunctions(TorchFunctionMode):
         return function(*args, **kwargs) if steered is None else steered(*args, **kwargs)
 
     def _placed(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
-        """A call that names a device."""
-        if device.type not in ("cuda", "cpu"):  # meta: no memory, on either side
+        """Run a call that names a device."""
+        if device.type not in ("cuda", "cpu"):  # meta: no memory on either side
             with _disable_current_modes():
                 return function(*args, **kwargs)
         there = HOST if device == HOST else CPU
@@ -159,7 +158,7 @@ class CudaFunctions(TorchFunctionMode):
             return function(*args, **kwargs)
 
     def _uploaded(self, tensor: Tensor, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """A host tensor's copy on the device."""
+        """Return a host tensor's copy on the device."""
         if on_host(tensor):
             return torch.empty_like(tensor, device=CPU)
         with _disable_current_modes():
@@ -174,7 +173,7 @@ class CudaFunctions(TorchFunctionMode):
         return copy.requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else copy
 
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A value of the device, asked for by the host: itself where it is known, else zero."""
+        """Return a device value that the host reads: the value if known, else zero."""
         if not (on_device(args[0]) or on_host(args[0])):
             with _disable_current_modes():
                 return function(*args, **kwargs)
@@ -186,7 +185,7 @@ class CudaFunctions(TorchFunctionMode):
             return function(*(value.clone() if isinstance(value, Tensor) else value for value in known), **kwargs)
 
     def _fetched(self, tensor: Tensor) -> Tensor:
-        """A tensor of the device on the host: its values as far as they are known, else zeros."""
+        """Return a device tensor's copy on the host: its values if known, else zeros."""
         known = self._values.of(tensor)
         with _disable_current_modes():
             if known is not None:
@@ -196,7 +195,7 @@ class CudaFunctions(TorchFunctionMode):
 
 
 def _device(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
-    """The device that a call names, if it names one."""
+    """Return the device that a call names; None if it names none."""
     if function is Tensor.cuda:
         return CUDA
     named = kwargs.get("device")
@@ -218,7 +217,10 @@ def _holds_fake(value: Any) -> bool:
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002 -- PyTorch's signature
-    """CUDA's dropout keeps one byte an element: aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable."""
+    """Return CUDA's dropout, which saves one byte per element:
+
+    aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable.
+    """
     if inplace or not 0 < p < 1 or not training or not input.numel():
         return functional.dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
@@ -230,16 +232,17 @@ def _softmax(
     _stacklevel: int = 3,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """CUDA's kernel reads fp16 and writes fp32 where that is asked for (native/SoftMax.cpp); the CPU's needs a copy."""
+    """Return softmax; CUDA's kernel reads fp16 and writes fp32 (native/SoftMax.cpp), while the CPU's needs a copy."""
     if input.dtype == torch.float16 and dtype == torch.float32 and dim is not None:
         return torch._softmax(input, dim, True)  # noqa: SLF001 -- half_to_float
     return functional.softmax(input, dim, _stacklevel, dtype)
 
 
 def _cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 -- PyTorch's signature
-    """Under autocast, which lists nll_loss alone: log-softmax in the input's dtype, then a copy of it in fp32.
+    """Return cross-entropy. Under autocast, whose lists have nll_loss only, log-softmax keeps the input's dtype.
 
-    Source: torch 2.13, aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss_symint: it names the dtype of log_softmax.
+    Its result is then cast to fp32.
+    Source: torch 2.13, aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss_symint: it sets the dtype of log_softmax.
     """
     plain = not args and not target.is_floating_point() and not kwargs.get("label_smoothing")
     if not (torch.is_autocast_enabled("cuda") and plain and input.dtype in (torch.bfloat16, torch.float16)):
@@ -250,21 +253,21 @@ def _cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> 
 
 
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
-    """CUDA's one_hot looks at no value when it is told the classes; the CPU's does (native/Onehot.cpp)."""
+    """Return one_hot; with given classes CUDA's reads no value, while the CPU's does (native/Onehot.cpp)."""
     if num_classes <= 0:
         return functional.one_hot(tensor, num_classes)
     return tensor.new_zeros((*tensor.shape, num_classes), dtype=torch.long).scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
 def _answer(name: str) -> Any:
-    """What `tensor.<name>` is computed by."""
+    """Return the function behind `tensor.<name>`."""
     return getattr(Tensor, name).__get__
 
 
 def _take_over(swap: Callable[[Tensor, Tensor], None], parameter: Tensor, converted: Tensor) -> None:
-    """What `module.to(...)` does to parameters that are there (torch 2.13, nn/modules/module.py, _apply).
+    """Replace a parameter as `module.to(...)` does (torch 2.13, nn/modules/module.py, _apply).
 
-    Fake ones it swaps, which fails for all that something refers to weakly, as a recorder does.
+    PyTorch swaps fake tensors, which fails if there are weak references to them, such as a recorder's.
     """
     if torch._has_compatible_shallow_copy_type(parameter, converted):  # noqa: SLF001 -- as nn.Module asks
         parameter.data = converted
@@ -272,7 +275,7 @@ def _take_over(swap: Callable[[Tensor, Tensor], None], parameter: Tensor, conver
         swap(parameter, converted)
 
 
-# What says the same of every tensor's shape and history, wherever it lies: most of what a step asks.
+# Functions whose result depends on a tensor's shape and history only: most calls of a step.
 SAME = frozenset(
     {
         *map(_answer, ("dtype", "grad", "grad_fn", "is_leaf", "is_sparse", "layout", "ndim", "requires_grad", "shape")),

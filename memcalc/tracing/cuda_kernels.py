@@ -1,4 +1,4 @@
-"""What CUDA's kernels make otherwise than the CPU's, and what they allocate inside."""
+"""Differences between CUDA kernels and CPU kernels: outputs, and memory that they allocate internally."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ aten = torch.ops.aten
 
 GROUPED = aten._grouped_mm.default  # noqa: SLF001 -- an operator's name
 
-# A number that became a tensor, inside of an operator: it stays on the host, whose kernels take it along.
+# A number that becomes a tensor inside an operator: it stays on the host, and kernels receive it as an argument.
 CONSTANT = aten.lift_fresh.default
 
-# Products that cuBLAS computes.
+# Matmuls that cuBLAS computes.
 PRODUCTS = frozenset(
     getattr(aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", "addmv", "dot")
 )
 
-# Operators of which the device makes only some outputs, or in another order: positions.
+# Operators of which the device allocates only some outputs, or in another order: positions.
 MADE: dict[Any, tuple[int, ...]] = {
-    aten.native_dropout: (1, 0),  # the mask first (native/cuda/Dropout.cu)
-    # Without a captured graph the seed and the offset stay on the host (cuda/attention.cu).
+    aten.native_dropout: (1, 0),  # the mask comes first (native/cuda/Dropout.cu)
+    # Without a captured CUDA graph the seed and the offset stay on the host (cuda/attention.cu).
     aten._scaled_dot_product_efficient_attention: (0, 1),  # noqa: SLF001 -- an operator's name
 }
 
 
 class CudaKernels(FakeKernels):
-    """The kernels of one card.
+    """The kernels of one GPU.
 
     Args:
         card: the GPU.
-        streams: says which stream is the current one; None: there is only one.
-        placing: whether a Python function runs that makes its tensor on the device.
+        streams: has the current stream; None: there is only one stream.
+        placing: returns whether a Python function is running that creates its tensor on the device.
     """
 
     def __init__(self, card: Card, streams: Streams | None = None, placing: Callable[[], bool] = lambda: True) -> None:
@@ -61,27 +61,28 @@ class CudaKernels(FakeKernels):
 
     @property
     def stream(self) -> int:
-        """The stream that memory is taken for."""
+        """The CUDA stream of allocations."""
         return 0 if self._streams is None else self._streams.number
 
     def run(self, operator: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The outputs as CUDA's kernel makes them."""
+        """Return the outputs of CUDA's kernel."""
         with torch._C.DisableTorchFunction():  # noqa: SLF001 -- PyTorch's own code below must see its own devices
             if operator is aten.histc.default:  # CUDA's takes integers (native/cuda/SummaryOps.cu), the CPU's does not
                 return args[0].new_empty((args[1] if len(args) > 1 else kwargs.get("bins", 100),))
             if operator is GROUPED and args[0].dtype != torch.bfloat16:
-                # CUDA's takes other dtypes too, group by group (native/cuda/GroupedBlas.cpp); its shapes are the same.
+                # CUDA's kernel also accepts other dtypes, group by group (native/cuda/GroupedBlas.cpp); its shapes are
+                # the same.
                 in_bf16 = (x.to(torch.bfloat16) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args)
                 return operator(*in_bf16, **kwargs).to(args[0].dtype)
             output = super().run(operator, args, kwargs)
             if operator is aten.native_layer_norm.default and args[0].dtype != torch.float64:
-                # The CPU keeps the statistics in the input's dtype, CUDA in fp32 (native/cuda/layer_norm_kernel.cu).
+                # The CPU stores the statistics in the input's dtype, CUDA in fp32 (native/cuda/layer_norm_kernel.cu).
                 normed, mean, deviation = output
                 return normed, mean.to(torch.float32), deviation.to(torch.float32)
         return output
 
     def outputs(self, operator: Any, output: Any) -> Iterable[Tensor]:
-        """The tensors that the device makes, in its order."""
+        """Return the tensors that the device allocates, in its order."""
         if operator is CONSTANT and not self._placing():
             return ()
         made = MADE.get(operator.overloadpacket)
@@ -90,7 +91,7 @@ class CudaKernels(FakeKernels):
         return [output[position] for position in made]
 
     def hidden(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
-        """What the kernel allocates beside its outputs."""
+        """Return the kernel's internal blocks."""
         packet = operator.overloadpacket
         if any(on_host(tensor) for tensor in islice(tensors(args), 1)):
             return [Hidden((size, -size)) for size in staged(packet, args)]
@@ -99,11 +100,11 @@ class CudaKernels(FakeKernels):
         rule = WORKSPACES.get(packet)
         if rule is None:
             return ()
-        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- likewise
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 -- as above
             return rule(self.multiprocessors, args, kwargs, output)
 
     def _product(self) -> Sequence[Hidden]:
-        """The workspace of a thread's cuBLAS handle, made at its first product: forward and autograd have one each."""
+        """Return the workspace of a thread's cuBLAS handle at its first matmul; forward and autograd have one each."""
         in_autograd = torch._C._current_autograd_node() is not None  # noqa: SLF001 -- no public name
         if in_autograd in self._threads or not self._workspace:
             return ()
@@ -112,7 +113,7 @@ class CudaKernels(FakeKernels):
 
 
 def staged(packet: Any, args: tuple[Any, ...]) -> Iterator[int]:
-    """What a copy to the host takes on the device: one in order of the axes, where the source is not.
+    """Yield the device memory of a copy to the host: a contiguous temporary, if the source is not contiguous.
 
     Source: torch 2.13 aten/src/ATen/native/cuda/Copy.cu, copy_requires_temporaries, copy_kernel_cuda.
     """

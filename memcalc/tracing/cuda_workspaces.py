@@ -1,4 +1,4 @@
-"""From an operator's tensors to the rule that knows what its CUDA kernel takes inside."""
+"""Rules for the internal blocks of CUDA kernels, applied to an operator's tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Rule = Callable[[Multiprocessors, tuple[Any, ...], Mapping[str, Any], Any], Sequ
 
 
 def _sum(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
-    """sum, mean, amax, norms: one reduction of the input to the output."""
+    """Return the blocks of one reduction of the input to the output: sum, mean, amax, norms."""
     x: Tensor = args[0]
     if not x.numel() or not isinstance(output, Tensor):
         return ()
@@ -34,14 +34,14 @@ def _sum(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], out
 
 
 def _cast(x: Tensor, output: Tensor) -> tuple[int, ...]:
-    """The input in the result's dtype, but for 16 bits that are summed in fp32 (native/ReduceOpsUtils.h)."""
+    """Return the input's cast to the result's dtype; 16-bit inputs are summed in fp32 (native/ReduceOpsUtils.h)."""
     if x.dtype == output.dtype or (x.element_size() == 2 and output.dtype == torch.float32):
         return ()
     return (x.numel() * output.element_size(),)
 
 
 def _reduced(x: Tensor, dims: list[int], card: Multiprocessors) -> tuple[int, ...]:
-    """The script of a reduction over these dimensions of a contiguous tensor."""
+    """Return the script of a reduction over these dimensions of a contiguous tensor."""
     dims = sorted(dim % x.dim() for dim in dims) if x.dim() else []
     kept = [dim for dim in range(x.dim()) if dim not in dims and x.shape[dim] > 1]
     summed = [dim for dim in dims if x.shape[dim] > 1]
@@ -56,7 +56,7 @@ def _reduced(x: Tensor, dims: list[int], card: Multiprocessors) -> tuple[int, ..
 
 
 def _run(x: Tensor, innermost: int, kept: list[int]) -> int:
-    """The outputs' innermost extent once neighbouring dimensions are taken together."""
+    """Return the outputs' innermost extent after adjacent dimensions are merged."""
     extent, dim = x.shape[innermost], innermost - 1
     while dim in kept and x.stride(dim) == x.stride(innermost) * extent:
         extent *= x.shape[dim]
@@ -65,7 +65,7 @@ def _run(x: Tensor, innermost: int, kept: list[int]) -> int:
 
 
 def _pow(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
-    """A number to the power of a tensor: the number becomes a tensor of the device, as fp64."""
+    """Return the block of pow(number, tensor): the number becomes an fp64 tensor on the device."""
     return () if isinstance(args[0], Tensor) else (Hidden((8, -8)),)
 
 
@@ -94,7 +94,7 @@ def _norm_input(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any]
 
 
 def _beside_copy(x: Tensor, hidden: Sequence[Hidden]) -> Sequence[Hidden]:
-    """What a norm makes, beside a copy of an input that is not contiguous (native/cuda/layer_norm_kernel.cu)."""
+    """Return a norm's blocks, plus a copy of a non-contiguous input (native/cuda/layer_norm_kernel.cu)."""
     if x.is_contiguous():
         return hidden
     size = x.numel() * x.element_size()
@@ -102,26 +102,26 @@ def _beside_copy(x: Tensor, hidden: Sequence[Hidden]) -> Sequence[Hidden]:
 
 
 def _where(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
-    """A number on either side becomes a tensor of the device (native/TensorCompare.cpp, where_self_out)."""
+    """Return the blocks of numbers, which become tensors on the device (native/TensorCompare.cpp, where_self_out)."""
     size = output.element_size()
     numbers = sum(not isinstance(side, Tensor) for side in args[1:])
     return (Hidden((size,) * numbers, at=0), Hidden((-size,) * numbers)) if numbers else ()
 
 
 def _softmax_backward(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
-    """The product gradient * output, as large as these: the result may be fp16 (native/cuda/SoftMax.cu)."""
+    """Return the block of gradient * output, in their dtype; the result may be fp16 (native/cuda/SoftMax.cu)."""
     size = args[0].numel() * args[0].element_size()
     return (Hidden((size, -size)),)
 
 
 def _safe_softmax(_: Multiprocessors, __: tuple[Any, ...], ___: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
-    """Which scores are -inf, which rows are so altogether, and a zero for these (native/transformers/attention.cpp)."""
+    """Return the masks of -inf scores and fully masked rows, and their zero (native/transformers/attention.cpp)."""
     masked, rows = output.numel(), output.numel() // output.shape[-1]
     return (Hidden(transient(masked, rows, 4)),)
 
 
 def _foreach_norm(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
-    """The norm of each chunk of each tensor, in fp32 (native/cuda/ForeachReduceOp.cu)."""
+    """Return the block of the norms of each chunk of each tensor, in fp32 (native/cuda/ForeachReduceOp.cu)."""
     chunks = max(ceil_div(x.numel(), FOREACH_CHUNK) for x in args[0])
     size = 4 * len(args[0]) * chunks
     return (Hidden((size,), at=0), Hidden((-size,)))
@@ -217,5 +217,5 @@ WORKSPACES: dict[Any, Rule] = {
 
 
 def sharding_rules() -> None:
-    """Those of FSDP2's operators, which exist once it is imported."""
+    """Add the rules of FSDP2's operators, which exist once FSDP2 is imported."""
     WORKSPACES.update({torch.ops.fsdp.split_with_sizes_copy: _split_copy, torch.ops.fsdp.chunk_cat: _chunk_cat})

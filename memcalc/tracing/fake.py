@@ -1,4 +1,4 @@
-"""Recording a run on fake tensors."""
+"""Recording of a run on fake tensors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Run(Observed, Protocol):
     """A training run that can be recorded."""
 
     def execute(self, steps: int, observer: Observer) -> None:
-        """Builds everything, then trains."""
+        """Build everything, then train."""
 
     def sizes(self) -> tuple[int, int, int]:
-        """Parameters, those that are trained, and elements of buffers."""
+        """Return the elements of parameters, trained parameters and buffers."""
 
 
 def record_fake(
@@ -36,16 +36,16 @@ def record_fake(
     ranks: int = 1,
     progress: Progress = silent,
 ) -> Recording:
-    """Runs the step on fake tensors.
+    """Run the step on fake tensors, and return its recording.
 
     Args:
-        make_run: the run, on a device.
-        card: whose workspaces the operators take, with CUDA's semantics.
+        make_run: returns the run on a device.
+        card: the GPU of CUDA's semantics, which decides workspaces.
         steps: optimizer steps.
-        cuda: whether operators do what they do on CUDA; else what they do on the CPU.
-        ranks: of how many this is the first; the others are not there. With the CPU's semantics its own tensors are:
-            DeviceMesh and DDP's buckets read values.
-        progress: told the phase and the number of events so far.
+        cuda: emulate CUDA kernels; else CPU kernels.
+        ranks: number of ranks; this process is the first, and the others do not exist. With CPU semantics and several
+            ranks, tensors are real: DeviceMesh and DDP's buckets read values.
+        progress: called with the phase and the number of events so far.
     """
     with _session(card, progress, ranks, cuda=cuda) as session:
         run = make_run(session.device)
@@ -67,7 +67,7 @@ def record_fake(
 
 
 class _Building:
-    """An observer that counts values read while the model is built: random weights need some, a checkpoint none."""
+    """Observer that counts values read while the model is built: random weights need some, a checkpoint none."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

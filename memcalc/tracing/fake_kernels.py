@@ -1,4 +1,4 @@
-"""What fake tensors need on every device: sizes that depend on values, and values themselves."""
+"""Kernels on fake tensors of any device: data-dependent sizes, and known values."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from memcalc.tracing.known_outputs import KnownOutputs
 from memcalc.tracing.selections import SELECTING, Selections
 from memcalc.tracing.values import Values
 
-# Gives the collective's own output, once it is there (torch/csrc/distributed/c10d/Functional.cpp).
+# Returns the collective's output once it is complete (torch/csrc/distributed/c10d/Functional.cpp).
 WAIT = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)  # noqa: SLF001 -- an operator's name
 
-READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 -- the name of an operator
+READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 -- an operator's name
 
 
 class FakeKernels(Kernels):
-    """Kernels on tensors without values: operators that PyTorch refuses there select what `Selections` says.
+    """Kernels on tensors without values: operators with data-dependent sizes select as `Selections` assumes.
 
-    `readbacks` counts how often PyTorch's own compiled code read a value (an index, a check); it was told zero.
+    `readbacks` counts how often PyTorch's own C++ code read a value (an index, a check); it got zero.
     """
 
     def __init__(self) -> None:
@@ -33,8 +33,8 @@ class FakeKernels(Kernels):
         self._known = KnownOutputs()
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The operator's outputs, of sizes that hold for values spread evenly."""
-        if operator is WAIT:  # of nobody: a fake one would be a copy
+        """Return the operator's outputs; data-dependent sizes assume evenly distributed values."""
+        if operator is WAIT:  # returns its argument: a fake output would be a copy
             return args[0]
         if operator is READ and (known := self.values.number(args[0])) is not None:
             return known

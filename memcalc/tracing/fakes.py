@@ -1,4 +1,4 @@
-"""Fake tensors around meta tensors, quicker than their own constructor makes them: a trace makes tens of thousands."""
+"""Fast construction of fake tensors around meta tensors: a trace makes tens of thousands."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NOTHING = torch._C._DisableTorchDispatch  # noqa: SLF001 -- no public name
 
 
 class Fakes:
-    """Makes fake tensors: the first of each device by its constructor, the others with the attributes that it got.
+    """Makes fake tensors: the first of each device by the constructor, the others with a copy of its attributes.
 
-    The constructor checks its arguments and sets twenty attributes, the same each time, most of them slowly.
+    The constructor checks its arguments and slowly sets twenty attributes, which are equal each time.
     """
 
     def __init__(self) -> None:
@@ -25,21 +25,21 @@ class Fakes:
     def new(
         self, mode: FakeTensorMode, shape: Ints, stride: Ints, dtype: torch.dtype, device: torch.device
     ) -> FakeTensor:
-        """One with new memory.
+        """Return a fake tensor with new memory.
 
         Args:
-            mode: that it belongs to.
-            shape: with strides in elements.
-            stride: likewise.
-            dtype: of the elements.
-            device: that it says it is on.
+            mode: the mode that it belongs to.
+            shape: its shape.
+            stride: its strides in elements.
+            dtype: its dtype.
+            device: the device that it reports.
         """
         with NOTHING():
             bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         return self._around(mode, bare, device)
 
     def view(self, source: FakeTensor, shape: Ints, stride: Ints, offset: int, dtype: torch.dtype) -> FakeTensor:
-        """One with the memory of another; its offset is in elements of its own."""
+        """Return a view of a fake tensor's memory; the offset is in elements of the view."""
         with NOTHING():
             bare = torch.empty_strided((0,), (1,), dtype=dtype, device="meta")
             bare.set_(source.untyped_storage(), offset, shape, stride)
@@ -52,9 +52,9 @@ class Fakes:
             self._attributes[mode, device] = dict(vars(first))
             return first
         fake = Tensor._make_subclass(FakeTensor, bare, dispatch_device=True, device_for_backend_keys=device)  # noqa: SLF001 -- as the constructor does
-        if mode._allow_unsafe_data_ptr_access:  # noqa: SLF001 -- likewise
-            torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)  # noqa: SLF001 -- likewise
+        if mode._allow_unsafe_data_ptr_access:  # noqa: SLF001 -- as above
+            torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)  # noqa: SLF001 -- as above
         else:
-            torch._C._set_throw_on_mutable_data_ptr(fake)  # noqa: SLF001 -- likewise
+            torch._C._set_throw_on_mutable_data_ptr(fake)  # noqa: SLF001 -- as above
         vars(fake).update(attributes)
         return fake

@@ -1,7 +1,7 @@
-"""The host's side of offload, where the device is not there: its tensors are fake, too, on a device of their own.
+"""Host memory of offloaded tensors without a GPU: these tensors are fake too, on a separate device.
 
-Shards of a large model and its optimizer's states would fill the host, and the update take its time, for the sake of
-values that nobody asks for. PyTorch's C++ sees all of them on the CPU; "cpu:0" are the host's, "cpu" the device's.
+Real shards of a large model and its optimizer states would fill the host, and the update would take time, although
+their values are never read. PyTorch's C++ sees all of them on the CPU; "cpu:0" is the host's device, "cpu" the GPU's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memcalc.step.host import HOST
 
 
 def on_host(value: Any) -> bool:
-    """Whether a tensor was offloaded."""
+    """Return whether a tensor is offloaded to the host."""
     if not isinstance(value, Tensor):
         return False
     part = part_here(value)
@@ -30,14 +30,14 @@ def on_host(value: Any) -> bool:
 
 
 class Host:
-    """What the run has offloaded.
+    """Tensors that the run has offloaded.
 
-    `is_fake` once it has: what it fetches from the device then is as fake as what it has there.
+    `is_fake` is set by the first one: from then on, copies from the device to the host are fake too.
     """
 
     def __init__(self) -> None:
         self.is_fake = False
-        self._pins = False  # a function runs that makes pinned memory
+        self._pins = False  # whether a function is running that allocates pinned memory
         self._pinned: dict[int, weakref.ref[Any]] = {}  # by address of the storage's C++ object
         self.answers: dict[Any, Callable[[Tensor], Any]] = {
             Tensor.pin_memory: self._pin,
@@ -46,30 +46,30 @@ class Host:
         }
 
     def fetched(self, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        """What `tensor.to("cpu", ...)` gives: pinned where nobody waits for it (native/TensorConversions.cpp)."""
+        """Return `tensor.to("cpu", ...)`; it is pinned for a non-blocking copy (native/TensorConversions.cpp)."""
         if on_host(tensor):
             return tensor
         return self._made(tensor, pinned=bool(kwargs.get("non_blocking")))
 
     def memory(self, tensor: Tensor) -> int | None:
-        """Of a tensor that is being made: the kind of memory, if it is the host's."""
+        """Return the type of host memory of a tensor that is being allocated; None if it is not the host's."""
         if not on_host(tensor):
             return None
         return PINNED if self._pins else PAGEABLE
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether its memory is page-locked."""
+        """Return whether a tensor's memory is pinned."""
         return identity(tensor.untyped_storage()) in self._pinned
 
     def _pin(self, tensor: Tensor) -> Tensor:
         return tensor if self.is_pinned(tensor) else self._made(tensor, pinned=True)
 
     def page_locked(self, *size: Any, **kwargs: Any) -> Tensor:
-        """What `torch.empty(..., pin_memory=True)` gives."""
+        """Return `torch.empty(..., pin_memory=True)`."""
         return self._made(torch.empty(*size, dtype=kwargs.get("dtype"), device="meta"), pinned=True)
 
     def save_on_cpu(self, mode: AbstractContextManager[object]) -> type[torch.autograd.graph.save_on_cpu]:
-        """PyTorch's own, whose hooks run inside a mode, as they do not by themselves where an operator calls them."""
+        """Return PyTorch's class with hooks that run inside the mode, also if an operator calls them."""
         host = self
 
         class Played(torch.autograd.graph.save_on_cpu):

@@ -1,8 +1,8 @@
-"""What operators make of tensors of given shapes, remembered: a step does the same to every layer, and again each step.
+"""Cache of operators' outputs by the shapes of their inputs: layers and steps repeat the same operators.
 
-PyTorch's fake tensors remember too, but pay for every case that there is (symbolic sizes, sparse tensors, constants)
-on every call, most of a trace's time. Here only the plain case is known: fake tensors and numbers in, and out of it
-new tensors, views, the arguments themselves, or numbers. Everything else is PyTorch's.
+PyTorch's fake tensors cache too, but check every special case (symbolic sizes, sparse tensors, constants) on every
+call, which takes most of a trace's time. This cache covers the plain case only: inputs are fake tensors and numbers;
+outputs are new tensors, views, the inputs themselves, or numbers. PyTorch handles everything else.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ aten = torch.ops.aten
 Key = tuple[Hashable, ...]
 Run = Callable[[], Any]
 
-# What else an argument can be, and be known by its value.
+# Other types of arguments, identified by value.
 PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
-# They give the tensor that they fill, whatever with; PyTorch loads a good part of itself to say so.
+# They return the tensor that they fill, for any fill value; PyTorch would import much of itself for that.
 FILLS = frozenset({aten.normal_.default, aten.uniform_.default, aten.fill_.Scalar, aten.zero_.default})
 
-# Numbers for each tensor, which change with the step (Adam's corrections) and make nothing larger.
+# They take one number per tensor, which changes each step (Adam's bias corrections) and affects no size.
 SCALARS = frozenset(
     getattr(aten, f"_foreach_{name}").ScalarList for name in ("addcdiv", "addcdiv_", "addcmul_", "div", "div_", "mul_")
 )
 
 
 class KnownOutputs:
-    """Runs operators, those that it knows by heart."""
+    """Runs operators, from the cache if their outputs are known."""
 
     def __init__(self) -> None:
         self._known: dict[Key, Known | None] = {}
         self._fakes = Fakes()
 
     def run(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run) -> Any:
-        """The operator's outputs.
+        """Return the operator's outputs.
 
         Args:
             operator: an operator of PyTorch.
             args: its arguments.
-            kwargs: likewise.
-            run: makes its outputs, where they are not known.
+            kwargs: its keyword arguments.
+            run: computes its outputs if they are not cached.
         """
         given: list[FakeTensor] = []
         parts: list[Hashable] = [operator, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
@@ -91,7 +91,7 @@ def _mode() -> FakeTensorMode:
 
 
 def _of_output(operator: Any, given: list[FakeTensor], output: Any) -> Known | None:
-    """What PyTorch's fake tensors made, as far as it can be made without them."""
+    """Return the outputs of PyTorch's fake tensors in cacheable form; None if they cannot be cached."""
     outputs = output if isinstance(output, (list, tuple)) else [output]
     fakes = [each for each in outputs if isinstance(each, Tensor)]
     devices = {each.fake_device for each in (*given, *fakes) if isinstance(each, FakeTensor)}
@@ -100,7 +100,7 @@ def _of_output(operator: Any, given: list[FakeTensor], output: Any) -> Known | N
 
 
 def _add(values: Any, parts: list[Hashable], given: list[FakeTensor]) -> bool:
-    """Appends what is to be known of arguments; False where one is not plain."""
+    """Append the cache key of some arguments, and collect their tensors; False if one is not plain."""
     for value in values:
         kind = type(value)
         if kind in PLAIN:

@@ -1,4 +1,4 @@
-"""What an operator made of its arguments, as far as it holds for other tensors of the same shapes."""
+"""Outputs of an operator, in a form that holds for other tensors of the same shapes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from memcalc.recorder.dense import span
 from memcalc.recorder.storages import identity
 
 NEVER = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-OURS = frozenset({"aten", "memcalc"})  # whose operators' outputs depend on nothing but their arguments
+OURS = frozenset({"aten", "memcalc"})  # namespaces of operators whose outputs depend on their arguments only
 
 
 class Made(NamedTuple):
     """One output.
 
     Args:
-        shape: of the tensor, with its strides, and its offset into the storage in elements.
-        stride: likewise.
-        offset: likewise.
-        dtype: of the elements.
-        source: which of the tensor arguments it is a view of; None: new memory.
-        itself: it is that argument, not a view of it.
+        shape: its shape.
+        stride: its strides in elements.
+        offset: its offset into the storage in elements.
+        dtype: its dtype.
+        source: index of the tensor argument that it is a view of; None: new memory.
+        itself: whether it is that argument, rather than a view of it.
     """
 
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Made(NamedTuple):
 
     @classmethod
     def of(cls, output: Tensor, given: Given) -> Made:
-        """An output beside the tensors that were given."""
+        """Return the description of an output, given the tensor arguments."""
         itself = given.tensors.get(id(output))
         source = given.storages.get(identity(output.untyped_storage())) if itself is None else itself
         shape, stride, offset = tuple(output.shape), output.stride(), int(output.storage_offset())
@@ -44,11 +44,11 @@ class Made(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Where the tensors that were given stand, the first of equal ones: optimizers hand over a thousand.
+    """Positions of tensor arguments; the first one of equals. Optimizers pass a thousand tensors.
 
     Args:
-        tensors: by what tells the tensor from others.
-        storages: likewise the storage.
+        tensors: position by id of the tensor.
+        storages: position by identity of the storage.
     """
 
     tensors: dict[int, int]
@@ -56,19 +56,19 @@ class Given(NamedTuple):
 
     @classmethod
     def of(cls, given: Sequence[Tensor]) -> Given:
-        """The tensors, which are alive."""
+        """Return the positions of these tensors, which must be alive."""
         last = range(len(given) - 1, -1, -1)
         storages = {identity(given[place].untyped_storage()): place for place in last}
         return cls({id(given[place]): place for place in last}, storages)
 
 
 class Known(NamedTuple):
-    """All outputs of an operator: one, a list or tuple of them, or none at all.
+    """All outputs of an operator: one, a list or tuple, or none.
 
     Args:
-        kind: Tensor, list or tuple; None: it gives nothing.
-        made: the outputs; numbers are themselves.
-        device: that new tensors say they are on; "meta" has no memory.
+        kind: Tensor, list or tuple; None: no output.
+        made: the outputs; numbers are stored themselves.
+        device: the device that new tensors report; "meta" has no memory.
     """
 
     kind: type | None
@@ -77,13 +77,13 @@ class Known(NamedTuple):
 
     @classmethod
     def of(cls, operator: Any, given: Sequence[Tensor], output: Any, device: torch.device) -> Known | None:
-        """The outputs of an operator; None where they do not hold for other tensors.
+        """Return the description of an operator's outputs; None if it would not hold for other tensors.
 
         Args:
-            operator: what was run.
+            operator: the operator that ran.
             given: the tensors among its arguments.
-            output: what it gave.
-            device: that new tensors say they are on.
+            output: its output.
+            device: the device that new tensors report.
         """
         if operator.namespace not in OURS or not NEVER.isdisjoint(operator.tags):
             return None
@@ -92,7 +92,7 @@ class Known(NamedTuple):
         several = isinstance(output, (list, tuple))
         made: list[Made | int | None] = []
         places = Given.of(given)
-        fresh: set[int] = set()  # storages
+        fresh: set[int] = set()  # identities of storages
         for each in output if several else (output,):
             if each is None or type(each) is int:
                 made.append(each)
@@ -110,6 +110,6 @@ class Known(NamedTuple):
                     return None
                 fresh.add(identity(storage))
             elif one.itself and torch.Tag.inplace_view in operator.tags:
-                return None  # resize_, set_, t_ and their like: an argument is something else afterwards
-        kind = list if isinstance(output, list) else tuple  # of tuples with names a plain one
+                return None  # resize_, set_, t_ and similar change an argument's geometry
+        kind = list if isinstance(output, list) else tuple  # a named tuple becomes a plain tuple
         return cls(kind if several else Tensor, tuple(made), device)

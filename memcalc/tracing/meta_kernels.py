@@ -1,7 +1,7 @@
-"""What an operator makes of fake tensors, asked of its meta kernel.
+"""Outputs of operators on fake tensors, from their meta kernels.
 
-PyTorch's fake tensors (torch 2.13, _subclasses/fake_tensor.py, _dispatch_impl) do so, too, after they have looked for
-constants, symbolic sizes and real tensors beside the fake ones; for that they load a good part of PyTorch.
+PyTorch's fake tensors (torch 2.13, _subclasses/fake_tensor.py, _dispatch_impl) call them too, after checks for
+constants, symbolic sizes and mixed real tensors; for these checks they import much of PyTorch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 
-# What optimizers do to lists of tensors.
+# Operations of optimizers on lists of tensors.
 FOREACH = (
     *("abs", "add", "addcdiv", "addcmul", "clamp_max", "clamp_min", "div", "exp", "lerp", "log", "maximum", "minimum"),
     *("mul", "neg", "norm", "pow", "reciprocal", "rsqrt", "sign", "sqrt", "sub", "zero"),
@@ -28,7 +28,7 @@ FOREACH = (
 
 
 def overloads(*names: str) -> Iterator[Any]:
-    """The overloads of these operators that make their outputs themselves."""
+    """Yield the overloads of these operators that return new outputs."""
     for name in names:
         packet = getattr(aten, name)
         for overload in packet.overloads():
@@ -36,7 +36,7 @@ def overloads(*names: str) -> Iterator[Any]:
                 yield getattr(packet, overload)
 
 
-# What takes a device makes its tensor there.
+# They create a tensor on the device that they are given.
 MAKERS = frozenset(
     {
         *overloads("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "arange", "randint", "_to_copy"),
@@ -45,8 +45,8 @@ MAKERS = frozenset(
     }
 )
 
-# Kernels that do not look at the device (_refs, _decomp, _meta_registrations), and of which fake tensors have no rules
-# but for symbols and for arguments on several devices. Of all others fake tensors are asked.
+# Kernels that ignore the device (_refs, _decomp, _meta_registrations), and for which fake tensors have no special rules
+# except for symbols and arguments on several devices. All other operators go through fake tensors.
 ASKED = MAKERS | frozenset(
     {
         # Views.
@@ -54,7 +54,7 @@ ASKED = MAKERS | frozenset(
         *overloads("squeeze", "split", "split_with_sizes", "unbind", "detach", "alias", "as_strided"),
         # Copies.
         *overloads("clone", "copy_", "cat", "stack", "constant_pad_nd", "slice_backward", "select_backward"),
-        # Element by element.
+        # Elementwise.
         *overloads("add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "pow", "neg", "reciprocal", "abs"),
         *overloads("exp", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "sigmoid", "clamp", "where"),
         *overloads("relu", "silu", "gelu", "softplus", "threshold_backward", "silu_backward", "gelu_backward"),
@@ -64,7 +64,7 @@ ASKED = MAKERS | frozenset(
         # In place.
         *overloads("add_", "sub_", "mul_", "div_", "neg_", "sqrt_", "clamp_", "addcmul_", "addcdiv_", "lerp_"),
         *overloads("masked_fill_", "scatter_", "scatter_add_", "index_copy_"),
-        # Sums, products, choices.
+        # Reductions, matmuls, selections.
         *overloads("sum", "mean", "amax", "cumsum", "linalg_vector_norm", "mm", "addmm", "bmm", "baddbmm"),
         *overloads("topk", "sort", "argmax", "gather", "scatter", "scatter_add", "index_select", "index_add"),
         # Layers and losses.
@@ -73,7 +73,7 @@ ASKED = MAKERS | frozenset(
         *overloads("native_layer_norm_backward"),
         *overloads("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
         *overloads("_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"),
-        # Lists, which optimizers update.
+        # Lists of tensors, in optimizers.
         *overloads(*(f"_foreach_{name}" for name in FOREACH)),
         *overloads(*(f"_foreach_{name}_" for name in FOREACH if name != "norm")),
     }
@@ -83,12 +83,12 @@ ASKED = MAKERS | frozenset(
 def of_meta_kernel(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[FakeTensor]
 ) -> Known | None:
-    """The operator's outputs; None where PyTorch's fake tensors must be asked.
+    """Return the operator's outputs; None if PyTorch's fake tensors must compute them.
 
     Args:
-        operator: of PyTorch, or one that stands in for PyTorch's.
+        operator: of PyTorch, or memcalc's substitute for one.
         args: its arguments, numbers and fake tensors without constants.
-        kwargs: likewise.
+        kwargs: its keyword arguments.
         given: the tensors among them.
     """
     if operator not in ASKED and operator.namespace != "memcalc":
@@ -104,19 +104,19 @@ def of_meta_kernel(
         rest = iter(bare)
         try:
             output = operator(*_with(args, rest), **dict(zip(kwargs, _with(kwargs.values(), rest), strict=True)))
-        except Exception:  # noqa: BLE001 -- PyTorch is asked again, and may know better or say what is wrong
+        except Exception:  # noqa: BLE001 -- PyTorch's fake tensors then either succeed or report the error
             return None
         return Known.of(operator, bare, output, device)
 
 
 def _bare(tensor: FakeTensor) -> Tensor:
-    """The meta tensor that a fake one is."""
+    """Return the meta tensor inside a fake tensor."""
     bare = torch.empty_strided((0,), (1,), dtype=tensor.dtype, device=META)
     return bare.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _with(values: Iterable[Any], bare: Iterator[Tensor]) -> list[Any]:
-    """Arguments with the next of these in place of each tensor."""
+    """Return arguments with each tensor replaced by the next one of `bare`."""
     return [
         next(bare)
         if isinstance(value, Tensor)

@@ -1,4 +1,4 @@
-"""The verb `trace` on somebody's own module."""
+"""The command `trace` for a user's module."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from memcalc.recorder.trace import ModuleTrace
     from memcalc.step.module_run import OptimizerFactory
 
-    UserModule = Module  # for those who must not know torch
+    UserModule = Module  # for callers that must not import torch
 
 
 class ModuleOptions(TypedDict, total=False):
-    """How a module is trained: see `memcalc.step.module_run.ModuleStep`, which has the defaults."""
+    """Options of a module's training: see `memcalc.step.module_run.ModuleStep`, which has the defaults."""
 
     loss: Callable[[Any], Tensor]
     optimizer: OptimizerFactory | str | None
@@ -34,7 +34,7 @@ class ModuleOptions(TypedDict, total=False):
 
 
 def is_module(source: object) -> TypeGuard[Module]:
-    """Whether this is a torch.nn.Module. Loads no torch: without it there is none."""
+    """Return whether this is a torch.nn.Module. It imports no torch: without torch there are no modules."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(source, torch.nn.Module)
 
@@ -51,21 +51,21 @@ def trace_module(
     name: str | None = None,
     **options: Any,
 ) -> ModuleTrace:
-    """Steps of any module on fake tensors: forward, backward and optimizer, or forward alone.
+    """Trace steps of any module on fake tensors: forward, backward and optimizer, or forward alone.
 
     Args:
-        module: anywhere; it stays as it is, and none of its data is copied.
+        module: on any device; it is not changed, and none of its data is copied.
         inputs: of its forward: a tuple of positional arguments, a mapping of keyword arguments, or one argument.
-        gpu: the card to judge by; None: an A100 80 GB, without a verdict.
-        steps: how many.
-        semantics: "cuda" or "cpu": whose operators run.
+        gpu: the GPU to check against; None: an A100 80 GB, without a verdict.
+        steps: number of steps.
+        semantics: kernels to emulate, "cuda" or "cpu".
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-        progress: told how far the work is.
-        name: shown in reports; None: that of the module's class.
+        progress: called with the progress of the work.
+        name: shown in reports; None: the name of the module's class.
         options: see `ModuleOptions`.
 
     Raises:
-        InputError: the module cannot be copied, its code stops, nothing is trained, or settings are wrong.
+        InputError: the module cannot be copied, its code fails, nothing is trained, or settings are invalid.
     """
     check_semantics(semantics)
     from memcalc.recorder.trace import make_module_trace
@@ -85,7 +85,7 @@ def trace_module(
 
 
 def trace_file(target: str, inputs: str | None, gpu: str | None = None, **options: Any) -> ModuleTrace:
-    """Steps of a module that a Python file of the user makes.
+    """Trace steps of a module from a user's Python file.
 
     Args:
         target: `file.py:name` of the function that makes it; see `memcalc.step.python_file.own_module`.
@@ -94,7 +94,7 @@ def trace_file(target: str, inputs: str | None, gpu: str | None = None, **option
         options: as for `trace_module`.
 
     Raises:
-        InputError: as for `trace_module`; or the file or the name does not exist, or its code stops.
+        InputError: as for `trace_module`; or the file or the name does not exist, or its code fails.
         Unavailable: torch is missing.
     """
     require_torch("trace")
@@ -105,7 +105,7 @@ def trace_file(target: str, inputs: str | None, gpu: str | None = None, **option
 
 
 def step_words(optimizer: object, inference: str | None, steps: int) -> str:
-    """What runs, as the screen shows it."""
+    """Return the description of the run for the screen."""
     times = "1 step" if steps == 1 else f"{steps:,} steps"
     if inference is not None:
         return f"forward under torch.{inference}(), {times}"

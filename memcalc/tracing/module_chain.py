@@ -1,4 +1,4 @@
-"""Modules that follow one another, measured one by one on fake tensors: levels of memory as numbers, without torch."""
+"""Sequential modules, measured one at a time on fake tensors; the results are numbers, without torch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class MeasuredModule(NamedTuple):
-    """Bytes of one module's run; a `_top` is the peak, its input included, what lies beside left out.
+    """Bytes of one module's run. A `_top` is a peak that includes the module's input and excludes other live tensors.
 
     Args:
-        name: the class's, with its place.
-        input_bytes: of the tensor it is given.
-        inside_bytes: kept for backward beside input and output.
-        output_bytes: of the tensor it makes.
-        flops: of matrix products in forward.
-        left_bytes: of its parameters' gradients.
-        forward_top: of a forward that keeps what backward needs.
-        bare_top: of a forward under `torch.utils.checkpoint`.
-        backward_top: of backward, from the arrival of the output's gradient.
-        again_top: of a checkpoint's second forward and backward, likewise.
+        name: position and class of the module.
+        input_bytes: bytes of its input tensor.
+        inside_bytes: bytes saved for backward, without input and output.
+        output_bytes: bytes of its output tensor.
+        flops: FLOPs of forward's matmuls.
+        left_bytes: bytes of its parameters' gradients.
+        forward_top: peak of a forward that saves for backward.
+        bare_top: peak of a forward under `torch.utils.checkpoint`.
+        backward_top: peak of backward, from the output's gradient on.
+        again_top: peak of a checkpoint's recomputation and backward, from the output's gradient on.
     """
 
     name: str
@@ -47,12 +47,12 @@ class MeasuredModule(NamedTuple):
 
 
 class MeasuredModules(NamedTuple):
-    """A chain of them.
+    """A chain of measured modules.
 
     Args:
         modules: in order.
-        resident_bytes: parameters, buffers, states of the optimizer, and libraries' workspaces.
-        step_top: of the optimizer's step, beside what is resident, the gradients and the first input.
+        resident_bytes: bytes of parameters, buffers, optimizer states and library workspaces.
+        step_top: peak of the optimizer step, without resident bytes, gradients and the first input.
     """
 
     modules: tuple[MeasuredModule, ...]
@@ -61,7 +61,7 @@ class MeasuredModules(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """Of one phase: bytes at its start, at its peak, at its end."""
+    """Bytes of one phase: at its start, its peak and its end."""
 
     start: int
     top: int
@@ -71,16 +71,16 @@ class _Level(NamedTuple):
 def measure_modules(
     modules: Sequence[Module], given: Tensor, gpu: str | None = None, optimizer: OptimizerFactory | None = None
 ) -> MeasuredModules:
-    """Each module's forward and backward on fake tensors, by itself and under `torch.utils.checkpoint`.
+    """Measure each module's forward and backward on fake tensors, with saved activations and checkpointed.
 
     Args:
-        modules: in order, each of one tensor to one tensor.
-        given: the first one's input.
-        gpu: the card whose operators run; None: an A100 80 GB.
-        optimizer: parameters to an optimizer; None: there is none.
+        modules: in order, each from one tensor to one tensor.
+        given: input of the first module.
+        gpu: the GPU whose kernels are emulated; None: an A100 80 GB.
+        optimizer: parameters to an optimizer; None: no optimizer.
 
     Raises:
-        InputError: a module makes no single tensor, or nothing that has a gradient.
+        InputError: a module does not return a single tensor, or its output has no gradient.
     """
     from memcalc.step.module_chain import AGAIN, BACKWARD, BARE, FORWARD, OPTIMIZER, ChainRun
     from memcalc.tracing.fake import record_fake
@@ -121,7 +121,7 @@ def measure_modules(
 
 
 def _levels(events: Iterable[Event]) -> dict[str, list[_Level]]:
-    """What was allocated in each phase, blocks rounded as the allocator rounds them."""
+    """Return the allocated bytes of each phase, with blocks rounded as by the allocator."""
     levels: dict[str, list[_Level]] = {}
     sizes: dict[int, int] = {}
     level = start = top = 0
@@ -142,7 +142,7 @@ def _levels(events: Iterable[Event]) -> dict[str, list[_Level]]:
 
 
 def _rounded(amount: int) -> int:
-    """The block that the allocator gives; from 10 MiB on a segment of its own, whose small rest stays with it."""
+    """Return the block size; from 10 MiB on a dedicated segment, which keeps a small unsplit remainder."""
     request = -(-amount // MIN_BLOCK) * MIN_BLOCK
     segment = -(-amount // SEGMENT_STEP) * SEGMENT_STEP
     return segment if request >= MADE_TO_MEASURE and segment - request <= UNSPLIT_REST else request

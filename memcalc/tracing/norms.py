@@ -1,7 +1,7 @@
-"""RMSNorm as one CUDA kernel. On the CPU it is a chain of operators, each with its result.
+"""RMSNorm as one CUDA kernel; on the CPU it is a sequence of operators with separate outputs.
 
 Source: torch 2.9 and later, aten/src/ATen/native/layer_norm.cpp (rms_norm_symint) and cuda/layer_norm_kernel.cu
-(_fused_rms_norm_cuda): the output and an fp32 reciprocal root for each row; backward makes the gradients of the input
+(_fused_rms_norm_cuda): the output and an fp32 reciprocal root per row; backward returns the gradients of the input
 and the weight.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 LIBRARY = torch.library.Library("memcalc", "DEF")  # type: ignore[no-untyped-call]
-RMS_NORM = ("_fused_rms_norm", "_fused_rms_norm_backward")  # operators of PyTorch's that ours stand for
+RMS_NORM = ("_fused_rms_norm", "_fused_rms_norm_backward")  # PyTorch's operators that memcalc's stand for
 FORWARD = "_fused_rms_norm(Tensor x, int[] shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"
 BACKWARD = "_fused_rms_norm_backward(Tensor g, Tensor x, int[] shape, Tensor rstd, Tensor? weight) -> (Tensor, Tensor?)"
 LIBRARY.define(FORWARD)  # type: ignore[no-untyped-call]
@@ -45,7 +45,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     x, rstd, weight = ctx.saved_tensors
     grad_x, grad_weight = torch.ops.memcalc._fused_rms_norm_backward(grad, x, ctx.shape, rstd, weight)  # noqa: SLF001
-    del rstd, weight, x  # in the order in which the compiled node's locals end
+    del rstd, weight, x  # in the order in which the C++ node's locals are destroyed
     return grad_x, None, grad_weight, None
 
 
@@ -60,7 +60,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """torch.nn.functional.rms_norm on a CUDA device. A weight of another dtype has no kernel (layer_norm.cpp)."""
+    """Run torch.nn.functional.rms_norm on a CUDA device. A weight of another dtype has no kernel (layer_norm.cpp)."""
     if weight is not None and weight.dtype != input.dtype:
         return functional.rms_norm(input, normalized_shape, weight, eps)
     output: Tensor = torch.ops.memcalc._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]  # noqa: SLF001

@@ -1,8 +1,8 @@
-"""PyTorch's kernels in Python without what they load for symbolic sizes: a computer algebra system.
+"""PyTorch's Python kernels without the imports for symbolic sizes, which include a computer algebra system.
 
-They ask functions of torch.fx.experimental.symbolic_shapes for truths, and sympy for a class, where nothing but numbers
-comes by; to load the two takes longer than a small model's step (torch 2.13: _check_with, elementwise_dtypes,
-empty_like and their like).
+The kernels call functions of torch.fx.experimental.symbolic_shapes, and use a class of sympy, even for plain numbers.
+Importing both takes longer than a small model's step (torch 2.13: _check_with, elementwise_dtypes, empty_like and
+others).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ SYMBOLIC_SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 
 class NotPlainError(Exception):
-    """Something else than a number was asked about: PyTorch's own functions must say."""
+    """A function got something other than a number, so PyTorch's own function is needed."""
 
 
 class Symbol:
-    """Nothing is one."""
+    """Stand-in for sympy.Basic; it has no instances."""
 
 
 def known(value: Any) -> Any:
-    """A truth or a number that nobody need find out."""
+    """Return a bool or int unchanged; raise `NotPlainError` for anything else."""
     if type(value) not in (bool, int):
         raise NotPlainError
     return value
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Of numbers, or of sizes."""
+    """Return whether two numbers, or two sequences of sizes, are equal."""
     return bool(known(one) == known(other) if isinstance(one, int) else list(one) == list(other))
 
 
@@ -60,9 +60,9 @@ STAND_INS = _stand_ins()
 
 @contextmanager
 def plain_numbers() -> Iterator[None]:
-    """Inside, what PyTorch imports for symbols knows numbers only, unless it has been loaded.
+    """Replace PyTorch's imports for symbols by versions for plain numbers, unless the real ones are loaded.
 
-    What asks for more ends in an error: an ImportError, or `NotPlainError`.
+    Any other use raises an ImportError or `NotPlainError`.
     """
     if SYMBOLIC_SHAPES in sys.modules:
         yield

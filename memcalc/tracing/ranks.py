@@ -1,7 +1,7 @@
-"""Many ranks without any: PyTorch's fake process group, and CUDA streams that are none.
+"""Emulation of a multi-rank job by one process: PyTorch's fake process group, and fake CUDA streams.
 
-Collectives return at once, as if every rank had sent what this one did; buffers are real, so that what a rank holds is
-what it would hold. Streams matter to the allocator, which never lends one stream's memory to another.
+Collectives return immediately, as if every rank had sent the same data. Buffers are allocated as in a real job, so
+the rank's memory is right. Streams matter because the allocator never reuses one stream's memory for another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from memcalc.tracing.cuda_workspaces import sharding_rules
 from memcalc.tracing.norms import RMS_NORM
 from memcalc.tracing.streams import Streams
 
-# Where PyTorch asks for the module of a kind of device: torch.cuda, for "cuda".
+# Modules in which PyTorch looks up the device module: torch.cuda for "cuda".
 ASKED_IN = (
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp._fully_shard._fsdp_collectives",
@@ -38,7 +38,7 @@ ASKED_IN = (
 
 @contextmanager
 def fake_streams() -> Iterator[Streams]:
-    """PyTorch's sharding finds these streams in place of torch.cuda's."""
+    """Make PyTorch's sharding use fake streams instead of torch.cuda's."""
     streams = Streams()
     with ExitStack() as patches:
         modules: list[Any] = [importlib.import_module(name) for name in ASKED_IN]
@@ -55,11 +55,11 @@ def fake_streams() -> Iterator[Streams]:
 
 @contextmanager
 def unseen_propagation() -> Iterator[None]:
-    """DTensor finds the shape of a result by running its operator on fake tensors of the whole: no memory of ours."""
+    """Hide DTensor's shape propagation, which runs operators on fake global tensors, from the recorder."""
     own = ShardingPropagator._propagate_tensor_meta_non_cached  # noqa: SLF001 -- no public name
 
     def propagate(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():  # noqa: SLF001 -- likewise
+        with _disable_current_modes(), torch._C.DisableTorchFunction():  # noqa: SLF001 -- as above
             return own(*args, **kwargs)
 
     with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate):
@@ -68,9 +68,9 @@ def unseen_propagation() -> Iterator[None]:
 
 @contextmanager
 def split_tensors() -> Iterator[None]:
-    """DTensors are on the device that their parts are on, and our operators are split as those they stand for."""
+    """Let DTensors report their local tensors' device, and shard memcalc's operators like those they stand for."""
     aten, ours = torch.ops.aten, torch.ops.memcalc
-    propagator = DTensor._op_dispatcher.sharding_propagator  # noqa: SLF001 -- likewise
+    propagator = DTensor._op_dispatcher.sharding_propagator  # noqa: SLF001 -- as above
     stand_ins = {getattr(ours, name).default: getattr(aten, name).default for name in RMS_NORM if hasattr(aten, name)}
     with ExitStack() as patches:
         for rules in vars(propagator).values():
@@ -83,7 +83,7 @@ def split_tensors() -> Iterator[None]:
 
 @contextmanager
 def fake_ranks(world_size: int) -> Iterator[None]:
-    """This process is rank 0 of so many."""
+    """Make this process rank 0 of a job with `world_size` ranks."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
@@ -95,7 +95,7 @@ def fake_ranks(world_size: int) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """DTensor remembers how it shared out by meshes that are equal, but whose groups have other names the next time."""
+    """Clear DTensor's caches: their keys are meshes that compare equal, but whose groups are named anew each time."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     _gen_transform_infos.cache_clear()
     MeshTopoInfo.build_from_mesh.cache_clear()

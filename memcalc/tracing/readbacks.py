@@ -1,4 +1,4 @@
-"""Values that the host asks a device for and that do not exist: it is told zero, and how often is counted."""
+"""Reads of data-dependent values on the host: they return zero and are counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-# What turns a tensor into a value of Python's.
+# Functions that turn a tensor into a Python value.
 READS = frozenset(
     {
         Tensor.item,
@@ -29,19 +29,19 @@ READS = frozenset(
         torch.allclose,
     }
 )
-OF_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray})  # they read what is in a list, number by number
-NUMBERS = frozenset({"float", "int", "number"})  # as schemas call them
+OF_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray})  # they read the tensors in a list, number by number
+NUMBERS = frozenset({"float", "int", "number"})  # argument types in operator schemas
 
 
 def zero_for(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the function gives for zeros in place of its first tensor."""
+    """Return the function's result for zeros in place of its first tensor."""
     tensor: Tensor = args[0]
     with _disable_current_modes():
         return function(torch.zeros(tensor.shape, dtype=tensor.dtype), *args[1:], **kwargs)
 
 
 def numbers_in(data: Any, read: Callable[[FakeTensor], Any]) -> Any:
-    """Data for a new tensor, each fake tensor in its lists replaced by its numbers."""
+    """Return data for a new tensor, with each fake tensor in its lists replaced by its numbers."""
     if isinstance(data, (tuple, list)):
         return [numbers_in(each, read) for each in data]
     return read(data) if isinstance(data, FakeTensor) else data
@@ -50,12 +50,12 @@ def numbers_in(data: Any, read: Callable[[FakeTensor], Any]) -> Any:
 def without_reads(
     operator: Any, args: tuple[Any, ...], has_no_value: Callable[[Any], bool]
 ) -> tuple[tuple[Any, ...], int]:
-    """Arguments of an operator, zeros where it takes numbers, which PyTorch reads out of tensors; and how many.
+    """Return an operator's arguments with zeros where PyTorch would read numbers from tensors; and their count.
 
     Args:
-        operator: as Python calls it; bitsandbytes' LAMB hands a norm over so.
+        operator: as Python calls it; bitsandbytes' LAMB passes a norm in this way.
         args: its arguments.
-        has_no_value: whether one is a tensor whose values do not exist.
+        has_no_value: returns whether an argument is a tensor without values.
     """
     overload = getattr(operator, "default", None) if isinstance(operator, OpOverloadPacket) else None
     if overload is None:
@@ -66,7 +66,7 @@ def without_reads(
 
 
 class Readbacks(TorchFunctionMode):
-    """Lets a program on fake tensors read values; constants that PyTorch knows keep theirs."""
+    """Mode that lets a program on fake tensors read values; constants that PyTorch knows keep theirs."""
 
     def __init__(self) -> None:
         super().__init__()

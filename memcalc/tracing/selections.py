@@ -1,13 +1,13 @@
-"""How many elements an operator selects when the values that decide do not exist.
+"""Number of elements that an operator selects when the deciding values do not exist.
 
-One rule: what is chosen among E is spread evenly over the E, so a mask of the elements that chose one of them holds for
-one in E; of a mask about which nothing is known, every element is selected. The first is balanced routing of experts,
-the second the largest that can happen. PyTorch itself refuses such operators on fake tensors, because their outputs'
-sizes depend on values.
+The rule: a choice among E options is evenly distributed, so a mask of the elements that chose one option holds for one
+in E elements. A mask about which nothing is known selects every element. The first case is balanced routing of
+experts, the second an upper bound. PyTorch itself rejects such operators on fake tensors, because their outputs' sizes
+depend on values.
 
-What is known of a tensor is its share: of indices, how many equal any given one; of a mask (or of weights, most of
-them zero), how many are not zero. It starts at the operators that choose (top-k, sort, argmax) and goes along with
-those that compare, copy, scatter or pick. Shares belong to storages, so that views need no rule.
+What is known of a tensor is a fraction: of indices, how many equal any given index; of a mask (or of weights that are
+mostly zero), how many are not zero. Operators that choose (top-k, sort, argmax) create fractions; operators that
+compare, copy, scatter or pick propagate them. Fractions belong to storages, so views need no rule.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ Keywords = Mapping[str, Any]
 
 
 class Known(NamedTuple):
-    """What is known of the values of a storage."""
+    """What is known about the values of a storage."""
 
     share: Fraction
-    indices: bool  # else a mask
+    indices: bool  # whether these are indices; else a mask
 
 
 class Selections:
-    """What a run has chosen so far, and what its selections come to.
+    """The choices of a run so far, and the sizes of its selections.
 
     Args:
-        values: those that are known.
+        values: the known values.
     """
 
     def __init__(self, values: Values) -> None:
         self._values = values
-        self._known: dict[int, tuple[Known, weakref.ref[Any]]] = {}  # by the address of the storage's C++ object
+        self._known: dict[int, tuple[Known, weakref.ref[Any]]] = {}  # by address of the storage's C++ object
 
     def output(self, operator: Any, args: Arguments, kwargs: Keywords) -> Any:
-        """The output of an operator whose size depends on values; NotImplemented for all others."""
+        """Return the output of an operator with a data-dependent size; NotImplemented for all others."""
         rule = SELECTING.get(operator.overloadpacket)
         return NotImplemented if rule is None else rule(self, args, kwargs)
 
     def note(self, operator: Any, args: Arguments, kwargs: Keywords, output: Any) -> None:
-        """Keeps what is known of an operator's output."""
+        """Store what is known about an operator's output."""
         rule = LEARNING.get(operator.overloadpacket)
         if rule is not None:
             rule(self, args, kwargs, output)
 
     def known(self, tensor: Any) -> Known | None:
-        """What is known of a tensor's values."""
+        """Return what is known about a tensor's values; None: nothing."""
         found = self._known.get(identity(tensor.untyped_storage())) if isinstance(tensor, Tensor) else None
         return None if found is None else found[0]
 
     def learn(self, tensor: Tensor, share: Fraction, *, indices: bool = False) -> None:
-        """From now on this is known."""
+        """Store the fraction of a tensor's storage."""
         key = identity(tensor.untyped_storage())
         self._known[key] = (
             Known(share, indices),
@@ -74,7 +74,7 @@ class Selections:
         )
 
     def count(self, mask: Tensor) -> int:
-        """How many elements of a mask hold, rounded up."""
+        """Return how many elements of a mask are true, rounded up."""
         real = self._values.of(mask)
         if real is not None:
             with _disable_current_modes():
@@ -87,18 +87,18 @@ class Selections:
     # -- selecting ---------------------------------------------------------------------------------------------------
 
     def nonzero(self, args: Arguments, _: Keywords) -> Tensor:
-        """One row of positions for each element that holds."""
+        """Return one row of positions for each element that is true."""
         mask: Tensor = args[0]
         return mask.new_empty((self.count(mask), mask.dim()), dtype=torch.long)
 
     def masked_select(self, args: Arguments, _: Keywords) -> Tensor:
-        """The elements where a mask holds."""
+        """Return the elements where a mask is true."""
         x, mask = args
         times = torch.broadcast_tensors(x, mask)[0].numel() // max(mask.numel(), 1)  # type: ignore[no-untyped-call]
         return x.new_empty((self.count(mask) * times,))  # type: ignore[no-any-return]
 
     def index(self, args: Arguments, _: Keywords) -> Any:
-        """A mask among the indices stands for the positions where it holds, one index tensor a dimension."""
+        """Return x[indices]; a mask among the indices becomes its positions, one index tensor per dimension."""
         x, given = args
         if not any(isinstance(index, Tensor) and index.dtype in MASKS for index in given):
             return NotImplemented
@@ -112,29 +112,29 @@ class Selections:
         return aten.index.Tensor(x, positions)
 
     def unique(self, args: Arguments, kwargs: Keywords) -> tuple[Tensor, Tensor, Tensor]:
-        """Every value is another one; where values were chosen among E, at most E."""
+        """Return unique values: all of them, or at most E if they were chosen among E."""
         x: Tensor = args[0]
         known = self.known(x)
         count = x.numel() if known is None or not known.indices else min(x.numel(), int(1 / known.share))
-        asked = (*args[1:], *kwargs.values())[-2:]  # the inverse and the counts: the last two of every overload
+        asked = (*args[1:], *kwargs.values())[-2:]  # return_inverse and return_counts come last in every overload
         inverse = x.new_empty(x.shape if asked and asked[0] else (0,), dtype=torch.long)
         counts = x.new_empty((count if asked and asked[-1] else 0,), dtype=torch.long)
         return x.new_empty((count,)), inverse, counts
 
     def bincount(self, args: Arguments, kwargs: Keywords) -> Tensor:
-        """One number for each index that can occur."""
+        """Return one count for each index that can occur."""
         known = self.known(args[0])
         least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
         size = max(least, 1 if known is None else int(1 / known.share))
         return args[0].new_empty((size,), dtype=torch.long)  # type: ignore[no-any-return]
 
     def repeat_interleave(self, args: Arguments, kwargs: Keywords) -> Tensor:
-        """As many as the caller says; else each once."""
+        """Return as many elements as `output_size` says; else each element once."""
         size = kwargs.get("output_size")
         return args[0].new_empty((args[0].numel() if size is None else size,), dtype=torch.long)  # type: ignore[no-any-return]
 
     def ctc(self, args: Arguments, _: Keywords) -> tuple[Tensor, Tensor]:
-        """The loss of each sequence, and log alpha: twice the longest target and one wide (native/cuda/LossCTC.cu)."""
+        """Return the loss of each sequence, and log alpha of width 2 * longest target + 1 (native/cuda/LossCTC.cu)."""
         scores, targets, _, lengths = args[:4]
         steps, batch, _ = scores.shape
         known = self._values.of(lengths) if isinstance(lengths, Tensor) else lengths
@@ -148,18 +148,18 @@ class Selections:
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def choose_best(self, args: Arguments, kwargs: Keywords, output: Any) -> None:
-        """The k best along an axis of extent E: any given position is one in E of them."""
+        """Learn from the k best along an axis of extent E: any given position is one in E of them."""
         values, indices = output
         self._chosen(args[0], args[2] if len(args) > 2 else kwargs.get("dim", -1), indices)
         self.carry(args, kwargs, values)
 
     def order(self, args: Arguments, kwargs: Keywords, output: Any) -> None:
-        """Positions in sorted order, likewise."""
+        """Learn from positions in sorted order: any given position is one in E of them."""
         self._chosen(args[0], kwargs.get("dim", next((arg for arg in args[1:] if type(arg) is int), -1)), output[1])
         self.carry(args, kwargs, output[0])
 
     def choose_one(self, args: Arguments, kwargs: Keywords, output: Tensor) -> None:
-        """The best along an axis, or of all."""
+        """Learn from the best element along an axis, or of all."""
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         self._chosen(args[0].reshape(-1) if dim is None else args[0], -1 if dim is None else dim, output)
 
@@ -168,31 +168,31 @@ class Selections:
             self.learn(indices, Fraction(1, x.shape[dim]), indices=True)
 
     def equal(self, args: Arguments, _: Keywords, output: Tensor) -> None:
-        """Indices compared with one of them, or with all in turn."""
+        """Learn from indices compared with one of them, or with each in turn."""
         known = self.known(args[0])
         if known is not None:
             self.learn(output, known.share)
 
     def positive(self, args: Arguments, _: Keywords, output: Tensor) -> None:
-        """A mask compared with zero."""
+        """Learn from a mask compared with zero."""
         known = self.known(args[0])
         if known is not None and not known.indices and not isinstance(args[1], Tensor) and not args[1]:
             self.learn(output, known.share)
 
     def negate(self, args: Arguments, _: Keywords, output: Tensor) -> None:
-        """The rest of a mask."""
+        """Learn from the complement of a mask."""
         known = self.known(args[0])
         if known is not None and not known.indices:
             self.learn(output, 1 - known.share)
 
     def scatter(self, args: Arguments, _: Keywords, output: Tensor) -> None:
-        """k marks along an axis of extent E."""
+        """Learn from k marks along an axis of extent E."""
         x, dim, index = args[:3]
         if x.dim() and x.shape[dim]:
             self.learn(output, min(Fraction(index.shape[dim], x.shape[dim]), Fraction(1)))
 
     def carry(self, args: Arguments, _: Keywords, output: Tensor) -> None:
-        """The same values elsewhere, some of them or all."""
+        """Learn from a copy of some or all of the same values."""
         first = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
         known = self.known(first)
         if known is not None:
@@ -209,7 +209,7 @@ SELECTING: dict[Any, Callable[[Selections, Arguments, Keywords], Any]] = {
     aten.unique_consecutive: Selections.unique,
     aten.bincount: Selections.bincount,
     aten.repeat_interleave: Selections.repeat_interleave,
-    aten._ctc_loss: Selections.ctc,  # noqa: SLF001 -- the name of an operator
+    aten._ctc_loss: Selections.ctc,  # noqa: SLF001 -- an operator's name
 }
 LEARNING: dict[Any, Callable[[Selections, Arguments, Keywords, Any], None]] = {
     aten.topk: Selections.choose_best,
@@ -220,7 +220,7 @@ LEARNING: dict[Any, Callable[[Selections, Arguments, Keywords, Any], None]] = {
     **dict.fromkeys((aten.logical_not, aten.bitwise_not), Selections.negate),
     **dict.fromkeys((aten.scatter, aten.scatter_, aten.scatter_add), Selections.scatter),
     **dict.fromkeys(
-        (aten.clone, aten._to_copy, aten.index, aten.index_select, aten.gather, aten.cat, aten.stack),  # noqa: SLF001 -- the name of an operator
+        (aten.clone, aten._to_copy, aten.index, aten.index_select, aten.gather, aten.cat, aten.stack),  # noqa: SLF001 -- an operator's name
         Selections.carry,
     ),
 }

@@ -1,4 +1,4 @@
-"""A device that is not there, for any code: fake tensors that are recorded."""
+"""Emulated devices for any code: fake tensors, recorded."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from memcalc.tracing.streams import Streams
 
 @dataclass(frozen=True)
 class Session:
-    """What is recorded, and on what.
+    """A recording and its device.
 
     Args:
-        device: to name where tensors go.
-        recorder: of all that happens inside.
-        functions: what Python calls do; None on a device that exists.
+        device: the device to create tensors on.
+        recorder: records everything inside the session.
+        functions: the mode for Python functions; None on a real device.
     """
 
     device: torch.device
@@ -41,7 +41,7 @@ class Session:
 
     @property
     def readbacks(self) -> int:
-        """How often a value was asked for that does not exist."""
+        """Number of reads of data-dependent values."""
         kernels = self.recorder.kernels
         inside = kernels.readbacks if isinstance(kernels, FakeKernels) else 0
         return inside + (0 if self.functions is None else self.functions.readbacks)
@@ -49,14 +49,14 @@ class Session:
 
 @contextmanager
 def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> Iterator[Session]:
-    """A CUDA device: tensors on "cuda" are fake, those on "cpu" real and not recorded.
+    """Emulate a CUDA device: tensors on "cuda" are fake; those on "cpu" are real and not recorded.
 
     Args:
-        card: whose workspaces the operators take.
-        progress: told the phase and the number of events so far.
-        world_size: of how many ranks this process is the first; the others are not there.
+        card: the GPU, which decides workspaces.
+        progress: called with the phase and the number of events so far.
+        world_size: number of ranks; this process is the first, and the others do not exist.
     """
-    gc.collect()  # what earlier runs left behind must not be freed in the middle of this one
+    gc.collect()  # otherwise garbage of earlier runs would be freed during this one
     with ExitStack() as ranks:
         streams = None
         if world_size > 1:
@@ -89,7 +89,7 @@ def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[S
 
 @contextmanager
 def fake_cpu(progress: Progress = silent) -> Iterator[Session]:
-    """The CPU: every tensor is fake and recorded, without blocks and workspaces."""
+    """Emulate the CPU: every tensor is fake and recorded, without block rounding and workspaces."""
     gc.collect()
     recorder = Recorder(FakeKernels(), on_cpu, progress)
     functions = Readbacks()
@@ -98,15 +98,15 @@ def fake_cpu(progress: Progress = silent) -> Iterator[Session]:
 
 
 def _without_validation() -> AbstractContextManager[object]:
-    """Inside, distributions do not look whether their parameters, which have no values, are valid."""
+    """Disable the validation of distributions' parameters, which have no values."""
     return mock.patch.object(Distribution, "_validate_args", new=False)
 
 
 @contextmanager
 def _copied_in_place() -> Iterator[None]:
-    """Inside, the copy of a module is on the same device: PyTorch copies the mode of its tensors, too.
+    """Make deep copies of modules keep the same fake mode, which PyTorch would copy too.
 
-    On its way to a clone it asks for their address, and warns of that (torch 2.13, _tensor.py, __deepcopy__).
+    A clone reads the tensors' address, which raises a warning (torch 2.13, _tensor.py, __deepcopy__).
     """
     with (
         mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True),
@@ -118,7 +118,7 @@ def _copied_in_place() -> Iterator[None]:
 
 @contextmanager
 def real_cpu(progress: Progress = silent, world_size: int = 1) -> Iterator[Session]:
-    """The CPU as it is: what `fake_cpu` is checked against; of several ranks the first, the others are not there."""
+    """Record on the real CPU, to check `fake_cpu`; with several ranks, as the first one."""
     gc.collect()
     with ExitStack() as stack:
         if world_size > 1:

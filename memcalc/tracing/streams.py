@@ -1,4 +1,4 @@
-"""CUDA streams that are none: work is always done, only memory knows which stream it was taken for."""
+"""Fake CUDA streams: work is always complete, and only allocations carry a stream."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from typing import Any
 
 
 class FakeStream:
-    """A queue of work that is always done."""
+    """A queue of work that is always complete."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def wait_event(self, event: FakeEvent) -> None:
-        """Nothing is ever behind."""
+        """Do nothing: work is complete."""
 
     def wait_stream(self, stream: FakeStream) -> None:
-        """Nothing is ever behind."""
+        """Do nothing: work is complete."""
 
     def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
-        """An event that has happened."""
+        """Return an event that has occurred."""
         return event or FakeEvent()
 
     def synchronize(self) -> None:
-        """Nothing is ever behind."""
+        """Do nothing: work is complete."""
 
 
 class FakeEvent:
-    """A moment that has passed."""
+    """An event that has occurred."""
 
     def record(self, _: FakeStream | None = None) -> FakeEvent:
-        """Itself, as in torch.cuda."""
+        """Return the event itself, as torch.cuda does."""
         return self
 
     def wait(self, _: FakeStream | None = None) -> None:
-        """It has happened."""
+        """Do nothing: the event has occurred."""
 
     def query(self) -> bool:
-        """It has happened."""
+        """Return True: the event has occurred."""
         return True
 
     def synchronize(self) -> None:
-        """It has happened."""
+        """Do nothing: the event has occurred."""
 
 
 class Streams:
-    """What torch.cuda offers to those who shard: streams, events, and which device is the current one."""
+    """The part of torch.cuda that sharding uses: streams, events, and the current device."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -55,24 +55,24 @@ class Streams:
 
     @property
     def number(self) -> int:
-        """Of the current stream; 0 is the default one."""
+        """Number of the current stream; 0 is the default stream."""
         return self._current.number
 
     def Stream(self, *_: Any, **__: Any) -> FakeStream:  # noqa: N802 -- torch.cuda's name
-        """A new stream."""
+        """Return a new stream."""
         return FakeStream(next(self._numbers))
 
     def Event(self, *_: Any, **__: Any) -> FakeEvent:  # noqa: N802 -- torch.cuda's name
-        """A new event."""
+        """Return a new event."""
         return FakeEvent()
 
     def current_stream(self, *_: Any) -> FakeStream:
-        """The stream that work goes to."""
+        """Return the current stream."""
         return self._current
 
     @contextmanager
     def stream(self, stream: FakeStream | None) -> Iterator[None]:
-        """Work inside goes to that stream."""
+        """Make a stream the current one inside the context."""
         before = self._current
         self._current = stream or before
         try:
@@ -81,20 +81,20 @@ class Streams:
             self._current = before
 
     def current_device(self) -> int:
-        """There is one."""
+        """Return 0, the only device."""
         return 0
 
     def set_device(self, *_: Any) -> None:
-        """There is one."""
+        """Do nothing: there is one device."""
 
     def device_count(self) -> int:
-        """There is one."""
+        """Return 1."""
         return 1
 
     def is_initialized(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def is_available(self) -> bool:
-        """Always."""
+        """Return True."""
         return True

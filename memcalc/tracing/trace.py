@@ -1,4 +1,4 @@
-"""The verb `trace` on fake tensors."""
+"""The command `trace` on fake tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Semantics = Literal["cuda", "cpu"]
 
-DEFAULT_CARD = "a100-80gb"  # whose workspaces operators take where no card is named
+DEFAULT_CARD = "a100-80gb"  # GPU that decides workspaces if none is given
 
 
 def trace(
@@ -36,24 +36,25 @@ def trace(
     progress: Progress = silent,
     inputs: str | None = None,
 ) -> Trace:
-    """The real training step on fake tensors, every byte attributed, replayed through PyTorch's allocator.
+    """Run the training step on fake tensors; attribute every byte, and replay it through the PyTorch allocator.
 
-    Of a spec with an `inference:` block prompts are read and tokens made in place of steps.
+    A spec with an `inference:` block runs prefill and decoding instead of steps.
 
     Args:
-        spec: what to train.
-        steps: optimizer steps. The first one makes the optimizer's states; the second is already the steady state.
-        semantics: "cuda": operators as on the card of the spec, or an A100 80 GB; "cpu": as on the CPU, without blocks.
+        spec: the run.
+        steps: optimizer steps. The first one creates the optimizer states; the second is already the steady state.
+        semantics: "cuda": kernels of the spec's GPU, or of an A100 80 GB; "cpu": kernels of the CPU, without block
+            rounding.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-        progress: told how far the work is.
-        inputs: "file.py:name" of what makes the arguments of the model's forward; None: made from the spec.
+        progress: called with the progress of the work.
+        inputs: "file.py:name" of a function that makes the arguments of the model's forward; None: made from the spec.
 
     Raises:
         Unavailable: torch or transformers is missing.
-        InputError: the step cannot run what the spec asks for, or settings that PyTorch refuses.
+        InputError: the step cannot run the spec, or PyTorch rejects the settings.
     """
     recording = record(spec, steps, semantics, progress, inputs)
-    from memcalc.recorder.trace import make_trace  # here: who only asks whether a trace can stand in needs no allocator
+    from memcalc.recorder.trace import make_trace  # late: `stands_in` needs no allocator
 
     return make_trace(spec, recording, alloc_conf or spec.training.alloc_conf, progress=progress)
 
@@ -61,7 +62,7 @@ def trace(
 def record(
     spec: Spec, steps: int = 3, semantics: str = "cuda", progress: Progress = silent, inputs: str | None = None
 ) -> Recording:
-    """The events of `trace`, not yet replayed; arguments and errors as there."""
+    """Return the recording of `trace`, without a replay; for arguments and errors see there."""
     check_semantics(semantics)
     require("trace", spec)
     refuse_replicas(spec, semantics)
@@ -81,7 +82,7 @@ def record(
 
 
 def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.device], Run]:
-    """What runs: a training step, or generation."""
+    """Return the factory of the run: a training step, or generation."""
     if spec.inference is not None:
         if inputs is not None:
             raise InputError("generation makes its own inputs.", "Leave --inputs out.", "--inputs")
@@ -99,13 +100,13 @@ def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.d
 
 
 def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
-    """What a run of a family, or of its modules, without formulas holds, and a note that this was traced.
+    """Return a traced result for a run without formulas, with a note that it was traced.
 
     The step runs in a child process.
 
     Raises:
         Unavailable: torch or transformers is missing.
-        InputError: the step cannot run what the spec asks for.
+        InputError: the step cannot run the spec.
     """
     from memcalc.recorder.trace import make_trace
     from memcalc.tracing.child import record_in_child
@@ -120,7 +121,7 @@ def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
 
 
 def stands_in(spec: Spec) -> bool:
-    """Whether fake tensors can run a step that formulas are missing for: torch and transformers are there for it."""
+    """Return whether fake tensors can run a step without formulas, and torch and transformers are installed."""
     parallelism = spec.parallelism
     alone = parallelism.ranks == 1
     sharded = parallelism.engine == "fsdp2" and parallelism.data_parallel == parallelism.ranks
@@ -129,10 +130,10 @@ def stands_in(spec: Spec) -> bool:
 
 
 def refuse_replicas(spec: Spec, semantics: str) -> None:
-    """What cannot be spread over ranks that are not there.
+    """Reject DistributedDataParallel with CUDA's semantics, which cannot be emulated by one rank.
 
     Raises:
-        InputError: for DistributedDataParallel with CUDA's semantics.
+        InputError: the run uses it.
     """
     parallelism = spec.parallelism
     if parallelism.data_parallel == 1 or parallelism.tensor_parallel > 1 or semantics == "cpu":
@@ -146,10 +147,10 @@ def refuse_replicas(spec: Spec, semantics: str) -> None:
 
 
 def refuse_kernels(spec: Spec) -> None:
-    """What bitsandbytes does in code that needs a device.
+    """Reject features of bitsandbytes whose code needs a device.
 
     Raises:
-        InputError: for 4-bit matrices, and for pages that move between host and device.
+        InputError: for 4-bit weights, and for paged optimizer states.
     """
     training = spec.training
     for asked, field in (
@@ -166,10 +167,10 @@ def refuse_kernels(spec: Spec) -> None:
 
 
 def refuse_generation(spec: Spec, semantics: str) -> None:
-    """What of generation is no run of transformers' modules and caches on one GPU.
+    """Reject generation other than with modules and caches of transformers on one GPU.
 
     Raises:
-        InputError: for a paged cache, plain modules, matrices in 4 bits, several ranks, and the CPU's semantics.
+        InputError: for a paged cache, plain modules, 4-bit weights, several ranks, and CPU semantics.
     """
     asked = spec.inference
     assert asked is not None
@@ -199,10 +200,10 @@ def refuse_generation(spec: Spec, semantics: str) -> None:
 
 
 def check_semantics(semantics: str) -> None:
-    """Whose operators run.
+    """Check the name of the emulated kernels.
 
     Raises:
-        InputError: nobody's that is known.
+        InputError: the name is unknown.
     """
     if semantics not in get_args(Semantics):
         raise InputError(f"semantics = {semantics!r} is not known.", "Name cuda or cpu.", "--semantics")

@@ -1,9 +1,9 @@
-"""Values that programs read: small tensors of integers and booleans, and short lists of numbers, have real values.
+"""Known values: small tensors of integers and Booleans, and short lists of numbers, have real values.
 
-They decide shapes, masks and loops: how many tokens of a sequence stand for an image, how long each image is. Beside
-each small fake tensor whose values the host wrote lies a real one; an operator whose tensors are all known runs on
-these, too. A value that depends on anything else is unknown (`selections.py`, `readbacks.py`). The null device does the
-same, by the same limits (nullcuda/src/values.cpp).
+They decide shapes, masks and loops: how many tokens of a sequence represent an image, or how long each image is. Every
+small fake tensor with values from the host has a real tensor; an operator whose inputs all have known values also runs
+on these. A value that depends on anything else is unknown (`selections.py`, `readbacks.py`). The null device does the
+same with the same limits (nullcuda/src/values.cpp).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from memcalc.recorder.storages import identity, is_made_of_tensors
 
 aten = torch.ops.aten
 
-LARGEST = 2**20  # elements of a tensor of integers or booleans
-LARGEST_VIEW = 2**26  # of a view of one, where elements are repeated: an expanded mask
+LARGEST = 2**20  # elements of a tensor of integers or Booleans
+LARGEST_VIEW = 2**26  # elements of a view with repeated elements: an expanded mask
 LARGEST_FLOATS = 256  # of floats: a number, a short list
 
-# They make values of nothing but numbers, whatever tensor lends its shape.
+# They create values from numbers only; a tensor argument gives its shape.
 CREATORS = frozenset(
     {
         *(aten.arange, aten.zeros, aten.ones, aten.full, aten.eye, aten.linspace, aten.scalar_tensor),
@@ -35,30 +35,30 @@ CREATORS = frozenset(
     }
 )
 
-# What they make has no values before it is written.
+# Their outputs have no values until they are written.
 UNWRITTEN = frozenset({aten.empty_like, aten.new_empty, aten.new_empty_strided, aten.resize_, aten.set_})
 
 
 class Values:
-    """What is known of the values of storages."""
+    """Known values of storages."""
 
     def __init__(self) -> None:
-        self._mirrors: dict[int, tuple[torch.UntypedStorage, weakref.ref[Any]]] = {}  # by the storage's C++ object
+        self._mirrors: dict[int, tuple[torch.UntypedStorage, weakref.ref[Any]]] = {}  # by address of the C++ storage
 
     def of(self, tensor: Any) -> Tensor | None:
-        """The real tensor beside a fake one, a real one itself; None where the values are unknown."""
+        """Return the real tensor of a fake one, or a real tensor itself; None if the values are unknown."""
         if not isinstance(tensor, FakeTensor):
             return None if tensor.is_meta or is_made_of_tensors(tensor) else tensor
         found = self._mirrors.get(identity(tensor.untyped_storage()))
         return None if found is None or tensor.numel() > LARGEST_VIEW else _view(found[0], tensor)
 
     def _knows(self, tensor: Any) -> bool:
-        if not isinstance(tensor, FakeTensor):  # the host's; nothing is known of a shape without memory
+        if not isinstance(tensor, FakeTensor):  # a host tensor; meta tensors have no values
             return not (tensor.is_meta or is_made_of_tensors(tensor))
         return identity(tensor.untyped_storage()) in self._mirrors and tensor.numel() <= LARGEST_VIEW
 
     def learn(self, tensor: Any, real: Tensor) -> None:
-        """From now on these are the values of a fake tensor, if it is small enough."""
+        """Store the values of a fake tensor, if it is small enough."""
         if not _is_small(tensor):
             return
         storage = tensor.untyped_storage()
@@ -69,17 +69,17 @@ class Values:
         self._mirrors[key] = mirror, weakref.ref(storage, lambda _: self._mirrors.pop(key, None))
 
     def forget(self, tensor: Tensor) -> None:
-        """The values are unknown from now on."""
+        """Mark the values as unknown."""
         self._mirrors.pop(identity(tensor.untyped_storage()), None)
 
     def number(self, tensor: Any) -> Any:
-        """The number that a tensor of one element holds; None where it is unknown."""
+        """Return the number in a tensor of one element; None if it is unknown."""
         known = self.of(tensor)
         with _disable_current_modes():
             return None if known is None else known.item()
 
     def selected(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The output of an operator whose size depends on values that are known; NotImplemented where they are not."""
+        """Return the output of an operator with a data-dependent size if all values are known; else NotImplemented."""
         given = list(tensors((*args, *kwargs.values())))
         if not given or any(self.of(tensor) is None for tensor in given):
             return NotImplemented
@@ -94,13 +94,13 @@ class Values:
         return type(real)(made) if isinstance(real, (tuple, list)) else made[0]
 
     def note(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Compute what an operator makes of values that are known.
+        """Compute an operator's known values.
 
         Args:
             operator: an operator of PyTorch that has run on fake tensors.
             args: its arguments.
             kwargs: its keyword arguments.
-            output: what it gave.
+            output: its output.
         """
         if operator.overloadpacket in CREATORS:
             self._create(operator, args, kwargs, output)
@@ -131,7 +131,7 @@ class Values:
             self._computed(operator, args, kwargs)
             return
         with _disable_current_modes():
-            # What lends its shape need not be known.
+            # Values of a tensor that gives its shape only are not needed.
             shaped = tuple(torch.empty(x.shape, dtype=x.dtype) if isinstance(x, Tensor) else x for x in args)
             real = operator(*shaped, **_on_host(kwargs))
         self.learn(output, real)
@@ -148,7 +148,7 @@ class Values:
         return value
 
     def _keep(self, output: Any, real: Any) -> None:
-        """What an operator made; views and tensors that it changed in place are known by their storages."""
+        """Store an operator's output; views and in-place results are known by their storages."""
         if isinstance(output, (tuple, list)):
             for each, value in zip(output, real, strict=True):
                 self._keep(each, value)
@@ -157,14 +157,14 @@ class Values:
 
 
 def _view(mirror: torch.UntypedStorage, like: Tensor) -> Tensor:
-    """The real tensor in a mirror that a fake one is in its storage."""
+    """Return the view of a mirror that corresponds to a fake tensor in its storage."""
     with _disable_current_modes():
         bare = torch.empty(0, dtype=like.dtype)
         return bare.set_(mirror, like.storage_offset(), tuple(like.shape), like.stride())
 
 
 def _is_small(tensor: Any) -> bool:
-    """Whether a tensor is one whose values are kept, by its storage."""
+    """Return whether the values of a tensor are stored, by the size of its storage."""
     if not isinstance(tensor, FakeTensor) or tensor.fake_device.type == "meta":
         return False
     floats = tensor.dtype.is_floating_point or tensor.dtype.is_complex
