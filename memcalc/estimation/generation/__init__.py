@@ -1,1 +1,1 @@
-"""Generation: what each GPU holds while prompts are read and tokens made, by formula."""
+"""Generation: memory per GPU while prompts are processed and tokens are generated, from formulas."""

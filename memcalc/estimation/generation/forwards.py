@@ -1,4 +1,4 @@
-"""The forwards of a generation that matter for its memory, and how each finds and leaves the cache of a layer."""
+"""Forward passes of a generation that may set its peak, and the state of a layer's KV cache before and after each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PHASES = ("model", "input", PREFILL, FIRST, LAST)
 
 
 class Forward(NamedTuple):
-    """One forward: `tokens` of each sequence are read when `before` of them are in the cache."""
+    """One forward pass: processes `tokens` tokens per sequence with `before` tokens in the cache."""
 
     phase: str
     tokens: int
@@ -24,12 +24,12 @@ class Forward(NamedTuple):
 
     @property
     def after(self) -> int:
-        """Tokens of a sequence that have been read when it has ended."""
+        """Tokens per sequence in the cache afterwards."""
         return self.before + self.tokens
 
 
 class LayerCache(NamedTuple):
-    """The cache of one layer around a forward: how it is used, and for how many tokens it has room."""
+    """The KV cache of one layer in a forward pass: how it is used, and its capacity in tokens before and after."""
 
     how: Cached
     before: int
@@ -42,12 +42,12 @@ class LayerCache(NamedTuple):
 
 
 def phases_of(inference: InferenceSpec) -> tuple[str, ...]:
-    """The phases of a run; one that makes no token has no forward after the prompt's."""
+    """Return the phases of a run; without new tokens there is none after the prompt's."""
     return PHASES if inference.new_tokens else PHASES[:3]
 
 
 def forwards_of(inference: InferenceSpec) -> Iterator[Forward]:
-    """Of the prompt's pieces the first, the last whole one and the rest; of the new tokens the first and the last."""
+    """Yield the first, the last full and the remaining chunk of the prompt, and the first and last new token."""
     prompt, chunk = inference.prompt_length, inference.chunk
     whole, rest = divmod(prompt, chunk)
     starts = dict.fromkeys((0, (whole - 1) * chunk))
@@ -60,7 +60,7 @@ def forwards_of(inference: InferenceSpec) -> Iterator[Forward]:
 
 
 def layer_cache(spec: Spec, forward: Forward, *, windowed: bool) -> LayerCache:
-    """How a forward finds and leaves the cache of a layer, by the kind that is asked for."""
+    """Return the KV cache of a layer before and after a forward; `windowed`: of a layer with a sliding window."""
     inference = spec.inference
     assert inference is not None
     if inference.cache == "paged":
@@ -78,13 +78,13 @@ def layer_cache(spec: Spec, forward: Forward, *, windowed: bool) -> LayerCache:
     return found._replace(how=found.how._replace(repeats=repeats))
 
 
-FLASH_WIDTH = 256  # torch 2.13 ATen native/transformers/cuda/sdp_utils.cpp: the widest head of flash attention
+FLASH_WIDTH = 256  # torch 2.13 ATen native/transformers/cuda/sdp_utils.cpp: the largest head_dim of flash attention
 
 
 def _dynamic(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, windowed: bool) -> LayerCache:
-    """A window shows what it has of the past, and is kept in the storage that was made for all it showed.
+    """Return a dynamic cache; a sliding window is a view of the storage created for all visible tokens.
 
-    transformers 5.23 cache_utils.py, DynamicSlidingWindowLayer: the last w - 1 tokens are a view of that.
+    transformers 5.23 cache_utils.py, DynamicSlidingWindowLayer: the last w - 1 tokens are a view of that storage.
     """
     first = forward.before == 0
     if not windowed:
@@ -94,13 +94,13 @@ def _dynamic(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, wi
     in_prompt = forward.before == inference.prompt_length
     storage = forward.before if first or in_prompt else min(forward.before - 1, seen) + 1
     shown = visible + forward.tokens
-    # masking_utils.py, _ignore_causal_mask_sdpa: a window that is not longer than what is shown needs its mask.
+    # masking_utils.py, _ignore_causal_mask_sdpa: a window no longer than the visible tokens needs its mask.
     masked = inference.attention != "eager" and shown >= model.sliding_window
     return LayerCache(Cached("dynamic", first, KEPT, window=True, masked=masked), storage, shown)
 
 
 def _static(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, windowed: bool) -> LayerCache:
-    """One size from the first forward on; tokens that are not there yet are masked, but in the prompt's forward."""
+    """Return a static cache: one size from the first forward on; except in the first, unwritten tokens are masked."""
     first, eager = forward.before == 0, inference.attention == "eager"
     room = min(model.sliding_window, inference.context_length) if windowed else inference.context_length
     passes = first and forward.tokens > room

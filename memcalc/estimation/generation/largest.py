@@ -1,4 +1,4 @@
-"""The most that a card holds: the largest batch, and the longest context."""
+"""Largest batch and longest context of a generation that fit on a GPU."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MOST_TOKENS = 2**24
 
 
 def largest(spec: Spec, fits: Callable[[Spec], bool]) -> Largest:
-    """The largest batch with the context of the run, and the longest context with its batch.
+    """Return the largest batch at the run's context length, and the longest context at its batch size.
 
-    No longer than the model has positions; but rotary ones can be stretched, and of a run that is beyond them already
-    memory alone says how far.
+    The context is limited by the model's positions. Rotary positions can be extended, so a run that is already beyond
+    them is limited by memory alone.
 
     Args:
         spec: the generation.
-        fits: whether a run like it, with another batch or prompt, fits.
+        fits: returns whether the run with another batch or prompt fits.
     """
     inference = spec.inference
     assert inference is not None
@@ -36,7 +36,7 @@ def largest(spec: Spec, fits: Callable[[Spec], bool]) -> Largest:
 
 
 def with_sizes(spec: Spec, *, batch_size: int | None = None, prompt_length: int | None = None) -> Spec:
-    """The run with another batch, or another prompt and as many new tokens."""
+    """Return the run with another batch size, or another prompt length and the same number of new tokens."""
     inference = spec.inference
     assert inference is not None
     batch, prompt = batch_size or inference.batch_size, prompt_length or inference.prompt_length
@@ -48,7 +48,10 @@ def with_sizes(spec: Spec, *, batch_size: int | None = None, prompt_length: int 
 
 
 def _most(fits: Callable[[int], bool], most: int) -> int:
-    """A value that fits and whose successor does not, up to `most`; 0: not even 1 does. Doubled, then halved."""
+    """Return a value up to `most` that fits although the next does not; 0 if 1 does not fit.
+
+    Doubling, then bisection.
+    """
     if not fits(1):
         return 0
     known, beyond = 1, 2

@@ -1,7 +1,7 @@
-"""One forward through a stage: its highest moment, and what is alive in it.
+"""Peak of one forward pass through a pipeline stage, and the tensors live at it.
 
-Layer after layer the cache of those before has been written, that of those behind has not; beside them stand what the
-embedding has left for all layers, and what the layer itself makes.
+As layers run, the caches of earlier layers have been written, those of later layers have not. Also live are the
+embedding's outputs for all layers, and the tensors of the current layer.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ NOTHING_TRAINS = Gradients(kept=True, main_dtype=None)
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the stage, compiled and sized."""
+    """A part of the stage, compiled, with sizes."""
 
     name: str
     program: Program
     sized: Sized
-    written: tuple[int, ...] = ()  # its cache, when its forward has ended
-    found: tuple[int, ...] = ()  # and before it
+    written: tuple[int, ...] = ()  # storages of its cache after its forward
+    found: tuple[int, ...] = ()  # storages of its cache before its forward
 
     @property
     def top(self) -> tuple[int, tuple[int, ...]]:
-        """Its highest moment: bytes, and what is alive."""
+        """The peak of its forward: bytes, and the live storages."""
         alive = self.program.alive("forward", self.sized.highest("forward")[0])
         return self.sized.bytes_of(alive), alive
 
 
 class Held(NamedTuple):
-    """Storages of a block, as often as they are alive."""
+    """Live storages of a block, with the number of copies."""
 
     block: Block
     storages: tuple[int, ...]
@@ -52,14 +52,14 @@ class Held(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The highest moment of a forward: bytes beside what stands, and what is alive."""
+    """The peak of a forward: transient bytes, and what is live."""
 
     bytes: int
     held: tuple[Held, ...]
 
 
 def highest(spec: Spec, stage: Stage, card: Card | None, forward: Forward) -> Moment:
-    """The highest moment of one forward on a stage."""
+    """Return the peak of one forward on a stage."""
     parts = _Parts(spec, card, forward)
     kinds = [(parts.experts(layer), spec.model.has_window(layer)) for layer in range(stage.first, stage.stop)]
     left = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
@@ -74,7 +74,7 @@ def highest(spec: Spec, stage: Stage, card: Card | None, forward: Forward) -> Mo
     first = stage.has_embedding
     for kind in kinds:
         left[kind] -= 1
-        if not (left[kind] and done[kind]):  # of layers that are alike the first or the last one is at the top
+        if not (left[kind] and done[kind]):  # of identical layers the first or the last has the peak
             beside = (standing,) if first else (standing, named)
             best = _better(best, (*beside, *_around(layers, done, left)), layers[kind], layers[kind].top[1])
         done[kind] += 1
@@ -95,7 +95,7 @@ def _better(best: Moment, around: tuple[Held, ...], block: Block, alive: tuple[i
 def _around(
     layers: dict[tuple[bool, bool], Block], done: dict[tuple[bool, bool], int], left: dict[tuple[bool, bool], int]
 ) -> tuple[Held, ...]:
-    """The caches of the layers before, and of those behind."""
+    """Return the caches of earlier and later layers."""
     before = (Held(block, block.written, done[kind]) for kind, block in layers.items())
     behind = (Held(block, block.found, left[kind]) for kind, block in layers.items())
     return (*before, *behind)
@@ -112,7 +112,7 @@ class _Parts:
         self.values = symbol_values(self.spec, card)
 
     def named(self, opening: Program) -> tuple[int, ...]:
-        """What the embedding hands on is transformers' `inputs_embeds`, which has its name until the model returns."""
+        """Return the embedding's output, which transformers' `inputs_embeds` references until the model returns."""
         if self.structure.implementation != "huggingface":
             return ()
         handed = [event.storage for event in opening.forward if event.sign < 0 and event.operator.when is When.END]
@@ -120,16 +120,16 @@ class _Parts:
 
     @property
     def cached(self) -> Structure:
-        """The structure with the cache of layers without a window."""
+        """The structure with the cache of layers without a sliding window."""
         return self.structure._replace(cache=layer_cache(self.spec, self.forward, windowed=False).how)
 
     def experts(self, layer: int) -> bool:
-        """Whether a layer has experts."""
+        """Return whether a layer has experts."""
         moe = self.spec.model.moe
         return moe is not None and moe.has_experts(layer)
 
     def block(self, name: str, part: Part) -> Block:
-        """A part that is no layer; what it makes for all layers is a mask, which those with a window need."""
+        """Return a block that is not a layer; it creates the mask that layers with a sliding window need."""
         model = self.spec.model
         fused = self.spec.training.attention != "eager"
         windowed = any(model.has_window(layer) and fused for layer in range(model.num_layers))
@@ -144,7 +144,7 @@ class _Parts:
         return Block(name, compiled, sized, written, tuple(i for i in caches if i in started))
 
     def layer(self, experts: bool, windowed: bool, *, several: bool) -> Block:
-        """A layer of one kind."""
+        """Return a layer of one type."""
         words = []
         if several:
             moe = self.spec.model.moe
@@ -156,7 +156,7 @@ class _Parts:
 
 
 def moment_items(moment: Moment, mask: int) -> Iterator[Item]:
-    """What is alive in a moment, as items."""
+    """Yield what is live at a peak, as items."""
     for block, storages, count in moment.held:
         sizes, exact, shapes = block.sized.sizes, block.sized.exact, block.sized.shapes
         for number in storages:
@@ -164,7 +164,7 @@ def moment_items(moment: Moment, mask: int) -> Iterator[Item]:
             if not each:
                 continue
             component, name, dtype, formula, citation = block.program.labels[number]
-            if component is Component.ACTIVATIONS:  # nothing is kept for a backward: what a forward holds to its end
+            if component is Component.ACTIVATIONS:  # no backward follows: these are live only within the forward
                 component = Component.TEMPORARIES
             shape = shapes[number] or (each // DTYPE_BYTES[dtype],)
             yield Item(component, block.name, name, shape, dtype, count, each, sizes[number], mask, formula, citation)

@@ -1,4 +1,4 @@
-"""The cache in numbers: bytes a token, bytes a sequence, and the blocks of a paged cache."""
+"""KV cache size: bytes per token, bytes per sequence, and the blocks of a paged cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VLLM = "vllm 001cabc1 vllm/v1/kv_cache_interface.py: FullAttentionSpec, SlidingW
 
 
 class Width(NamedTuple):
-    """What one layer keeps of one token on one rank."""
+    """What one layer caches per token on one rank."""
 
     elements: int
     formula: str
@@ -23,35 +23,37 @@ class Width(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of it."""
+        """Bytes per token."""
         return self.elements * item_bytes(self.dtype)
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of one element of a cache."""
+    """Return the bytes of one element of a cache."""
     return 1 if dtype == "fp8" else DTYPE_BYTES[dtype]
 
 
 def token_width(spec: Spec) -> Width:
-    """A key and a value of every key/value head of the rank; of latent attention the latent that they share."""
+    """Return a layer's cache per token: key and value of each key/value head on the rank, or MLA's shared latent."""
     assert spec.inference is not None
     model, ranks = spec.model, spec.parallelism.tensor_parallel
     dtype = spec.inference.dtype if spec.inference.kv_cache_dtype == "compute" else spec.inference.kv_cache_dtype
-    if model.mla is not None:  # whole on every rank: all heads read it
+    if model.mla is not None:  # replicated on every rank: all heads read it
         return Width(model.mla.kv_lora_rank + model.mla.qk_rope_head_dim, "(r_kv+d_r)", dtype)
-    heads = max(model.num_key_value_heads // ranks, 1)  # more ranks than heads hold copies of them
+    heads = max(model.num_key_value_heads // ranks, 1)  # with more ranks than heads, heads are replicated
     return Width(2 * heads * model.head_dim, "2·h_kv·d_h" if ranks == 1 else "2·h_kv/t·d_h", dtype)
 
 
 def windowed_layers(spec: Spec, first: int, stop: int) -> int:
-    """How many of the layers from `first` up to but not including `stop` attend to a window alone."""
+    """Return how many layers from `first` up to but not including `stop` have a sliding window."""
     return sum(spec.model.has_window(layer) for layer in range(first, stop)) if spec.model.sliding_window else 0
 
 
 def kept_tokens(spec: Spec, tokens: int, *, windowed: bool) -> int:
-    """Tokens of one sequence that a layer keeps when `tokens` have been read, in whole blocks of a paged cache.
+    """Return the tokens of one sequence that a layer keeps after `tokens` tokens, in whole blocks of a paged cache.
 
-    Of a window vLLM keeps what the next forward shows, and a block more, since it may begin inside one.
+    For a sliding window vLLM keeps the tokens that the next forward reads, and one more block, since the window may
+    begin
+    inside a block.
     """
     inference = spec.inference
     assert inference is not None
@@ -65,7 +67,7 @@ def kept_tokens(spec: Spec, tokens: int, *, windowed: bool) -> int:
 
 
 def symbols_of(spec: Spec) -> dict[str, int]:
-    """The symbols of formulas at the end of the context."""
+    """Return the symbols of formulas at the end of the context."""
     inference = spec.inference
     assert inference is not None
     tokens = inference.context_length
@@ -79,7 +81,7 @@ def symbols_of(spec: Spec) -> dict[str, int]:
 
 
 def pool_items(spec: Spec, stage: Stage, mask: int) -> list[Item]:
-    """The blocks of a paged cache on a rank of a stage: one tensor a layer, for the whole context of all sequences."""
+    """Return the blocks of a paged cache on a rank: one tensor per layer, for the full context of all sequences."""
     inference = spec.inference
     assert inference is not None
     if inference.cache != "paged":
@@ -100,14 +102,14 @@ def pool_items(spec: Spec, stage: Stage, mask: int) -> list[Item]:
 
 
 def cache_bytes(spec: Spec, tokens: int, layers: int | None = None) -> int:
-    """Bytes of the cache of one sequence with `tokens` in it, over all layers, on one tensor-parallel rank.
+    """Return the bytes of the cache of one sequence with `tokens` tokens, over all layers, on one tensor-parallel rank.
 
-    What holds the tokens: a dynamic cache of a window stays for a while in larger storages than that.
+    Counts the tokens; the storages of a dynamic cache with a sliding window can be larger for a while.
 
     Args:
         spec: the run.
-        tokens: read so far.
-        layers: of a stage that has fewer; all where the model has windows.
+        tokens: tokens in the cache.
+        layers: number of layers on the stage; None: all layers. With sliding windows always all.
     """
     total = spec.model.num_layers if layers is None else layers
     slide = windowed_layers(spec, 0, total)

@@ -1,4 +1,4 @@
-"""Spec in, Result out, for generation: weights, caches, the highest moments of reading prompts and making tokens."""
+"""Estimate a generation: from a spec to the ledger of every rank, with weights, KV caches and peaks of each phase."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from memcalc.spec.spec import Spec
 
 
 def generation(spec: Spec) -> Result:
-    """What each GPU will hold while prompts are read and tokens are made, and whether it fits."""
+    """Return the memory of each GPU during prefill and decoding, and the verdict."""
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
     ranks = [rank_result(spec, stage, card) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)
@@ -58,7 +58,7 @@ def generation(spec: Spec) -> Result:
 
 
 def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
-    """The ledger of the ranks of one stage, and what lies around it."""
+    """Return the ledger of the ranks of one stage and the memory outside it."""
     assert spec.inference is not None
     phases = phases_of(spec.inference)
     items = list(_standing(spec, stage, card, phases))
@@ -69,7 +69,7 @@ def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
 
 
 def allocated_bytes(spec: Spec, stage: Stage, card: Card | None) -> int:
-    """What the ranks of a stage allocate at their peak, without the rows that say what it is."""
+    """Return the peak allocated bytes of the ranks of a stage, without the rows of the ledger."""
     assert spec.inference is not None
     phases = phases_of(spec.inference)
     moments = highest_moments(spec, stage, card)
@@ -82,7 +82,7 @@ def allocated_bytes(spec: Spec, stage: Stage, card: Card | None) -> int:
 
 
 def highest_moments(spec: Spec, stage: Stage, card: Card | None) -> dict[str, Moment]:
-    """The highest moment of each phase that runs the model."""
+    """Return the peak of each phase that runs the model."""
     assert spec.inference is not None
     found: dict[str, Moment] = {}
     for forward in forwards_of(spec.inference):
@@ -93,7 +93,7 @@ def highest_moments(spec: Spec, stage: Stage, card: Card | None) -> dict[str, Mo
 
 
 def _standing(spec: Spec, stage: Stage, card: Card | None, phases: tuple[str, ...]) -> Iterator[Item]:
-    """What stands through phases: weights, buffers, the prompt, a paged cache, cuBLAS's workspace."""
+    """Yield persistent items: weights, buffers, the prompt, a paged cache, cuBLAS's workspace."""
     inference = spec.inference
     assert inference is not None
     always = (1 << len(phases)) - 1
@@ -114,13 +114,13 @@ def _standing(spec: Spec, stage: Stage, card: Card | None, phases: tuple[str, ..
 
 
 def _weights(spec: Spec, stage: Stage) -> Iterator[tuple[Parameters, Choice, list[Copy]]]:
-    """The parameters of a rank by how they are held, each with the one copy of them."""
+    """Yield the parameters of a rank in groups with identical options, each with its one copy."""
     for group, choice, _ in groups(stage_parameters(spec, stage), choice_of(spec)):
         yield group, choice, list(kept_copies(choice, trains=False))
 
 
 def _tails(spec: Spec, stage: Stage) -> int:
-    """Bytes of the rests that blocks keep when weights are placed one after the other."""
+    """Return the unsplit remainders in bytes when weights are allocated in sequence."""
     found = (state_tails(group, choice, copies, ()) for group, choice, copies in _weights(spec, stage))
     return sum(amount for each in found for amount in each.values())
 

@@ -1,1 +1,1 @@
-"""The optimizer step: what it keeps, and what it makes and drops; one file for each question."""
+"""The optimizer step: optimizer states, and tensors allocated and freed within the step."""

@@ -1,4 +1,4 @@
-"""A moving average of the weights: a further copy, made with the optimizer."""
+"""Exponential moving average of the weights (`training.ema`): a further copy, created with the optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FP32 = "memcalc/step/averages.py: an fp32 copy of what the optimizer updates"
 
 
 def average(kind: str, weights: str, sharded_from: int) -> Iterator[Copy]:
-    """The copy; sharded as the weights are, or in fp32 as the masters are."""
+    """Yield the averaged copy: sharded as the weights, or in fp32 and sharded as the fp32 master weights."""
     mask = from_phase("optimizer")
     if kind == "weights":
         yield Copy(

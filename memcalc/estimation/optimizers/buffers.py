@@ -1,4 +1,4 @@
-"""Tensors that the optimizer step makes and drops: their shapes and dtypes beside a parameter, and their items."""
+"""Temporaries of the optimizer step: their shapes and dtypes relative to a parameter, and their items."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from memcalc.workspaces import most
 from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import column_sum
 
-# Parts of a model, whose states are made one after the other by some optimizers.
+# parts of a model; some optimizers create the states of one part after those of another
 PARTS = ("embedding", "layer", "head")
 ALL = frozenset(PARTS)
 BLOCK_4BIT = 128  # elements that share a scale: torchao 0.18 optim/adam.py
 
 
 class Buffer(NamedTuple):
-    """One such tensor.
+    """One temporary.
 
     Args:
         name: in rows.
-        shape: of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), a number for each
-            row ("rows"), a number for each block of 128 elements ("blocks"), or the staging buffer of a sum over the
+        shape: that of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), one number
+            per row ("rows"), one number per block of 128 elements ("blocks"), or the staging buffer of a sum over the
             rows ("stage").
-        dtype: a dtype, or "update" for that of what is updated.
+        dtype: a dtype, or "update" for the dtype of the updated tensors.
     """
 
     name: str
@@ -41,21 +41,26 @@ class Buffer(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """A tensor that is alive in the highest moment, and the parameter that it belongs to; one for each such."""
+    """A tensor live at the peak of the step, and its parameter; there is one per such parameter."""
 
     held: Held
     buffer: Buffer
 
 
 class Moment(NamedTuple):
-    """A moment of the step: what is alive, and of which parameters the states exist when the step is the first."""
+    """A point in the step.
+
+    Args:
+        alive: live tensors.
+        made: parts of the model whose states exist by then, in the first step.
+    """
 
     alive: list[Alive]
     made: frozenset[str] = ALL
 
 
 def bytes_of(alive: Alive, update: Update, spread: Spread, card: Multiprocessors) -> int:
-    """Bytes of all tensors of this kind, as the allocator hands them out."""
+    """Return the bytes of all tensors of this type, rounded to allocator blocks."""
     item = item_of(alive, update, spread, card, 0, "")
     return item.block * item.count
 
@@ -63,12 +68,12 @@ def bytes_of(alive: Alive, update: Update, spread: Spread, card: Multiprocessors
 def items_of(
     moment: Iterable[Alive], update: Update, spread: Spread, card: Multiprocessors, mask: int, citation: str
 ) -> list[Item]:
-    """The items of a moment."""
+    """Return the items live at a point of the step."""
     return [item_of(alive, update, spread, card, mask, citation) for alive in moment]
 
 
 def item_of(alive: Alive, update: Update, spread: Spread, card: Multiprocessors, mask: int, citation: str) -> Item:
-    """One of them."""
+    """Return one temporary of a parameter as an item."""
     held, buffer = alive
     dtype = update.dtype if buffer.dtype == "update" else buffer.dtype
     if buffer.shape == "rows":

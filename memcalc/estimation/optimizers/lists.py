@@ -1,4 +1,4 @@
-"""The step of foreach: lists of tensors as large as all parameters together.
+"""The foreach implementation of the optimizer step: lists of tensors as large as all parameters together.
 
 Each entry follows the function _multi_tensor_* of torch/optim/<optimizer>.py (torch 2.13); all were compared with the
 allocator of the CUDA build.
@@ -12,17 +12,17 @@ from memcalc.estimation.sharding import Parameters
 
 DECAYED = "gradient with weight decay"
 
-# The lists that are alive together at the highest moment: without weight decay, and with it.
+# Lists that are live together at the peak: without weight decay, and with it.
 LISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "sgd": ((), (DECAYED,)),
     "momentum": ((), (DECAYED,)),
-    "adam": (("sqrt of second moment",), ("sqrt of second moment",)),  # decayed gradients are dropped before
-    "adamw": (("sqrt of second moment",), ("sqrt of second moment",)),  # decay is of the weights, in place
+    "adam": (("sqrt of second moment",), ("sqrt of second moment",)),  # decayed gradients are freed before
+    "adamw": (("sqrt of second moment",), ("sqrt of second moment",)),  # weight decay changes the weights in place
     "adagrad": (("sqrt of the sum", "scaled gradient"), ("sqrt of the sum", DECAYED)),
     "adadelta": (("sqrt of mean square", "update"), (DECAYED, "sqrt of mean square", "update")),
     "adamax": (("absolute gradient",), (DECAYED,)),
     "nadam": (("sqrt of second moment",), (DECAYED, "sqrt of second moment")),
-    "radam": (("sqrt of second moment",), ("sqrt of second moment",)),  # decayed gradients are dropped before
+    "radam": (("sqrt of second moment",), ("sqrt of second moment",)),  # decayed gradients are freed before
     "rmsprop": (("sqrt of mean square",), (DECAYED, "sqrt of mean square")),
     "rprop": (("sign",), ("sign",)),
     "asgd": (("gradient with decay",), (DECAYED,)),
@@ -30,23 +30,23 @@ LISTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "lion": (("update",), ("update",)),  # memcalc/step/lion.py
 }
 
-DROPPED_BEFORE = ("adam", "radam")  # where decayed gradients are let go before any other list is made
+DROPPED_BEFORE = ("adam", "radam")  # decayed gradients are freed before any other list is allocated
 
 
 def foreach_lists(update: Update) -> tuple[str, ...]:
-    """The names of the lists as large as all parameters that foreach has alive at once."""
+    """Return the names of the lists, each as large as all parameters, that foreach has live at once."""
     if update.implementation != "foreach" or update.optimizer not in LISTS:
         return ()
     return LISTS[update.optimizer][update.decays]
 
 
 def foreach_moments(parameters: Parameters, update: Update) -> list[Moment]:
-    """The moments that may be the highest of a step that handles all parameters at once."""
+    """Return the points that may be the peak of a step that updates all parameters at once."""
     lists = [Alive(held, Buffer(name)) for name in foreach_lists(update) for held in parameters]
     if update.optimizer == "rprop":  # torch.where of one gradient, and its condition
         largest = max(parameters, key=lambda held: held.elements)._replace(count=1)
         lists += [Alive(largest, Buffer("condition", dtype="bool")), Alive(largest, Buffer("selected gradient"))]
-    if update.optimizer == "adafactor":  # the norms of the columns, one parameter after the other
+    if update.optimizer == "adafactor":  # norms of the columns, for one parameter at a time
         matrices = [held._replace(count=1) for held in parameters if len(held.axes) == 2]
         columns = Buffer("norms of the columns", "stage", "uint8")
         return [Moment(lists), *(Moment([Alive(held, columns)]) for held in matrices)]

@@ -1,7 +1,7 @@
-"""The step of a loop over parameters: a few buffers of one of them, and what names still hold of the last one.
+"""The for-loop implementation of the optimizer step: a few buffers of one parameter, and variables of the previous one.
 
-Each script follows the function _single_tensor_* of torch/optim/<optimizer>.py (torch 2.13), statement by statement
-where it makes a tensor; all were compared with the allocator of the CUDA build.
+Each script follows the allocating statements of the function _single_tensor_* of torch/optim/<optimizer>.py (torch
+2.13); all were compared with the allocator of the CUDA build.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MOMENTS = ("first", "second")
 
 
 class Assign(NamedTuple):
-    """`target` is bound to a new tensor, made from temporaries; what it was bound to before goes thereafter.
+    """A statement that binds `target` to a new tensor computed from temporaries; its old tensor is freed afterwards.
 
-    Without a result it is bound to a tensor that stays anyway; without a target, nothing stays.
+    Without a result, `target` is bound to a persistent tensor. Without a target, the result is freed.
     """
 
     target: str
@@ -37,7 +37,7 @@ NEWTON_SCHULZ_STEPS = 5  # torch.optim.Muon, ns_steps
 
 
 def makes_states_on_the_way(update: Update) -> bool:
-    """Whether the first step makes each parameter's states when it comes to it, not all of them before."""
+    """Return whether the first step creates states parameter by parameter, not all at its start."""
     return update.paged or update.optimizer in (
         "momentum",
         "lamb",
@@ -50,7 +50,7 @@ def makes_states_on_the_way(update: Update) -> bool:
 
 
 def loop_moments(parameters: Parameters, update: Update) -> Iterator[Moment]:
-    """Every moment of a step that handles one parameter after the other."""
+    """Yield every point of a step that updates one parameter at a time."""
     bound: dict[str, Alive] = {}
     script_of = SCRIPTS.get(update.optimizer)
     if script_of is None or update.paged:
@@ -69,9 +69,9 @@ def loop_moments(parameters: Parameters, update: Update) -> Iterator[Moment]:
 
 
 def _in_order(parameters: Parameters, update: Update) -> Iterator[tuple[Held, frozenset[str]]]:
-    """The parameters as the loop meets them, and the parts that it has been through, if only all but this parameter.
+    """Yield the parameters in loop order, with the parts of the model that have states by then.
 
-    Two layers stand for all: the first one comes after the embedding, and the last one after all other layers.
+    Two layers represent all: the first follows the embedding, the last follows all other layers.
     """
     embedding, layer, head = registered(parameters, update.family)
     for part, behind in ((embedding, 1), (layer, 1), (layer, 2), (head, 3)):
@@ -80,7 +80,7 @@ def _in_order(parameters: Parameters, update: Update) -> Iterator[tuple[Held, fr
 
 
 def gradient_script(update: Update) -> Script:
-    """`grad = grads[i]`, which lets go of the last one's, and L2 decay."""
+    """Return the statement `grad = grads[i]`, which frees the previous gradient, and L2 decay."""
     return (Assign("grad"), Assign("grad", Buffer(DECAYED))) if update.decays else (Assign("grad"),)
 
 
@@ -113,7 +113,7 @@ def _nadam(update: Update, _: Held) -> Script:
 
 
 def _radam(update: Update, _: Held) -> Script:
-    """As from the sixth step on, when the variance is rectified; before, less is made."""
+    """Return the script from the sixth step on, when the variance is rectified; earlier steps allocate less."""
     return (
         *gradient_script(update),
         Assign("bias_corrected_exp_avg", Buffer("corrected first moment")),
@@ -153,7 +153,7 @@ def _adafactor(_: Update, held: Held) -> Script:
 
 
 def _adafactor_of_transformers(update: Update, held: Held) -> Script:
-    """transformers 5.23 optimization.py, Adafactor.step: all of it in fp32, whatever the weights are in."""
+    """Return the script of transformers 5.23 optimization.py, Adafactor.step: all in fp32, for weights of any dtype."""
 
     def wide(name: str) -> Buffer:
         return Buffer(name, dtype="fp32")
@@ -161,7 +161,7 @@ def _adafactor_of_transformers(update: Update, held: Held) -> Script:
     cast = update.dtype != "fp32"
     gradient = (Assign("grad"), *((Assign("grad", wide("gradient in fp32")),) if cast else ()))
     weight = (Assign("p_data_fp32"), *((Assign("p_data_fp32", wide("weight in fp32")),) if cast else ()))
-    # grad**2, then + eps; a matrix' factors, or a vector's square root; then -update
+    # grad**2, then + eps; the factors of a matrix, or the square root of a vector; then -update
     squared = Assign("update", wide("squared gradient and eps"), (wide("squared gradient"),))
     factor = (Buffer("factor of the rows", "rows", "fp32"),) if len(held.axes) == 2 else ()
     return (*gradient, *weight, squared, Assign("update", wide("update"), factor), Assign("", None, (wide("-update"),)))
@@ -172,14 +172,14 @@ def _lion(_: Update, __: Held) -> Script:
 
 
 def _lamb(update: Update, _: Held) -> Script:
-    """bitsandbytes 0.50 functional.py, optimizer_update_32bit: torch.norm(p.data.float())."""
+    """Return the script of bitsandbytes 0.50 functional.py, optimizer_update_32bit: torch.norm(p.data.float())."""
     return () if update.dtype == "fp32" else (Assign("", None, (Buffer("weight in fp32", dtype="fp32"),)),)
 
 
 def _muon(update: Update, _: Held) -> Script:
-    """torch/optim/_muon.py: Newton-Schulz iterations in bf16 on the whole matrix.
+    """Return the script of torch/optim/_muon.py: Newton-Schulz iterations in bf16 on the whole matrix.
 
-    What they return is the update, so that the last matrix's is there until this one's is.
+    They return the update, so the previous matrix's update is live until the next one replaces it.
     """
     ahead = (Assign("update", Buffer("update")),) if update.nesterov else ()
     orthogonal, gram = Buffer("orthogonal update", dtype="bf16"), Buffer("gram matrix", "gram", "bf16")
@@ -190,9 +190,9 @@ def _muon(update: Update, _: Held) -> Script:
 
 
 def _four_bit(_: Update, held: Held) -> Script:
-    """torchao 0.18 optim/adam.py, compiled: of each moment its new scales, its fp32 values and their 4-bit codes.
+    """Return the script of torchao 0.18 optim/adam.py, compiled: per moment new scales, fp32 values, 4-bit codes.
 
-    The codes are found as int64. What is not in 4 bits is updated in one kernel, which makes nothing.
+    The codes are computed as int64. States that are not in 4 bits are updated by one kernel without temporaries.
     """
     if not is_in_four_bits(prod(held.shape)):
         return ()
@@ -201,10 +201,10 @@ def _four_bit(_: Update, held: Held) -> Script:
 
 
 def _galore(update: Update, held: Held) -> Script:
-    """galore_torch 1.0 adamw.py; every 200 steps, the first included, the projector is made anew."""
+    """Return the script of galore_torch 1.0 adamw.py; every 200 steps, from the first, it recomputes the projector."""
     if not is_hidden_matrix(held):
         return (Assign("grad"), Assign("denom", Buffer("denominator")), Assign("norm_grad", Buffer("update")))
-    copies = 1 if update.dtype == "fp32" else 2  # the matrix in fp32, and what cuSOLVER destroys
+    copies = 1 if update.dtype == "fp32" else 2  # the matrix in fp32, and the copy that cuSOLVER overwrites
     whole, gram = Buffer("singular vectors", dtype="fp32"), Buffer("singular vectors", "gram", "fp32")
     decomposed = (*(Buffer("matrix in fp32", dtype="fp32"),) * copies, whole, gram)
     return (

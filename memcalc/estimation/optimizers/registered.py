@@ -1,4 +1,4 @@
-"""The order in which transformers' layers register their parameters, which is that of loops over them."""
+"""Order in which transformers' modules register parameters (`model.parameters()`), used by for-loop steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.estimation.sharding import Held, Parameters
 
-# Of families that do not register what a layer has as its forward uses it (transformers 5.23, models/<family>).
+# Families that register a layer's modules in another order than its forward (transformers 5.23, models/<family>).
 _KEYS_FIRST = ("attention.k", "attention.v", "attention.q", "attention.o")
 _PROJECTIONS = (
     "attention.q_proj",
@@ -16,7 +16,7 @@ _PROJECTIONS = (
     "attention.o_proj",
     "attention.",
 )
-# LlamaDecoderLayer, and whoever copies it; norms of heads come behind the projections.
+# LlamaDecoderLayer and its copies; QK norms follow the projections.
 _NORMS_LAST = (*_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm")
 _EXPERTS_FIRST = (*_PROJECTIONS, "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
 _LATENT_EXPERTS_FIRST = ("attention.", "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
@@ -44,9 +44,9 @@ _BEFORE_LAYERS: dict[str, tuple[str, ...]] = {
 
 
 def registered(parameters: Parameters, family: str) -> tuple[list[Held], list[Held], list[Held]]:
-    """The parameters before the layers, those of a layer, and those behind, as transformers' modules register them.
+    """Return the parameters before the layers, of one layer, and after the layers, in registration order.
 
-    Without a family as forward uses them.
+    Without a family, in the order of the forward pass.
     """
     gated = any("gate" in held.module for held in parameters)
     inside = _IN_LAYERS.get(family, _NORMS_LAST if family and gated else ())
@@ -66,12 +66,12 @@ def _first(prefixes: tuple[str, ...], name: str) -> int:
 
 
 def in_order(parameters: Parameters, family: str, experts: Sequence[bool] = ()) -> Iterator[Held]:
-    """Each parameter of a model in the order in which modules register them: the embedding, each layer, the head.
+    """Yield each parameter of a model in registration order: embedding, each layer, LM head.
 
     Args:
-        parameters: with how many layers have each.
-        family: of transformers, whose modules they are; empty: in the order of the forward pass.
-        experts: whether each layer has experts, where only some have; none: dense layers come first.
+        parameters: each with the number of layers that have it.
+        family: the transformers family; empty: in the order of the forward pass.
+        experts: whether each layer has experts, where only some have; empty: dense layers come first.
     """
     embedding, layers, head = registered(parameters, family)
     yield from embedding

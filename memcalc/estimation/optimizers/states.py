@@ -1,6 +1,6 @@
-"""What each optimizer keeps from step to step, parameter by parameter.
+"""Optimizer states, parameter by parameter.
 
-States appear at the first step (torch.optim: lazily); Adagrad's are there as soon as it is built.
+States are created in the first step (torch.optim: lazily), Adagrad's with the optimizer.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from memcalc.estimation.parameters import Axis
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.ledger.component import Component
 
-# Below this many elements bitsandbytes keeps a state in fp32 (bitsandbytes optim/optimizer.py, min_8bit_size).
+# bitsandbytes keeps states with fewer elements in fp32 (bitsandbytes optim/optimizer.py, min_8bit_size).
 MIN_8BIT_ELEMENTS = 4096
-# One fp32 scale for each block of 256 elements of an 8-bit state (bitsandbytes functional.py, blockwise quantisation).
+# One fp32 scale per block of 256 elements of an 8-bit state (bitsandbytes functional.py, blockwise quantization).
 QUANTISATION_BLOCK = 256
-# Fewer elements than this stay on the GPU with a paged optimizer (bitsandbytes optim/optimizer.py, get_state_buffer).
+# A paged optimizer keeps states with fewer elements on the GPU (bitsandbytes optim/optimizer.py, get_state_buffer).
 MIN_PAGED_ELEMENTS = 100_000
-# torchao 0.18 optim/adam.py: 4-bit states in blocks of 128; what is smaller than 4096 or does not divide is not packed.
-VALUES_8BIT, VALUES_4BIT = 256, 16  # that a quantised state can have: the entries of its fp32 map
+# torchao 0.18 optim/adam.py: 4-bit states in blocks of 128; tensors below 4096 elements, or not divisible, stay
+# unpacked.
+VALUES_8BIT, VALUES_4BIT = 256, 16  # values of a quantized state: the entries of its fp32 map
 
 ADAM = "Adam (arXiv 1412.6980); torch.optim: two moments in the parameter's dtype"
 BITSANDBYTES = "8-bit optimizers (arXiv 2110.02861) section 2; bitsandbytes optim/optimizer.py"
 TORCHAO = "4-bit optimizers (arXiv 2309.01507); torchao 0.18 optim/subclass_4bit.py"
 GALORE = "GaLore (arXiv 2403.03507) section 4; galore_torch 1.0 adamw.py, galore_projector.py"
 
-# torch.optim 2.13, <file>.py, _init_group: names of the states that are as large as the parameter, and in its dtype.
+# torch.optim 2.13, <file>.py, _init_group: names of the states that have the parameter's size and dtype.
 WHOLE: dict[str, tuple[tuple[str, ...], str]] = {
     "momentum": (("momentum",), "torch.optim.SGD: momentum buffer"),
     "adam": (("first moment", "second moment"), ADAM),
@@ -50,20 +51,23 @@ WHOLE: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 class State(NamedTuple):
-    """A state of one parameter: its item on one rank, and whether it is paged, hence not PyTorch's memory."""
+    """A state of one parameter: its item on one rank; whether it is paged, so outside PyTorch's allocator."""
 
     item: Item
     paged: bool
-    held: Held  # whose it is
+    held: Held  # the parameter
 
 
 def is_hidden_matrix(held: Held) -> bool:
-    """What Muon updates and GaLore projects: matrices of the layers; embeddings, head and vectors are not."""
+    """Return whether a parameter is a 2D weight of a layer, which Muon updates and GaLore projects.
+
+    Embeddings, LM head and vectors are not.
+    """
     return held.where == "layer" and len(held.axes) == 2
 
 
 def whole_states(update: Update) -> tuple[str, ...]:
-    """The names of the states that are lists of tensors as large as the parameters."""
+    """Return the names of the states that are as large as the parameters."""
     names, _ = WHOLE.get(update.optimizer, ((), ""))
     if update.amsgrad:
         names = (*names, "highest second moment")
@@ -75,24 +79,24 @@ def whole_states(update: Update) -> tuple[str, ...]:
 
 
 def state_dtype(update: Update) -> str:
-    """Of states: torch follows the parameter, bitsandbytes and transformers have fp32."""
+    """Return the dtype of states: the parameter's in torch, fp32 in bitsandbytes and transformers."""
     return "fp32" if update.paged or update.optimizer in ("lamb", "adafactor-hf") else update.moments
 
 
 def first_phase(update: Update) -> str:
-    """When states appear."""
+    """Return the phase in which states are created."""
     return "optimizer" if update.optimizer == "adagrad" else "optimizer_step_1"
 
 
 def optimizer_states(parameters: Parameters, update: Update, spread: Spread) -> Iterator[State]:
-    """Every state of a rank."""
+    """Yield every optimizer state of a rank."""
     for held in parameters:
         yield from own_states(held, update, spread)
     yield from shared_states(parameters, update, spread)
 
 
 def own_states(held: Held, update: Update, spread: Spread) -> Iterator[State]:
-    """Those of one parameter."""
+    """Yield the states of one parameter."""
     optimizer = update.optimizer
     if optimizer == "muon":
         hidden = is_hidden_matrix(held)
@@ -119,28 +123,28 @@ def own_states(held: Held, update: Update, spread: Spread) -> Iterator[State]:
 
 def _copy(held: Held, name: str, dtype: str, citation: str, update: Update, spread: Spread) -> Item:
     mask = from_phase(first_phase(update))
-    # torch/optim/sgd.py: torch.clone(grad), so it is whole where the gradient is; with decay that is a new tensor.
+    # torch/optim/sgd.py: torch.clone(grad), unsharded where the gradient is; with decay a new tensor.
     cloned = update.optimizer == "momentum" and not update.decays
     copy = Copy(Component.OPTIMIZER_STATE, f" {name}", dtype, 1, mask, citation, as_made=cloned)
     return copy_item(copy, held, spread)
 
 
 def _part(held: Held, name: str, axes: tuple[Axis, ...], dtype: str, citation: str, update: Update) -> Item:
-    """A state of another shape, whole on the rank."""
+    """Return a state with other axes, replicated on the rank."""
     part = Held(held.module, held.tensor, axes, held.count, held.where)
     return _copy(part, name, dtype, citation, update, UNSPREAD)
 
 
 def _share(held: Held, spread: Spread) -> int:
-    """Elements of a rank's share."""
+    """Return the number of elements in a rank's shard."""
     return prod(spread.shape(held))
 
 
 def _scalars(held: Held, update: Update, spread: Spread) -> Iterator[State]:
-    """What is counted on the device, one number a parameter."""
+    """Yield the scalars kept on the device, one per parameter."""
     names: tuple[str, ...] = ()
     citation = "torch.optim fused: the step counter of each parameter is on the device"
-    fused = update.implementation == "fused" and spread.engine != "megatron"  # which counts its steps on the host
+    fused = update.implementation == "fused" and spread.engine != "megatron"  # Megatron-LM counts its steps on the host
     if fused and update.optimizer in ("adam", "adamw", "adagrad", "muon"):
         names = () if update.optimizer == "muon" and is_hidden_matrix(held) else ("step counter",)
     elif update.optimizer == "asgd":
@@ -154,7 +158,7 @@ def _scalars(held: Held, update: Update, spread: Spread) -> Iterator[State]:
 
 
 def _factored(held: Held, update: Update, spread: Spread) -> Iterator[State]:
-    """Row and column means of the squared gradient for matrices, the whole square for vectors."""
+    """Yield Adafactor's states: for a matrix row and column means of the squared gradient, for a vector all of it."""
     citation = "Adafactor (arXiv 1804.04235) section 3"
     if len(held.axes) < 2:
         yield State(_copy(held, "variance", state_dtype(update), citation, update, spread), False, held)
@@ -166,7 +170,10 @@ def _factored(held: Held, update: Update, spread: Spread) -> Iterator[State]:
 
 
 def _eight_bit(held: Held, update: Update, spread: Spread) -> Iterator[State]:
-    """One byte an element, and an fp32 scale for each block of 256; small tensors stay fp32, tables on demand."""
+    """Yield 8-bit states: one byte per element, an fp32 scale per block of 256; small tensors stay in fp32.
+
+    Embeddings stay in fp32 if requested.
+    """
     elements = _share(held, spread)
     wide = not _in_eight_bits(held, update, spread)
     paged = update.paged and elements >= MIN_PAGED_ELEMENTS
@@ -190,7 +197,7 @@ def _quantised(update: Update) -> tuple[str, ...]:
 
 
 def shared_states(parameters: Parameters, update: Update, spread: Spread) -> Iterator[State]:
-    """The values that 8 bits stand for: bitsandbytes has one map for signed and one for unsigned states."""
+    """Yield the fp32 maps of 8-bit codes: bitsandbytes has one for signed and one for unsigned states."""
     if update.optimizer not in ("adam-8bit", "lion-8bit"):
         return
     if any(_in_eight_bits(held, update, spread) for held in parameters):
@@ -201,12 +208,12 @@ def shared_states(parameters: Parameters, update: Update, spread: Spread) -> Ite
 
 
 def is_in_four_bits(elements: int) -> bool:
-    """Whether torchao keeps the moments of so many elements in 4 bits (0.18 optim/adam.py, _new_buffer)."""
+    """Return whether torchao keeps moments of so many elements in 4 bits (0.18 optim/adam.py, _new_buffer)."""
     return elements >= MIN_8BIT_ELEMENTS and elements % BLOCK_4BIT == 0
 
 
 def _four_bit(held: Held, update: Update, spread: Spread) -> Iterator[State]:
-    """Half a byte an element, an fp32 scale for each block of 128, and a map; what is small stays as it is."""
+    """Yield 4-bit states: half a byte per element, an fp32 scale per block of 128, a map; small ones stay unpacked."""
     elements = _share(held, spread)
     packed = is_in_four_bits(elements)
     for name in ("first moment", "second moment"):
@@ -220,7 +227,7 @@ def _four_bit(held: Held, update: Update, spread: Spread) -> Iterator[State]:
 
 
 def _projected(held: Held, update: Update) -> Iterator[State]:
-    """Adam's moments of the projected gradient, and what projects it, which spans the shorter side."""
+    """Yield Adam's moments of the projected gradient, and GaLore's projector, which spans the shorter side."""
     if not is_hidden_matrix(held):
         for name in ("first moment", "second moment"):
             yield State(_copy(held, name, update.moments, GALORE, update, UNSPREAD), False, held)
@@ -229,6 +236,6 @@ def _projected(held: Held, update: Update) -> Iterator[State]:
     rank = ("r", min(update.rank, short[1]))
     for name in ("first moment", "second moment"):
         yield State(_part(held, name, (long, rank), update.moments, GALORE, update), False, held)
-    # In fp32 the projector is a view, which keeps all singular vectors alive; a 16-bit copy holds r of them.
+    # In fp32 the projector is a view of all singular vectors, which stay live; a bf16 or fp16 copy holds r of them.
     kept = (short, short) if update.dtype == "fp32" else (rank, short)
     yield State(_part(held, "projector", kept, update.dtype, GALORE, update), False, held)

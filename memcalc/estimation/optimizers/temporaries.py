@@ -1,7 +1,7 @@
-"""What is made and dropped within the optimizer step: by the update, by clipping before it, by averaging after it.
+"""Temporaries of the optimizer step: update, gradient clipping before it, weight averaging after it.
 
-These follow one another, so only the highest of them counts. States that the first update makes are not there yet when
-its gradients are clipped.
+These run sequentially, so only the highest peak of them counts. States created by the first update do not exist yet
+when its gradients are clipped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.workspaces.multiprocessors import Multiprocessors
 
 CLIPPING = "torch 2.13 nn/utils/clip_grad.py; ATen native/cuda/ForeachReduceOp.cu"
-CHUNK = 65536  # elements whose norm one block of threads sums (ATen native/cuda/MultiTensorApply.cuh, kChunkSize)
+CHUNK = 65536  # elements whose norm one thread block sums (ATen native/cuda/MultiTensorApply.cuh, kChunkSize)
 
-# Libraries whose own kernels update in place.
+# libraries with in-place update kernels
 LIBRARIES = {
     "lamb": "bitsandbytes 0.50 optim/lamb.py",
     "galore": "galore_torch 1.0 adamw.py",
@@ -38,23 +38,23 @@ FILES = {"sgd": "sgd", "momentum": "sgd", "adafactor": "_adafactor", "muon": "_m
 
 
 class Step(NamedTuple):
-    """What happens in the step beside the update, and how parameters are spread."""
+    """What the step does besides the update, and the sharding of its parameters."""
 
     clips: bool
-    averages_with_casts: bool  # a moving average in fp32 of 16-bit parameters
+    averages_with_casts: bool  # an fp32 moving average of bf16 or fp16 parameters
     spread: Spread
     card: Multiprocessors
 
 
 class Highest(NamedTuple):
-    """The highest moments of the first step and of later ones: their items, and whose states the first has made."""
+    """Peaks of the first and later steps: their items, and the parts whose states exist at the first one."""
 
     items: tuple[Item, ...]
     made: frozenset[str]
 
 
 def step_temporaries(parameters: Parameters, update: Update, step: Step, states: dict[str, int]) -> Highest:
-    """What is alive in the highest moment of each step; `states`: bytes that the first one makes, by part."""
+    """Return the tensors live at the peak of each step; `states`: bytes that the first step creates, by part."""
     sizes: dict[Alive, int] = {}
 
     def weight(moment: Moment) -> int:
@@ -87,10 +87,10 @@ def step_temporaries(parameters: Parameters, update: Update, step: Step, states:
 
 
 def _placing(parameters: Parameters, update: Update) -> Iterator[Moment]:
-    """Where the gradient of a split table is whole, each operator that reads it copies out the rank's rows first.
+    """Yield the points where operators copy a rank's rows out of an unsharded embedding gradient.
 
-    torch 2.13 torch/distributed/tensor/_dispatch.py, redistribute_local_args. Second moments are sums of squares, whose
-    operator reads it twice.
+    torch 2.13 torch/distributed/tensor/_dispatch.py, redistribute_local_args. Operators for second moments (sums of
+    squares) read the gradient twice.
     """
     whole = [held for held in parameters if held.gradient]
     if not whole:
@@ -101,7 +101,7 @@ def _placing(parameters: Parameters, update: Update) -> Iterator[Moment]:
     if update.decays and update.implementation == "foreach" and update.optimizer in DROPPED_BEFORE:
         yield Moment([*(Alive(held, Buffer(DECAYED)) for held in parameters), *placed])
     for moment in _update_moments(parameters, update):
-        # What the gradient is added to, or what comes of adding to it, is there while it is read.
+        # A tensor that is added to the gradient, or the sum, is live while the gradient is read.
         made = [alive for alive in moment.alive if update.optimizer == "lion" or alive.buffer.name == DECAYED]
         names = {(alive.held.module, alive.held.tensor) for alive in made}
         beside = [alive for alive in placed if (alive.held.module, alive.held.tensor) in names]
@@ -110,12 +110,12 @@ def _placing(parameters: Parameters, update: Update) -> Iterator[Moment]:
 
 
 def second_moments(optimizer: str) -> bool:
-    """Whether an optimizer keeps means or sums of squared gradients (addcmul)."""
+    """Return whether an optimizer keeps means or sums of squared gradients (addcmul)."""
     return optimizer in ("adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta")
 
 
 def part_of(held: Held, update: Update) -> str:
-    """The part of the model that a parameter's states are made with; Muon's own come before those of the rest."""
+    """Return the part of the model whose states are created together with a parameter's; Muon's own come first."""
     if update.optimizer == "muon":
         return "layer" if is_hidden_matrix(held) else "head"
     return held.where
@@ -134,7 +134,7 @@ def _update_moments(parameters: Parameters, update: Update) -> Iterator[Moment]:
 
 
 def citation_of(update: Update) -> str:
-    """Whose code makes the temporaries."""
+    """Return the source of the temporaries."""
     library = LIBRARIES.get(update.optimizer)
     if library is not None:
         return f"{library}: tensors live at the peak"
@@ -143,7 +143,7 @@ def citation_of(update: Update) -> str:
 
 
 def clipping_items(parameters: Parameters, update: Update, step: Step) -> list[Item]:
-    """Partial norms of all gradients, an fp32 number a chunk, and each one's norm."""
+    """Return the partial norms of all gradients, one fp32 number per chunk, and the norm of each gradient."""
     tensors = sum(held.count for held in parameters)
     largest = max(prod(step.spread.shape(held)) for held in parameters)
     chunks = -(-largest // CHUNK)
@@ -160,6 +160,6 @@ def clipping_items(parameters: Parameters, update: Update, step: Step) -> list[I
 
 
 def _averaging(parameters: Parameters) -> Moment:
-    """memcalc/step/averages.py: each parameter is cast to fp32 in turn."""
+    """Return the peak of averaging: each parameter is cast to fp32 in turn (memcalc/step/averages.py)."""
     largest = max(parameters, key=lambda held: held.elements)._replace(count=1)
     return Moment([Alive(largest, Buffer("in fp32, for its average", dtype="fp32"))])

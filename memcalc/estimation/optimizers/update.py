@@ -1,4 +1,4 @@
-"""What the optimizer step depends on, apart from the parameters themselves."""
+"""Update rule: the optimizer options that the step's memory depends on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,27 @@ from memcalc.spec.training import TrainingSpec
 
 
 class Update(NamedTuple):
-    """One optimizer with the options that its memory depends on."""
+    """An optimizer and the options that its memory depends on.
+
+    Args:
+        optimizer: its name.
+        implementation: foreach, fused or for-loop.
+        decays: whether weight decay is added to the gradients instead of changing the weights.
+        amsgrad: whether it keeps the maximum of second moments.
+        nesterov: whether it uses Nesterov momentum.
+        centered: whether it keeps the mean gradient.
+        momentum: whether its momentum is above 0.
+        rank: GaLore's rank.
+        paged: whether states are in unified memory.
+        embeddings_32bit: whether the states of embeddings stay in fp32.
+        dtype: dtype of the updated tensors: the master weights, else the weights.
+        moments: dtype of torch's states.
+        family: the transformers family that sets the order of parameters; else "".
+    """
 
     optimizer: str
     implementation: str
-    decays: bool  # whether weight decay is added to the gradients or taken from the weights
+    decays: bool
     amsgrad: bool
     nesterov: bool
     centered: bool
@@ -22,24 +38,24 @@ class Update(NamedTuple):
     rank: int
     paged: bool
     embeddings_32bit: bool
-    dtype: str  # of what is updated: masters, else the weights
-    moments: str  # of torch's states
-    family: str  # of transformers, whose modules' order the parameters are in; else nothing
+    dtype: str
+    moments: str
+    family: str
 
     @property
     def item(self) -> int:
-        """Bytes of an element of what is updated."""
+        """Bytes per element of the updated tensors."""
         return DTYPE_BYTES[self.dtype]
 
     def of_weights(self, recipe: str, weights: str) -> Update:
-        """The same update of weights of this dtype, which the recipe may keep masters of."""
+        """Return the same update for weights of this dtype, for which the recipe may keep master weights."""
         facts = RECIPES[recipe]
         moments = weights if facts.moments == "compute" else facts.moments
         return self._replace(dtype=facts.master or weights, moments=moments)
 
 
 def update_of(training: TrainingSpec, weights: str, architecture: str | None) -> Update:
-    """The update of a run, whose weights have this dtype."""
+    """Return the update rule of a run with weights of this dtype."""
     name, options = training.optimizer, training.optimizer_options
     return Update(
         optimizer=name,
