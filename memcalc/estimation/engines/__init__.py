@@ -1,1 +1,1 @@
-"""Engines that spread a step over ranks: what each of them holds beside the shards."""
+"""Engines that shard a step across ranks (DDP, FSDP2, DeepSpeed, Megatron-LM): their buffers besides the shards."""

@@ -1,4 +1,4 @@
-"""What engines hold: buffers that stand through whole phases, and those around the layer that is being computed."""
+"""Buffers of engines: persistent ones, and those live around the layer that runs."""
 
 from __future__ import annotations
 
@@ -15,50 +15,51 @@ from memcalc.estimation.sharding import Held, Parameters
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 
-NONE: Mapping[bool, Item] = MappingProxyType({})  # by kind of layer: dense under False, with experts under True
+NONE: Mapping[bool, Item] = MappingProxyType({})  # by layer type: dense under False, with experts under True
 
 
 class Around(NamedTuple):
-    """Buffers that come and go with the layer that is being computed; their masks are set where they are used."""
+    """Transient buffers around the layer that runs; the caller sets their masks."""
 
     forward_layer: tuple[Item, ...] = ()
-    forward_widest: tuple[Item, ...] = ()  # of the layer around which there is most of them, if not the last
+    forward_widest: tuple[Item, ...] = ()  # for the layer with the largest buffers, if it is not the last
     forward_head: tuple[Item, ...] = ()
-    before_layer: tuple[Item, ...] = ()  # in the moment before a layer's forward, when its parameters arrive
+    before_layer: tuple[Item, ...] = ()  # before a layer's forward, while its parameters are copied out
     before_first_layer: tuple[Item, ...] = ()
-    before_head: tuple[Item, ...] = ()  # in the moment before the head's forward, when its parameters arrive
-    loss_and_head: tuple[Item, ...] = ()  # in the loss and in the head's backward
-    in_loss: tuple[Item, ...] = ()  # beside these in the loss alone
-    in_head_backward: tuple[Item, ...] = ()  # and beside these in the head's backward alone
-    after_head: tuple[Item, ...] = ()  # in the moment after the head's backward, when its gradients leave
-    share_of_head: tuple[Item, ...] = ()  # of these gradients, from then on
-    backward_head: tuple[Item, ...] = ()  # from the head's first parameter gradient on
-    second_of_head: tuple[Item, ...] = ()  # beside these when a later gradient of the head has just been made
-    before_backward: tuple[Item, ...] = ()  # beside these as a layer's backward begins, when the next one is sent for
-    before_first_backward: tuple[Item, ...] = ()  # when there is no next one, but its own parameters arrive
+    before_head: tuple[Item, ...] = ()  # before the LM head's forward, while its parameters are copied out
+    loss_and_head: tuple[Item, ...] = ()  # in the loss and in the LM head's backward
+    in_loss: tuple[Item, ...] = ()  # in addition to `loss_and_head`, in the loss only
+    in_head_backward: tuple[Item, ...] = ()  # in addition to `loss_and_head`, in the LM head's backward only
+    after_head: tuple[Item, ...] = ()  # after the LM head's backward, while its gradients are reduced
+    share_of_head: tuple[Item, ...] = ()  # reduced shard of the LM head's gradients, from then on
+    backward_head: tuple[Item, ...] = ()  # from the LM head's first parameter gradient on
+    second_of_head: tuple[Item, ...] = ()  # additional, when a later gradient of the LM head was just produced
+    before_backward: tuple[Item, ...] = ()  # additional, as a layer's backward begins and the next one is prefetched
+    # the same without a next layer, while its own parameters are copied out
+    before_first_backward: tuple[Item, ...] = ()
     backward_layer: tuple[Item, ...] = ()
-    backward_last_layer: tuple[Item, ...] = ()  # the first one that backward reaches
-    backward_first_layer: tuple[Item, ...] = ()  # and the last one
-    after_layer: tuple[Item, ...] = ()  # in the moment after a layer's backward, when its gradients leave
+    backward_last_layer: tuple[Item, ...] = ()  # the first layer in backward
+    backward_first_layer: tuple[Item, ...] = ()  # the last layer in backward
+    after_layer: tuple[Item, ...] = ()  # after a layer's backward, while its gradients are reduced
     after_last_layer: tuple[Item, ...] = ()
     after_first_layer: tuple[Item, ...] = ()
-    on_gradient: tuple[Item, ...] = ()  # in the moment in which a parameter's gradient has just been made
+    on_gradient: tuple[Item, ...] = ()  # when a parameter's gradient was just produced
     backward_embedding: tuple[Item, ...] = ()
-    gradient_of_embedding: tuple[Item, ...] = ()  # beside these when the table's gradient is complete
-    after_embedding: tuple[Item, ...] = ()  # in the moment after the embedding's backward
-    layer_share: Mapping[bool, Item] = NONE  # of gradients that a layer leaves behind
-    layer_gathered: Mapping[bool, Item] = NONE  # parameters that a layer keeps from its forward until its backward
+    gradient_of_embedding: tuple[Item, ...] = ()  # additional, when the embedding's gradient is complete
+    after_embedding: tuple[Item, ...] = ()  # after the embedding's backward
+    layer_share: Mapping[bool, Item] = NONE  # gradient shard that a layer leaves
+    layer_gathered: Mapping[bool, Item] = NONE  # parameters that stay gathered from forward to backward
 
 
 class Buffers(NamedTuple):
-    """The communication buffers of a rank, but for those made inside a block (sequence parallelism's are)."""
+    """Communication buffers of a rank, except those allocated inside a block (sequence parallelism's)."""
 
     steady: tuple[Item, ...] = ()
     around: Around = Around()
 
 
 def units(parameters: Parameters, size: Callable[[Held], int] = attrgetter("elements")) -> dict[bool, int]:
-    """Elements of one layer: of a dense one under False, of one with experts under True; `size`: those of a tensor."""
+    """Return the elements of one layer, by type: dense under False, with experts under True; `size`: of one tensor."""
     found: dict[str, int] = {}
     for held in parameters:
         if held.where == "layer":
@@ -69,23 +70,23 @@ def units(parameters: Parameters, size: Callable[[Held], int] = attrgetter("elem
 
 
 def trained_elements(held: Held) -> int:
-    """Elements of a tensor's gradient; none of what is frozen."""
+    """Return the elements of a parameter's gradient; 0 for a frozen parameter."""
     return held.elements if held.trains else 0
 
 
 def root_unit(parameters: Parameters, size: Callable[[Held], int] = attrgetter("elements")) -> int:
-    """Elements of what belongs to no layer: embeddings, final norm, head."""
+    """Return the elements outside the layers: embeddings, final norm, LM head."""
     return sum(held.count * size(held) for held in parameters if held.where != "layer")
 
 
 def gradient_share(elements: int, choice: Choice, source: str, dtype: str = "") -> Item:
-    """A rank's share of a layer's gradients, once they are reduced; main gradients that always exist need none.
+    """Return a rank's shard of a layer's reduced gradients; 0 bytes if main gradients always exist.
 
     Args:
-        elements: of the layer's gradients.
-        choice: of the run.
-        source: of the rule.
-        dtype: theirs, where it is not that of the weights that forward reads.
+        elements: number of the layer's gradient elements.
+        choice: options of the run.
+        source: source of the rule.
+        dtype: dtype of the gradients, where it differs from that of the weights that forward reads.
     """
     recipe = RECIPES[choice.recipe]
     each = 0
@@ -99,7 +100,7 @@ def gradient_share(elements: int, choice: Choice, source: str, dtype: str = "") 
 
 
 def host_shards(parameters: Parameters, choice: Choice, dtype: str, source: str) -> Item:
-    """A rank's shards of a layer that come from the host, one tensor a parameter, until they are gathered."""
+    """Return the device copies of a layer's offloaded shards, one tensor per parameter, live until the all-gather."""
     kinds: dict[str, list[int]] = {}
     for held in parameters:
         if held.where == "layer":
@@ -112,7 +113,7 @@ def host_shards(parameters: Parameters, choice: Choice, dtype: str, source: str)
 
 
 def buffer(name: str, elements: int, dtype: str, mask: int, symbol: str, citation: str) -> Item:
-    """One buffer of an engine."""
+    """Return one buffer of an engine."""
     each = elements * DTYPE_BYTES[dtype]
     formula = f"{DTYPE_BYTES[dtype]}·{symbol}"
     component = Component.COMMUNICATION_BUFFERS

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: buckets (torch torch/csrc/distributed/c10d/reducer.cpp)."""
+"""DistributedDataParallel: gradient buckets (torch torch/csrc/distributed/c10d/reducer.cpp)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from memcalc.spec.recipes import RECIPES
 
 
 def ddp(parameters: Parameters, choice: Choice) -> Buffers:
-    """Buckets hold a second copy of the gradients, from construction on (gradient_as_bucket_view=False).
+    """Return the buckets: a second copy of the gradients, live from construction on (gradient_as_bucket_view=False).
 
-    The first backward fills one bucket of everything; the second forward frees it and makes buckets of 25 MiB, in the
-    order in which gradients arrived. Together they are as large. Gradients are reduced inside the buckets, in a ring
-    bucket after bucket, and none is released before the optimizer's step: `.grad` is another copy.
+    The first backward fills one bucket with all gradients. The second forward frees it and allocates buckets of 25 MiB
+    in
+    the order in which gradients were produced; their total size is the same. Gradients are all-reduced inside the
+    buckets,
+    one bucket at a time. No bucket is freed before the optimizer step: `.grad` is another copy.
     """
     if RECIPES[choice.recipe].gradients is None:
-        return Buffers()  # the main gradients are one contiguous buffer that is reduced as it is (Megatron-LM)
+        return Buffers()  # main gradients are one contiguous buffer, reduced in place (Megatron-LM)
     elements: dict[str, int] = {}
     for held in parameters:
         if held.trains:  # a frozen parameter is in no bucket

@@ -1,6 +1,8 @@
-"""DeepSpeed's ZeRO (DeepSpeed 0.19 runtime/zero/) with its defaults: contiguous gradients, no overlap below stage 3.
+"""DeepSpeed's ZeRO (DeepSpeed 0.19 runtime/zero/), defaults: contiguous gradients, no overlap below stage 3.
 
-`zero_reduction` says when gradients are reduced, `zero3_gathering` what stage 3 has gathered; here they become buffers.
+`zero_reduction` gives the order of gradient reductions, `zero3_gathering` the parameters that stage 3 has gathered;
+this
+module turns both into buffers.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ from memcalc.ledger.component import Component
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
 
-# What is there from the first micro-batch's backward until the last one's.
+# phases from the first micro-batch's backward to the last one's
 BETWEEN = mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
 
 
 def deepspeed(parameters: Parameters, choice: Choice) -> Buffers:
-    """A bucket that gradients are gathered in, allocated whole; at stage 3 also gathered parameters."""
+    """Return the reduce bucket, allocated at full size, and, at stage 3, the gathered parameters."""
     if choice.zero_stage == 3:
         return _stage_3(parameters, choice)
-    # What is frozen is in no group of the optimizer's: it stays as it is on every rank.
+    # Frozen parameters are in no optimizer group, so they are replicated.
     trained = Parameters(held for held in parameters if held.trains)
     around = Around()
     standing = list(_standing(trained, choice))
@@ -48,7 +50,7 @@ def deepspeed(parameters: Parameters, choice: Choice) -> Buffers:
 
 
 def _stage_3(parameters: Parameters, choice: Choice) -> Buffers:
-    """The bucket stays; around it what is gathered, as it comes and goes."""
+    """Return stage 3's buffers: the persistent bucket, and the parameters gathered around each layer."""
     bucket = _bucket(choice, from_phase("optimizer"), "stage3.py: allocated whole and kept")
     largest = max(held.elements for held in parameters if held.trains)
     source = f"{SOURCE}stage3.py: create_reduce_and_remove_grad_hooks gathers each parameter for a moment"
@@ -70,7 +72,14 @@ def _stage_3(parameters: Parameters, choice: Choice) -> Buffers:
 
 
 def _in_backward(parameters: Parameters, choice: Choice, around: Around, there: Sequence[int] = ()) -> Around:
-    """With what reductions need as gradients arrive; `there`: elements that stage 3 has gathered as each does."""
+    """Return the buffers with those of reductions during backward.
+
+    Args:
+        parameters: parameters of the stage.
+        choice: options of the run.
+        around: the buffers so far.
+        there: elements that stage 3 has gathered when each gradient is produced.
+    """
     whole = choice.zero_stage == 3
     reductions = in_backward(parameters, choice.data_parallel if whole else 0)
     file = "stage3.py" if whole else "stage_1_and_2.py"
@@ -80,7 +89,7 @@ def _in_backward(parameters: Parameters, choice: Choice, around: Around, there: 
         return each.copied + each.beside + (there[each.number] if whole else 0)
 
     def at(place: str) -> tuple[Item, ...]:
-        """What the largest reduction there flattens, and what of it was too large for the bucket."""
+        """Return what the largest reduction at a place flattens, and its gradients too large for the bucket."""
         most = max((each for each in reductions if each.place == place), key=height, default=None)
         if most is None:
             return ()
@@ -94,21 +103,21 @@ def _in_backward(parameters: Parameters, choice: Choice, around: Around, there: 
 
     in_layers = at("layer")
     shares = {kind: gradient_share(size, choice, SOURCE) for kind, size in units(parameters, trained_elements).items()}
-    if choice.offloads:  # a gradient leaves for the host as soon as it is reduced
+    if choice.offloads:  # a gradient is moved to the host as soon as it is reduced
         shares = {kind: share._replace(each=0, block=0) for kind, share in shares.items()}
     return around._replace(
         second_of_head=at("head"),
         on_gradient=(*around.backward_layer, *in_layers) if in_layers and not whole else in_layers,
         gradient_of_embedding=at("embedding"),
         after_embedding=(*around.backward_embedding, *at("end")),
-        layer_share={} if whole else shares,  # stage 3 has one buffer, which is among the states
+        layer_share={} if whole else shares,  # stage 3 has one buffer, counted with the model states
     )
 
 
 def _after_backward(parameters: Parameters, choice: Choice, around: Around) -> Around:
-    """Stage 1: gradients are whole until backward has ended, then go through the bucket from the first parameter on.
+    """Return stage 1's buffers: after backward, unsharded gradients pass through the bucket in parameter order.
 
-    The first rank owns the first parameters, so that the buffer for those that its share lies in is made at once.
+    The first rank's shard holds the first parameters, so its buffer is allocated at once.
     """
     reductions = after_backward(parameters)
     own = first_share(parameters, choice.data_parallel).touched
@@ -121,7 +130,7 @@ def _after_backward(parameters: Parameters, choice: Choice, around: Around) -> A
 
 
 def _standing(parameters: Parameters, choice: Choice) -> Iterator[Item]:
-    """What stages 1 and 2 hold of what trains beside the bucket."""
+    """Yield the persistent buffers of stages 1 and 2 for trained parameters, besides the bucket."""
     elements = sum(held.count * held.elements for held in parameters)
     if choice.masters_follow_flattening or not choice.offloads:
         yield _flattening(elements, choice)
@@ -138,7 +147,7 @@ def _standing(parameters: Parameters, choice: Choice) -> Iterator[Item]:
 
 
 def _wholes(parameters: Parameters, choice: Choice) -> Item:
-    """Stage 2 sums up whole gradients of parameters of which the first rank has a part, until the last micro-batch."""
+    """Return the unsharded gradients that stage 2 accumulates for parameters partly in the first rank's shard."""
     share = -(-sum(held.count * held.elements for held in parameters) // choice.data_parallel)
     beyond = max(0, first_share(parameters, choice.data_parallel).touched - share)
     source = f"{SOURCE}stage_1_and_2.py: get_all_grad_tensors(params_in_partition)"
@@ -147,7 +156,7 @@ def _wholes(parameters: Parameters, choice: Choice) -> Item:
 
 
 def _flattening(elements: int, choice: Choice) -> Item:
-    """What construction needs for a moment: the weights once more in one piece, or later a master's worth of zeros."""
+    """Return the temporary of construction: a flattened copy of the weights, or zeros as large as the masters."""
     source = f"{SOURCE}stage_1_and_2.py: __init__"
     mask = mask_of("optimizer")
     if choice.masters_follow_flattening:

@@ -1,15 +1,15 @@
-"""FSDP2 (torch torch/distributed/fsdp/_fully_shard/): one unit a layer, and the root, which has all the rest.
+"""FSDP2 (torch torch/distributed/fsdp/_fully_shard/): one unit per layer, and the root with all other parameters.
 
-A unit's parameters are gathered into one buffer and copied out of it. Python's references hold the buffers, so the
-order is fixed: in forward a buffer lives until the next unit's copy-out; in backward it goes after its own copy-out,
-and the next one is gathered at once. Gradients are copied into the input of a reduce-scatter, which lives until the
-next one is made.
+A unit's parameters are all-gathered into one buffer and copied out of it. Python references hold the buffers, so the
+order is fixed. In forward a buffer is live until the next unit's copy-out. In backward it is freed after its own
+copy-out, and the next one is gathered at once. Gradients are copied into the input of a reduce-scatter, which is live
+until the next input is allocated.
 
-Shares are rows of the first axis, as many on each rank: what is gathered and reduced is as large as all shares, which
-is more than the parameter where rows do not divide, and many times that where there are fewer than ranks (experts).
+Shards are rows of the first axis, equally many on each rank. Gathered and reduced buffers hold all padded shards. They
+exceed the parameter where the rows do not divide, many times so where there are fewer rows than ranks (experts).
 
-With CPUOffloadPolicy the shards are the host's: each parameter's is copied to the device for the all-gather and let go
-when that is under way, and each reduced gradient leaves for the host at once.
+With CPUOffloadPolicy the shards are in host memory. Each parameter's shard is copied to the device for the all-gather
+and freed once that has started; each reduced gradient is moved to the host at once.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from memcalc.estimation.sharding import Held, Parameters
 from memcalc.spec.recipes import DTYPE_BYTES
 
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param_group.py"
-HOLDS_BOTH_INPUTS = (2, 12)  # the release that frees a reduce-scatter's input only when the next one exists
+HOLDS_BOTH_INPUTS = (2, 12)  # the torch version that frees a reduce-scatter's input only when the next one exists
 PARAM = "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py"
 
-# The moments of a step around which the root's parameters are there.
+# buffers during which the root's parameters are gathered
 BESIDE_ROOT = (
     *("forward_layer", "forward_head", "before_layer", "before_first_layer", "loss_and_head"),
     *("backward_layer", "backward_last_layer", "backward_first_layer", "backward_embedding"),
@@ -45,15 +45,15 @@ BESIDE_ROOT = (
 
 
 class Unit(NamedTuple):
-    """What is gathered and reduced at once: a layer, or the root.
+    """Parameters that are gathered and reduced together: a layer, or the root.
 
     Args:
         symbol: its parameters in formulas.
-        gathered: bytes of all ranks' shares of its parameters.
-        dtype: that of the buffer they are gathered in: their own, or bytes where they have several.
-        elements: of those gradients that are reduced.
-        reduced: the dtype in which they are.
-        sharded: the dtype of their shards, which is that of the parameters' own.
+        gathered: bytes of all ranks' shards of its parameters.
+        dtype: dtype of the all-gather buffer: the parameters' own, or uint8 where they have several.
+        elements: number of gradient elements that are reduced.
+        reduced: dtype of the reduce-scatter.
+        sharded: dtype of the gradient shards, that of the parameters.
     """
 
     symbol: str
@@ -64,27 +64,27 @@ class Unit(NamedTuple):
     sharded: str
 
     def gather(self, name: str, detail: str) -> Item:
-        """A buffer of its parameters."""
+        """Return an all-gather buffer of its parameters."""
         elements = self.gathered // DTYPE_BYTES[self.dtype]
         found = buffer(name, elements, self.dtype, 0, self.symbol, f"{SOURCE}: {detail}")
-        # _fsdp_collectives.py, _get_all_gather_input_metadatas: one of bytes for several dtypes
+        # _fsdp_collectives.py, _get_all_gather_input_metadatas: one uint8 buffer for several dtypes
         return found._replace(formula=f"{self.symbol}, each in its own dtype") if self.dtype == "uint8" else found
 
     def scatter(self, name: str) -> tuple[Item, ...]:
-        """The input of its reduce-scatter, if it has gradients."""
+        """Return the input of its reduce-scatter, if it has gradients."""
         if not self.elements:
             return ()
         return (buffer(name, self.elements, self.reduced, 0, self.symbol, f"{SOURCE}: post_backward"),)
 
 
 class Units(NamedTuple):
-    """The units of a model.
+    """The FSDP units of a model.
 
     Args:
         layers: a dense layer under False, one with experts under True.
-        embedding: the embedding, where it is a unit; else it has nothing.
-        tail: final norm and head, likewise.
-        root: all the rest.
+        embedding: the embedding, where it is a unit; else an empty unit.
+        tail: final norm and LM head, where they are a unit; else an empty unit.
+        root: all other parameters.
     """
 
     layers: dict[bool, Unit]
@@ -94,7 +94,7 @@ class Units(NamedTuple):
 
 
 def gathered_dtype(held: Held, choice: Choice) -> str:
-    """The dtype in which a parameter is gathered: torchao's in 8 bits, others by the policy, else their own."""
+    """Return a parameter's all-gather dtype: uint8 for torchao's FP8 weights, else the policy's, else its own."""
     if is_narrow(held, choice):
         return "uint8"
     packed = held.dtype == "uint8"  # 4-bit weights, which no policy casts
@@ -102,10 +102,11 @@ def gathered_dtype(held: Held, choice: Choice) -> str:
 
 
 def units_of(parameters: Parameters, choice: Choice) -> Units:
-    """Units with what they gather and reduce.
+    """Return the units with the sizes of their all-gather and reduce-scatter.
 
-    With a mixed-precision policy both are done in its dtypes; else in the dtype that parameters are held in: those of
-    adapters may be wider than those that are frozen. torchao's are in 8 bits.
+    A mixed-precision policy sets the dtypes of both; otherwise both use the stored dtype, which may be wider for
+    adapters
+    than for frozen parameters. torchao's FP8 weights are gathered in 8 bits.
     """
     spread = choice.spread(2)
 
@@ -113,7 +114,7 @@ def units_of(parameters: Parameters, choice: Choice) -> Units:
         return gathered_dtype(held, choice)
 
     def padded(held: Held) -> int:
-        """What all ranks' shares of a tensor come to: rows that do not divide are rounded up, for every rank."""
+        """Return the elements of all ranks' shards of a tensor, with rows rounded up on every rank."""
         return prod(spread.shape(held)) * spread.over(held)
 
     def gathered(held: Held) -> int:
@@ -124,7 +125,7 @@ def units_of(parameters: Parameters, choice: Choice) -> Units:
 
     def unit(symbol: str, size: int, elements: int, members: list[Held]) -> Unit:
         dtypes = {dtype(held) for held in members}
-        # FSDP2 refuses gradients of several dtypes (_fsdp_param_group.py, _init_mp_dtypes).
+        # FSDP2 rejects gradients of several dtypes (_fsdp_param_group.py, _init_mp_dtypes).
         own = next((held.dtype or choice.base for held in members if held.trains), choice.base)
         gathered = dtypes.pop() if len(dtypes) == 1 else "uint8"
         return Unit(symbol, size, gathered, elements, choice.reduced or own, own)
@@ -146,12 +147,20 @@ def units_of(parameters: Parameters, choice: Choice) -> Units:
 
 
 def is_embedding(held: Held) -> bool:
-    """Whether a parameter is the embedding's, which is a unit where the ends are."""
+    """Return whether a parameter is the embedding's, a separate unit with `wraps_ends`."""
     return held.where == "embedding" and held.module.partition(".")[0] == "embed_tokens"
 
 
 class Layer(NamedTuple):
-    """The buffers of the largest layer: its parameters, the next one's arrival, the one before's, its gradients."""
+    """Buffers of the largest layer.
+
+    Args:
+        own: its gathered parameters.
+        arriving: the all-gather of the next layer.
+        before: the all-gather buffer of the previous layer.
+        scattered: the reduce-scatter input of the previous layer in backward.
+        leaving: its own reduce-scatter input.
+    """
 
     own: Item
     arriving: Item
@@ -161,10 +170,11 @@ class Layer(NamedTuple):
 
 
 def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
-    """Gathered parameters and reduce-scatter inputs of one stage.
+    """Return the gathered parameters and reduce-scatter inputs of one stage.
 
-    Stage 3 is reshard_after_forward=True, where a layer's parameters are gathered again in backward; stage 2 is False,
-    where they stay. The root's stay either way.
+    Stage 3 is reshard_after_forward=True: a layer's parameters are gathered again in backward. Stage 2 is False: they
+    stay
+    gathered. The root's parameters always stay gathered.
     """
     units = units_of(parameters, choice)
     layers, root = units.layers, units.root
@@ -186,7 +196,8 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
         after_last_layer=leaving,
         after_first_layer=(*leaving, *both),
         backward_embedding=scattered,
-        after_embedding=(*root_scatter, *both),  # as of a layer: its parameters are let go before
+        # as for a layer: its parameters are freed before its gradients are reduced
+        after_embedding=(*root_scatter, *both),
         layer_share={kind: _left_behind(unit, choice) for kind, unit in layers.items()},
     )
     if choice.gathers_last_layer_once:
@@ -222,11 +233,12 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
 
 
 def _with_ends(around: Around, units: Units, layer: Layer, choice: Choice) -> Around:
-    """The buffers where the embedding is a unit, and final norm and head are one.
+    """Return the buffers where the embedding is a unit, and final norm and LM head are another.
 
     Sources: Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model; torchtitan 0.2.2 models/llama3/infra/
-    parallelize.py, apply_fsdp. The tail is not resharded after forward; its gradients leave as soon as its backward has
-    ended, and those of the embedding with the root's.
+    parallelize.py, apply_fsdp. Final norm and LM head are not resharded after forward. Their gradients are reduced as
+    soon
+    as their backward has ended, those of the embedding with the root's.
     """
     embedding, tail, gathers_again = units.embedding, units.tail, choice.zero_stage > 2
     table = embedding.gather("embedding, gathered", "unshard")
@@ -236,7 +248,7 @@ def _with_ends(around: Around, units: Units, layer: Layer, choice: Choice) -> Ar
     of_head = tail.scatter("reduce-scatter input of final norm and head")
     both = choice.torch[:2] == HOLDS_BOTH_INPUTS
     own, prefetched, stays = ((layer.own,), (layer.arriving,), ()) if gathers_again else ((), (), (table,))
-    # As the first layer's backward begins, its own parameters are copied out; then the embedding's are prefetched.
+    # When the first layer's backward begins, its own parameters are copied out; then the embedding's are prefetched.
     beside_first = (max(table_arrives, layer.arriving, key=attrgetter("each")),) if gathers_again else stays
     return around._replace(
         before_first_layer=(*own, *stays, table_arrives, layer.arriving),
@@ -266,26 +278,26 @@ def _with_ends(around: Around, units: Units, layer: Layer, choice: Choice) -> Ar
 
 
 def is_narrow(held: Held, choice: Choice) -> bool:
-    """Whether a weight is gathered in 8 bits (torchao's fsdp_pre_all_gather)."""
+    """Return whether a weight is gathered in FP8 (torchao's fsdp_pre_all_gather)."""
     if choice.narrow_gather is None or held.tensor != "weight" or len(held.shape) != len(("out", "in")):
         return False
     return not held.module.startswith("embed") and choice.narrow_gather.converts(held.module)
 
 
 def _beside_root(around: Around, root: Unit) -> Around:
-    """The root's parameters beside all others, from the first layer's arrival until the root's own gradients leave."""
+    """Add the root's parameters, gathered from the first layer's copy-out until the root's gradients are reduced."""
     stays = root.gather("root parameters, gathered", "the root is not resharded")
     there: dict[str, Any] = {name: (stays, *getattr(around, name)) for name in BESIDE_ROOT}
-    for name in ("before_head", "after_head"):  # where the head is a unit
+    for name in ("before_head", "after_head"):  # where the LM head is a unit
         if found := getattr(around, name):
             there[name] = (stays, *found)
     return around._replace(**there)
 
 
 def _left_behind(unit: Unit, choice: Choice) -> Item:
-    """What a layer's backward leaves on the device until that of the model has ended.
+    """Return what a layer's backward leaves on the device until the model's backward has ended.
 
-    Its share of the gradients; of those that go to the host nothing, but under HSDP what the groups have added up.
+    Its gradient shard; nothing with offloaded weights, except the all-reduced gradients under HSDP.
     """
     share = _share(unit, choice)
     if not choice.weights_on_host:
@@ -298,6 +310,6 @@ def _left_behind(unit: Unit, choice: Choice) -> Item:
 
 
 def _share(unit: Unit, choice: Choice, name: str = "") -> Item:
-    """A rank's share of a unit's gradients."""
+    """Return a rank's shard of a unit's gradients."""
     share = gradient_share(unit.elements, choice, SOURCE, unit.sharded)
     return share._replace(tensor=name, formula=share.formula.replace("P_layer", unit.symbol)) if name else share

@@ -1,8 +1,9 @@
-"""What FSDP2's CPUOffloadPolicy has on the host: a rank's shards of the weights, their gradients, and the update.
+"""Host memory under FSDP2's CPUOffloadPolicy: a rank's shards of weights and gradients, and the optimizer update.
 
-torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, reset_sharded_param: shards are pinned as the policy says.
+torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, reset_sharded_param: shards are pinned if the policy says so.
 _fsdp_collectives.py, foreach_reduce: a reduced gradient is copied into pinned memory, unless something on the host
-waits for it (a sum that it is added to, a hook). What the optimizer makes is as pageable as all that Python makes.
+waits
+for it (a sum that it is added to, a hook). The optimizer's tensors are pageable.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ BACKWARD = mask_of("backward_1", "backward_2")
 
 
 def held(parameters: Parameters, choice: Choice, *, trains: bool) -> tuple[list[Item], list[Item]]:
-    """What lies in pinned memory, and what in any; of parameters that are held alike."""
-    hooks = RECIPES[choice.recipe].main_gradients_live in ("always", "backward")  # they read each gradient at once
+    """Return what is in pinned memory and what in pageable memory, for parameters with identical options."""
+    # such a hook reads each gradient at once
+    hooks = RECIPES[choice.recipe].main_gradients_live in ("always", "backward")
     pinned: list[Item] = []
     pageable: list[Item] = []
     for copy in kept_copies(choice, trains=trains):
@@ -46,10 +48,11 @@ def held(parameters: Parameters, choice: Choice, *, trains: bool) -> tuple[list[
 
 
 def _on_their_way(parameters: Parameters, choice: Choice) -> Item | None:
-    """What is added to other gradients when it has arrived, one parameter after the other; None where nothing is.
+    """Return gradients that are added to others once copied, one parameter at a time; None if there are none.
 
-    torch 2.13 _fsdp_collectives.py, foreach_reduce: new_sharded_grad goes before the next one comes; as .grad of a
-    parameter whose hook drops it, it has another name, new_sharded_dtensor_grad, and goes after.
+    torch 2.13 _fsdp_collectives.py, foreach_reduce: new_sharded_grad is freed before the next one is created. As .grad
+    of a
+    parameter whose hook frees it, a second variable, new_sharded_dtensor_grad, references it, and it is freed after.
     """
     dropped = RECIPES[choice.recipe].gradients is None
     if not dropped and not choice.accumulates:

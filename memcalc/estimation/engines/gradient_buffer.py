@@ -1,8 +1,8 @@
-"""Megatron-LM's contiguous buffers of weights and main gradients, and how the distributed optimizer cuts them.
+"""Megatron-LM's contiguous buffers of weights and main gradients, and how the distributed optimizer shards them.
 
 Sources: Megatron-LM core_r0.14 core/distributed/param_and_grad_buffer.py (layout in reverse order, starts padded to 64
 elements, the end to a multiple of lcm(N, 128)) and core/optimizer/distrib_optimizer.py (each rank takes an equal
-stretch, in which every parameter that it meets has a tensor of its own). Without overlap there is one bucket.
+contiguous slice, with a separate tensor for every parameter in it). Without overlap there is one bucket.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from memcalc.estimation.sharding import Held, Parameters
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 
-START_MULTIPLE = 64  # elements; for cuBLAS and 128-byte alignment of every parameter
+START_MULTIPLE = 64  # elements; cuBLAS and 128-byte alignment of every parameter
 END_MULTIPLE = 128  # elements
 
 
 def lies_in_a_buffer(component: Component, zero_stage: int) -> bool:
-    """Main gradients always; weights with the distributed optimizer, which gathers them there."""
+    """Return whether a copy is in a buffer: main gradients; weights only with the distributed optimizer."""
     return component is Component.GRADIENTS or (component is Component.WEIGHTS and zero_stage >= 1)
 
 
 def buffer_sizes(parameters: Parameters, dtype: str) -> list[int]:
-    """Bytes of the buffers of one copy: one of routed experts, one of the others."""
+    """Return the bytes of the buffers of one copy: one for routed experts, one for all others."""
     groups = (_laid_out(parameters, routed=routed) for routed in (False, True))
     return [DTYPE_BYTES[dtype] * group[-1][1] for group in groups if group]
 
 
 def shard_sizes(parameters: Parameters, dtype: str, ranks: int, expert_ranks: int) -> list[int]:
-    """Bytes of the tensors that the first rank's stretches of one copy consist of."""
+    """Return the bytes of the tensors in the first rank's slices of one copy."""
     found: list[int] = []
     for routed, count in ((False, ranks), (True, expert_ranks)):
         spans = _laid_out(parameters, routed=routed)
@@ -42,7 +42,7 @@ def shard_sizes(parameters: Parameters, dtype: str, ranks: int, expert_ranks: in
 
 
 def _laid_out(parameters: Parameters, *, routed: bool) -> list[tuple[int, int]]:
-    """Where each parameter starts and ends, in elements."""
+    """Return the start and end of each parameter, in elements."""
     spans: list[tuple[int, int]] = []
     end = 0
     for held in _reversed(parameters):
@@ -54,7 +54,7 @@ def _laid_out(parameters: Parameters, *, routed: bool) -> list[tuple[int, int]]:
 
 
 def _reversed(parameters: Parameters) -> Iterator[Held]:
-    """One entry a tensor, from the head back to the embedding; kinds of layers one after the other."""
+    """Yield one entry per tensor, from the LM head back to the embedding; layer types follow one another."""
     for where in ("head", "layer", "embedding"):
         group = [held for held in reversed(parameters) if held.where == where]
         for _ in range(max((held.count for held in group), default=0) if where == "layer" else 1):

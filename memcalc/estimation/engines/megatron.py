@@ -1,4 +1,4 @@
-"""What Megatron-Core and Transformer Engine hold beside model states and activations.
+"""Buffers of Megatron-Core and Transformer Engine besides model states and activations.
 
 Sources: Transformer Engine 2.11 pytorch/module/base.py, pytorch/cpp_extensions/gemm.py; Megatron-LM core_r0.14
 core/tensor_parallel/layers.py, core/utils.py, core/pipeline_parallel/schedules.py.
@@ -21,19 +21,19 @@ from memcalc.spec.spec import Spec
 
 MIB = 2**20
 
-# Of grouped matrix products (Transformer Engine 2.11 common/util/multi_stream.cpp: nvte_get_num_compute_streams), each
-# with a workspace of its own (pytorch/cpp_extensions/gemm.py, get_cublas_workspace).
+# Streams of grouped GEMMs (Transformer Engine 2.11 common/util/multi_stream.cpp: nvte_get_num_compute_streams), each
+# with a separate workspace (pytorch/cpp_extensions/gemm.py, get_cublas_workspace).
 STREAMS = 4
 GROUPED_WORKSPACES = "workspace of Transformer Engine's grouped products"
 
-# Norms have one axis; tables and routers go through PyTorch's own operators.
+# Norms have one axis; embeddings and routers use PyTorch's operators.
 WITHOUT_SCRATCH = ("embed_tokens", "embed_positions", "mlp.router", "shared_expert_gate")
 
 EVERY_PASS = mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
 
 
 def standing(spec: Spec, stage: Stage, parameters: Parameters, card: Card | None) -> Iterator[Item]:
-    """All of it that stands through whole phases, for one stage."""
+    """Yield the persistent buffers of one stage."""
     if spec.training.transformer_engine:
         yield from weight_gradient_scratch(spec, parameters)
         yield engine_workspace(card)
@@ -50,21 +50,22 @@ def standing(spec: Spec, stage: Stage, parameters: Parameters, card: Card | None
         yield sent_gradient(spec)
     several = spec.training.gradient_accumulation_steps > 1
     if not stage.has_head and several and spec.parallelism.schedule == "1f1b":
-        # The loop's Python name, output_tensor_grad, holds the last one through the next micro-batch's forward.
+        # the loop's variable output_tensor_grad references the last one during the next micro-batch's forward
         yield received_gradient(spec)._replace(mask=mask_of("forward_1", "forward_2"))
 
 
 def weight_gradient_scratch(spec: Spec, parameters: Parameters) -> Iterator[Item]:
-    """One tensor for each shape of weight, allocated in the first backward and never freed.
+    """Yield one tensor per weight shape, allocated in the first backward and never freed.
 
-    The matrix product adds a weight's gradient to its main gradient, but autograd must be handed something of the
-    weight's shape, or it would run no hook: a tensor that nobody reads (get_dummy_wgrad), shared by all layers.
+    The GEMM adds a weight's gradient to its main gradient. Autograd runs a hook only if it gets a tensor of the
+    weight's
+    shape, so all layers share a tensor that nobody reads (get_dummy_wgrad).
     """
     dtype = spec.training.dtype
     citation = "Transformer Engine 2.11 pytorch/module/base.py: get_dummy_wgrad"
     shapes: dict[tuple[int, ...], str] = {}
     for held in parameters:
-        shape = held.shape[1:] if held.routed else held.shape  # each expert is a weight of its own
+        shape = held.shape[1:] if held.routed else held.shape  # each expert is a separate weight
         if len(shape) == 2 and not held.module.endswith(WITHOUT_SCRATCH):
             shapes.setdefault(shape, held.formula.partition("·")[2] if held.routed else held.formula)
     mask = from_phase("backward_1")
@@ -76,7 +77,7 @@ def weight_gradient_scratch(spec: Spec, parameters: Parameters) -> Iterator[Item
 
 
 def engine_workspace(card: Card | None) -> Item:
-    """Transformer Engine's own cuBLAS workspace, one for both threads."""
+    """Return Transformer Engine's cuBLAS workspace, one for both threads."""
     hopper = card is not None and card.compute_capability is not None and card.compute_capability >= (9, 0)
     each = 32 * MIB + 1024 if hopper else 4 * MIB
     formula = "32 MiB+1024" if hopper else "4 MiB"
@@ -88,7 +89,7 @@ def engine_workspace(card: Card | None) -> Item:
 
 
 def rotary_table(spec: Spec) -> Item:
-    """The angles of the positions of the rank's part of the sequence, cached from the first forward on."""
+    """Return the RoPE angles for the rank's part of the sequence, cached from the first forward on."""
     length = -(-spec.training.sequence_length // spec.parallelism.context_parallel)
     width = spec.model.rotary_dim
     each = 4 * length * width
@@ -100,16 +101,16 @@ def rotary_table(spec: Spec) -> Item:
 
 
 def gather_buffer(spec: Spec) -> Item:
-    """The whole input of the output layer, in a global buffer that is made once (GlobalMemoryBuffer, "mpu")."""
+    """Return the gathered input of the output layer, in a global buffer allocated once (GlobalMemoryBuffer, "mpu")."""
     citation = "Megatron-LM core_r0.14 core/tensor_parallel/layers.py: get_global_memory_buffer"
     return _hidden(spec, "gathered input of the output layer", from_phase("loss_1"), citation, whole=True)
 
 
 def score_buffer(spec: Spec) -> Item:
-    """What the products of queries and keys are given to add to, which nobody reads: it is made once, and stays.
+    """Return the input buffer of the matmuls of queries and keys, which nobody reads: allocated once, never freed.
 
-    The gathered inputs of matrices under sequence parallelism lie in the same buffer (GlobalMemoryBuffer, "mpu"), which
-    is as large as the largest of them.
+    The gathered inputs of linear layers under sequence parallelism share this buffer (GlobalMemoryBuffer, "mpu"), which is
+    as large as the largest of them.
     """
     training, ranks = spec.training, spec.parallelism.tensor_parallel
     length, size = training.sequence_length, DTYPE_BYTES[training.dtype]
@@ -126,19 +127,19 @@ def score_buffer(spec: Spec) -> Item:
 
 
 def sent_gradient(spec: Spec) -> Item:
-    """The gradient that was sent to the stage before: its Python name lives until the next one replaces it."""
+    """Return the gradient sent to the previous stage: its variable references it until the next one replaces it."""
     citation = "Megatron-LM core_r0.14 core/pipeline_parallel/schedules.py: input_tensor_grad"
     return _hidden(spec, "gradient sent to the stage before", EVERY_PASS, citation, whole=False)
 
 
 def received_gradient(spec: Spec) -> Item:
-    """The gradient that the next stage has sent, which backward_step holds until backward is through."""
+    """Return the gradient received from the next stage, which backward_step references until backward has ended."""
     citation = "Megatron-LM core_r0.14 core/pipeline_parallel/schedules.py: backward_step(output_tensor_grad)"
     return _hidden(spec, "gradient received from the next stage", 0, citation, whole=False)
 
 
 def _hidden(spec: Spec, name: str, mask: int, citation: str, *, whole: bool) -> Item:
-    """A tensor of hidden states: of the rank's part of the sequence, or of all that its tensor-parallel ranks have."""
+    """Return a tensor of hidden states: of the rank's part of the sequence, or of all parts if `whole`."""
     parallelism = spec.parallelism
     length = -(-spec.training.sequence_length // parallelism.context_parallel)
     ranks = "c" if parallelism.context_parallel > 1 else ""

@@ -1,4 +1,4 @@
-"""What Transformer Engine holds for matrix products in 8 bits: beside weights in 16 that stay, or in their place.
+"""FP8 weights and scales of Transformer Engine, in addition to bf16 weights or instead of them.
 
 Sources: Transformer Engine 2.11 pytorch/module/base.py (get_weight_workspace, quantization.py),
 pytorch/tensor/float8_tensor.py, mxfp8_tensor.py, float8_blockwise_tensor.py; Megatron-LM core_r0.14
@@ -20,21 +20,22 @@ from memcalc.workspaces import ceil_div, round_up
 
 WITHOUT_FP8 = ("embed_tokens", "embed_positions", "lm_head", "mlp.router", "shared_expert_gate")
 MXFP8_BLOCK = 32  # elements that share a scale of one byte
-BLOCK = 128  # sides of the square of a weight that shares an fp32 scale (Float8BlockScaling: w_block_scaling_dim 2)
+BLOCK = 128  # side of a weight's square blocks that share an fp32 scale (Float8BlockScaling: w_block_scaling_dim 2)
 HISTORY = 1024  # common/recipe/__init__.py, DelayedScaling: amax_history_len
 
 
 def in_8_bits(held: Held) -> bool:
-    """Whether a parameter is a matrix that is multiplied in 8 bits; stacked experts are one each."""
+    """Return whether a parameter is a weight matrix of an FP8 GEMM; of stacked experts each counts as one."""
     shape = held.shape[1:] if held.routed else held.shape
     return len(shape) == len(("out", "in")) and not held.module.endswith(WITHOUT_FP8)
 
 
 def weight_caches(spec: Spec, parameters: Parameters, card: Card | None) -> Iterator[Item]:
-    """A byte an element for the products of forward, another for those of backward; kept from the first forward on.
+    """Yield one byte per element for forward GEMMs and another for backward GEMMs, live from the first forward on.
 
-    Where the weights themselves are in 8 bits (--fp8-param-gather), they are forward's, and backward's are made with
-    them (get_weight_workspace hands on what is quantised already; quantized_model_init has both usages).
+    Where the weights themselves are in FP8 (--fp8-param-gather), they serve forward, and backward's copies are created
+    with
+    them (get_weight_workspace passes on what is already quantized; quantized_model_init has both usages).
     """
     recipe = spec.training.fp8
     if recipe == "none":
@@ -66,7 +67,7 @@ def weight_caches(spec: Spec, parameters: Parameters, card: Card | None) -> Iter
 
 
 def _scales(recipe: str, held: Held, experts: int, *, by_columns: bool) -> tuple[int, str] | None:
-    """Bytes of the scales of a weight, and their formula: none where it has a single one."""
+    """Return the bytes of a weight's scales and their formula; None where it has a single scale."""
     if recipe == "mxfp8":
         return held.elements // MXFP8_BLOCK, f"1·{held.formula}/{MXFP8_BLOCK}"
     if recipe != "blockwise":
@@ -77,7 +78,7 @@ def _scales(recipe: str, held: Held, experts: int, *, by_columns: bool) -> tuple
 
 
 def _histories(matrices: int) -> Iterator[Item]:
-    """Of each matrix the largest values of input, weight and output, and of two gradients, in the last steps."""
+    """Yield amax histories: per weight for input, weight and output, and for two gradients."""
     citation = "Transformer Engine 2.11 pytorch/quantization.py: DelayedScalingRecipeState"
     for direction, tensors, phase in (("forward", 3, "forward_1"), ("backward", 2, "backward_1")):
         each = 4 * HISTORY * tensors

@@ -1,11 +1,11 @@
-"""How much ZeRO's stage 3 has gathered at each moment, once it knows the order of modules (from the second step on).
+"""Parameters gathered by ZeRO stage 3 during a step, once it knows the order of modules (from the second step on).
 
-DeepSpeed 0.19 runtime/zero/partitioned_param_coordinator.py, played module by module. Before a module runs, what it
-needs is gathered, and then, as far as a bound allows, what comes next. After it, its parameters are let go unless one
-of the next modules, up to a distance, uses them again. Parameters of a few elements stay once they have been gathered.
-Several that are gathered together arrive in one buffer, out of which each is copied when its module comes: the buffer
-is there until the last of them has been copied. Of the weights of routed experts autograd keeps views, not the
-parameters whose memory DeepSpeed exchanges (linear.py, ctx.save_for_backward): what was gathered for forward stays.
+DeepSpeed 0.19 runtime/zero/partitioned_param_coordinator.py, simulated module by module. Before a module runs, its
+parameters are gathered and, up to a bound, those of the next modules. Afterwards its parameters are released unless
+one of the next modules, up to a distance, uses them again. Parameters with few elements stay gathered. Parameters
+gathered together are all-gathered into one buffer and copied out of it when their modules run; the buffer is live until
+the last copy. For weights of routed experts autograd saves views, not the parameters whose memory DeepSpeed
+exchanges (linear.py, ctx.save_for_backward), so what forward has gathered stays.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from memcalc.estimation.engines.zero_reduction import arrivals, layers_of
 from memcalc.estimation.sharding import Held, Parameters
 
 # Defaults of runtime/zero/config.py, in elements.
-PREFETCH = 50_000_000  # stage3_prefetch_bucket_size: what is gathered ahead of one module
-MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: beyond that nothing is gathered ahead
-REUSE_DISTANCE = 1_000_000_000  # stage3_max_reuse_distance: what is used again before so many others stays
-PERSISTENT = 100_000  # stage3_param_persistence_threshold: parameters of so few elements stay
+PREFETCH = 50_000_000  # stage3_prefetch_bucket_size: limit of the prefetch for one module
+MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: above it nothing is prefetched
+REUSE_DISTANCE = 1_000_000_000  # stage3_max_reuse_distance: parameters used again within this distance stay
+PERSISTENT = 100_000  # stage3_param_persistence_threshold: smaller parameters stay gathered
 
 
 class Use(NamedTuple):
-    """A module's turn: which of the parameters it has, and where in the step it is."""
+    """The run of one module: its parameters, and where in the step it runs."""
 
     parameters: tuple[int, ...]
     place: str  # "embedding", "layer" or "head"
@@ -37,7 +37,7 @@ class Use(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Elements that are gathered, at most, while parts of a step run; `at_gradient`: as each parameter's arrives."""
+    """Maximum number of gathered elements in each part of a step; `at_gradient`: when each gradient is produced."""
 
     forward_layers: tuple[int, ...]
     forward_head: int
@@ -49,24 +49,24 @@ class Gathered(NamedTuple):
 
     @property
     def widest_forward(self) -> int:
-        """The last layer in whose forward most is there."""
+        """The last layer among those whose forward has the most gathered elements."""
         return max(range(len(self.forward_layers)), key=lambda layer: (self.forward_layers[layer], layer))
 
 
 @lru_cache(maxsize=1024)
 def gathered(parameters: Parameters, *, recomputes: bool, detached: bool = False) -> Gathered:
-    """What is gathered in a steady step.
+    """Return the gathered elements of a steady step.
 
     Args:
-        parameters: of the stage.
-        recomputes: every layer's forward runs again in backward.
-        detached: the first layer's input needs no gradient, since nothing before it trains.
+        parameters: parameters of the stage.
+        recomputes: whether every layer is recomputed in backward.
+        detached: whether the first layer's input needs no gradient, since nothing before it trains.
     """
     elements, uses = turns(parameters, recomputes=recomputes, detached=detached)
     routed = [each.number for each in arrivals(parameters) if each.routed] if not recomputes else []
     heights = list(_play(elements, uses, frozenset(routed)))
     most: dict[tuple[str, bool, int], int] = {}
-    at_gradient: dict[int, int] = {}  # the last turn of a parameter is in backward
+    at_gradient: dict[int, int] = {}  # the last use of a parameter is in backward
     for use, height in zip(uses, heights, strict=True):
         key = (use.place, use.forward, use.layer)
         most[key] = max(most.get(key, 0), height.most)
@@ -75,7 +75,7 @@ def gathered(parameters: Parameters, *, recomputes: bool, detached: bool = False
     turn = next(number for number, use in enumerate(uses) if not use.forward)
     return Gathered(
         tuple(most.get(("layer", True, layer), 0) for layer in layers),
-        heights[turn - 1].inside,  # when logits are made, the head has been copied out of what it arrived in
+        heights[turn - 1].inside,  # when logits are produced, the LM head has been copied out of its buffer
         heights[turn - 1].after,
         most.get(("head", False, 0), 0),
         tuple(most.get(("layer", False, layer), 0) for layer in layers),
@@ -85,18 +85,18 @@ def gathered(parameters: Parameters, *, recomputes: bool, detached: bool = False
 
 
 def turns(parameters: Parameters, *, recomputes: bool, detached: bool = False) -> tuple[list[int], list[Use]]:
-    """The elements of every parameter, and the modules of a step in order, the root first; see `gathered`."""
+    """Return the elements of every parameter, and a step's module runs in order, the root first; see `gathered`."""
     elements: list[int] = []
     before = _numbered(_modules(parameters, "embedding"), elements)
     layers = [_numbered(_modules(layer, "layer"), elements) for layer in layers_of(parameters)]
     after = _numbered(_modules(parameters, "head"), elements)
     if not any(held.module in ("lm_head", "score") for held in parameters) and before:
-        after.append(before[0][:1])  # the tied table
+        after.append(before[0][:1])  # the tied embedding weight
 
     def uses(place: str, modules: Iterable[tuple[int, ...]], *, layer: int = 0, forward: bool) -> list[Use]:
         return [Use(module, place, layer, forward) for module in modules]
 
-    # The model has a turn of its own, and PEFT's around it another one.
+    # The model runs as a module itself, and PEFT's wrapper as another.
     adapted = any(held.module.endswith(".lora_A") for held in parameters)
     roots: list[tuple[int, ...]] = [(), ()] if adapted else [()]
     forward = uses("embedding", [*roots, *before], forward=True)
@@ -105,7 +105,7 @@ def turns(parameters: Parameters, *, recomputes: bool, detached: bool = False) -
         forward += uses("layer", layer, layer=number, forward=True)
     forward += uses("head", after, forward=True)
     for number in reversed(range(len(layers))):
-        # What runs again stops at the last matrix product, whose input is the last thing that is missing.
+        # Recomputation stops at the last linear layer, whose input is the last missing tensor.
         again = (
             layers[number][: 1 + max(at for at, module in enumerate(layers[number]) if module)] if recomputes else []
         )
@@ -117,12 +117,12 @@ def turns(parameters: Parameters, *, recomputes: bool, detached: bool = False) -
 
 
 def _reached(layer: list[Held], numbered: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The modules of the first layer that backward comes to, though its input needs no gradient.
+    """Return the modules of the first layer that backward reaches although its input needs no gradient.
 
-    What reads that input is not reached, nor what reads what came of it, until something has trained on the way.
+    Modules that read the input, or what follows from it, are not reached until a trained module has run.
     """
     found = []
-    branch = stream = False  # whether what is on the way needs a gradient: inside attention or MLP, and behind it
+    branch = stream = False  # whether the hidden state needs a gradient: inside attention or MLP, and after it
     for tensors, numbers in zip(_modules(layer, "layer"), numbered, strict=True):
         path = tensors[0].module if tensors else ""
         trains = any(held.trains for held in tensors)
@@ -135,7 +135,7 @@ def _reached(layer: list[Held], numbered: list[tuple[int, ...]]) -> list[tuple[i
 
 
 def _numbered(modules: Iterable[Sequence[Held]], elements: list[int]) -> list[tuple[int, ...]]:
-    """The numbers of each module's parameters, whose elements are noted."""
+    """Return the numbers of each module's parameters, and append their elements."""
     found = []
     for tensors in modules:
         found.append(tuple(range(len(elements), len(elements) + len(tensors))))
@@ -144,15 +144,15 @@ def _numbered(modules: Iterable[Sequence[Held]], elements: list[int]) -> list[tu
 
 
 def _modules(parameters: Iterable[Held], where: str) -> list[list[Held]]:
-    """A part's modules in order, each with its tensors.
+    """Return a part's modules in order, each with its tensors.
 
-    Modules without parameters have their turn, too: of a layer those that hold others (the layer, its attention, its
-    MLP), and after these what stands where a norm could be, or a dropout.
+    Modules without parameters count, too: in a layer those that contain others (the layer, its attention, its MLP), and
+    after them the places of a possible norm or dropout.
     """
     found: list[list[Held]] = []
     inside: list[str] = []
     for module, tensors in groupby((held for held in parameters if held.where == where), key=lambda held: held.module):
-        if module.endswith(".lora_A"):  # PEFT's layer goes before the matrix that it stands around, its dropout after
+        if module.endswith(".lora_A"):  # PEFT's wrapper runs before the linear layer that it wraps, its dropout after
             found[-1:] = [[], found[-1], []]
         own = module.removesuffix(".lora_A").removesuffix(".lora_B")
         holders = own.split(".")[2:-1] if where == "layer" else []
@@ -166,7 +166,7 @@ def _modules(parameters: Iterable[Held], where: str) -> list[list[Held]]:
 
 
 class Height(NamedTuple):
-    """Gathered elements: at most, from a module's asking for its own on; while it runs; and after it."""
+    """Gathered elements: the maximum from a module's request on, while it runs, and after it."""
 
     most: int
     inside: int
@@ -174,7 +174,7 @@ class Height(NamedTuple):
 
 
 class Together:
-    """Parameters that arrive in one buffer: copied out of it at once; it goes when the last one was asked for."""
+    """Parameters all-gathered into one buffer: copied out at once, freed when the last one has been requested."""
 
     def __init__(self, waiting: list[int], size: int) -> None:
         self.waiting = set(waiting)
@@ -183,7 +183,7 @@ class Together:
 
 
 class Coordinator:
-    """What is there, of parameters of given elements; `held` counts buffers too, `live` what a bound is set to."""
+    """Gathered parameters, given their elements; `held` also counts buffers, `live` is compared with the bound."""
 
     def __init__(self, elements: list[int]) -> None:
         self.elements = elements
@@ -193,7 +193,7 @@ class Coordinator:
         self.arriving: dict[int, Together] = {}
 
     def gather(self, wanted: Iterable[int]) -> None:
-        """Those that are not there: one in its own memory, several in a buffer."""
+        """Gather missing parameters: a single one into its own memory, several into a buffer."""
         missing = [number for number in wanted if number not in self.there]
         size = sum(self.elements[number] for number in missing)
         self.live, self.held = self.live + size, self.held + size
@@ -202,7 +202,7 @@ class Coordinator:
             self.arriving.update(dict.fromkeys(missing, Together(missing, size)))
 
     def ask_for(self, number: int) -> int:
-        """Wait for a parameter; the most that is held meanwhile."""
+        """Wait for a parameter; return the maximum number of live elements meanwhile."""
         together = self.arriving.pop(number, None)
         if together is None:
             return self.held
@@ -215,7 +215,7 @@ class Coordinator:
         return most
 
     def let_go(self, number: int, *, viewed: bool) -> None:
-        """Of one parameter, but for those that stay; where a view of it is kept, its memory is."""
+        """Release a parameter unless it is persistent; if a view of it is saved, its memory stays allocated."""
         size = self.elements[number]
         if size > PERSISTENT and number in self.there:
             self.there.remove(number)
@@ -223,7 +223,7 @@ class Coordinator:
 
 
 def _play(elements: list[int], uses: list[Use], routed: frozenset[int] = frozenset()) -> Iterator[Height]:
-    """What is there around each module's turn; autograd keeps views of `routed` parameters."""
+    """Yield the gathered elements around each module's run; autograd saves views of `routed` parameters."""
     views: set[int] = set()
     passed = [0, *accumulate(sum(elements[number] for number in use.parameters) for use in uses)]
     turns_of: dict[int, list[int]] = {}
@@ -231,7 +231,7 @@ def _play(elements: list[int], uses: list[Use], routed: frozenset[int] = frozens
         for number in use.parameters:
             turns_of.setdefault(number, []).append(turn)
     queue = deque((number, turn) for turn, use in enumerate(uses) for number in use.parameters)
-    fetched_for = dict.fromkeys(turns_of, -1)  # the last turn that a parameter was taken off the queue for
+    fetched_for = dict.fromkeys(turns_of, -1)  # the last run that a parameter was taken off the queue for
     coordinator = Coordinator(elements)
     for turn, use in enumerate(uses):
         coordinator.gather(use.parameters)

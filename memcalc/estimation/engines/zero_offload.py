@@ -1,9 +1,9 @@
-"""What ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857) have on the host, as DeepSpeed 0.19 does.
+"""Host memory of ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857), as in DeepSpeed 0.19.
 
-runtime/zero/stage_1_and_2.py and stage3.py with offload_optimizer.device = cpu: fp32 masters, their gradients and the
-states of the update are tensors of the CPU. Each reduced gradient is copied there as it arrives; the step runs there;
-what it has updated comes back as the device's 16-bit weights. With offload_param.device = cpu these are the host's, in
-one piece, and a rank's share of each is copied to the device as it is gathered.
+runtime/zero/stage_1_and_2.py and stage3.py with offload_optimizer.device = cpu: fp32 master weights, their gradients
+and the optimizer states are CPU tensors. Each reduced gradient is copied to the CPU, where the step runs; updated
+weights are copied back in bf16 or fp16. With offload_param.device = cpu the weights are in host memory, in one tensor,
+and a rank's shard of each is copied to the device when it is gathered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOURCE = "DeepSpeed 0.19 runtime/zero/"
 
 
 def held(parameters: Parameters, choice: Choice, *, trains: bool) -> Iterator[Item]:
-    """Weights, and masters, gradients and states, of parameters that are held alike."""
+    """Yield weights, master weights, gradients and states in host memory, for parameters with identical options."""
     if choice.weights_on_host:
         weights = next(copy for copy in kept_copies(choice, trains=False) if copy.component is Component.WEIGHTS)
         weights = weights._replace(citation=f"{SOURCE}stage3.py: _create_param_groups_fp16_flat_cpu_memory")
@@ -36,14 +36,14 @@ def held(parameters: Parameters, choice: Choice, *, trains: bool) -> Iterator[It
 
 
 def in_one_piece(items: Iterable[Item]) -> list[Item]:
-    """The weights among what is on the host: one tensor, which is pinned whatever pin_memory says (stage3.py)."""
+    """Return the weights among host tensors: one tensor, pinned regardless of pin_memory (stage3.py)."""
     weights = [item for item in items if item.component is Component.WEIGHTS]
     each = sum(item.each * item.count for item in weights)
     return [item._replace(each=each, count=1) for item in weights[:1]]
 
 
 def _copies(choice: Choice) -> Iterator[Copy]:
-    """The masters, and their gradients in fp32, which are there from the beginning."""
+    """Yield the fp32 master weights and their fp32 gradients, which exist from the start."""
     yield from (copy for copy in kept_copies(choice, trains=True) if copy.component is Component.MASTER_WEIGHTS)
     whole = from_phase("optimizer")
     citation = f"{SOURCE}: the gradients of the fp32 masters, pinned"
@@ -57,13 +57,13 @@ def _copies(choice: Choice) -> Iterator[Copy]:
 
 
 def buffers(parameters: Parameters, choice: Choice) -> Iterator[Item]:
-    """Stage 2 passes gradients through a pinned buffer as large as the largest parameter."""
+    """Yield the pinned buffer, as large as the largest parameter, through which stage 2 copies gradients."""
     if choice.zero_stage < 3:
         yield gradient_passage(parameters, choice, "temp_grad_buffer_for_cpu_offload")
 
 
 def gradient_passage(parameters: Parameters, choice: Choice, name: str) -> Item:
-    """The buffer, one on the device and one on the host, that gradients pass through on their way."""
+    """Return the buffer, one on the device and one in host memory, through which gradients are copied to the host."""
     elements = max(held.elements for held in parameters)
     each = elements * DTYPE_BYTES[choice.compute]
     return Item(

@@ -1,8 +1,9 @@
-"""When DeepSpeed reduces gradients, and what it needs for that: its bucket, played gradient by gradient.
+"""DeepSpeed's gradient reductions and their buffers: the reduce bucket, simulated gradient by gradient.
 
 DeepSpeed 0.19 runtime/zero/stage3.py and stage_1_and_2.py, reduce_independent_p_g_buckets_and_remove_grads: a gradient
-is copied into the bucket, and its own memory goes. One that would overflow the bucket has what is there reduced first,
-which flattens it into one more buffer. One that is larger than the bucket stays where it is until it is reduced.
+is copied into the bucket, and its own memory is freed. Before a gradient that would overflow the bucket, the bucket's
+contents are reduced, which flattens them into another buffer. A gradient larger than the bucket stays in place until
+it is reduced.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import NamedTuple
 
 from memcalc.estimation.sharding import Held, Parameters
 
-# runtime/zero/config.py, reduce_bucket_size: elements of the buffer that gradients are gathered in.
+# runtime/zero/config.py, reduce_bucket_size: elements of the gradient bucket.
 BUCKET = 500_000_000
 
 
 class Arrival(NamedTuple):
-    """A gradient: of which part and layer of the model, its parameter's number and elements, whether an expert's."""
+    """A produced gradient: model part, layer, its parameter's number and elements, whether it is an expert's."""
 
     place: str
     layer: int
@@ -28,15 +29,15 @@ class Arrival(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """What is reduced at once.
+    """Gradients that are reduced together.
 
     Args:
-        place: the part whose gradient has just arrived, and waits; "end": none.
+        place: the part of the model with the gradient produced just before, which waits; "end": none.
         layer: its layer.
         number: its parameter's number.
-        copied: elements that are flattened into a buffer of their own.
-        beside: elements of the gradient that was too large for the bucket, if that is what is reduced.
-        moved: elements that have gone through the bucket so far, these included.
+        copied: elements that are flattened into a separate buffer.
+        beside: elements of the reduced gradient, if it was too large for the bucket.
+        moved: elements that have passed through the bucket so far, including these.
     """
 
     place: str
@@ -49,10 +50,11 @@ class Reduction(NamedTuple):
 
 @lru_cache(maxsize=64)
 def arrivals(parameters: Parameters) -> tuple[Arrival, ...]:
-    """The gradients of a stage in the order of its parameters, which backward turns round."""
+    """Return the gradients of a stage in the order of its parameters; backward produces them in reverse."""
     ends = {place: [held for held in parameters if held.where == place] for place in ("embedding", "head")}
     parts = [("embedding", 0, ends["embedding"]), *(("layer", *each) for each in enumerate(layers_of(parameters)))]
-    known = {id(held): (held.trains, held.elements, held.routed) for held in parameters}  # once, not for each layer
+    # computed once, not for each layer
+    known = {id(held): (held.trains, held.elements, held.routed) for held in parameters}
     found: list[Arrival] = []
     number = 0
     for place, layer, tensors in (*parts, ("head", 0, ends["head"])):
@@ -65,7 +67,7 @@ def arrivals(parameters: Parameters) -> tuple[Arrival, ...]:
 
 
 def layers_of(parameters: Parameters) -> Iterator[list[Held]]:
-    """Each layer's parameters, dense layers first."""
+    """Yield each layer's parameters, dense layers first."""
     kinds: dict[str, list[Held]] = {}
     for held in parameters:
         if held.where == "layer":
@@ -76,30 +78,30 @@ def layers_of(parameters: Parameters) -> Iterator[list[Held]]:
 
 @lru_cache(maxsize=1024)
 def in_backward(parameters: Parameters, ranks: int) -> tuple[Reduction, ...]:
-    """The reductions of a backward; `ranks`: over how many stage 3 cuts one gradient without a copy, 0 for stage 2."""
+    """Return the reductions of a backward; `ranks`: stage 3's ranks, which need no copy to shard; 0: stage 2."""
     return tuple(_reductions(reversed(arrivals(parameters)), ranks))
 
 
 @lru_cache(maxsize=1024)
 def after_backward(parameters: Parameters) -> tuple[Reduction, ...]:
-    """The reductions of stage 1, which goes through all parameters when backward has ended."""
+    """Return the reductions of stage 1, which reduces all parameters after backward."""
     return tuple(_reductions(arrivals(parameters), 0))
 
 
 def first_layer(parameters: Parameters) -> int | None:
-    """The layer in whose backward the bucket is full for the first time; None if it never is in a layer."""
+    """Return the layer in whose backward the bucket fills for the first time; None if it fills in no layer."""
     return next((each.layer for each in in_backward(parameters, 0) if each.place == "layer"), None)
 
 
 class Share(NamedTuple):
-    """The first rank's flat stretch of all parameters: elements of those that it touches, and its largest piece."""
+    """The first rank's flat slice of all parameters: elements of the parameters in it, and its largest part."""
 
     touched: int
     piece: int
 
 
 def first_share(parameters: Parameters, ranks: int) -> Share:
-    """What the first rank has at stages 1 and 2."""
+    """Return the first rank's slice at stages 1 and 2."""
     share = -(-sum(held.count * held.elements for held in parameters if held.trains) // ranks)
     touched = piece = 0
     for arrival in arrivals(parameters):
