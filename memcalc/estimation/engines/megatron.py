@@ -107,7 +107,7 @@ def gather_buffer(spec: Spec) -> Item:
 
 
 def score_buffer(spec: Spec) -> Item:
-    """Return the input buffer of the matmuls of queries and keys, which nobody reads: allocated once, never freed.
+    """Return the input buffer of the matmuls of queries and keys: never read, allocated once, never freed.
 
     The gathered inputs of linear layers under sequence parallelism share this buffer (GlobalMemoryBuffer, "mpu"), which is
     as large as the largest of them.

@@ -1,8 +1,8 @@
-"""The operators of PyTorch that blocks are written in: what each allocates, keeps for backward, and makes in it.
+"""PyTorch operators that blocks are written in: what each allocates, saves for backward, and allocates in backward.
 
-What an operator keeps is what its entry in torch 2.13's tools/autograd/derivatives.yaml names in its gradient
-formulas; hidden buffers are the rules of `workspaces`. Under autocast, operators cast their inputs as the lists of
-torch/csrc's autocast_mode.h say: matrix products to the autocast dtype, norms, softmax and losses to fp32.
+An operator saves what its gradient formulas name in torch 2.13's tools/autograd/derivatives.yaml; hidden buffers follow
+the rules of `workspaces`. Under autocast, operators cast their inputs as in the lists of torch/csrc's autocast_mode.h:
+matmuls to the autocast dtype; norms, softmax and losses to fp32.
 """
 
 from __future__ import annotations
@@ -37,4 +37,4 @@ class Operators(
     Scores,
     Biased,
 ):
-    """A tape with the vocabulary of a module's forward."""
+    """A tape with all operators of a module's forward."""

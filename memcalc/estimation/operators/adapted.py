@@ -1,4 +1,4 @@
-"""Linear layers of a frozen base: in 4 bits, and with an adapter beside them."""
+"""Linear layers of a frozen base model: 4-bit quantized, and with LoRA adapters."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback
 
 
 class Adapted(InFloat8, Elementwise):
-    """Linear layers as QLoRA and PEFT replace them; where nothing is frozen, torch's own."""
+    """Linear layers as bitsandbytes (QLoRA) and PEFT replace them; without frozen parameters, torch's own."""
 
     def linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **how: Unpack[How]) -> Tensor:
-        """See `InFloat8.linear`; then the adapter's x A^T B^T, scaled and added."""
+        """See `InFloat8.linear`; adds the adapter's x A^T B^T, scaled."""
         adapters = self.adapters
         if adapters is None:
             return super().linear(x, module, weight, out, bias=bias, **how)
         if adapters.holds_in_4_bits(module):
             base = self._quantised(x, module, weight, out)
         else:
-            # A frozen table and its head share a weight that gets no gradient at all.
+            # A frozen embedding and its tied LM head share a weight that gets no gradient.
             how["tied"] = how.get("tied", False) and self.trains(module)
             base = super().linear(x, module, weight, out, bias=bias, **how)
         if module.rpartition(".")[2] not in adapters.targets:
@@ -34,9 +34,9 @@ class Adapted(InFloat8, Elementwise):
         return self._adapter(x, base, module, weight, out)
 
     def _quantised(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """The matrix is made whole in the compute dtype, in forward and again in backward. Keeps no activation.
+        """Dequantize the weight to the compute dtype, in forward and again in backward; saves no activation.
 
-        Forward dequantises it in the dtype of the input, backward in that which it had before, and casts it
+        Forward dequantizes it in the dtype of the input, backward in the weight's original dtype, then casts it
         (bitsandbytes/_ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit.backward).
         """
         adapters, tape = self.adapters, self.tape
@@ -60,7 +60,7 @@ class Adapted(InFloat8, Elementwise):
                 for name in ("scales around zero in fp32", "scales in fp32")
             )
             made = (around_zero, shifted, whole)
-            # Backward adds their mean in place.
+            # Backward adds the mean of the scales in place.
             prepares = ((shifted, 1), again[0], (shifted, -1), *again[1:])
         y = tape.new(f"{module} output", out, self.compute, BITSANDBYTES)
         node = Node(
@@ -77,11 +77,11 @@ class Adapted(InFloat8, Elementwise):
         )
         tape.record(node)
         y = self.cast(y, given, f"{module} output in {given}")
-        tape.still_named(x)  # bitsandbytes/nn/modules.py, Linear4bit.forward: its own cast of the input
+        tape.still_named(x)  # bitsandbytes/nn/modules.py, Linear4bit.forward: its cast of the input
         return y
 
     def _adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """result + B(A(dropout(x))) * scaling, in the adapter's dtype unless autocast says otherwise."""
+        """result + B(A(dropout(x))) * scaling, in the adapter's dtype or, under autocast, the autocast dtype."""
         adapters, tape = self.adapters, self.tape
         assert adapters is not None
         quantised = adapters.holds_in_4_bits(module)
@@ -99,11 +99,11 @@ class Adapted(InFloat8, Elementwise):
             scaled = self.cast(scaled, dtype, f"{module} adapter output in {dtype}")
         total = self.add(base, scaled, f"{module} with adapter")
         y = total if quantised else self.cast(total, dtype, f"{module} with adapter in {dtype}")
-        tape.still_named(x, into)  # the caller's argument, and what takes its name
+        tape.still_named(x, into)  # references: the caller's argument, and the variable that replaces it
         return y
 
     def _matrix(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """One of the adapter's two matrices, which train in a dtype of their own."""
+        """One of the adapter's two linear layers, which train in the adapter's dtype."""
         adapters, frozen = self.adapters, self.parameters
         assert adapters is not None
         self.adapters, self.parameters = None, adapters.dtype

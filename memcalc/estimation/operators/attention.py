@@ -1,4 +1,4 @@
-"""Attention in one kernel."""
+"""Fused attention kernels: flash and memory-efficient."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from memcalc.estimation.tape import NEW, OF_THE_HOST, Node, Shape, Tensor
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 
-# ATen native/transformers/cuda/attention.cu, _efficient_attention_forward: scalars of the CPU, saved with the rest.
+# ATen native/transformers/cuda/attention.cu, _efficient_attention_forward: CPU scalars, saved with the rest
 SEED_AND_OFFSET = (Tensor(OF_THE_HOST, ("1",), "int64"), Tensor(OF_THE_HOST, ("1",), "int64"))
 PADDED_WIDTH = "⌈d_h⌉₈"
 
 
 class Attention(Base):
-    """Attention in one kernel."""
+    """Fused attention kernels: flash and memory-efficient."""
 
     def flash_attention(
         self,
@@ -29,13 +29,21 @@ class Attention(Base):
         splits: bool = False,
         out: Shape | None = None,
     ) -> Tensor:
-        """Keeps q, k, v, its output, and fp32 log-sum-exps (flash_attn/flash_api.cpp).
+        """Flash attention; saves q, k, v, its output, and fp32 log-sum-exps (flash_attn/flash_api.cpp).
 
-        `splits`: forward may split the keys over thread blocks, which it never does with dropout. `length`: axis of the
-        tokens; of queries and of keys where these are others.
+        Args:
+            q: queries.
+            k: keys.
+            v: values.
+            heads: axis of the query heads.
+            kv_heads: axis of the key/value heads.
+            head_dim: axis of the head dimension.
+            length: axis of the tokens; (queries, keys) where they differ.
+            splits: whether forward may split the keys across thread blocks; never with dropout.
+            out: axes of the output, where they differ from those of q.
         """
         citation = "ATen native/transformers/cuda/flash_attn/flash_api.cpp"
-        v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as `linear` does
+        v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as in `linear`
         name = "attention"
         length, keys = (length, None) if isinstance(length, str) else length
         y = self.tape.new(f"{name} output", out or q.shape, q.dtype, citation)
@@ -48,7 +56,7 @@ class Attention(Base):
         if splits:
             rule = workspaces.named(workspaces.flash_forward, **sizes, item_bytes=item_bytes, keys=keys)
             parts = (self.tape.store(f"{name} splits", (), "uint8", citation, rule=rule),)
-        # 24 bytes that the paper's activations do not have: a random seed with its offset, and an unused mask.
+        # 24 bytes beyond the published activation formulas: a random seed with its offset, and an unused mask.
         state, mask = (
             self.tape.store(f"{name} {what}", (count,), "int64", citation, component=Component.TEMPORARIES)
             for what, count in (("random state", "2"), ("unused mask", "1"))
@@ -71,9 +79,9 @@ class Attention(Base):
     def padded_flash_attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: str, kv_heads: str, length: str, *, splits: bool
     ) -> Tensor:
-        """The same where heads are no multiple of 8 wide: on copies that are, of whose output a part is seen.
+        """Flash attention for a head_dim that is no multiple of 8: on padded copies; the output is a view.
 
-        ATen native/transformers/attention.cpp: pad_last_dim<8>, and what follows it.
+        ATen native/transformers/attention.cpp: pad_last_dim<8> and its callers.
         """
         v, k, q = (self.pad_heads(t, name) for t, name in ((v, "v"), (k, "k"), (q, "q")))
         y = self.flash_attention(q, k, v, heads, kv_heads, PADDED_WIDTH, length, splits=splits)
@@ -82,14 +90,14 @@ class Attention(Base):
         return seen
 
     def pad_heads(self, x: Tensor, name: str) -> Tensor:
-        """A copy with heads of a width that flash attention takes."""
+        """Return a copy with the head_dim padded to a multiple of 8."""
         x = self.autocast_input(x, "attention")
         y = self.tape.new(f"{name} padded", (*x.shape[:-1], PADDED_WIDTH), x.dtype, "aten::constant_pad_nd")
         self.tape.record(Node(f"{name} padded", (x,), (y,), (), (NEW,)))
         return y
 
     def _dropped(self, *inputs: Tensor) -> tuple[int, ...]:
-        """The kernel makes the gradients of q, k and v whether anybody needs them or not."""
+        """Gradients that no tensor needs, but that the kernel computes for q, k and v."""
         found = (tensor for tensor in inputs if not tensor.grad)
         return tuple(self.tape.store("unneeded gradient", t.shape, t.dtype, "ATen, mha_bwd") for t in found)
 
@@ -106,14 +114,24 @@ class Attention(Base):
         added: Tensor | None = None,
         out: Shape | None = None,
     ) -> Tensor:
-        """Keeps q, k, v, its output, and fp32 log-sum-exps (ATen native/transformers/cuda/attention.cu).
+        """Memory-efficient attention; saves q, k, v, its output, and fp32 log-sum-exps.
 
-        `masked`: it is given a mask of truth values, and keeps one in its own dtype. `added`: one of numbers for each
-        head, which it keeps. `out`: as wide as values, where these are not as wide as keys.
+        ATen native/transformers/cuda/attention.cu.
+
+        Args:
+            q: queries.
+            k: keys.
+            v: values.
+            heads: axis of the heads.
+            head_dim: axis of the head dimension.
+            length: axis of the tokens.
+            masked: whether it gets a boolean mask; it then saves a mask in its dtype.
+            added: an additive mask per head, which it saves.
+            out: axes of the output, where values and keys differ in head_dim.
         """
         citation = "ATen native/transformers/cuda/attention.cu, attention_backward.cu"
         mask: tuple[Tensor, ...] = () if added is None else (self.added_mask(added, length, heads),)
-        v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as `linear` does
+        v, k, q = (self.autocast_input(t, "attention") for t in (v, k, q))  # as in `linear`
         mask = (self.mask_in_dtype(q.dtype, length),) if masked else mask
         name = "attention"
         y = self.tape.new(f"{name} output", out or q.shape, q.dtype, citation)
@@ -132,7 +150,7 @@ class Attention(Base):
             )
         )
         saved = (*dict.fromkeys(t.storage for t in (q, k, v, *mask, y)), lse)
-        # One of truth values is expanded to all heads, which a copy of it has one by one; one of numbers may be shared.
+        # A boolean mask is expanded to all heads, and its copy holds each head's; an additive mask may be shared.
         own, whole = masked or self.autocast, ("b", heads, length, length)
         seen = tuple(Tensor(each.storage if own else -1, whole, each.dtype, strided=masked) for each in mask)
         node = Node(
@@ -150,7 +168,7 @@ class Attention(Base):
         return y
 
     def added_mask(self, x: Tensor, length: str, heads: str) -> Tensor:
-        """A mask of numbers, in the dtype and the rows that the kernel wants: a copy, unless it has both."""
+        """An additive mask in the kernel's dtype with padded rows: a copy, unless it has both."""
         if self.autocast:
             return self.mask_in_dtype(self.compute, length, heads)
         sizes = {"length": length, "item_bytes": DTYPE_BYTES[x.dtype], "heads": heads}
@@ -161,7 +179,7 @@ class Attention(Base):
         return y
 
     def mask_in_dtype(self, dtype: str, length: str, heads: str = "1") -> Tensor:
-        """What the kernel adds to the scores: 0 or -inf, in rows of a multiple of 8."""
+        """The mask that the kernel adds to the scores: 0 or -inf, with rows padded to a multiple of 8."""
         citation = "ATen native/transformers/attention.cpp"
         sizes = {"length": length, "item_bytes": DTYPE_BYTES[dtype], "heads": heads}
         made = None
@@ -178,5 +196,5 @@ class Attention(Base):
 
 
 def _by_head(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """As the kernels are given them: heads before tokens, which is not how they lie."""
+    """Return the tensors as kernels get them: transposed to heads before tokens, so not contiguous."""
     return tuple(Tensor(tensor.storage, tensor.shape, tensor.dtype, strided=True) for tensor in tensors)

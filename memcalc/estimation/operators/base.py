@@ -1,4 +1,4 @@
-"""What all operators share."""
+"""Base class of all operators."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from memcalc.estimation.adapters import Adapters
 from memcalc.estimation.tape import NEW, Node, Shape, Tape, Tensor
 from memcalc.ledger.component import Component
 
-TIED_SUM = "sum with the tied head's gradient"  # how such a sum is shown
+TIED_SUM = "sum with the tied head's gradient"  # name of this sum in rows
 DERIVATIVES = "torch 2.13 tools/autograd/derivatives.yaml"
 
 
 class Base:
-    """What all operators share: the tape, the dtypes, and autocast.
+    """Base class of all operators: the tape, the dtypes, and autocast.
 
     Args:
-        tape: where the operators are recorded.
+        tape: records the operators.
         compute: dtype of forward and backward, "bf16", "fp16" or "fp32".
         parameters: dtype of the weights.
         autocast: whether torch.autocast is on, in the compute dtype.
-        adapters: what trains where the model's own parameters are frozen; None: these train.
+        adapters: adapters of a frozen base model; None: the model's own parameters train.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class Base:
         self.compute = compute
         self.parameters = parameters
         self.autocast = autocast
-        self.fp8, self.fp8_columns = "none", False  # of Transformer Engine's matrices
-        self.fuses_weight_gradients = True  # of Megatron-Core's: whether they add to the main gradients themselves
-        self.fp32_modules: tuple[str, ...] = ()  # whose parameters are in fp32, whatever those of others are in
+        self.fp8, self.fp8_columns = "none", False  # of Transformer Engine's linear layers
+        self.fuses_weight_gradients = True  # whether Megatron-Core's GEMMs add to the main gradients
+        self.fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
 
     @contextmanager
     def in_fp32(self) -> Iterator[None]:
-        """Where parameters are in fp32, and autocast is off."""
+        """Context in which parameters are in fp32 and autocast is off."""
         before = self.autocast, self.parameters
         self.autocast, self.parameters = False, "fp32"
         try:
@@ -48,11 +48,11 @@ class Base:
             self.autocast, self.parameters = before
 
     def trains(self, module: str) -> bool:
-        """Whether a module's own parameters get gradients."""
+        """Return whether a module's own parameters get gradients."""
         return self.adapters is None or module.rpartition(".")[2] in self.adapters.saved
 
     def cast(self, x: Tensor, dtype: str, name: str | None = None) -> Tensor:
-        """x in another dtype: a copy, and its gradient one in the old dtype. Nothing where x has it already."""
+        """Cast x to another dtype: a copy, and its gradient a copy in the old dtype. No operator if x has the dtype."""
         if x.dtype == dtype:
             return x
         name = name or f"{self.tape.storages[x.storage].name} in {dtype}"
@@ -61,10 +61,10 @@ class Base:
         return y
 
     def cast_weight(self, module: str, tensor: str, shape: Shape, gradient: int | None) -> Tensor:
-        """The cast of an fp32 leaf is cached until autocast's region ends; its backward makes the fp32 gradient.
+        """Cast a weight; autocast caches casts of fp32 leaves until its region ends. Backward gives fp32 gradients.
 
-        A frozen one has no gradient (None). Only casts of fp32 leaves that need a gradient are cached: others are made
-        at each use, and the operator that reads a cast saves it.
+        A frozen weight has no gradient (None). Only casts of fp32 leaves that require a gradient are cached. Other weights are
+        cast at each use, and the operator that reads a cast saves it.
         """
         citation = "ATen autocast_mode.cpp, cached_cast"
         if gradient is None:
@@ -83,16 +83,16 @@ class Base:
         return cast
 
     def autocast_input(self, x: Tensor, module: str) -> Tensor:
-        """Each use of an activation casts it anew: only casts of leaves are cached."""
+        """Cast an activation under autocast, at each use: only casts of leaves are cached."""
         return self.cast(x, self.compute, f"{module} input in {self.compute}") if self.autocast else x
 
     def sorted_indices(self, module: str, tokens: Shape, rows: str) -> int:
-        """A storage for what an embedding's backward makes before its gradient."""
+        """Add a storage for what an embedding's backward allocates before its gradient."""
         rule = workspaces.named(workspaces.sorted_indices, tokens=tokens, rows=rows)
         return self.tape.store(f"{module} sorted indices", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
 
     def parameter_gradient(self, module: str, tensor: str, shape: Shape, dtype: str) -> int:
-        """A storage for the gradient of a parameter, named as its row in the parameter table."""
+        """Add a storage for the gradient of a parameter, named as its row in the parameter table."""
         return self.tape.store(
             f"{module}.{tensor}",
             shape,
@@ -104,5 +104,5 @@ class Base:
 
 
 def wider(a: str, b: str) -> str:
-    """The dtype of a result of two: fp32 if either is, and of bf16 and fp16 (c10/core/ScalarType.cpp)."""
+    """Return the dtype of a result of two tensors: fp32 if either is, or for bf16 with fp16 (c10/core/ScalarType.cpp)."""
     return "fp32" if "fp32" in (a, b) or {"bf16", "fp16"} == {a, b} else a

@@ -1,4 +1,4 @@
-"""What experts with biases do beside their products, and attention with a logit of its own for each head."""
+"""Operators of gpt-oss: biases of experts, clamps, and attention sinks (a logit per head)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from memcalc.estimation.tape import NEW, REDUCED, SAME, Node, Shape, Tensor
 
 
 class Biased(Base):
-    """Rows of parameters, clamps, and what is subtracted before a softmax."""
+    """Rows of parameters, clamps, and the maximum subtracted before a softmax."""
 
     def rows_of_bias(self, module: str, bias: Shape, index: Tensor, out: Shape) -> Tensor:
-        """A row of a parameter for each copy of a token; keeps the index. Its gradient is added up from all of them."""
+        """Index a bias with one row per token copy; saves the index. Its gradient sums over all copies."""
         tape, trains = self.tape, self.trains(module)
         y = tape.new(f"{module} bias of each copy", out, self.parameters, "aten::index", grad=trains)
         gradients: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ class Biased(Base):
         return y
 
     def clamp(self, x: Tensor, name: str, bounds: int) -> Tensor:
-        """Not above one bound, or between two; keeps x. Backward asks of each bound whether x was within it, again.
+        """Clamp to an upper bound, or between two; saves x. Backward compares x with each bound again.
 
         torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, clamp_backward: where(x >= min and x <= max, gradient, 0).
         """
@@ -40,7 +40,7 @@ class Biased(Base):
         return y
 
     def parameter_for_each(self, module: str, parameter: Shape, out: Shape) -> Tensor:
-        """A parameter seen for each sequence and token: no bytes; its gradient is a sum over them."""
+        """Expand a parameter over sequences and tokens: no bytes; its gradient is a sum over them."""
         tape, trains = self.tape, self.trains(module)
         y = Tensor(tape.store(f"{module}, seen", ("0",), self.parameters, DERIVATIVES), out, self.parameters, trains)
         gradients = (self.parameter_gradient(module, "weight", parameter, self.parameters),) if trains else ()
@@ -48,7 +48,7 @@ class Biased(Base):
         return y
 
     def minus_largest(self, x: Tensor, name: str) -> Tensor:
-        """x - x.max(dim=-1): of the largest its place is kept; its gradient goes back there, in a tensor of zeros."""
+        """x - x.max(dim=-1): saves the maximum's index; its gradient is scattered into a tensor of zeros."""
         tape, largest = self.tape, (*x.shape[:-1], "1")
         top = tape.new(f"{name}: largest", largest, x.dtype, DERIVATIVES)
         place = tape.store(f"{name}: place of the largest", largest, "int64", DERIVATIVES)

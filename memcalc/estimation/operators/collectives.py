@@ -1,8 +1,8 @@
-"""What PyTorch's DTensor does when layers are split: collectives between operators, each with buffers of its own.
+"""Collectives of PyTorch's DTensor between operators, with their buffers.
 
 Sources: torch 2.13 torch/distributed/_functional_collectives.py, which copies wherever the dimension is not the first;
-torch/distributed/tensor/_redistribute.py, which calls it. Its results are plain memory: what an operator saves of them
-is kept, and not gathered again in backward, as Megatron-LM's is.
+torch/distributed/tensor/_redistribute.py, which calls it. The results are plain tensors: if an operator saves one, it
+stays allocated, and is not gathered again in backward as in Megatron-LM.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ FUNCTIONAL = "torch 2.13 torch/distributed/_functional_collectives.py"
 
 
 class Collectives(Base):
-    """Gathers, sums and cuts, forward and backward."""
+    """All-gather, reduce-scatter, all-reduce and slicing, forward and backward."""
 
     def all_gathered(self, x: Tensor, name: str, shape: Shape, *, view: bool) -> Tensor:
-        """x of all ranks, joined along the sequence; in backward the gradients of all are summed, and a part is kept.
+        """All-gather x along the sequence; backward reduce-scatters the gradients.
 
-        The gradient of what was gathered is a DTensor, and of these autograd adds two up into a third.
+        The gradient of the gathered tensor is a DTensor; autograd sums two of them into a third tensor.
 
         Args:
             x: the rank's part.
-            name: what is gathered.
-            shape: of the whole.
-            view: whether what arrives is already in order: of a single sequence.
+            name: name of the tensor.
+            shape: its gathered axes.
+            view: whether the gathered parts are already in order, as for a single sequence.
         """
         tape = self.tape
         source = f"{FUNCTIONAL}: all_gather_single, reduce_scatter_single"
@@ -49,13 +49,13 @@ class Collectives(Base):
         return whole
 
     def reduce_scattered(self, partial: Tensor, name: str, shape: Shape, *, view: bool) -> Tensor:
-        """The rank's part of a sum over ranks; in backward the gradient of the whole is gathered.
+        """Reduce-scatter a partial sum; backward all-gathers the gradient.
 
         Args:
             partial: the rank's summand.
-            name: what is summed.
-            shape: of the part.
-            view: as of `all_gathered`.
+            name: name of the tensor.
+            shape: axes of the rank's part.
+            view: as for `all_gathered`.
         """
         tape = self.tape
         part = tape.new(f"{name}, summed", shape, partial.dtype, f"{FUNCTIONAL}: reduce_scatter_single")
@@ -75,19 +75,19 @@ class Collectives(Base):
         return part
 
     def all_reduced(self, partial: Tensor, name: str) -> Tensor:
-        """The sum over all ranks, a new tensor; its gradient is the summands'."""
+        """All-reduce into a new tensor; its gradient is that of the summands."""
         total = self.tape.new(f"{name}, summed", partial.shape, partial.dtype, f"{FUNCTIONAL}: all_reduce")
         self.tape.record(Node(f"{name} summed", (partial,), (total,), (), (SAME,)))
         return total
 
     def replicated(self, x: Tensor, name: str) -> Tensor:
-        """x as it is, which all ranks have; its gradient is summed over them, into a new tensor."""
+        """Use a replicated x unchanged; its gradient is all-reduced into a new tensor."""
         seen = Tensor(x.storage, x.shape, x.dtype, x.grad)
         self.tape.record(Node(f"{name} seen by every rank", (x,), (seen,), (), (NEW,)))
         return seen
 
     def gathered_columns(self, part: Tensor, name: str, shape: Shape) -> Tensor:
-        """Columns of all ranks side by side, always copied into order; of the gradient a rank copies out its own."""
+        """All-gather columns, always copied into order; a rank copies its columns out of the gradient."""
         tape = self.tape
         whole = tape.new(f"{name}, gathered", shape, part.dtype, f"{FUNCTIONAL}: all_gather_single")
         arrives = self._passing(f"{name} as they arrive", shape, part.dtype)
@@ -95,18 +95,18 @@ class Collectives(Base):
         return whole
 
     def split_rows(self, module: str, width: str, tokens: Shape, *, tied: bool, whole_gradient: bool) -> Tensor:
-        """Rows of a table of which the rank has V/t: zeros for tokens that are not among them.
+        """Look up rows of a vocabulary-parallel embedding; zeros for tokens outside the rank's V/t rows.
 
-        Backward makes the gradient of the whole table, then copies the rank's rows out of it
-        (torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy: a whole gradient).
-        A tied head's gradient is added into a third tensor, as of any DTensor.
+        Backward computes the gradient of the full embedding, then copies the rank's rows out of it
+        (torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy: an unsharded gradient).
+        A tied LM head's gradient is added into a third tensor, as for any DTensor.
 
         Args:
             module: its name.
             width: axis of a row.
             tokens: axes of the indices.
-            tied: whether the head shares the table.
-            whole_gradient: whether the gradient of the whole table is what stays, without a cut.
+            tied: whether the LM head shares the weight.
+            whole_gradient: whether the unsharded gradient stays, without a copy of the rank's rows.
         """
         tape = self.tape
         y = tape.new(f"{module} output", (*tokens, width), self.parameters, "torch.nn.functional.embedding")

@@ -1,9 +1,9 @@
-"""Linear layers as torchao's Float8Linear multiplies them: in 8 bits, of casts that are made for each product.
+"""Linear layers as torchao's Float8Linear: FP8 matmuls of casts that are created for each matmul.
 
-Source: torchao 0.18 float8/float8_linear.py (matmul_with_hp_or_float8_args). Nothing of a cast outlives its product:
-autograd keeps the input and the weight as they were given, so no activation gets smaller. A cast passes through fp32,
-scaled and clamped, which is nine bytes an element for a moment (float8_training_tensor.py, _ToFloat8ConstrFunc). All of
-this is eager execution; torch.compile fuses it.
+Source: torchao 0.18 float8/float8_linear.py (matmul_with_hp_or_float8_args). No cast outlives its matmul: autograd
+saves input and weight as given, so activations do not get smaller. A cast goes through fp32, scaled and clamped, with a
+peak of nine bytes per element (float8_training_tensor.py, _ToFloat8ConstrFunc). This is eager execution; torch.compile
+fuses it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Steps = tuple[tuple[int, int], ...]
 
 
 class Float8(NamedTuple):
-    """How torchao's matrices scale.
+    """Options of torchao's FP8 linear layers.
 
     Args:
-        recipe: "tensorwise", "rowwise", or "rowwise-gw-hp", which makes weights' gradients in 16 bits.
-        skip: parts of the names of the layers that stay as they are.
-        gathered: whether the weights come in 8 bits already (FSDP2's float8 all-gather).
+        recipe: "tensorwise", "rowwise", or "rowwise-gw-hp", which computes weight gradients in bf16.
+        skip: parts of the names of the layers that are not converted.
+        gathered: whether the weights are already in FP8 (FSDP2's float8 all-gather).
     """
 
     recipe: str
@@ -34,17 +34,17 @@ class Float8(NamedTuple):
     gathered: bool
 
     def converts(self, module: str) -> bool:
-        """Whether a linear layer is one of torchao's."""
+        """Return whether a linear layer is converted by torchao."""
         return not any(part in module for part in self.skip)
 
 
 class InFloat8(Linear):
-    """Linear layers that torchao has exchanged; the others are torch's own."""
+    """Linear layers that torchao has replaced; the others are torch's own."""
 
     float8: Float8 | None = None
 
     def linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **how: Unpack[How]) -> Tensor:
-        """See `Linear.linear`. transformers' Conv1D is no nn.Linear, so torchao leaves it alone."""
+        """See `Linear.linear`. transformers' Conv1D is not an nn.Linear, so torchao does not convert it."""
         choice = self.float8
         if choice is None or how.get("conv1d") or not choice.converts(module):
             return super().linear(x, module, weight, out, bias=bias, **how)
@@ -55,7 +55,7 @@ class InFloat8(Linear):
     def _float8_product(
         self, x: Tensor, given: Tensor, module: str, weight: Shape, out: Shape, choice: Float8
     ) -> Tensor:
-        """Casts of both sides, their product, and in backward casts of three tensors, the gradient's twice."""
+        """Cast both operands and multiply; backward casts three tensors, the output gradient twice."""
         tokens = _tokens(x, out)
         rows, columns = (*tokens, weight[1]), (*tokens, weight[0])
         small = self._float8_cast(x, f"{module} input", rows, tokens)
@@ -80,7 +80,7 @@ class InFloat8(Linear):
             between += self._float8_scaled_later(f"{module}.weight gradient", weight)
             sides_copied = (f"{module} output gradient, by rows", columns), (f"{module} input, by columns", rows)
             between += [(self._float8_bytes(name, shape), 1) for name, shape in sides_copied]
-        if self.parameters != x.dtype:  # made in what forward computes in, and cast by the engine
+        if self.parameters != x.dtype:  # computed in the compute dtype, and cast by the engine
             wide = self.tape.store(f"{module}.weight gradient in {x.dtype}", weight, x.dtype, SOURCE)
             between.append((wide, 1))
         node = Node(
@@ -101,7 +101,7 @@ class InFloat8(Linear):
         return y
 
     def _float8_cast(self, x: Tensor | None, name: str, shape: Shape, scales: Shape) -> tuple[Tensor, Tensor]:
-        """A cast in forward and its scale, without gradients; of a weight (None) nothing is read from the tape."""
+        """A cast in forward and its scale, without gradients; for a weight (None) nothing is read from the tape."""
         *moments, small = self._float8_moments(name, shape)
         made = (
             Tensor(small, shape, "uint8", grad=False),
@@ -112,7 +112,7 @@ class InFloat8(Linear):
         return made
 
     def _float8_casting(self, name: str, shape: Shape, scales: Shape) -> list[tuple[int, int]]:
-        """A cast in backward: its scale, fp32, clamped, then 8 bits, which stay."""
+        """A cast in backward: scale, fp32, clamped fp32, then FP8, which stays allocated."""
         scaled, clamped, small = self._float8_moments(name, shape)
         return [
             (self._float8_scale(name, scales), 1),
@@ -124,7 +124,7 @@ class InFloat8(Linear):
         ]
 
     def _float8_moments(self, name: str, shape: Shape) -> tuple[int, int, int]:
-        """Scaled in fp32; the same, clamped; in 8 bits."""
+        """Storages of a cast: scaled in fp32; clamped in fp32; in FP8."""
         scaled, clamped = (self.tape.store(f"{name} {how}", shape, "fp32", CAST) for how in ("scaled", "clamped"))
         return scaled, clamped, self._float8_bytes(name, shape)
 
@@ -132,13 +132,13 @@ class InFloat8(Linear):
         return self.tape.store(f"{name} in 8 bits", shape, "uint8", CAST)
 
     def _float8_scale(self, name: str, axes: Shape) -> int:
-        """A number for the whole tensor, or one for each row."""
+        """One scale for the tensor, or one per row."""
         assert self.float8 is not None
         shape = () if self.float8.recipe == "tensorwise" else axes
         return self.tape.store(f"{name} scale", shape, "fp32", CAST)
 
     def _float8_scaled_later(self, name: str, shape: Shape) -> list[tuple[int, int]]:
-        """Scales by rows and columns, as a whole matrix: without fast accumulation a product is scaled afterwards."""
+        """Scales expanded to the full matrix: without fast accumulation a matmul's result is scaled afterwards."""
         assert self.float8 is not None
         if self.float8.recipe == "tensorwise":
             return []
@@ -146,5 +146,5 @@ class InFloat8(Linear):
 
 
 def _tokens(x: Tensor, out: Shape) -> Shape:
-    """The axes of tokens. Of input and output one may be seen head by head; the other's leading axes are the tokens."""
+    """Return the axes of tokens: the fewer leading axes, since input or output may be split into heads."""
     return min(x.shape[:-1], out[:-1], key=len)

@@ -1,4 +1,4 @@
-"""Megatron-Core's operators around routed experts, and matrices that every tensor-parallel rank holds whole.
+"""Megatron-Core's operators for routed experts, and linear layers replicated across tensor-parallel ranks.
 
 Sources: Megatron-LM core_r0.14 core/transformer/moe/{router,token_dispatcher,experts,moe_utils}.py; Transformer Engine
 2.11 pytorch/module/grouped_linear.py, pytorch/permutation.py.
@@ -14,12 +14,12 @@ GROUPED = "Transformer Engine 2.11 pytorch/module/grouped_linear.py: saves input
 
 
 class Grouped(TransformerEngine):
-    """Permutations of tokens, one matrix for each expert, matrices that are not split."""
+    """Token permutation, grouped GEMM over experts, replicated linear layers."""
 
     def duplicated(self, x: Tensor, module: str, width: str, out: Shape, *, bias: bool, fused: bool = True) -> Tensor:
-        """y = x W^T with the same W on every tensor-parallel rank. Keeps x.
+        """y = x W^T with the same W on every tensor-parallel rank; saves x.
 
-        `fused`: the weight's gradient is added to the main gradient where that lies; else it is made first.
+        `fused`: whether the weight gradient is added to the main gradient in place; otherwise it is produced first.
         """
         citation = "Transformer Engine 2.11 pytorch/module/linear.py, parallel_mode duplicated"
         y = self.tape.new(f"{module} output", out, x.dtype, citation)
@@ -32,10 +32,10 @@ class Grouped(TransformerEngine):
         return y
 
     def permuted(self, x: Tensor, out: Shape, name: str, experts: str | None = None) -> Tensor:
-        """A copy of each token for each expert it visits. What makes the map of rows (`experts`) keeps it.
+        """Copy each token for each expert it is routed to; the operator that creates the row map (`experts`) saves it.
 
-        Of a token two numbers for each expert, and one more (pytorch/triton/permutation.py: make_row_id_map). The
-        tokens and their weights are permuted by one kernel, and brought back by the same map.
+        Per token the map has two numbers per expert and one more (pytorch/triton/permutation.py: make_row_id_map). One
+        kernel permutes the tokens and their weights; the same map restores their order.
         """
         y = self.tape.new(name, out, x.dtype, PERMUTATION)
         kept: tuple[int, ...] = ()
@@ -45,19 +45,19 @@ class Grouped(TransformerEngine):
         return y
 
     def summed_experts(self, x: Tensor, out: Shape, name: str) -> Tensor:
-        """The copies of a token added up, by the map that they were made by."""
+        """Sum the copies of each token, using the row map."""
         y = self.tape.new(name, out, x.dtype, PERMUTATION)
         self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
     def regrouped(self, x: Tensor, out: Shape, name: str) -> Tensor:
-        """The same rows in another order, in a new tensor both ways (sort_chunks_by_idxs)."""
+        """Reorder rows into a new tensor, in forward and backward (sort_chunks_by_idxs)."""
         y = self.tape.new(name, out, x.dtype, PERMUTATION)
         self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
     def grouped(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool) -> Tensor:
-        """One matrix for each expert of the rank; keeps x. Weights' gradients are added where main gradients lie."""
+        """Grouped GEMM, one weight per expert of the rank; saves x. Weight gradients are added to main gradients."""
         y = self.tape.new(f"{module} output", out, x.dtype, GROUPED)
         gradients = (self.parameter_gradient(module, "bias", weight, self.parameters),) if bias else ()
         kept, made = self._kept_input(x, module)
@@ -79,7 +79,7 @@ class Grouped(TransformerEngine):
         return y
 
     def weighted_glu(self, x: Tensor, weights: Tensor, name: str, out: Shape) -> Tensor:
-        """act(gate) * up * router weight in one kernel: keeps the tensor of gate and up, and the weights."""
+        """act(gate) * up * router weight in one kernel; saves the tensor of gate and up, and the weights."""
         citation = "Megatron-LM core_r0.14 core/fusions/fused_bias_swiglu.py: WeightedSwiGLUFunction"
         y = self.tape.new(name, out, x.dtype, citation)
         self.tape.nodes.append(Node(name, (x, weights), (y,), (x.storage, weights.storage), (NEW, NEW)))

@@ -1,4 +1,4 @@
-"""Liger's kernels for norms, rotary positions and gated MLPs (liger-kernel 0.8, arXiv 2410.10989)."""
+"""Liger's kernels for norms, RoPE and gated MLPs (liger-kernel 0.8, arXiv 2410.10989)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ SOURCE = "liger-kernel 0.8 ops/{}.py"
 
 
 class LigerKernels(Base):
-    """They save what they are given, and write gradients over what they were given."""
+    """Liger's kernels, which save their inputs and write gradients in place."""
 
     def liger_rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
-        """Keeps x and a reciprocal deviation a row; the gradient of x lies where that of the output was.
+        """RMSNorm; saves x and one reciprocal deviation per row. The input gradient overwrites the output gradient.
 
-        The weight's gradient is summed by multiprocessor first, in fp32.
+        The weight gradient is first summed per multiprocessor, in fp32.
         """
         tape, citation = self.tape, SOURCE.format("rms_norm")
         y = tape.new(f"{module} output", x.shape, x.dtype, citation)
@@ -41,14 +41,14 @@ class LigerKernels(Base):
         return y
 
     def liger_rope(self, x: Tensor, name: str) -> Tensor:
-        """Turned where it lies, and its gradient, too; the tables are saved."""
+        """Apply RoPE in place, in backward too; saves the cos/sin cache."""
         turned = Tensor(x.storage, x.shape, x.dtype, grad=x.grad)
         self.tape.record(Node(f"rotated {name}", (x,), (turned,), (), (SAME,)))
         self.tape.also_saves(Tensor(-1, ("s", "d_h"), x.dtype))
         return turned
 
     def liger_swiglu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
-        """Keeps gate and up, over which backward writes their gradients; silu(gate) is nowhere."""
+        """silu(gate) * up without storing silu(gate); saves gate and up, which backward overwrites with gradients."""
         y = self.tape.new(name, up.shape, up.dtype, SOURCE.format("swiglu"))
         self.tape.record(Node(name, (gate, up), (y,), (gate.storage, up.storage), (IN_PLACE, IN_PLACE)))
         return y

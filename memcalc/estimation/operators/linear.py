@@ -1,4 +1,4 @@
-"""Matrix products with parameters, and tables of rows."""
+"""Linear layers and embeddings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcalc.ledger.component import Component
 
 
 class How(TypedDict, total=False):
-    """What else there is to say of a matrix, see `Linear.linear`: for those who change what it does."""
+    """Optional arguments of `Linear.linear`, for subclasses that override it."""
 
     row: bool
     tied: bool
@@ -20,7 +20,7 @@ class How(TypedDict, total=False):
 
 
 class Linear(Base):
-    """Matrix products with parameters, and tables of rows."""
+    """Linear layers and embeddings."""
 
     def linear(
         self,
@@ -35,22 +35,24 @@ class Linear(Base):
         conv1d: bool = False,
         apart: bool = False,
     ) -> Tensor:
-        """y = x W^T + b. Keeps x (and W, which is no new memory); backward makes dx, dW and db.
+        """y = x W^T + b. Saves x (and W, which is no new memory); backward produces dx, dW and db.
 
-        A frozen W keeps no x, which only dW needs (see `Adapters.keeps_inputs`), but W itself for dx. db is a sum over
-        all tokens, see `workspaces.column_sum`. Under sequence parallelism a column-parallel matrix gathers its input,
-        which is kept as the rank's own part, and a row-parallel one scatters its output.
+        With a frozen W, x is not saved, as only dW needs it (see `Adapters.keeps_inputs`), but W is, for dx. db is a
+        sum over
+        all tokens, see `workspaces.column_sum`. Under sequence parallelism a column-parallel layer gathers its input,
+        and saves
+        only the rank's part; a row-parallel layer reduce-scatters its output.
 
         Args:
             x: the input.
-            module: name of the module, whose parameters are `weight` and `bias`.
+            module: name of the module with the parameters `weight` and `bias`.
             weight: axes of the weight, [out, in].
             out: axes of the output.
-            bias: whether there is one.
-            row: whether tensor parallelism splits the input axis.
-            tied: the weight is the embedding's: its gradient waits for that of the embedding.
-            conv1d: whether the weight is stored as it is multiplied, [in, out] (transformers' GPT-2).
-            apart: whether the bias is added by an operator of its own, as it is (transformers' Falcon).
+            bias: whether there is a bias.
+            row: whether tensor parallelism shards the input axis.
+            tied: whether the weight is the embedding's; its gradient then waits for the embedding's.
+            conv1d: whether the weight is stored as [in, out] (transformers' GPT-2).
+            apart: whether a separate operator adds the bias, in its own dtype (transformers' Falcon).
         """
         if bias and apart:
             product = Linear.linear(self, x, module, weight, out, bias=False, row=row, tied=tied, conv1d=conv1d)
@@ -62,8 +64,8 @@ class Linear(Base):
         casts: list[Tensor] = []
         parameters: list[int] = []
         temporaries: list[int] = []
-        # Autocast casts the last argument first, as compilers order them (ATen autocast_mode.h, cached_cast(...)...):
-        # of linear(x, weight, bias), and of addmm(bias, x, weight).
+        # Autocast casts the last argument first, in the compilers' evaluation order (ATen autocast_mode.h,
+        # cached_cast(...)...): of linear(x, weight, bias), and of addmm(bias, x, weight).
         shapes = {"bias": weight[:1], "weight": weight} if bias else {"weight": weight}
         for tensor in ("weight", "input", "bias") if conv1d else ("bias", "weight", "input"):
             if tensor == "input":
@@ -87,7 +89,7 @@ class Linear(Base):
         y = tape.new(f"{module} output", out, dtype, "torch.nn.functional.linear")
         gathered = self._gathered(x, module) if not row else self._gathered(Tensor(-1, out, x.dtype), module)
         if bias and trains:
-            # Of input and output one may be seen head by head; the other's leading axes are the tokens.
+            # Input or output may be split into heads; the leading axes of the other one are the tokens.
             leading = min(x.shape[:-1], out[:-1], key=len)
             tokens = tuple("s" if axis == "s/t" else axis for axis in leading)
             rule = workspaces.named(workspaces.column_sum, rows=tokens, columns=(weight[0],))
@@ -98,11 +100,12 @@ class Linear(Base):
         kinds = (of_x, *(NEW, SUMMED)[: len(casts)]) if bias else (*(NEW for _ in casts), of_x)
         node = Node(
             module,
-            (x, *casts) if bias else (*casts, x),  # addmm makes dx first, mm dW (derivatives.yaml, in order of names)
+            # addmm computes dx first, mm dW (derivatives.yaml, in order of names)
+            (x, *casts) if bias else (*casts, x),
             (y,),
-            # The weight's cast for dx, x for the weight's gradient; no gradient needs the bias.
+            # the weight's cast for dx, x for the weight gradient; no gradient needs the bias
             (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
-            # Of more than two axes dx is seen as a view of a matrix (ATen native/Linear.cpp, _flatten_nd_linear).
+            # With more than two axes dx is a view of a matrix (ATen native/Linear.cpp, _flatten_nd_linear).
             kinds,
             caller_holds=(given.storage,),
             forward_temporaries=gathered,
@@ -121,7 +124,7 @@ class Linear(Base):
         return y
 
     def plus_bias(self, x: Tensor, module: str, width: str, dtype: str) -> Tensor:
-        """x and a parameter of its last axis, in a tensor of its own; keeps nothing."""
+        """Add a parameter of the last axis to x, into a new tensor; saves nothing."""
         trains, same = self.trains(module), x.dtype == dtype
         y = self.tape.new(f"{module} output with bias", x.shape, dtype, DERIVATIVES)
         gradients: tuple[int, ...] = ()
@@ -139,7 +142,7 @@ class Linear(Base):
         return y
 
     def _gathered(self, x: Tensor, module: str) -> tuple[int, ...]:
-        """The whole sequence of a tensor of which the rank keeps a part (Korthikanti et al. section 4.2.2)."""
+        """A buffer for the full sequence of a sequence-parallel tensor (Korthikanti et al. section 4.2.2)."""
         if "s/t" not in x.shape:
             return ()
         whole = tuple("s" if axis == "s/t" else axis for axis in x.shape)
@@ -148,7 +151,7 @@ class Linear(Base):
         return (self.tape.store(name, whole, x.dtype, citation, component=Component.COMMUNICATION_BUFFERS),)
 
     def batched_linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool) -> Tensor:
-        """One matrix for each expert: bmm, baddbmm with a bias. Keeps x; backward makes dx, dW and db.
+        """One matmul per expert: bmm, or baddbmm with a bias. Saves x; backward produces dx, dW and db.
 
         Autocast casts the last argument first, as in `linear`: of `baddbmm(bias, x, weight)` the weight, x, the bias.
         """
@@ -168,16 +171,16 @@ class Linear(Base):
                 x = self.autocast_input(x, module)
             if self.parameters != dtype:
                 casts.append(self.cast_weight(module, name, shape, gradients.get(name)))
-        x = self.autocast_input(x, module)  # where the bias had no need of it
+        x = self.autocast_input(x, module)  # cast here if there was no bias
         y = self.tape.new(f"{module} output", out, dtype, "aten::baddbmm" if bias else "aten::bmm")
         keeps = trains or (x.grad and self.adapters is not None and self.adapters.keeps_inputs)
         seen = Tensor(casts[0].storage if casts else -1, weight, dtype)
-        inputs = (x, *casts) if bias else (*casts, x)  # of batch1, batch2, self; of mat2 before self
+        inputs = (x, *casts) if bias else (*casts, x)  # order of batch1, batch2, self; or of mat2 before self
         node = Node(
             module,
             inputs,
             (y,),
-            # As of `linear`.
+            # as in `linear`
             (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             (NEW,) * len(inputs),
             backward_temporaries=temporaries,
@@ -193,7 +196,7 @@ class Linear(Base):
         return y
 
     def unwritten_parameter(self, module: str, tensor: str, shape: Shape) -> None:
-        """A parameter whose operators are not written: its gradient alone."""
+        """A parameter without operators on the tape: only its gradient is recorded."""
         if not self.trains(module):
             return
         gradient = self.parameter_gradient(module, tensor, shape, self.parameters)
@@ -210,11 +213,16 @@ class Linear(Base):
         index: Tensor | None = None,
         view: bool = True,
     ) -> Tensor:
-        """Rows of a table; keeps the indices, which are the inputs. The gradient of the table is dense.
+        """Look up rows of an embedding; saves the indices, which are the inputs. The weight gradient is dense.
 
-        `counts`: the indices are positions, counted out in this forward, so keeping them is new memory. `index`: they
-        were made before, by this forward.
-        `view`: a tied head's gradient is the view of a product.
+        Args:
+            module: its name.
+            table: axes of the weight, [rows, size].
+            tokens: axes of the indices.
+            tied: whether the LM head shares the weight.
+            counts: whether the indices are positions created in this forward; saving them is then new memory.
+            index: the indices, if this forward has created them before.
+            view: whether a tied LM head's gradient is a view of a matmul's result.
         """
         tape = self.tape
         y = tape.new(f"{module} output", (*tokens, table[1]), self.parameters, "torch.nn.functional.embedding")
@@ -226,7 +234,7 @@ class Linear(Base):
                 module, given, (y,), (), (None,) * len(given), also_allocates=made, made_first=made, module=module
             )
             tape.record(node)
-            # torch.Tensor.requires_grad_ on the output: it is a leaf then, and its gradient is thrown away.
+            # torch.Tensor.requires_grad_ on the output makes it a leaf, and its gradient is discarded.
             y.grad = module == "embed_tokens" and self.adapters is not None and self.adapters.input_gradient
             if y.grad:
                 tape.leaves[y.storage] = node
@@ -239,17 +247,17 @@ class Linear(Base):
         parameters: tuple[int, ...] = (gradient,)
         sums: tuple[tuple[int, ...], ...] = ()
         if tied:
-            # The head's gradient waits for this one. It is the transpose of a product, a view, so their sum is a third
-            # tensor; under autocast it is a cast of that, which nothing else refers to, and takes the sum in place, as
-            # does the sum of several chunks' and what a fused loss has made.
+            # The LM head's gradient waits for this one. It is a transposed view of a matmul's result, so the sum is a
+            # third tensor. Under autocast it is a cast of that view without other references, so the sum is accumulated
+            # in place; the same holds for the sum over several chunks and for the gradient of a fused loss.
             citation = "torch 2.13 autograd/input_buffer.cpp: a shared leaf's gradients are summed out of place"
             part = tape.store(f"{module} gradient before the sum", table, self.parameters, citation)
             tape.deferred.add(part)
-            parameters, sums = (part,), ((part, part),)  # let go once it is added
+            parameters, sums = (part,), ((part, part),)  # freed once it is added
             if view and not (self.autocast and self.parameters != self.compute):
                 total = tape.store(f"{module} {TIED_SUM}", table, self.parameters, citation)
                 sums = ((total, part, total),)
-                tape.tied_sum = total  # the head's own gradient counts for it from then on
+                tape.tied_sum = total  # replaces the LM head's gradient from here on
             tape.arrives_summed = gradient
         kept: tuple[int, ...] = ()
         if counts:
