@@ -16,9 +16,8 @@ class Backward:
 
     Source: torch 2.13 torch/csrc/autograd/engine.cpp (evaluate_function) and input_buffer.cpp (accumulate): an
     operator's saved tensors and incoming gradient are released after its outputs exist. A second gradient of a tensor
-    is
-    added into the first in place if nothing else references the first and it is neither a view nor a tensor subclass;
-    otherwise the sum is a third tensor.
+    is added into the first in place if nothing else references the first and it is neither a view nor a tensor
+    subclass; otherwise the sum is a third tensor.
 
     Args:
         tape: the recorded block.
@@ -181,8 +180,7 @@ class Backward:
         Args:
             node: the operator.
             takes: whether the saved tensors come from a checkpoint's recomputation. They are then freed when the
-                operator's
-                own backward returns, before the engine casts its results or sums them over broadcast axes
+                operator's own backward returns, before the engine casts its results or sums them over broadcast axes
                 (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
         """
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]

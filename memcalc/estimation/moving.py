@@ -60,8 +60,7 @@ def peak_bytes(spec: Spec, stage: Stage, card: Card | None, *, tails: bool = Tru
         stage: the pipeline stage of the rank.
         card: the GPU, for kernel workspaces that depend on it.
         tails: whether to add the unsplit remainders of model states. Without them the sum is the requested bytes
-            rounded
-            up to blocks: no run allocates less.
+            rounded up to blocks: no run allocates less.
     """
     phases = run_phases(spec)
     totals = dict.fromkeys(phases, 0)

@@ -28,9 +28,8 @@ def chunks_of(schedule: str, stages: int, virtual: int, stage: int) -> tuple[Chu
     """Return the parts of the model on a stage, in the order of forward.
 
     1F1B has one part per stage. Interleaving gives each stage every p-th of p·v parts. V schedules go down the stages
-    and
-    up again, so the first stage has both embedding and LM head. DualPipe runs the pipeline in both directions, with two
-    copies of the weights.
+    and up again, so the first stage has both embedding and LM head. DualPipe runs the pipeline in both directions, with
+    two copies of the weights.
     """
     if schedule == "interleaved":
         return tuple(Chunk(stage + chunk * stages, stages * virtual) for chunk in range(virtual))
@@ -84,8 +83,7 @@ def ends_in_flight(schedule: str, stages: int, virtual: int, stage: int, micro_b
     A stage with one chunk holds as many as for its layers. The last stage of a zero-bubble schedule runs each
     micro-batch's backward right after its forward; the others wait for their weight gradients. With several chunks, the
     last chunk runs its backward at once, so logits are live for one micro-batch. Interleaving runs p micro-batches
-    through
-    one chunk, then p through the next, so the first chunk starts twice before its first backward.
+    through one chunk, then p through the next, so the first chunk starts twice before its first backward.
     """
     if len(chunks_of(schedule, stages, virtual, stage)) == 1:
         held = chunks_in_flight(schedule, stages, virtual, stage, micro_batches)

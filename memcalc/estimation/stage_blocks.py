@@ -91,8 +91,7 @@ class StageBlocks:
         """Return where one of a block's streams may peak: at event `since` or later, or among some positions.
 
         The LM head's backward has further positions if a peak comes before its first matmul: a lower peak after it may
-        be
-        higher with the cuBLAS workspace.
+        be higher with the cuBLAS workspace.
         """
         if among is not None:
             return block.sized.highest_among(stream, among)

@@ -44,8 +44,7 @@ def state_tails(
 
     Weights, master weights and everything else created before the first step are allocated in sequence, parameter by
     parameter; their remainders are exact. Later copies reuse blocks freed by activations. Which ones depends on the
-    free
-    lists at that point, which no formula knows. Each such copy is counted as if allocated on an empty device
+    free lists at that point, which no formula knows. Each such copy is counted as if allocated on an empty device
     (docs/reports/accuracy.md), with the states of one parameter after those of another.
     """
     layers = max((held.count for held in parameters if held.where == "layer"), default=0)

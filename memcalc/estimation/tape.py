@@ -177,8 +177,7 @@ class Tape:
         """Record the next operator; by autograd's rule it saves nothing if no input or parameter requires a gradient.
 
         Source: torch 2.13 torch/csrc/autograd/functions/utils.h, compute_requires_grad: only then does an operator get
-        a
-        graph node with saved tensors and a backward.
+        a graph node with saved tensors and a backward.
 
         Args:
             node: the operator, as if every input required a gradient.

@@ -84,8 +84,7 @@ def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes:
     """partial column sums of a norm's backward, beyond 65536 rows
 
     ATen native/cuda/layer_norm_kernel.cu, torch 2.8 and later: for many rows and few columns, the gradients of weight
-    and
-    bias are first summed in partial rows, then those rows are summed sequentially.
+    and bias are first summed in partial rows, then those rows are summed sequentially.
     """
     return norms.norm_backward(product(values, rows), values[width], item_bytes, buffers, _card(values))
 
@@ -125,8 +124,7 @@ def flash_backward(values: Values, heads: str, kv_heads: str, head_dim: str, len
 
     ATen native/transformers/cuda/flash_attn/flash_api.cpp (mha_bwd): row sums and the gradient of q in fp32, rows
     rounded up to 128 and the head dimension to 32 (to 64 beyond 128). With grouped heads, gradients of k and v are
-    first
-    computed for every query head.
+    first computed for every query head.
     """
     return attention.flash_backward(_heads(values, heads, kv_heads, head_dim, length, item_bytes))
 

@@ -1,8 +1,7 @@
 """DeepSpeed's ZeRO (DeepSpeed 0.19 runtime/zero/), defaults: contiguous gradients, no overlap below stage 3.
 
 `zero_reduction` gives the order of gradient reductions, `zero3_gathering` the parameters that stage 3 has gathered;
-this
-module turns both into buffers.
+this module turns both into buffers.
 """
 
 from __future__ import annotations

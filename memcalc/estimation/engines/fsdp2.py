@@ -105,8 +105,7 @@ def units_of(parameters: Parameters, choice: Choice) -> Units:
     """Return the units with the sizes of their all-gather and reduce-scatter.
 
     A mixed-precision policy sets the dtypes of both; otherwise both use the stored dtype, which may be wider for
-    adapters
-    than for frozen parameters. torchao's FP8 weights are gathered in 8 bits.
+    adapters than for frozen parameters. torchao's FP8 weights are gathered in 8 bits.
     """
     spread = choice.spread(2)
 
@@ -173,8 +172,7 @@ def fsdp2(parameters: Parameters, choice: Choice) -> Buffers:
     """Return the gathered parameters and reduce-scatter inputs of one stage.
 
     Stage 3 is reshard_after_forward=True: a layer's parameters are gathered again in backward. Stage 2 is False: they
-    stay
-    gathered. The root's parameters always stay gathered.
+    stay gathered. The root's parameters always stay gathered.
     """
     units = units_of(parameters, choice)
     layers, root = units.layers, units.root
@@ -237,8 +235,7 @@ def _with_ends(around: Around, units: Units, layer: Layer, choice: Choice) -> Ar
 
     Sources: Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model; torchtitan 0.2.2 models/llama3/infra/
     parallelize.py, apply_fsdp. Final norm and LM head are not resharded after forward. Their gradients are reduced as
-    soon
-    as their backward has ended, those of the embedding with the root's.
+    soon as their backward has ended, those of the embedding with the root's.
     """
     embedding, tail, gathers_again = units.embedding, units.tail, choice.zero_stage > 2
     table = embedding.gather("embedding, gathered", "unshard")

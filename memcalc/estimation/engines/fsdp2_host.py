@@ -2,8 +2,7 @@
 
 torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, reset_sharded_param: shards are pinned if the policy says so.
 _fsdp_collectives.py, foreach_reduce: a reduced gradient is copied into pinned memory, unless something on the host
-waits
-for it (a sum that it is added to, a hook). The optimizer's tensors are pageable.
+waits for it (a sum that it is added to, a hook). The optimizer's tensors are pageable.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ def _on_their_way(parameters: Parameters, choice: Choice) -> Item | None:
     """Return gradients that are added to others once copied, one parameter at a time; None if there are none.
 
     torch 2.13 _fsdp_collectives.py, foreach_reduce: new_sharded_grad is freed before the next one is created. As .grad
-    of a
-    parameter whose hook frees it, a second variable, new_sharded_dtensor_grad, references it, and it is freed after.
+    of a parameter whose hook frees it, a second variable, new_sharded_dtensor_grad, references it, and it is freed
+    after.
     """
     dropped = RECIPES[choice.recipe].gradients is None
     if not dropped and not choice.accumulates:

@@ -58,8 +58,7 @@ def weight_gradient_scratch(spec: Spec, parameters: Parameters) -> Iterator[Item
     """Yield one tensor per weight shape, allocated in the first backward and never freed.
 
     The GEMM adds a weight's gradient to its main gradient. Autograd runs a hook only if it gets a tensor of the
-    weight's
-    shape, so all layers share a tensor that nobody reads (get_dummy_wgrad).
+    weight's shape, so all layers share a tensor that nobody reads (get_dummy_wgrad).
     """
     dtype = spec.training.dtype
     citation = "Transformer Engine 2.11 pytorch/module/base.py: get_dummy_wgrad"
@@ -107,10 +106,10 @@ def gather_buffer(spec: Spec) -> Item:
 
 
 def score_buffer(spec: Spec) -> Item:
-    """Return the input buffer of the matmuls of queries and keys: never read, allocated once, never freed.
+    """Return the input buffer of query-key matmuls: never read, allocated once, never freed.
 
-    The gathered inputs of linear layers under sequence parallelism share this buffer (GlobalMemoryBuffer, "mpu"), which is
-    as large as the largest of them.
+    Under sequence parallelism the gathered inputs of linear layers share this buffer (GlobalMemoryBuffer, "mpu"), so it
+    is as large as the largest of them.
     """
     training, ranks = spec.training, spec.parallelism.tensor_parallel
     length, size = training.sequence_length, DTYPE_BYTES[training.dtype]

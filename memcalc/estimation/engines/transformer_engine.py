@@ -34,8 +34,7 @@ def weight_caches(spec: Spec, parameters: Parameters, card: Card | None) -> Iter
     """Yield one byte per element for forward GEMMs and another for backward GEMMs, live from the first forward on.
 
     Where the weights themselves are in FP8 (--fp8-param-gather), they serve forward, and backward's copies are created
-    with
-    them (get_weight_workspace passes on what is already quantized; quantized_model_init has both usages).
+    with them (get_weight_workspace passes on what is already quantized; quantized_model_init has both usages).
     """
     recipe = spec.training.fp8
     if recipe == "none":

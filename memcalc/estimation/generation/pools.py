@@ -52,8 +52,7 @@ def kept_tokens(spec: Spec, tokens: int, *, windowed: bool) -> int:
     """Return the tokens of one sequence that a layer keeps after `tokens` tokens, in whole blocks of a paged cache.
 
     For a sliding window vLLM keeps the tokens that the next forward reads, and one more block, since the window may
-    begin
-    inside a block.
+    begin inside a block.
     """
     inference = spec.inference
     assert inference is not None

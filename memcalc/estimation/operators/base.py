@@ -61,10 +61,10 @@ class Base:
         return y
 
     def cast_weight(self, module: str, tensor: str, shape: Shape, gradient: int | None) -> Tensor:
-        """Cast a weight; autocast caches casts of fp32 leaves until its region ends. Backward gives fp32 gradients.
+        """Cast a weight to the compute dtype; autocast caches casts of fp32 leaves until its region ends.
 
-        A frozen weight has no gradient (None). Only casts of fp32 leaves that require a gradient are cached. Other weights are
-        cast at each use, and the operator that reads a cast saves it.
+        Backward produces the fp32 gradient; a frozen weight has none (None). Only casts of fp32 leaves that require a
+        gradient are cached. Other weights are cast at each use, and the operator that reads a cast saves it.
         """
         citation = "ATen autocast_mode.cpp, cached_cast"
         if gradient is None:
@@ -104,5 +104,8 @@ class Base:
 
 
 def wider(a: str, b: str) -> str:
-    """Return the dtype of a result of two tensors: fp32 if either is, or for bf16 with fp16 (c10/core/ScalarType.cpp)."""
+    """Return the dtype of a result of two tensors: fp32 if either is fp32, or for bf16 with fp16.
+
+    Source: c10/core/ScalarType.cpp.
+    """
     return "fp32" if "fp32" in (a, b) or {"bf16", "fp16"} == {a, b} else a

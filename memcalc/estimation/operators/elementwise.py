@@ -322,8 +322,7 @@ class Elementwise(Base):
         """Softmax; saves its output. Backward needs a temporary of the same size (gradient * output).
 
         `dtype`: the dtype it is called with; default: the input's, or fp32 under autocast, where it is on the fp32
-        list. For
-        fp16 input the kernel computes fp32 itself, and fp16 in backward (torch 2.13 ATen native/SoftMax.cpp,
+        list. For fp16 input the kernel computes fp32 itself, and fp16 in backward (torch 2.13 ATen native/SoftMax.cpp,
         half_to_float).
         """
         wide = dtype or ("fp32" if self.autocast else x.dtype)

@@ -1,4 +1,4 @@
-"""Modules whose parameters are in fp32 beside others in 16 bits."""
+"""Operators of modules with fp32 parameters in a model with bf16 or fp16 parameters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from memcalc.spec.fp32_modules import in_fp32
 
 
 class Fp32Parameters(Base):
-    """Operators that read parameters in the dtype in which their module holds them."""
+    """Operators that read parameters in the dtype of their module."""
 
     @contextmanager
     def as_held(self, module: str) -> Iterator[None]:
-        """Where parameters are those of one module."""
+        """Context in which parameters have the dtype of one module."""
         before = self.parameters
         if in_fp32(module, self.fp32_modules):
             self.parameters = "fp32"

@@ -38,10 +38,8 @@ class Linear(Base):
         """y = x W^T + b. Saves x (and W, which is no new memory); backward produces dx, dW and db.
 
         With a frozen W, x is not saved, as only dW needs it (see `Adapters.keeps_inputs`), but W is, for dx. db is a
-        sum over
-        all tokens, see `workspaces.column_sum`. Under sequence parallelism a column-parallel layer gathers its input,
-        and saves
-        only the rank's part; a row-parallel layer reduce-scatters its output.
+        sum over all tokens, see `workspaces.column_sum`. Under sequence parallelism a column-parallel layer gathers its
+        input, and saves only the rank's part; a row-parallel layer reduce-scatters its output.
 
         Args:
             x: the input.

@@ -1,4 +1,4 @@
-"""The cross-entropy of logits."""
+"""Cross-entropy of logits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from memcalc.ledger.component import Component
 
 
 class Loss(Base):
-    """The cross-entropy of logits."""
+    """Cross-entropy of logits."""
 
     def shifted_labels(self, *, batched: bool) -> Tensor:
-        """The labels with one more of each sequence, then all but the first: a view, of one sequence alone.
+        """Pad the labels by one per sequence, then drop the first: a copy, or a view for a single sequence.
 
         Source: transformers 5.23 loss/loss_utils.py, ForCausalLMLoss.
         """
@@ -29,9 +29,9 @@ class Loss(Base):
         return found[-1]
 
     def shifted_logits(self, logits: Tensor, *, batched: bool) -> tuple[Tensor, str, Tensor | None]:
-        """The logits of all tokens of each sequence but the last, and the labels of all but the first: copies.
+        """Copy the logits of all tokens but each sequence's last, and the labels of all but the first.
 
-        Those of one sequence alone are a view. Backward of the slice fills zeros of the logits' shape.
+        For a single sequence both are views. Backward of the slice fills zeros of the logits' shape.
 
         Returns:
             The arguments of `cross_entropy`.
@@ -53,14 +53,14 @@ class Loss(Base):
         self._labels = (logits, labels)
         return y, "", labels
 
-    _labels: tuple[Tensor, ...] = ()  # the loss function's variables
+    _labels: tuple[Tensor, ...] = ()  # variables of the loss function
 
     def cross_entropy(self, logits: Tensor, of: str = "", labels: Tensor | None = None, dtype: str = "") -> Tensor:
-        """log_softmax, which keeps its output, then the mean of the labels' rows, which keeps it too.
+        """log_softmax, which saves its output, then the mean negative log-likelihood, which saves it too.
 
-        `labels`: where they were made for the loss. `dtype`: that of the log-probabilities, if not the logits'.
-        Autocast asks for fp32, and one kernel reads 16 bits and writes fp32 (ATen autocast_mode.cpp,
-        fp32_set_opt_dtype; native/cuda/SoftMax.cu, half_to_float); backward makes a gradient in the logits' dtype.
+        `labels`: labels created for the loss. `dtype`: dtype of the log-probabilities; default: that of the logits.
+        Autocast requests fp32, and one kernel reads bf16 or fp16 and writes fp32 (ATen autocast_mode.cpp,
+        fp32_set_opt_dtype; native/cuda/SoftMax.cu, half_to_float); backward returns a gradient in the logits' dtype.
         """
         tape = self.tape
         log_probabilities = tape.new("log-probabilities", logits.shape, dtype or logits.dtype, DERIVATIVES)

@@ -1,4 +1,4 @@
-"""The cross-entropy of logits whose columns are split over ranks, under PyTorch's `loss_parallel()`."""
+"""Cross-entropy of vocabulary-parallel logits under PyTorch's `loss_parallel()`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LOSS_PARALLEL = "torch 2.13 torch/distributed/tensor/parallel/loss.py"
 
 
 class LossParallel(Base):
-    """log_softmax and nll_loss as the operators that they are written in, one after the other."""
+    """log_softmax and nll_loss as the separate operators of PyTorch's implementation."""
 
     def loss_parallel(self, logits: Tensor) -> Tensor:
-        """The mean cross-entropy of fp32 logits; keeps their log-probabilities.
+        """Mean cross-entropy of fp32 logits; saves their log-probabilities.
 
         Args:
             logits: the rank's columns, (b, s, V/t).
@@ -43,7 +43,7 @@ class LossParallel(Base):
                 (log_probabilities.storage, weight),
                 (NEW,),
                 also_allocates=(weight,),
-                caller_holds=(logits.storage,),  # cross_entropy's own argument
+                caller_holds=(logits.storage,),  # the argument of cross_entropy
                 # safe_target, safe_target_partial_, result_partial, result_reduced; the negated result, where and mask
                 forward_temporaries=small(
                     "labels and losses", "int64", "int64", "fp32", "fp32", "fp32", "fp32", "bool"
@@ -61,7 +61,7 @@ class LossParallel(Base):
         return loss
 
     def _log_softmax(self, logits: Tensor) -> Tensor:
-        """The differences to the row's highest logit, their exponentials and their logarithms follow one another."""
+        """log_softmax as its operators: logits minus the row maximum, exponentials, logarithms."""
         tape = self.tape
         citation = f"{LOSS_PARALLEL}: _log_softmax"
         result = tape.new("log-probabilities", logits.shape, logits.dtype, citation)
@@ -76,7 +76,7 @@ class LossParallel(Base):
                 (logits,),
                 (result,),
                 (result.storage,),
-                (SAME,),  # _log_softmax_backward_handler hands on what nll_loss's backward has made
+                (SAME,),  # _log_softmax_backward_handler passes on the gradient of nll_loss
                 forward_temporaries=(shifted, *rows),
             )
         )

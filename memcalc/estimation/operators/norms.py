@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm, fused."""
+"""Fused LayerNorm and RMSNorm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.spec.recipes import DTYPE_BYTES
 
 
 class Norms(Base):
-    """LayerNorm and RMSNorm, fused."""
+    """Fused LayerNorm and RMSNorm."""
 
     def layer_norm(
         self,
@@ -20,16 +20,16 @@ class Norms(Base):
         out: Shape | None = None,
         heads: str = "",
     ) -> Tensor:
-        """Keeps x, and mean and reciprocal deviation in fp32 (ATen native/cuda/layer_norm_kernel.cu).
+        """LayerNorm; saves x, and mean and reciprocal deviation in fp32 (ATen native/cuda/layer_norm_kernel.cu).
 
-        `heads`: the last axis but one, each part of which has a norm with a weight of its own.
+        `heads`: the second-to-last axis, if each of its entries has a norm with a separate weight.
         """
         return self._fused_norm(x, module, width, ("mean", "reciprocal deviation"), tensors, out, heads)
 
     def rms_norm(
         self, x: Tensor, module: str, width: str, tensors: tuple[str, ...] = ("weight",), out: Shape | None = None
     ) -> Tensor:
-        """torch.nn.RMSNorm, fused since torch 2.9: keeps x and the reciprocal deviation in fp32."""
+        """torch.nn.RMSNorm, fused since torch 2.9; saves x and the reciprocal deviation in fp32."""
         return self._fused_norm(x, module, width, ("reciprocal deviation",), tensors, out)
 
     def _fused_norm(
@@ -42,9 +42,9 @@ class Norms(Base):
         out: Shape | None,
         heads: str = "",
     ) -> Tensor:
-        """`out`: the output's shape where it is seen with other axes.
+        """A fused norm; `out`: the output's shape where it is viewed with other axes.
 
-        Both directions copy an input whose rows do not follow one another (`expect_contiguous`).
+        Forward and backward copy an input that is not contiguous (`expect_contiguous`).
         """
         tape, citation = self.tape, "ATen native/cuda/layer_norm_kernel.cu: x, mean and rstd are saved"
         if self.autocast:
@@ -65,7 +65,7 @@ class Norms(Base):
         scratch = tape.store(f"{module} partial sums", (), "uint8", citation, rule=rule)
         weight = (heads, width) if heads else (width,)
         affine = tuple(Tensor(-1, weight, self.parameters) for _ in tensors)
-        # A frozen weight has no gradient, so no sums over all rows are made.
+        # A frozen weight has no gradient, so no partial sums over rows are allocated.
         tensors = tensors if self.trains(module) else ()
         gradients = tuple(self.parameter_gradient(module, t, weight, self.parameters) for t in tensors)
         node = Node(

@@ -1,4 +1,4 @@
-"""Tensors that are written part by part."""
+"""Tensors filled by slice assignment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ COPY_SLICES = "torch 2.13 torch/csrc/autograd/functions/tensor.cpp, CopySlices"
 
 
 class Parts(Base):
-    """Tensors that are written part by part."""
+    """Tensors filled by slice assignment."""
 
     def written(self, parts: tuple[Tensor, ...], out: Shape, name: str) -> Tensor:
-        """A new tensor, into which the parts are copied one after the other (whole[...].copy_(part)).
+        """A new tensor into which the parts are copied one at a time (whole[...].copy_(part)).
 
-        Backward of each copies the gradient of the whole, and from that of the part, whose place there is then filled
-        with zeros, unless nothing wants to know: what is there before the first part needs no gradient.
+        Backward of each copy clones the gradient of the full tensor, then that of the slice, and fills the slice with
+        zeros. The zeros are omitted for the first part, since the tensor before it needs no gradient.
         """
         tape, dtype = self.tape, parts[0].dtype
         storage = tape.store(name, out, dtype, "aten::new_empty")

@@ -1,4 +1,4 @@
-"""What routes tokens to experts by index: choosing, sorting, copying rows, and products of groups of rows."""
+"""Operators that route tokens to experts by index: top-k, sorting, row copies, and grouped GEMMs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ GROUPED = "torch 2.13 derivatives.yaml, _grouped_mm"
 
 
 class Routing(Adapted):
-    """Choices of experts, and what follows them."""
+    """Selection of experts, and the operators that follow it."""
 
     def flattened(self, x: Tensor, name: str) -> Tensor:
-        """A view of all tokens as a matrix, in which the gradients of its readers are summed."""
+        """View all tokens as one matrix, where the gradients of its readers are accumulated."""
         y = Tensor(x.storage, x.shape, x.dtype, flat=True)
         self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
         return y
 
     def top_k(self, x: Tensor, out: Shape, name: str) -> tuple[Tensor, Tensor]:
-        """The largest values along the last axis and their indices; keeps these, of int64."""
+        """The largest values along the last axis and their int64 indices; saves the indices."""
         y = self.tape.new(name, out, x.dtype, DERIVATIVES)
         indices = Tensor(self.tape.store(f"{name} indices", out, "int64", DERIVATIVES), out, "int64", grad=False)
         self.tape.record(Node(name, (x,), (y,), (indices.storage,), (NEW,), also_allocates=(indices.storage,)))
         return y, indices
 
     def wide_linear(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """linear(x.float(), weight.float()) of a matrix of tokens: both copies are kept, each for the other's gradient.
+        """linear(x.float(), weight.float()) on a matrix of tokens; saves both copies, each for the other's gradient.
 
-        Autocast has its own mind about what they are multiplied in, and weights in fp32 are no copies.
+        Autocast chooses the dtype of the matmul itself; fp32 weights are not copied.
         """
         tape, trains = self.tape, self.trains(module)
         x = self.cast(x, "fp32", f"{module} input in fp32")
@@ -57,25 +57,25 @@ class Routing(Adapted):
         return y
 
     def filled(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
-        """x with a number where a mask says so (masked_fill): keeps the mask."""
+        """x with a number where a mask is true (masked_fill); saves the mask."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (mask.storage,), (NEW,)))
         return y
 
     def overwritten(self, x: Tensor, index: Tensor, name: str) -> Tensor:
-        """x with a number at some indices of its last axis (scatter): keeps these."""
+        """x with a number at some indices of its last axis (scatter); saves the indices."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,)))
         return y
 
     def placed(self, x: Tensor, index: Tensor, out: Shape, name: str) -> Tensor:
-        """A tensor of numbers, of which those at some indices of the last axis are x (scatter_): keeps these."""
+        """A tensor with x at some indices of the last axis (scatter_); saves the indices."""
         y = self.tape.new(name, out, x.dtype, DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,)))
         return y
 
     def sparse_multiplier(self, scores: Tensor, weight: Tensor, chosen: Tensor, given: Tensor, name: str) -> Tensor:
-        """The weight of a chosen expert, scaled; its gradient goes to the scores, by the probabilities `given`, alone.
+        """The scaled weight of a selected expert; its gradient goes to the scores alone, by the probabilities `given`.
 
         Source: transformers 5.23 modeling_phimoe.py, PhimoeMultiplier.
         """
@@ -91,9 +91,9 @@ class Routing(Adapted):
         return y
 
     def total(self, x: Tensor, name: str) -> Tensor:
-        """The sum over the last axis; keeps nothing, and its gradient is handed on expanded, as a view.
+        """The sum over the last axis; saves nothing. Its gradient is expanded, as a view.
 
-        On autocast's fp32 list.
+        It is on autocast's fp32 list.
         """
         x = self.cast(x, "fp32") if self.autocast else x
         y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
@@ -101,9 +101,9 @@ class Routing(Adapted):
         return y
 
     def divide_in_place(self, x: Tensor, by: Tensor, name: str) -> Tensor:
-        """x /= by, which is broadcast along the last axis: keeps the divisor, and a copy of what x was.
+        """x /= by, broadcast along the last axis; saves the divisor and a copy of the original x.
 
-        Backward makes the divisor's gradient first, -gradient * ((x / by) / by), each step a tensor as large as x
+        Backward first computes the divisor's gradient, -gradient * ((x / by) / by), each step a tensor as large as x
         (torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, div_tensor_other_grad).
         """
         tape = self.tape
@@ -111,7 +111,7 @@ class Routing(Adapted):
         return self._divided(Tensor(x.storage, x.shape, x.dtype), x, by, name, (by.storage, before), (before,))
 
     def divide(self, x: Tensor, by: Tensor, name: str) -> Tensor:
-        """x / by, likewise, in a new tensor: keeps both."""
+        """x / by, broadcast along the last axis, in a new tensor; saves both."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         return self._divided(y, x, by, name, (by.storage, x.storage), ())
 
@@ -127,14 +127,14 @@ class Routing(Adapted):
         return y
 
     def largest(self, x: Tensor, out: Shape, name: str) -> Tensor:
-        """The indices of the largest values along the last axis (topk), whose values nothing reads."""
+        """The indices of the largest values along the last axis (topk); nothing reads the values."""
         values = self.tape.store(f"{name}: their values", out, x.dtype, "aten::topk")
         chosen = Tensor(self.tape.store(name, out, "int64", "aten::topk"), out, "int64", grad=False)
         self.tape.record(Node(name, (x,), (chosen,), (), (None,), made_first=(values,)))
         return chosen
 
     def sorted_order(self, like: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """torch.sort of all indices in one row: the sorted ones, and where they were."""
+        """torch.sort of all indices in one row: the sorted indices, and their original positions."""
         tape = self.tape
         rule = workspaces.named(workspaces.sort_row, length=like.shape)
         scratch = tape.store(f"{name} scratch", (), "uint8", "ATen native/cuda/Sort.cu", rule=rule)
@@ -146,7 +146,7 @@ class Routing(Adapted):
         return values, order
 
     def rows_at(self, x: Tensor, index: Tensor, out: Shape, name: str, rows: Shape) -> Tensor:
-        """x[index] along its first axis, of `rows`; keeps the index. Backward adds up into a tensor of zeros."""
+        """x[index] along the first axis, with `rows` rows; saves the index. Backward adds into a tensor of zeros."""
         tape = self.tape
         y = tape.new(name, out, x.dtype, "aten::index")
         rule = workspaces.named(workspaces.add_rows, indices=index.shape, rows=rows)
@@ -155,9 +155,9 @@ class Routing(Adapted):
         return y
 
     def grouped_product(self, x: Tensor, offsets: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """Groups of rows, each times its own matrix (torch.nn.functional.grouped_mm); keeps x and where groups end.
+        """Grouped GEMM: groups of rows times one weight each (torch.nn.functional.grouped_mm); saves x and group ends.
 
-        Autocast has no rule for it, so x is cast in the weights' dtype. The weights' gradient is made first.
+        Autocast has no rule for it, so x is cast to the weights' dtype. The weight gradient is computed first.
         """
         tape, trains = self.tape, self.trains(module)
         x = self.cast(x, self.parameters)
@@ -180,16 +180,16 @@ class Routing(Adapted):
         return y
 
     def weigh(self, x: Tensor, weights: Tensor, name: str) -> Tensor:
-        """x times a weight for each row; keeps both. The gradient of the weights is made as large as x, then summed."""
+        """x times one weight per row; saves both. The weights' gradient is first as large as x, then summed."""
         y = self.tape.new(name, x.shape, wider(x.dtype, weights.dtype), DERIVATIVES)
         of_x = NEW if x.dtype == y.dtype else CAST
         self.tape.record(Node(name, (weights, x), (y,), (x.storage, weights.storage), (REDUCED, of_x)))
         return y
 
     def sum_of_copies(self, x: Tensor, out: Shape, name: str) -> Tensor:
-        """The copies of each token added up; keeps nothing. Backward repeats the gradient, for a view wants it whole.
+        """Sum the copies of each token; saves nothing. Backward repeats the gradient, since a view needs it contiguous.
 
-        Autocast asks for a sum in fp32, which reads x as it is (ATen autocast_mode.cpp, fp32_set_opt_dtype).
+        Autocast requests a sum in fp32, which reads x in its own dtype (ATen autocast_mode.cpp, fp32_set_opt_dtype).
         """
         y = self.tape.new(name, out, "fp32" if self.autocast else x.dtype, "aten::sum")
         self.tape.record(Node(name, (x,), (y,), (), (NEW,)))

@@ -1,4 +1,4 @@
-"""What families do to attention scores: positions as a bias, numbers in place of what a mask hides, steps in place."""
+"""Operators on attention scores: additive bias, masking, in-place scaling."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from memcalc.estimation.tape import NEW, SAME, Node, Shape, Tensor
 
 
 class Scores(Base):
-    """Products with a bias, choices by a mask, and heads that several share."""
+    """Matmuls with a bias, masking, and views of key/value heads shared by query heads."""
 
     def biased_matmul(self, bias: Tensor, a: Tensor, b: Tensor, name: str, out: Shape) -> Tensor:
-        """alpha · a @ b + bias, which needs no gradient (baddbmm): keeps both factors.
+        """alpha · a @ b + bias (baddbmm), with a bias without gradient; saves both factors.
 
-        Each factor's gradient is a product that is then scaled.
+        Each factor's gradient is a matmul whose result is then scaled.
         """
         if self.autocast:
             b, a, bias = self.cast(b, self.compute), self.cast(a, self.compute), self.cast(bias, self.compute, "bias")
@@ -29,32 +29,32 @@ class Scores(Base):
         return y
 
     def where(self, x: Tensor, name: str, mask: Shape) -> Tensor:
-        """x where a mask that is there says so, else a number; keeps the mask."""
+        """x where an existing mask is true, else a number; saves the mask."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
         self.tape.also_saves(Tensor(-1, mask, "bool"))
         return y
 
     def filled(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
-        """x.masked_fill_(mask, number): keeps the mask; backward makes a copy of the gradient with zeros in it."""
+        """x.masked_fill_(mask, number); saves the mask. Backward copies the gradient and fills the copy with zeros."""
         y = Tensor(x.storage, x.shape, x.dtype)
         self.tape.record(Node(name, (x, mask), (y,), (mask.storage,), (NEW, None)))
         return y
 
     def divide_by_number(self, x: Tensor, name: str) -> Tensor:
-        """x /= a number: no new tensor forward, one backward."""
+        """x /= a number, in place; backward allocates a new tensor."""
         y = Tensor(x.storage, x.shape, x.dtype)
         self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
     def add_in_place(self, x: Tensor, other: Tensor, name: str) -> Tensor:
-        """x += other, whose gradient is cast where it has another dtype."""
+        """x += other, in place; the gradient of `other` is cast where it has another dtype."""
         y = Tensor(x.storage, x.shape, x.dtype)
         self.tape.record(Node(name, (x, other), (y,), (), (SAME, SAME if other.dtype == x.dtype else NEW)))
         return y
 
     def one_row(self, x: Tensor, out: Shape, name: str) -> Tensor:
-        """x[..., [i], :]: a copy. Backward adds it up into a tensor of zeros as large as x; the index is the host's."""
+        """x[..., [i], :], a copy; backward adds it into a tensor of zeros as large as x. The index is on the CPU."""
         tape = self.tape
         y = tape.new(name, out, x.dtype, "aten::index")
         rule = workspaces.named(workspaces.add_rows, indices=("1",), rows=("h_kv",))
@@ -63,7 +63,7 @@ class Scores(Base):
         return y
 
     def expanded(self, x: Tensor, name: str, shape: Shape) -> Tensor:
-        """A view of x, repeated along axes: backward sums its gradient over them."""
+        """A view of x repeated along axes; backward sums its gradient over them."""
         y = Tensor(x.storage, shape, x.dtype)
         self.tape.record(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
         return y

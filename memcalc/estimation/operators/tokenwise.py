@@ -1,4 +1,4 @@
-"""Losses that never have all logits: each token has its own, so a few tokens at a time will do."""
+"""Losses that never store all logits: LM head and cross-entropy on chunks or tiles of tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LIGER = "liger-kernel 0.8 ops/fused_linear_cross_entropy.py"
 
 
 class TokenwiseLoss(Adapted, Loss):
-    """The output projection and the cross-entropy, together, on a part of the tokens."""
+    """LM head and cross-entropy together, on some of the tokens at a time."""
 
     def chunked_cross_entropy(self, x: Tensor, weight: Shape, chunks: int, *, bias: bool, tied: bool) -> None:
-        """Each chunk is checkpointed: its logits are made in forward, dropped, and made again in backward."""
+        """Checkpoint each chunk: its logits are freed after forward and recomputed in backward."""
         tape = self.tape
         parts = tuple(Tensor(x.storage, (axis, weight[1]), x.dtype) for axis in _chunks(chunks))
         tape.record(Node("chunks of tokens", (x,), parts, (), (NEW,)))
@@ -40,7 +40,7 @@ class TokenwiseLoss(Adapted, Loss):
     def logits_by_chunk(
         self, x: Tensor, weight: Shape, chunks: int, *, bias: bool, tied: bool, dtype: str
     ) -> tuple[Tensor, ...]:
-        """The head on each chunk of tokens, whose logits stay; in another dtype where the model converts them.
+        """Run the LM head on each chunk of tokens; the logits stay live, cast to `dtype` if one is given.
 
         torchtune 0.6.1 modules/transformer.py, chunked_output; LitGPT 0.5.13 litgpt/model.py, lm_head_chunk_size.
         """
@@ -59,14 +59,14 @@ class TokenwiseLoss(Adapted, Loss):
             found.append(logits)
             of_chunks.append(tape.nodes[start:])
         self._add_up(of_chunks, tied=tied)
-        if dtype:  # of a list that is there until all of it is converted
+        if dtype:  # the list references all chunks until the last one is cast
             wide = tuple(self.cast(logits, dtype, "logits in fp32") for logits in found)
             tape.still_named(*found)
             return wide
         return tuple(found)
 
     def chunks_of_logits(self, logits: Tensor, chunks: int) -> tuple[Tensor, ...]:
-        """Views of the logits of all tokens but the last of each sequence; backward fills zeros around their gradients.
+        """Views of all logits but those of each sequence's last token; backward fills zeros around their gradients.
 
         LitGPT 0.5.13 finetune/full.py and litgpt/utils.py, chunked_cross_entropy.
         """
@@ -77,7 +77,7 @@ class TokenwiseLoss(Adapted, Loss):
         return parts
 
     def cross_entropy_by_chunk(self, logits: tuple[Tensor, ...]) -> None:
-        """Of chunks that stay, one after the other, each of an fp32 copy."""
+        """Cross-entropy of one stored chunk at a time, each from an fp32 copy."""
         self._sum_of(
             [self.cross_entropy(self.cast(each, "fp32", "logits in fp32"), of=" of a chunk") for each in logits]
         )
@@ -88,7 +88,7 @@ class TokenwiseLoss(Adapted, Loss):
         self.tape.hold(total)
 
     def _shared_casts(self, weight: Shape, *, bias: bool, tied: bool) -> list[Tensor]:
-        """The parameters' casts that all chunks read from autocast's cache; none where there is none."""
+        """Return the casts of parameters that all chunks read from autocast's cache; none without a cache."""
         shared: list[Tensor] = []
         if self.autocast and self.trains("lm_head") and self.parameters == "fp32" != self.compute:
             if bias:  # autocast casts the last argument first
@@ -102,17 +102,17 @@ class TokenwiseLoss(Adapted, Loss):
         return shared
 
     def _with_casts(self, x: Tensor, shared: list[Tensor], out: Shape) -> Tensor:
-        """A product with parameters whose casts autocast has cached, until its region ends; recomputing casts again.
+        """Apply the LM head with parameters cast and cached by autocast; recomputation casts them again.
 
-        The graph is that of forward, so all gradients come together at the one cast of each, in its precision. The
-        weight is the last of `shared`.
+        The graph is that of forward, so all gradients are accumulated at the first cast of each parameter, in its
+        dtype. The weight is the last of `shared`.
         """
-        for cast in shared:  # made again, but not by an operator of the graph: gradients are those of the first cast
+        for cast in shared:  # recomputed outside the graph: gradients go to the first cast
             again = Tensor(cast.storage, cast.shape, cast.dtype)
             self.tape.record(Node("lm_head cast", (), (again,), (), ()))
         x = self.autocast_input(x, "lm_head")
         y = self.tape.new("lm_head output", out, self.compute, "torch.nn.functional.linear")
-        # The gradient of a weight is the transpose of a product, and that of a bias a view of a sum, see `linear`.
+        # A weight gradient is the transpose of a matmul's result, a bias gradient a view of a sum, see `linear`.
         inputs: tuple[Tensor, ...] = (*shared, x)
         kinds: tuple[str, ...] = (VIEW, NEW)
         sums: tuple[int, ...] = ()
@@ -135,10 +135,11 @@ class TokenwiseLoss(Adapted, Loss):
         return y
 
     def _add_up(self, of_chunks: list[list[Node]], *, tied: bool) -> None:
-        """One gradient of each parameter from those of the chunks, the last of which comes first in backward.
+        """Accumulate each parameter's gradient over the chunks; the last chunk comes first in backward.
 
-        A weight's first gradient is the transpose of a product, a view, to which nothing is added in place: the sum of
-        the first two is a third tensor, to which the others are added (torch 2.13 autograd/input_buffer.cpp).
+        A weight's first gradient is the transpose of a matmul's result, a view, so nothing is accumulated into it in
+        place. The sum of the first two is a third tensor, into which the others are accumulated (torch 2.13
+        autograd/input_buffer.cpp).
         """
         tape = self.tape
         totals: dict[str, int] = {}
@@ -163,7 +164,7 @@ class TokenwiseLoss(Adapted, Loss):
             of_chunks[0][0].completes = tuple(totals.values())
 
     def fused_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
-        """Liger's kernel makes both gradients in forward, some rows of logits at a time; backward hands them over."""
+        """Liger's fused loss: forward computes both gradients, some rows of logits at a time; backward returns them."""
         tape = self.tape
         trains = self.trains("lm_head")
         dtype = self.compute if self.autocast else x.dtype
@@ -174,7 +175,7 @@ class TokenwiseLoss(Adapted, Loss):
         ]
         cached: tuple[int, ...] = ()
         if dtype != self.parameters:
-            # Of the weight's transpose each chunk makes a cast of its own; the weight itself has one in the cache.
+            # Each chunk casts the weight's transpose; the cast of the weight itself is cached.
             casts = [
                 tape.store(f"lm_head.weight {what} in {dtype}", weight, dtype, "ATen autocast_mode.cpp, cached_cast")
                 for what in ("transposed", "(autocast cache)")
@@ -208,9 +209,9 @@ class TokenwiseLoss(Adapted, Loss):
         tape.hold(loss)
 
     def tiled_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
-        """TRL's kernels on tiles of logits, which backward makes again; gradients are summed in fp32, then cast.
+        """TRL's fused loss on tiles of logits, recomputed in backward; gradients are summed in fp32, then cast.
 
-        The tokens without a label, here the last of each sequence, are left out by an index, which copies the rest.
+        An index selects the tokens with a label (all but the last of each sequence), which copies them.
         """
         tape = self.tape
         rows = Tensor(x.storage, ("b", "s-1", weight[1]), x.dtype, x.grad)
@@ -271,12 +272,12 @@ class TokenwiseLoss(Adapted, Loss):
         tape.hold(loss)
 
     def mean_of_tokens(self, losses: Tensor) -> Tensor:
-        """The mean of every token's loss; keeps nothing."""
+        """The mean of all tokens' losses; saves nothing."""
         mean = self.tape.new("loss", (), "fp32", "aten::mean")
         self.tape.record(Node("mean of tokens", (losses,), (mean,), (), (NEW,)))
         return mean
 
 
 def _chunks(count: int) -> tuple[str, ...]:
-    """The axes of so many chunks of tokens."""
+    """Return the axes of `count` chunks of tokens."""
     return (*["T/n"] * (count - 1), "T'")

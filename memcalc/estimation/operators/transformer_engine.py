@@ -1,8 +1,8 @@
-"""Transformer Engine's fused modules, as Megatron-Core builds its layers of them.
+"""Transformer Engine's fused modules, as used in Megatron-Core's layers.
 
 Sources: Transformer Engine 2.11 pytorch/module/linear.py, layernorm_linear.py; Megatron-LM core_r0.14
-core/tensor_parallel/layers.py, core/fusions. The matrix product of a weight's gradient adds it to the main gradient
-where that lies (gradient_accumulation_fusion), so it makes no gradient of its own.
+core/tensor_parallel/layers.py, core/fusions. The GEMM of a weight gradient accumulates into the main gradient in place
+(gradient_accumulation_fusion), so it produces no separate gradient.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MEGATRON = "Megatron-LM core_r0.14 core/"
 
 
 class TransformerEngine(Base):
-    """Fused norms, column- and row-parallel matrices, gated activations, and the loss that overwrites its logits."""
+    """Fused norms, column- and row-parallel linear layers, gated activations, and losses that overwrite the logits."""
 
     def te_norm(
         self, x: Tensor, module: str, width: str, tensors: tuple[str, ...], *, mean: bool, out: Shape | None = None
     ) -> Tensor:
-        """LayerNorm or RMSNorm in one kernel: keeps x and its statistics in fp32; its weight's gradient is small."""
+        """LayerNorm or RMSNorm in one kernel; saves x and its statistics in fp32."""
         citation = f"{TE}module/layernorm_linear.py: saves inputmat, mu, rsigma"
         names = ("mean", "reciprocal deviation") if mean else ("reciprocal deviation",)
         y = self.tape.new(f"{module} output", out or x.shape, x.dtype, citation)
@@ -37,19 +37,19 @@ class TransformerEngine(Base):
     def column_parallel(
         self, x: Tensor, module: str, weight: str, out: Shape, *, bias: bool, shared: bool = False, tied: bool = False
     ) -> Tensor:
-        """y = x W^T + b, W split along its outputs. Keeps x.
+        """y = x W^T + b, with W sharded along its outputs; saves x.
 
-        Under sequence parallelism x is gathered in forward and, for the weight's gradient, in backward again, where the
-        gradient of the whole x is made too and then scattered.
+        Under sequence parallelism x is gathered in forward and, for the weight gradient, again in backward, where the
+        gradient of the full x is also produced and then reduce-scattered.
 
         Args:
             x: the input.
             module: its name.
             weight: the axis of the outputs.
             out: axes of the output.
-            bias: whether there is one.
-            shared: the gathered input lies in a buffer that is never given back, which is no temporary of this matrix.
-            tied: the weight is the embedding's: a gradient of its own waits for that of the embedding.
+            bias: whether there is a bias.
+            shared: whether the gathered input is in a persistent buffer, so it is no temporary of this layer.
+            tied: whether the weight is the embedding's; a separate gradient then waits for the embedding's.
         """
         citation = f"{TE}module/linear.py: gather_along_first_dim, reduce_scatter_along_first_dim"
         whole = self._whole(x.shape)
@@ -58,7 +58,7 @@ class TransformerEngine(Base):
         gathered: tuple[int, ...] = ()
         unscattered: tuple[int, ...] = ()
         if whole is not None:
-            if not shared and self.fuses_weight_gradients:  # Megatron-Core's own matrices share such a buffer
+            if not shared and self.fuses_weight_gradients:  # Megatron-Core's own layers share such a buffer
                 gathered = (self._transfer(f"{module} gathered input", whole, travels, citation),)
             unscattered = (self._transfer(f"{module} input gradient before its scatter", whole, x.dtype, citation),)
         y = self.tape.new(f"{module} output", out, x.dtype, citation)
@@ -80,9 +80,9 @@ class TransformerEngine(Base):
         return y
 
     def row_parallel(self, x: Tensor, module: str, out: Shape, *, bias: bool) -> Tensor:
-        """y = x W^T, W split along its inputs, summed over the ranks. Keeps x.
+        """y = x W^T, with W sharded along its inputs and the output summed across ranks; saves x.
 
-        Under sequence parallelism the sum is scattered: the whole product exists in forward, the whole gradient of y in
+        Under sequence parallelism the sum is reduce-scattered: the full output exists in forward, its full gradient in
         backward.
         """
         citation = f"{TE}module/linear.py: reduce_scatter_along_first_dim, grad_output_preprocess"
@@ -103,7 +103,7 @@ class TransformerEngine(Base):
                 (NEW,),
                 also_allocates=kept if kept != (x.storage,) else (),
                 forward_temporaries=(*product, *made),
-                # An input that is kept in 16 bits is made of 8 again.
+                # an input saved in bf16 is quantized to FP8 again
                 backward_temporaries=(
                     *gradient,
                     *self._output_gradient(whole or out, module),
@@ -117,11 +117,11 @@ class TransformerEngine(Base):
         return y
 
     def _kept_input(self, x: Tensor, module: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What is kept of a matrix's input for its gradient, and what forward makes of it besides.
+        """Return what a linear layer saves of its input, and what forward allocates of it in addition.
 
-        In 8 bits a byte an element: of two layouts forward's goes when the product is done (pytorch/module/linear.py,
-        update_usage). Attention keeps its own output, so where its scale needs no history Megatron-Core lets the
-        projection keep that (core/transformer/attention.py: set_save_original_input).
+        In FP8 one byte per element: of two layouts, forward's is freed after the GEMM (pytorch/module/linear.py,
+        update_usage). Attention saves its output, so without scaling history Megatron-Core lets the output projection
+        save that same tensor (core/transformer/attention.py: set_save_original_input).
         """
         if self.fp8 == "none" or (self.fp8 != "delayed" and module.endswith("attention.o_proj")):
             made = () if self.fp8 == "none" else (self._in_8_bits(x.shape, f"{module} input"),)
@@ -130,7 +130,7 @@ class TransformerEngine(Base):
         return kept, (self._in_8_bits(x.shape, f"{module} input in forward's layout"),) if self.fp8_columns else ()
 
     def _output_gradient(self, shape: Shape, module: str) -> tuple[int, ...]:
-        """The gradient of a matrix's output in 8 bits, in the layouts of both products of backward."""
+        """Storages of a layer's output gradient in FP8, in the layouts of both backward GEMMs."""
         if self.fp8 == "none":
             return ()
         names = (f"{module} output gradient", f"{module} output gradient, other layout")
@@ -143,7 +143,7 @@ class TransformerEngine(Base):
         return self.tape.store(f"{name} in 8 bits", shape, "uint8", f"{TE}tensor/float8_tensor.py: make_empty")
 
     def _scales(self, shape: Shape, name: str) -> tuple[int, ...]:
-        """Of what is kept, in the layout of backward."""
+        """Storages of the scales of what is saved, in the layout of backward."""
         if self.fp8 == "blockwise":
             return (self._block_scales(shape, name, by_columns=True),)
         if self.fp8 != "mxfp8":
@@ -152,7 +152,7 @@ class TransformerEngine(Base):
         return (self.tape.store(f"{name} scales", (), "uint8", f"{TE}tensor/mxfp8_tensor.py: make_empty", rule=rule),)
 
     def _block_scales(self, shape: Shape, name: str, *, by_columns: bool) -> int:
-        """Of blocks of 128 features of a token, or of 128 tokens of a feature."""
+        """Scales per block of 128 features of a token, or of 128 tokens of a feature."""
         tokens, width = shape[:-1], shape[-1:]
         along, across = (tokens, width) if by_columns else (width, tokens)
         rule = workspaces.named(workspaces.block_scales, along=along, across=across)
@@ -160,28 +160,29 @@ class TransformerEngine(Base):
         return self.tape.store(f"{name} scales", (), "uint8", citation, rule=rule)
 
     def fused_glu(self, x: Tensor, name: str, out: Shape) -> Tensor:
-        """act(gate) * up of one tensor that holds both, in one kernel each way: keeps that tensor alone."""
+        """act(gate) * up of one tensor with both, one kernel each in forward and backward; saves only that tensor."""
         citation = f"{MEGATRON}fusions/fused_bias_swiglu.py: SwiGLUFunction saves its input"
         y = self.tape.new(name, out, x.dtype, citation)
         self.tape.nodes.append(Node(name, (x,), (y,), (x.storage,), (NEW,)))
         return y
 
     def exchanged(self, x: Tensor, name: str) -> Tensor:
-        """x after an all-to-all between ranks: as many elements, in a new tensor, both ways."""
+        """All-to-all between ranks: equally many elements, in a new tensor, in forward and backward."""
         y = self.tape.new(name, x.shape, x.dtype, f"{TE}attention/dot_product_attention/context_parallel.py")
         self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
     def scattered_sequence(self, x: Tensor, name: str, out: Shape) -> Tensor:
-        """The rank's part of a sequence, summed over the ranks; the gradient of the whole is gathered in backward."""
+        """Reduce-scatter along the sequence; backward gathers the gradient."""
         y = self.tape.new(name, out, x.dtype, f"{MEGATRON}tensor_parallel/mappings.py")
         self.tape.nodes.append(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
     def cross_entropy_in_place(self, logits: Tensor) -> Tensor:
-        """Forward overwrites the logits with their gradient, which is all that backward hands on: nothing beside them.
+        """Cross-entropy that overwrites the logits with their gradient and saves nothing else; backward passes it on.
 
-        The losses of the tokens, and three fp32 numbers of each for the sum over ranks, are gone when forward returns.
+        The losses of the tokens, and three fp32 numbers per token for the sum across ranks, are freed when forward
+        returns.
         """
         citation = f"{TE}triton/cross_entropy.py, cross_entropy.py: the gradient is stored in the logits"
         tokens = logits.shape[:-1]
@@ -195,9 +196,9 @@ class TransformerEngine(Base):
         return loss
 
     def vocab_parallel_cross_entropy(self, logits: Tensor) -> Tensor:
-        """Megatron-Core's own: an fp32 copy that becomes the softmax, which is kept and becomes its own gradient.
+        """Megatron-Core's cross-entropy: saves an fp32 copy that becomes the softmax, then its gradient.
 
-        Logits that are fp32 are not copied: they become all that themselves.
+        fp32 logits are not copied, but overwritten.
         """
         citation = f"{MEGATRON}tensor_parallel/cross_entropy.py: VocabParallelCrossEntropy"
         tokens = logits.shape[:-1]
@@ -212,14 +213,14 @@ class TransformerEngine(Base):
         return loss
 
     def _whole(self, shape: Shape) -> Shape | None:
-        """The whole sequence of a tensor of which the rank keeps a part; None where it keeps all."""
+        """Return the full sequence's axes for a tensor sharded along the sequence; None if it is not."""
         return tuple("s" if axis == "s/t" else axis for axis in shape) if "s/t" in shape else None
 
     def _transfer(self, name: str, shape: Shape, dtype: str, citation: str) -> int:
         return self.tape.store(name, shape, dtype, citation, component=Component.COMMUNICATION_BUFFERS)
 
     def _gradients(self, module: str, weight: Shape, *, bias: bool, tied: bool = False) -> tuple[int, ...]:
-        """Gradients of a matrix that are tensors of their own: of the weight only where no kernel adds it up itself."""
+        """Separate gradients of a linear layer: the bias's; the weight's only without gradient accumulation fusion."""
         made: tuple[int, ...] = ()
         if not self.fuses_weight_gradients:
             made = (self.parameter_gradient(module, "weight", weight, self.parameters),)

@@ -1,4 +1,4 @@
-"""Products with a norm's weight in fp32."""
+"""Multiply by a norm weight that is upcast to fp32."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from memcalc.estimation.tape import NEW, SAME, SUMMED, Node, Shape, Tensor
 
 
 class WideWeights(Base):
-    """Products with a norm's weight in fp32."""
+    """Multiplication by a norm weight that is upcast to fp32."""
 
     def times_wide_weight(self, x: Tensor, module: str, weight: Shape, *, shifted: bool = False) -> Tensor:
-        """x, in fp32, times `weight.float()`, or 1 plus it; keeps x, and the factor where it is no parameter itself.
+        """x in fp32 times `weight.float()`, or 1 plus it; saves x, and the factor where it is not the parameter itself.
 
         The factor's gradient is a product as large as x, summed over all tokens. `weight * x`, and `x * (1 + weight)`.
 
         Args:
-            x: of the axes of the weight, behind those of tokens.
-            module: whose weight it is.
-            weight: its axes.
+            x: the input; its last axes are those of the weight.
+            module: the module of the weight.
+            weight: axes of the weight.
             shifted: whether 1 is added.
         """
         tape, trains = self.tape, self.trains(module)
         y = tape.new(f"{module} output in fp32", x.shape, "fp32", DERIVATIVES)
         gradient = self.parameter_gradient(module, "weight", weight, self.parameters) if trains else None
         factor = self._factor(module, weight, gradient, shifted=shifted)
-        own = self.parameters == "fp32"  # whose sum is the parameter's gradient itself
+        own = self.parameters == "fp32"  # then the sum is the parameter's gradient itself
         sums: tuple[int, ...] = ()
-        raw: tuple[tuple[int, int], ...] = ()  # before the sum
+        raw: tuple[tuple[int, int], ...] = ()  # the product before the sum
         if trains:
             product = tape.store(f"{module} gradient times input", x.shape, "fp32", DERIVATIVES)
             tokens = tuple(x.shape[: -len(weight)])
@@ -41,7 +41,8 @@ class WideWeights(Base):
             (y,),
             saved,
             (NEW, SUMMED if factor.grad else None),
-            prepares=raw if shifted else (),  # of the second factor before the first (derivatives.yaml, by name)
+            # gradient of the second factor before the first (derivatives.yaml, by name)
+            prepares=raw if shifted else (),
             between=() if shifted else raw,
             summed_later=sums,
             parameters=(gradient,) if gradient is not None and own else (),
@@ -54,7 +55,7 @@ class WideWeights(Base):
         return y
 
     def _factor(self, module: str, weight: Shape, gradient: int | None, *, shifted: bool) -> Tensor:
-        """The weight in fp32, plus 1 or not; of parameters in fp32 the sum's gradient is the weight's own."""
+        """The weight in fp32, plus 1 if shifted; for an fp32 parameter the sum's gradient is the weight's own."""
         tape, name = self.tape, f"{module}.weight"
         factor = Tensor(-1, weight, "fp32", grad=False)
         if self.parameters != "fp32":
