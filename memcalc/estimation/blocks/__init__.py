@@ -1,1 +1,1 @@
-"""The forward of each implementation's modules, written on a tape: what runs, hence what autograd keeps."""
+"""Forward of each implementation's modules, written on a tape: the operators, and so what autograd saves."""

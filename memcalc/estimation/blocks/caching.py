@@ -1,7 +1,7 @@
-"""What generation adds to a block's forward: keys and values kept for later tokens, and the next token's logits.
+"""KV cache of generation, and the logits of the next token.
 
 Sources: transformers 5.23 cache_utils.py, DynamicLayer.update, DynamicSlidingWindowLayer.update, StaticLayer.update;
-integrations/sdpa_attention.py; generation/utils.py, GenerationMixin._sample. Of a paged cache vLLM's, whose kernels
+integrations/sdpa_attention.py; generation/utils.py, GenerationMixin._sample. A paged cache is vLLM's, whose kernels
 write and read its blocks in place (vllm/v1/attention/backends/flash_attn.py).
 """
 
@@ -14,35 +14,35 @@ from memcalc.estimation.tape import NEW, Node, Shape, Tape, Tensor
 from memcalc.ledger.component import Component
 
 CACHE = "transformers 5.23 cache_utils.py"
-WITHOUT_GROUPS = ("falcon",)  # it gives fewer key heads than queries to a kernel that is not told so
-KEPT, SO_FAR = "n_c", "n_b"  # tokens that a layer's cache has room for after this forward, and before it
+WITHOUT_GROUPS = ("falcon",)  # expands key heads inside the kernel, without enable_gqa
+KEPT, SO_FAR = "n_c", "n_b"  # tokens that a layer's cache holds after this forward, and before it
 
 
 def write_mask(tape: Tape, c: Structure) -> None:
-    """Where a kernel needs one: made once in each forward, shared by all layers and sequences."""
+    """Write the mask that a kernel needs, created once per forward and shared by all layers and sequences."""
     if c.cache is not None and c.cache.masked:
         mask = tape.store("mask", ("s", c.keys), "bool", "transformers 5.23 masking_utils.py: sdpa_mask")
         tape.held.add(mask)
 
 
 def cached(ops: Operators, cache: Cached, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of this forward go to the cache; what attention reads comes back.
+    """Write keys and values of this forward to the cache; return what attention reads.
 
-    A dynamic cache is made anew, one token longer, of what it was and what is new: the old one goes when the new one
-    is there. The other kinds stay where they are.
+    A dynamic cache is a new tensor, longer by the new tokens, concatenated from the old cache and the new keys or
+    values. The old one is freed afterwards. The other types are updated in place.
     """
     if cache.kind == "paged":
-        return key, value  # the kernel takes the blocks; the pool stands beside all layers
+        return key, value  # the kernel reads the blocks; the pool is persistent
     keys, *before = _kept(ops, cache, "keys", key)
     values, *_ = _kept(ops, cache, "values", value)
-    ops.tape.still_named(key, value)  # until the attention module has both
-    if cache.window:  # of a window both are made before either takes its old one's place
+    ops.tape.still_named(key, value)  # referenced until the attention module has both
+    if cache.window:  # both new windows are created before either replaces its old one
         ops.tape.still_named(*before)
     return (key, value) if cache.passes else (keys, values)
 
 
 def _kept(ops: Operators, cache: Cached, name: str, x: Tensor) -> tuple[Tensor, ...]:
-    """What is kept of x and all before it; then what was kept before, where that is another tensor."""
+    """Return the cache including x; then the cache before, where that is another tensor."""
     tape = ops.tape
 
     def store(axis: str, label: str = name, component: Component = Component.KV_CACHE) -> Tensor:
@@ -78,16 +78,16 @@ def cached_attention(
     axes: tuple[str, str, str],
     out: Shape | None = None,
 ) -> Tensor:
-    """One kernel over all that the cache shows; with a mask the memory-efficient one.
+    """Fused attention over the cache; with a mask the memory-efficient kernel.
 
     Args:
         ops: the operators.
-        c: the choices.
+        c: the structure.
         q: queries.
         k: keys.
         v: values.
-        axes: query heads, key/value heads and the width of one.
-        out: the output's shape where it is not that of q.
+        axes: query heads, key/value heads, and the head dimension.
+        out: axes of the output, where they differ from those of q.
     """
     cache = c.cache
     assert cache is not None
@@ -111,9 +111,9 @@ def cached_attention(
 
 
 def _in_separate_operators(ops: Operators, q: Tensor, k: Tensor, v: Tensor, heads: str, keys: str) -> Tensor:
-    """ATen native/transformers/attention.cpp, _scaled_dot_product_attention_math: 16 bits are computed in fp32.
+    """ATen native/transformers/attention.cpp, _scaled_dot_product_attention_math: bf16 and fp16 are computed in fp32.
 
-    Keys and values are spread over the query heads by the products, in a copy each.
+    The matmuls expand keys and values to the query heads, each as a copy.
     """
     tape, shape = ops.tape, ("b", heads, "s", keys)
     given = q
@@ -130,7 +130,7 @@ def _in_separate_operators(ops: Operators, q: Tensor, k: Tensor, v: Tensor, head
 
 
 def write_next_token(ops: Operators, c: Structure, x: Tensor, width: str) -> None:
-    """The last token's hidden state to logits, and their copy in fp32, of which the next token is chosen."""
+    """Write the logits of the last token, and their fp32 copy, from which the next token is selected."""
     tape, split = ops.tape, Splitting(ops, c)
     vocabulary = "V/t" if c.split else "V"
     last = Tensor(x.storage, ("b", "1", width), x.dtype, grad=False)
@@ -142,4 +142,4 @@ def write_next_token(ops: Operators, c: Structure, x: Tensor, width: str) -> Non
         tape.record(Node("logits of all ranks", (logits,), (whole,), (), (None,)))
     wide = tape.new("logits in fp32", ("b", "V"), "fp32", "transformers 5.23 generation/utils.py: _sample")
     tape.record(Node("logits in fp32", (whole,), (wide,), (), (None,)))
-    tape.still_named(x, logits)  # of the model's output
+    tape.still_named(x, logits)  # variables of the model's output

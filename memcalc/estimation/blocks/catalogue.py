@@ -1,4 +1,4 @@
-"""Programs of blocks by structure, compiled once and kept.
+"""Programs of blocks by structure, compiled once and cached.
 
 A run has blocks of one implementation: only its modules are imported.
 """
@@ -18,28 +18,28 @@ from memcalc.estimation.saving import save_on_host
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.spec.spec import Spec
 
-# "tables" is what all layers share, on a stage that has no embedding to make it.
+# "tables" are the tensors shared by all layers, on a stage without the embedding that creates them.
 Part = Literal["embedding", "tables", "dense layer", "expert layer", "head"]
 
 
 class Gradients(NamedTuple):
-    """What happens to a parameter's gradient when backward has made it."""
+    """What happens to a parameter's gradient that backward has produced."""
 
-    kept: bool  # stays alive; else it is added to one that exists already, and dropped
-    main_dtype: str | None  # dtype of a second copy made on arrival
+    kept: bool  # stays allocated; otherwise it is added to an existing gradient and freed
+    main_dtype: str | None  # dtype of a second copy of each produced gradient
 
 
 def program(
     structure: Structure, part: Part, recomputed: bool, gradients: Gradients, runs_again: bool = False
 ) -> Program:
-    """The compiled program of one part of the model.
+    """Return the compiled program of one part of the model.
 
     Args:
-        structure: the choices.
-        part: which part.
-        recomputed: whether it keeps its input alone, and runs again by itself.
-        gradients: what happens to a parameter's gradient.
-        runs_again: whether it is one of several parts that run again together, and not the last one.
+        structure: the options of the modules.
+        part: the part of the model.
+        recomputed: whether it keeps only its input and is recomputed as a separate checkpoint.
+        gradients: what happens to each produced gradient.
+        runs_again: whether it is recomputed with other parts as one checkpoint segment, and is not the last of them.
 
     Raises:
         InputError: the implementation of this family is not modelled.
@@ -52,7 +52,7 @@ def program(
 def compiled_part(
     structure: Structure, part: Part, recomputed: bool, gradients: Gradients, runs_again: bool
 ) -> Program:
-    """As `program`, of a structure that has no choices which the part does not depend on."""
+    """Return the program for a structure without options that the part does not depend on; see `program`."""
     if part == "tables":
         return _split(structure, _tables(structure))
     tape, output = _tape(structure, part)
@@ -61,8 +61,8 @@ def compiled_part(
     if tape.entry is not None and not tape.boundary and structure.cache is None:  # a layer
         tape.still_named(tape.entry)
     first = output if part == "embedding" and structure.cache is None else None
-    if first is not None and not tape.names:  # a family of transformers knows whether it has a name
-        tape.names.add(first.storage)  # what the layers begin with, until all of them have returned
+    if first is not None and not tape.names:  # transformers' families set whether a variable references it
+        tape.names.add(first.storage)  # input of the first layer, referenced until all layers have returned
     if structure.saves_on_host != "none":
         pinned = structure.saves_on_host == "pinned"
         save_on_host(tape, first, frees_tables=structure.frees_tables, pinned=pinned)
@@ -81,7 +81,7 @@ def compiled_part(
 
 
 def _tape(structure: Structure, part: Part) -> tuple[Tape, Tensor | None]:
-    """The tape of a part, and its output (None: it is the head, whose output is the loss)."""
+    """Return the tape of a part, and its output (None for the head, whose output is the loss)."""
     if structure.implementation == "huggingface" and has_own_tape(structure):
         from memcalc.estimation.blocks.huggingface import catalogue as huggingface
 
@@ -102,7 +102,7 @@ def _tape(structure: Structure, part: Part) -> tuple[Tape, Tensor | None]:
 
 
 def has_formulas(spec: Spec) -> bool:
-    """Whether the modules that train are written down: of transformers' not all families' are."""
+    """Return whether the run's modules have formulas; some families of transformers have none."""
     training = spec.training
     if training.implementation != "huggingface" or spec.inference is not None:
         return True
@@ -112,7 +112,7 @@ def has_formulas(spec: Spec) -> bool:
 
 
 def has_own_tape(structure: Structure) -> bool:
-    """Whether a family's modules are written down for themselves; for generation the plain block stands for others."""
+    """Return whether a family has its own tape; for generation other families use the plain block."""
     if structure.cache is None:
         return True
     from memcalc.estimation.blocks.huggingface import catalogue as huggingface
@@ -125,13 +125,14 @@ def _split(structure: Structure, block: Program) -> Program:
 
 
 def _tables(structure: Structure) -> Program:
-    """The mask and the rotary tables alone: made when a micro-batch arrives, let go when its backward has passed."""
+    """Return the shared mask and RoPE tables alone: created for each micro-batch, freed after its backward."""
     tape = Tape()
     if structure.implementation == "huggingface" and has_own_tape(structure):
         from memcalc.estimation.blocks.huggingface import catalogue as huggingface
 
         tape = huggingface.write_shared_tables(structure)
-    elif structure.implementation in ("plain", "huggingface"):  # of the others the table is the module's
+    # in the other implementations the table belongs to the module
+    elif structure.implementation in ("plain", "huggingface"):
         shared_tables(tape, structure)
     made = tuple(Event(index, 1, START) for index in sorted(tape.held | tape.names))
     gone = tuple(Event(index, -1, END) for index in sorted(tape.held))

@@ -1,7 +1,7 @@
-"""Context parallelism: every tensor along the sequence is the rank's part of it.
+"""Context parallelism: every tensor along the sequence holds the rank's part of it.
 
-Megatron-LM docs "context_parallel": all activations are split along the sequence, also those that sequence parallelism
-splits further; weights are not.
+Megatron-LM docs "context_parallel": all activations are sharded along the sequence, including those that sequence
+parallelism shards further; weights are not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RENAMED = {"s": "s/c", "s/t": "s/(c·t)"}
 
 
 def over_context_ranks(block: Program) -> Program:
-    """A block with the sequence axes of one of c ranks."""
+    """Return a block with the sequence axes of one of c ranks."""
     return replace(block, storages=tuple(_split(storage) for storage in block.storages))
 
 

@@ -1,7 +1,7 @@
-"""Routed experts as transformers runs them: one grouped product for all experts, forward alone.
+"""Routed experts as transformers runs them in generation: one grouped GEMM for all experts, forward only.
 
 Source: transformers 5.23 integrations/moe.py, grouped_mm_experts_forward; models/olmoe/modeling_olmoe.py, TopKRouter.
-Its Python variables hold what they name until the function returns.
+Its Python variables reference their tensors until the function returns.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.tape import Tensor
 
-# Families whose routers hand on fp32 weights, so that the products with them are fp32 (modeling_<family>.py).
+# families whose routers return fp32 weights, so products with them are fp32 (modeling_<family>.py)
 WIDE_WEIGHTS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")
 
 
 def grouped_products(ops: Operators, c: Structure, x: Tensor) -> Tensor:
-    """Each token goes to k experts: k copies of it, sorted by expert, through both products, back and summed."""
+    """Route each token to k experts: k copies, sorted by expert, through both GEMMs, restored and summed."""
     copies, tape = ("b", "s", "k"), ops.tape
     logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
     probabilities = ops.softmax(ops.cast(logits, "fp32"), "router probabilities")

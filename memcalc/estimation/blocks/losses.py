@@ -1,4 +1,4 @@
-"""The end of a model's tape: the output projection and the loss, in the order and the pieces that the spec asks for."""
+"""LM head and loss of a model, in the variant that the run uses."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def write_loss(
     *,
     wide_logits: bool = False,
 ) -> None:
-    """From the last hidden state to the loss.
+    """Write LM head and loss, starting from the last hidden state.
 
     Args:
         ops: the operators, with their tape.
-        c: the choices.
+        c: the structure.
         x: the last hidden state.
         width: its last axis.
-        finished: what the model makes of the head's output before it returns it.
-        wide_logits: whether the model itself returns logits in fp32 (CodeGen).
+        finished: function that the model applies to the LM head's output.
+        wide_logits: whether the model returns logits in fp32 (CodeGen).
     """
     tape = ops.tape
     if c.classifies:
@@ -53,7 +53,7 @@ def write_loss(
         ops.cross_entropy_by_chunk(parts)
         return
     if c.loss in TOKENWISE:
-        _name(ops, c, x)  # the step names the hidden state in place of the logits
+        _name(ops, c, x)  # the step's variable references the hidden state instead of logits
         tape.end_forward()
         if c.loss == "tiled":
             ops.tiled_cross_entropy(x, (vocabulary, width), tied=c.tied)
@@ -68,7 +68,7 @@ def write_loss(
     if c.dtensor and c.loss != "vocab-parallel":
         logits = ops.gathered_columns(logits, "logits", ("b", "s", "V"))
     if c.dtensor:
-        tape.still_named(normed, x)  # the head's argument, and what it is replaced by
+        tape.still_named(normed, x)  # the LM head's argument, and its replacement
     if finished is not None:
         logits = finished(logits)
         tape.still_named(x)  # hidden_states
@@ -80,9 +80,9 @@ def write_loss(
 
 
 def _score(ops: Operators, c: Structure, x: Tensor, width: str) -> None:
-    """transformers modeling_layers.py, GenericForSequenceClassification: scores of all tokens, of which one is chosen.
+    """transformers modeling_layers.py, GenericForSequenceClassification: scores of all tokens, of which one is used.
 
-    The loss of these (trl/trainer/reward_trainer.py, compute_loss) is a few numbers of each sequence.
+    The loss (trl/trainer/reward_trainer.py, compute_loss) is a few numbers per sequence.
     """
     ops.tape.begin_head()
     scores = ops.linear(x, "score", ("n_l", width), ("b", "s", "n_l"), bias=False)
@@ -93,7 +93,7 @@ def _score(ops: Operators, c: Structure, x: Tensor, width: str) -> None:
 
 
 def _loss_of(ops: Operators, c: Structure, logits: Tensor, *, wide_logits: bool) -> None:
-    """The loss of all logits."""
+    """Write the loss of all logits."""
     if not c.upcasts_logits:
         ops.cross_entropy(logits, dtype="fp32" if c.autocast else logits.dtype)
         return
@@ -114,7 +114,7 @@ def _loss_of(ops: Operators, c: Structure, logits: Tensor, *, wide_logits: bool)
 
 
 def _name(ops: Operators, c: Structure, output: Tensor) -> None:
-    """What the loop calls the model's output: through backward, or until it has the loss."""
+    """Keep the model's output live as the loop references it: through backward, or until the loss exists."""
     if c.drops_logits:
         ops.tape.region.add(output.storage)
     else:

@@ -18,7 +18,7 @@ SOURCE = "Megatron-LM core_r0.14 core/transformer/transformer_layer.py"
 
 
 def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
-    """The tape of one part of the model, and its output."""
+    """Return the tape of one part of the model, and its output."""
     if part == "embedding":
         return _embedding(c)
     if part == "head":
@@ -32,7 +32,7 @@ def _stream(c: Structure) -> str:
 
 
 def _operators(c: Structure, tape: Tape) -> Operators:
-    """The vocabulary, on a tape. Megatron-Core's own matrices leave the sum of gradients to autograd's hooks."""
+    """Return the operators on a tape. Without Transformer Engine, autograd's hooks accumulate weight gradients."""
     ops = Operators(tape, c.compute, c.parameters, autocast=False)
     ops.fuses_weight_gradients = c.attention == "flash"
     return ops
@@ -50,7 +50,7 @@ class MegatronLayer:
     """Writes one TransformerLayer.
 
     Args:
-        structure: the choices.
+        structure: the options of the modules.
         experts: whether this layer's MLP is a mixture of experts.
     """
 
@@ -63,11 +63,11 @@ class MegatronLayer:
         self.stream = _stream(structure)
 
     def axis(self, name: str) -> str:
-        """The axis as one tensor-parallel rank has it."""
+        """Return the axis on one tensor-parallel rank."""
         return f"{name}/t" if self.c.split else name
 
     def layer(self) -> tuple[Tape, Tensor]:
-        """The tape of a layer, and its output."""
+        """Return the tape of a layer, and its output."""
         c, ops = self.c, self.ops
         x = self.tape.input("layer input", ("b", self.stream, "d"), c.compute, SOURCE)
         attended = self.attention(norm(ops, c, x, "input_norm"))
@@ -81,7 +81,7 @@ class MegatronLayer:
         return self.tape, ops.add(x, fed, "layer output")
 
     def attention(self, x: Tensor) -> Tensor:
-        """SelfAttention: one matrix for q, k, v; their heads lie interleaved, so q is copied out, and so is v."""
+        """SelfAttention: one linear layer for q, k and v with interleaved heads, so q and v are copied."""
         c, ops = self.c, self.ops
         core = latent_attention(self, x) if c.mla else self.grouped_attention(x)
         if c.all_to_all:
@@ -89,7 +89,7 @@ class MegatronLayer:
         return ops.row_parallel(core, "attention.o_proj", ("b", self.stream, "d"), bias=c.output_bias)
 
     def grouped_attention(self, x: Tensor) -> Tensor:
-        """The core of attention with grouped (or all) heads."""
+        """Attention with grouped (or all) heads, before the output projection."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
         width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
@@ -103,13 +103,13 @@ class MegatronLayer:
             q, k = ops.scale(q, "rotated q"), ops.scale(k, "rotated k")
         else:
             k = ops.copy(k, "k")
-        v = ops.copy(v, "v")  # Transformer Engine's get_qkv_layout copies what lies in no layout it knows
+        v = ops.copy(v, "v")  # Transformer Engine's get_qkv_layout copies tensors of any layout it does not know
         return self.core(q, k, v, h, kv, "d_h")
 
     def core(
         self, q: Tensor, k: Tensor, v: Tensor, heads: str, kv_heads: str, width: str, out: Shape | None = None
     ) -> Tensor:
-        """TEDotProductAttention; with an all-to-all before it where context parallelism exchanges heads for tokens."""
+        """TEDotProductAttention; with context parallelism perhaps after an all-to-all from tokens to heads."""
         c, ops = self.c, self.ops
         if c.all_to_all:
             q, k, v = (ops.exchanged(t, f"{name} of the rank's heads") for t, name in ((q, "q"), (k, "k"), (v, "v")))
@@ -119,7 +119,7 @@ class MegatronLayer:
         return core
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Dense, or routed experts."""
+        """The MLP: dense, or routed experts."""
         if self.experts:
             return Experts(self).routed(x)
         return self.dense(x, "mlp.", "4·d" if self.c.usual_width else "F")
@@ -139,14 +139,14 @@ class MegatronLayer:
 
 
 class LocalLayer(MegatronLayer):
-    """Writes one TransformerLayer of Megatron-Core's own modules: attention in separate operators.
+    """Writes one TransformerLayer of Megatron-Core's own modules, with attention as separate operators.
 
-    Megatron-LM core_v0.16 core/transformer/dot_product_attention.py, core/fusions/fused_softmax.py. A layer keeps the
+    Megatron-LM core_v0.16 core/transformer/dot_product_attention.py, core/fusions/fused_softmax.py. A layer saves the
     5·b·h·s² bytes of scores that Korthikanti et al. (arXiv 2205.05198), section 4.1, publish, and the causal mask.
     """
 
     def grouped_attention(self, x: Tensor) -> Tensor:
-        """SelfAttention: q, k and v are views of one product, of which the rotated ones are copies."""
+        """SelfAttention: q, k and v are views of one linear layer's output; RoPE copies q and k."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
         width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
@@ -158,11 +158,11 @@ class LocalLayer(MegatronLayer):
         if c.position == "rope":
             q, k = self.rotated(q, "q"), self.rotated(k, "k")
         elif c.grouped and not c.qk_norm:
-            q = ops.copy(q, "q")  # query.reshape: its heads lie between those of keys and values
+            q = ops.copy(q, "q")  # query.reshape: query heads alternate with those of keys and values
         return self.attended(q, k, v)
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
-        """rope_utils.py, _apply_rotary_pos_emb_bshd: each call makes its cosines and sines, which autograd keeps."""
+        """rope_utils.py, _apply_rotary_pos_emb_bshd: each call computes cosines and sines, which autograd saves."""
         ops = self.ops
         tables = [ops.table(f"{each} of {name}", ("s", "d_h"), self.c.compute) for each in ("cosines", "sines")]
         straight = ops.mul(x, tables[0], f"{name} * cos")
@@ -170,7 +170,7 @@ class LocalLayer(MegatronLayer):
         return ops.copy(ops.add(straight, turned, f"sum of {name}"), f"rotated {name}")
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """DotProductAttention: softmax(scores) and its dropout are kept; the scores are named until it returns."""
+        """DotProductAttention: saves softmax(scores) and its dropout; the scores are live until it returns."""
         c, ops = self.c, self.ops
         heads, entered = self.axis("h"), (q, k, v)
         if c.grouped:
@@ -190,7 +190,7 @@ class LocalLayer(MegatronLayer):
 
 
 def _embedding(c: Structure) -> tuple[Tape, Tensor]:
-    """LanguageModelEmbedding: rows of the rank's part of the vocabulary, summed over the ranks."""
+    """LanguageModelEmbedding: rows of the rank's part of the vocabulary, summed across ranks."""
     tape = Tape()
     ops = _operators(c, tape)
     vocabulary = "V/t" if c.split else "V"
@@ -204,7 +204,7 @@ def _embedding(c: Structure) -> tuple[Tape, Tensor]:
 
 
 def _head(c: Structure) -> tuple[Tape, None]:
-    """The final norm, the output layer, and the loss over the parts of the vocabulary."""
+    """The final norm, the output layer, and the vocabulary-parallel loss."""
     tape = Tape(kind=Component.LOGITS_AND_LOSS)
     ops = _operators(c, tape)
     x = tape.input("head input", ("b", _stream(c), "d"), c.compute, SOURCE)

@@ -1,6 +1,6 @@
-"""Megatron-Core's mixture of experts: all-to-all dispatcher, grouped matrices (core/transformer/moe, core_r0.14).
+"""Megatron-Core's mixture of experts: all-to-all dispatcher, grouped GEMMs (core/transformer/moe, core_r0.14).
 
-Routing is taken as balanced: every expert gets the same number of rows.
+Routing is assumed to be balanced: every expert gets the same number of rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Experts:
         self.layer = layer
 
     def routed(self, x: Tensor) -> Tensor:
-        """Router, permutation and exchange, grouped matrices, exchange back, sum; and the shared expert."""
+        """Router, permutation, all-to-all, grouped GEMMs, all-to-all back, sum; and the shared expert."""
         layer = self.layer
         c, ops = layer.c, layer.ops
         tokens = ("b", layer.stream)
@@ -37,7 +37,7 @@ class Experts:
         sent = ops.regrouped(exchanged, (*rows, "d"), "tokens by expert")
         both = both if c.gated_mlp else inner
         up = ops.grouped(sent, "mlp.experts.up", (experts, both), (*rows, both), bias=c.expert_bias)
-        # The router's weights are applied inside the activation, so nothing after it is kept for them.
+        # The router weights are applied inside the activation, so nothing after it is saved for them.
         product = ops.weighted_glu(up, weights, "mlp.experts.activation", (*rows, inner))
         if "moe_act" in c.recomputed_modules:
             layer.tape.recompute(product, (up, weights))
@@ -46,7 +46,8 @@ class Experts:
         total = ops.summed_experts(back, (*tokens, "d"), "sum of experts")
         if shared is not None:
             total = ops.add(total, shared, "sum with shared expert")
-        # moe_layer.py, custom_forward: `hidden_states` and `dispatched_input` are named until the layer has its output.
+        # moe_layer.py, custom_forward: `hidden_states` and `dispatched_input` are referenced until the layer has its
+        # output.
         layer.tape.still_named(permuted, exchanged)
         if "moe" in c.recomputed_modules:
             layer.tape.recompute(total, (x,))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def latent_attention(layer: MegatronLayer, x: Tensor) -> Tensor:
-    """Down to latents, whole on every rank; norm and up in one module; keys and values of all heads are made anew."""
+    """Down projections to replicated latents; norm and up projection in one module; keys and values of all heads."""
     from memcalc.estimation.blocks.megatron import norm
 
     c, ops = layer.c, layer.ops

@@ -1,4 +1,4 @@
-"""The norms of a model's layers, with what parameters they have."""
+"""Norms of a model's layers, with the parameters they have."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def norm(
     weight: bool = True,
     out: Shape | None = None,
 ) -> Tensor:
-    """LayerNorm or RMSNorm, with what parameters the model's norms have."""
+    """LayerNorm or RMSNorm, with the parameters of the model's norms."""
     y = _norm(ops, c, x, module, width, weight=weight, out=out)
-    ops.tape.still_named(x)  # an argument of the module, which autocast casts inside
+    ops.tape.still_named(x)  # the module's argument, which autocast casts inside
     return y
 
 
 def _wide_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape | None) -> Tensor:
-    """weight * normed on an fp32 copy of the input, cast last.
+    """weight * normed on an fp32 copy of the input, cast at the end.
 
-    LitGPT 0.5.13 litgpt/model.py, RMSNorm; torchtune 0.6.1 modules/rms_norm.py, whose F.rms_norm falls back on
-    operators, for the weight is not in fp32.
+    LitGPT 0.5.13 litgpt/model.py, RMSNorm; torchtune 0.6.1 modules/rms_norm.py, where F.rms_norm falls back to separate
+    operators because the weight is not in fp32.
     """
     normed = ops.normed_in_fp32(x, module)
     return ops.cast(ops.times_weight(normed, module, width, out), x.dtype, f"{module} output in {x.dtype}")

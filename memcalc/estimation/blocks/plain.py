@@ -17,17 +17,17 @@ from memcalc.estimation.tape import Tape, Tensor
 
 
 class PlainBlock:
-    """Writes one layer; `axis` names what tensor parallelism splits.
+    """Writes one layer; `axis` returns a tensor-parallel axis.
 
     Args:
-        structure: the choices.
+        structure: the options of the modules.
         experts: whether this layer's MLP is a mixture of experts.
     """
 
     def __init__(self, structure: Structure, *, experts: bool) -> None:
         self.c = structure
         self.experts = experts
-        self.weights: tuple[Tensor, ...] = ()  # of attention, which transformers' modules return
+        self.weights: tuple[Tensor, ...] = ()  # attention weights, which transformers' modules return
         self.tape = Tape()
         self.ops = Operators(self.tape, structure.compute, structure.parameters, structure.autocast, structure.adapters)
         self.ops.float8 = structure.float8
@@ -35,11 +35,11 @@ class PlainBlock:
         self.stream = self.split.stream
 
     def axis(self, name: str) -> str:
-        """The axis as one tensor-parallel rank has it."""
+        """Return the axis on one tensor-parallel rank."""
         return f"{name}/t" if self.c.split else name
 
     def layer(self) -> tuple[Tape, Tensor]:
-        """The tape of a layer, and its output."""
+        """Return the tape of a layer, and its output."""
         c, ops = self.c, self.ops
         dtype = c.stream
         x = self.tape.input("layer input", ("b", self.stream, "d"), dtype, PAPER, grad=not c.detached)
@@ -54,7 +54,7 @@ class PlainBlock:
             return self.tape, self.side_by_side(x, normed, attended)
         into = ops.add(x, attended, "attention sum")
         given = x if c.parallel_block else into
-        named = (normed, attended) if c.parallel_block else ()  # until the layer returns
+        named = (normed, attended) if c.parallel_block else ()  # referenced until the layer returns
         if not before:
             normed = given
         elif c.norms_per_layer > 1:
@@ -67,11 +67,12 @@ class PlainBlock:
         output = ops.add(into, fed, "layer output")
         self.split.returned(*named)
         if c.implementation == "huggingface":
-            self.split.returned(x, *self.weights)  # the model's loop holds the input, the layer what attention returns
+            # the model's loop references the input, the layer what attention returns
+            self.split.returned(x, *self.weights)
         return self.tape, output
 
     def side_by_side(self, x: Tensor, normed: Tensor, attended: Tensor) -> Tensor:
-        """transformers' parallel blocks: three summands, added when all are there."""
+        """transformers' parallel blocks: three summands, added when all exist."""
         given = normed if self.c.norms_per_layer == 1 else norm(self.ops, self.c, x, "post_attention_norm")
         fed = Mlp(self).output(given)
         output = self.ops.add(self.ops.add(x, attended, "attention sum"), fed, "layer output")

@@ -1,4 +1,4 @@
-"""Attention of the reference decoder: projections, the core in separate operators or in one kernel."""
+"""Attention of the reference decoder: projections, and the core as separate operators or as a fused kernel."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Attention(Part):
         return out
 
     def projected(self, x: Tensor, shapes: tuple[Shape, Shape, Shape]) -> tuple[Tensor, ...]:
-        """Queries, keys and values: views of one product, or of one each where adapters stand beside them."""
+        """Queries, keys and values: views of one linear layer's output, or three linear layers with adapters."""
         c, ops = self.c, self.ops
         if c.fused_qkv:
             width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
@@ -73,9 +73,10 @@ class Attention(Part):
         )
 
     def by_head(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views head by head. Gradients that products of heads make, or that lose their padding, are copied back.
+        """Return q, k and v split into heads, with copies of gradients whose strides differ.
 
-        Not so that of k where its product makes it as wide as q's: it lies head by head within each token's stride.
+        Matmuls per head, and padding, give such gradients. The gradient of k needs no copy where its matmul gives it
+        the layout of q: heads are contiguous within each token's stride.
         """
         c, ops = self.c, self.ops
         if self.sums_shared_heads:
@@ -87,18 +88,18 @@ class Attention(Part):
         return q, self.keys_by_head(k), v
 
     def keys_by_head(self, k: Tensor) -> Tensor:
-        """Keys seen head by head, as `by_head`."""
+        """Keys split into heads, as in `by_head`."""
         c = self.c
         copied = self.sums_shared_heads or c.pads_heads or (c.attention == "eager" and c.grouped)
         return self.ops.seen(k, "k") if copied else k
 
     @property
     def sums_shared_heads(self) -> bool:
-        """Whether a kernel is given keys and values for each query head: their gradients are sums, head by head."""
+        """Whether the kernel gets keys and values per query head, so their gradients are sums over query heads."""
         return (self.c.attention == "memory-efficient" and self.c.grouped) or self.c.repeats_heads
 
     def head_norm(self, heads: Tensor, module: str, width: str, out: Shape) -> Tensor:
-        """A norm of query or key heads, `width` wide together."""
+        """A norm of query or key heads, with `width` features together."""
         c = self.c
         if c.qk_norm_width == "all-heads":
             return norm(self.ops, c, heads, module, width, weight=c.qk_norm_weight, out=out)
@@ -110,7 +111,7 @@ class Attention(Part):
         return self.ops.times_weight(normed, module, width, out)
 
     def rotated(self, x: Tensor, name: str) -> Tensor:
-        """x * cos + (-second half, first half) * sin, the tables shared by all layers."""
+        """x * cos + (-second half, first half) * sin; all layers share the cos/sin cache."""
         ops = self.ops
         half = (*x.shape[:-1], "d_h/2")
         first, second = ops.split(x, (half, half), f"{name} halves")
@@ -132,7 +133,7 @@ class Attention(Part):
         scores_shape = ("b", h, "s", c.keys)
         if c.grouped:
             k, v = ops.copy(k, "k for each head", keys), ops.copy(v, "v for each head", keys)
-        copies = ("q by head", "" if c.grouped else "k by head")  # bmm wants heads one after the other
+        copies = ("q by head", "" if c.grouped else "k by head")  # bmm needs each head's matrix contiguous
         scores = ops.matmul(q, k, "scores", scores_shape, copies if c.batched else ("", ""))
         scores = ops.scale(scores, "scaled scores")
         if c.position == "alibi":
@@ -140,7 +141,7 @@ class Attention(Part):
         scores = ops.scale(scores, "masked scores")
         self.tape.also_saves(Tensor(-1, ("s", c.keys), "bool"))
         self.tape.reads("causal mask")
-        if c.implementation == "huggingface" and c.attention_sinks:  # gpt-oss: a column more, in the scores' dtype
+        if c.implementation == "huggingface" and c.attention_sinks:  # gpt-oss: one column more, in the scores' dtype
             given = scores
             scores = ops.shift(ops.copy(scores, "scores beside sinks"), "scores less their maximum")
             probabilities = ops.softmax(scores, "attention probabilities")
@@ -159,7 +160,7 @@ class Attention(Part):
         return attended
 
     def fused_core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One kernel; grouped heads are expanded for the memory-efficient one, which knows none, or by the module."""
+        """Fused attention; grouped heads are expanded for the memory-efficient kernel, or by the module."""
         c, ops = self.c, self.ops
         h, kv = self.axis("h"), self.axis("h_kv")
         if c.cache is not None:

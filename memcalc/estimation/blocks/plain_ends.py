@@ -1,4 +1,4 @@
-"""What stands before and behind the layers of the reference decoder: tables, final norm, output projection, loss."""
+"""Embedding, final norm, LM head and loss of the reference decoder, and tensors shared by its layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAPER = "Korthikanti et al. (arXiv 2205.05198) section 4.1"
 
 
 def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
-    """Token and position rows, summed; what all layers share."""
+    """Token and position embeddings, summed; and the tensors that all layers share."""
     tape = Tape()
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     ops.float8 = c.float8
@@ -42,7 +42,7 @@ def plain_embedding(c: Structure) -> tuple[Tape, Tensor]:
 
 
 def shared_tables(tape: Tape, c: Structure) -> None:
-    """The causal mask and the rotary tables, made once a forward and kept by every layer until backward has passed."""
+    """Write the causal mask and RoPE cos/sin cache, created once per forward, live until backward has passed."""
     write_mask(tape, c)
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     if c.attention == "eager":
@@ -67,7 +67,7 @@ def _held(ops: Operators, name: str, shape: Shape, dtype: str, of: Tensor) -> No
 
 
 def plain_head(c: Structure) -> tuple[Tape, None]:
-    """Final norm, output projection, and the loss on fp32 logits."""
+    """Final norm, LM head, and the loss on fp32 logits."""
     tape = Tape(kind=Component.LOGITS_AND_LOSS)
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     ops.float8 = c.float8

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def latent_attention(layer: PlainBlock, x: Tensor) -> Tensor:
-    """DeepSeek-V2's latent attention (arXiv 2405.04434), without absorbed matrices, as it is trained."""
+    """DeepSeek-V2's latent attention (arXiv 2405.04434) as in training, without absorbed weights."""
     c, ops = layer.c, layer.ops
     h = layer.axis("h")
     tokens = ("b", "s")

@@ -11,18 +11,18 @@ class Mlp(Part):
     """Writes the MLP of a layer."""
 
     def output(self, x: Tensor) -> Tensor:
-        """Dense, or routed experts."""
+        """The MLP: dense, or routed experts."""
         x = self.split.module_input(x, "mlp")
         if self.layer.experts:
             return self.routed(x)
         return self.dense(x, "mlp.", "4·d" if self.c.usual_width else "F")
 
     def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
-        """Up (and gate), activation, down."""
+        """Up (and gate) projection, activation, down projection."""
         c, inner = self.c, self.axis(width)
         weight, into = (inner, "d"), ("b", "s", inner)
         gate = None
-        if c.gated_mlp and c.implementation == "huggingface":  # down(act(gate(x)) * up(x)), in which nothing has a name
+        if c.gated_mlp and c.implementation == "huggingface":  # down(act(gate(x)) * up(x)), without variables
             kind = f"{prefix}{'silu' if c.mlp == 'swiglu' else 'gelu'}"
             if c.fused_gate_up:
                 both = ("b", "s", f"2·{inner}")
@@ -59,7 +59,7 @@ class Mlp(Part):
         return ops.pointwise(up, f"{prefix}{self.c.mlp}", saves="output" if self.c.mlp == "relu" else "input")
 
     def routed(self, x: Tensor) -> Tensor:
-        """Top-k experts, every one with an equal share of the token copies (memcalc/step/mlp.py)."""
+        """Top-k experts with balanced routing (memcalc/step/mlp.py)."""
         c, ops = self.c, self.ops
         if c.implementation == "huggingface":
             return self.with_shared_expert(x, grouped_products(ops, c, x))
@@ -90,12 +90,12 @@ class Mlp(Part):
         added = ops.scattered(weighted, summand, "sum of experts", in_place=False)
         total = self.split.summed(added, "sum of experts")
         y = self.with_shared_expert(x, total)
-        if c.cache is None:  # until the module returns; what generates stands for a server's kernel, which names none
+        if c.cache is None:  # until the module returns; a server's kernel in generation has no such variables
             self.tape.still_named(weights, chosen, order, source, permuted, done, weighted)
         return y
 
     def with_shared_expert(self, x: Tensor, total: Tensor) -> Tensor:
-        """The routed experts' output, and beside it that of the expert which every token visits."""
+        """Add the shared expert's output to that of the routed experts."""
         c, ops = self.c, self.ops
         if not c.shared_expert:
             return total

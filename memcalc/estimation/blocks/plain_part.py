@@ -1,4 +1,4 @@
-"""What the parts of a plain layer, its attention and its MLP, write with: the layer's own tape and choices."""
+"""Base class of a plain layer's modules, attention and MLP, which share the layer's tape and options."""
 
 from __future__ import annotations
 

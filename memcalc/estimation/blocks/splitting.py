@@ -1,7 +1,7 @@
-"""How a block's tape exchanges what tensor-parallel ranks have, beside the matrices themselves.
+"""Tensor-parallel communication in a block's tape, outside the linear layers themselves.
 
-Megatron-LM's matrices gather and scatter inside (`operators.linear`), so that nothing stands here for them. PyTorch's
-DTensor does it between modules, by the plan of memcalc/step/tensor_parallel.py, which is torchtitan's
+Megatron-LM's linear layers gather and scatter inside (`operators.linear`), so this class adds nothing for them.
+PyTorch's DTensor communicates between modules, by the plan of memcalc/step/tensor_parallel.py, which is torchtitan's
 (torchtitan/models/llama3/infra/parallelize.py, apply_tp).
 """
 
@@ -13,11 +13,11 @@ from memcalc.estimation.tape import Shape, Tensor
 
 
 class Splitting:
-    """The places where ranks meet.
+    """Linear layers and collectives of tensor parallelism.
 
     Args:
         ops: the operators, with their tape.
-        c: the choices.
+        c: the structure.
     """
 
     def __init__(self, ops: Operators, c: Structure) -> None:
@@ -27,31 +27,31 @@ class Splitting:
         self.gathers = c.dtensor and c.sequence_split
 
     def module_input(self, x: Tensor, name: str) -> Tensor:
-        """What attention, MLP and head read: with sequence parallelism all tokens (PrepareModuleInput)."""
+        """Return the input of attention, MLP or LM head: all tokens under sequence parallelism (PrepareModuleInput)."""
         if not self.gathers:
             return x
         return self.ops.all_gathered(x, f"{name} input", (x.shape[0], "s", *x.shape[2:]), view=not self.c.batched)
 
     def column(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, tied: bool = False) -> Tensor:
-        """A matrix split along its outputs (ColwiseParallel)."""
+        """A linear layer sharded along its outputs (ColwiseParallel)."""
         if self.c.dtensor and not self.gathers:
             x = self.ops.replicated(x, f"{module} input")
         return self.ops.linear(x, module, weight, out, bias=bias, tied=tied)
 
     def row(self, x: Tensor, module: str, weight: Shape, *, bias: bool) -> Tensor:
-        """A matrix split along its inputs (RowwiseParallel): every rank has a summand of the output."""
+        """A linear layer sharded along its inputs (RowwiseParallel); its output is summed across ranks."""
         if not self.c.dtensor:
             return self.ops.linear(x, module, weight, ("b", self.stream, "d"), bias=bias, row=True)
         out = self.summed(self.ops.linear(x, module, weight, ("b", "s", "d"), bias=bias), f"{module} output")
-        self.returned(x)  # the hook that sums runs inside of nn.Module.__call__, which has the arguments
+        self.returned(x)  # the hook that sums runs inside nn.Module.__call__, which references the arguments
         return out
 
     def returned(self, *named: Tensor) -> None:
-        """A function ends here: until now what it names was alive, arguments that hooks have put in place too."""
+        """Mark a function's end: its variables, and arguments replaced by hooks, were live until here."""
         self.ops.tape.still_named(*named)
 
     def summed(self, partial: Tensor, name: str) -> Tensor:
-        """The sum over ranks of what each has a summand of: all of it, or the rank's tokens."""
+        """The sum of partial results across ranks: all of it, or the rank's tokens."""
         if not self.c.dtensor:
             return partial
         if not self.gathers:

@@ -1,4 +1,4 @@
-"""What the shape of a block's tape depends on: choices, not sizes. Tapes are compiled once for each structure."""
+"""Structure of a block's tape: options, not sizes. Tapes are compiled once per structure."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ SEVERAL = 2  # chunks of a loss
 
 
 class Cached(NamedTuple):
-    """How one forward of generation finds and leaves the keys and values of a layer.
+    """KV cache of a layer in one forward of generation.
 
     Args:
         kind: "dynamic", "static" or "paged".
-        first: whether nothing is kept before.
+        first: whether the cache is empty before.
         keys: axis of the tokens that attention reads.
-        window: whether the layer attends to a window of tokens.
-        masked: whether a mask keeps flash attention from running.
-        repeats: whether keys and values are copied for every query head first.
-        slides: whether a static window is full, and moves by one token.
-        passes: whether a static window is shorter than the prompt, which attention then reads as it is.
+        window: whether the layer has a sliding window.
+        masked: whether a mask rules out flash attention.
+        repeats: whether keys and values are first copied for every query head.
+        slides: whether a static window is full and moves by one token.
+        passes: whether a static window is shorter than the prompt, which attention then reads unchanged.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Cached(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """The choices that decide which operators run, on tensors of which dtypes and axes."""
+    """Options that decide which operators run, on tensors of which dtypes and axes."""
 
     implementation: str
     family: str
@@ -59,7 +59,7 @@ class Structure(NamedTuple):
     norm_placement: str
     parallel_block: bool
     mlp: str
-    gelu: str  # of transformers' modules
+    gelu: str  # variant of gelu in transformers' modules
     gated_mlp: bool
     usual_width: bool  # F = 4d, written 4·d
     qkv_bias: bool
@@ -71,14 +71,14 @@ class Structure(NamedTuple):
     qk_norm_width: str
     qk_norm_weight: bool
     position: str
-    rotates_part: bool  # of each head
-    position_table: str  # axis of the learned table: "S" or "S+2"
+    rotates_part: bool  # RoPE on a part of each head
+    position_table: str  # axis of the learned position embedding: "S" or "S+2"
     final_norm: bool
     embedding_norm: bool
     own_embedding_width: bool
-    tied: bool  # one gradient for table and head; two ends of a pipeline have one each
+    tied: bool  # one gradient for embedding and LM head; on two pipeline stages each has one
     grouped: bool  # fewer key/value heads than query heads
-    one_key_head: bool  # which all query heads share
+    one_key_head: bool  # one key/value head for all query heads
     square: bool  # h·d_h = d, written d
     mla: bool
     query_latent: bool
@@ -89,103 +89,103 @@ class Structure(NamedTuple):
     router_bias: bool
     attention: str
     attention_dropout: bool
-    pads_heads: bool  # flash attention takes heads of a multiple of 8
+    pads_heads: bool  # flash attention needs a head_dim that is a multiple of 8
     residual_dropout: bool
     embedding_dropout: bool
-    batched: bool  # b > 1: heads cut out of a fused tensor are no longer adjacent in memory
+    batched: bool  # b > 1: heads split from a fused tensor are not contiguous
     compute: str
     parameters: str
     autocast: bool
     selective: bool
     split: bool  # t > 1
     sequence_split: bool  # sequence parallelism
-    dtensor: bool  # PyTorch's DTensor splits, by memcalc/step/tensor_parallel.py; else Megatron-LM's modules do
-    whole_table_gradient: bool  # of a table whose rows are split, see `table_gradient_is_whole`
+    dtensor: bool  # sharded by DTensor (memcalc/step/tensor_parallel.py); else by Megatron-LM's modules
+    whole_table_gradient: bool  # the gradient of a sharded embedding is unsharded, see `table_gradient_is_whole`
     context_split: bool  # c > 1: the rank has a part of every sequence
-    all_to_all: bool  # context parallelism by an exchange of heads for tokens
+    all_to_all: bool  # context parallelism by an all-to-all of heads and tokens
     expert_split: bool  # e > 1
-    expert_width_share: str  # "/t" or "/t_e" where each expert is split over ranks, else nothing
-    recomputed_modules: tuple[str, ...]  # of selective recomputation, in Megatron-LM's words
+    expert_width_share: str  # "/t" or "/t_e" where each expert is sharded across ranks, else ""
+    recomputed_modules: tuple[str, ...]  # modules of selective recomputation, Megatron-LM's names
     loss: str
     loss_chunks: int
-    composite_norms: bool  # torch.nn.RMSNorm is several operators (before torch 2.9)
-    fused_qkv: bool  # one matrix for q, k and v
-    adapters: Adapters | None  # what trains where the rest is frozen
+    composite_norms: bool  # torch.nn.RMSNorm as separate operators (before torch 2.9)
+    fused_qkv: bool  # one linear layer for q, k and v
+    adapters: Adapters | None  # adapters of a frozen base model
     recompute_keep: tuple[str, ...] = ()  # operators whose results recomputed layers keep
     detached: bool = False  # the layer's input needs no gradient: nothing before it trains
-    cache: Cached | None = None  # of generation: where keys and values are kept
-    fused_gate_up: bool = False  # of transformers' modules: one matrix for gate and up
-    fp8: str = "none"  # how Transformer Engine scales what it multiplies in 8 bits
-    saves_on_host: str = "none"  # in which memory of the host what autograd saves is
-    checkpoints_layers: bool = False  # so what layers are called with stays until they have run again
-    frees_tables: bool = False  # so nothing on the device refers to the layers' tables, once forward has returned
+    cache: Cached | None = None  # the KV cache in generation
+    fused_gate_up: bool = False  # transformers: one linear layer for gate and up
+    fp8: str = "none"  # scaling recipe of Transformer Engine's FP8 GEMMs
+    saves_on_host: str = "none"  # type of host memory for saved tensors
+    checkpoints_layers: bool = False  # so arguments of layers stay live until recomputation
+    frees_tables: bool = False  # so after forward nothing on the device references the layers' tables
     replaced_linears: bool = False  # DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
-    fp8_columns: bool = False  # and whether it makes a second copy for backward's products
-    float8: Float8 | None = None  # and how torchao's linear layers do
+    fp8_columns: bool = False  # Transformer Engine makes a second FP8 copy for backward GEMMs
+    float8: Float8 | None = None  # options of torchao's FP8 linear layers
     upcasts_logits: bool = True  # the loss makes an fp32 copy of the logits
-    recomputes_loss: bool = True  # a chunked loss is checkpointed chunk by chunk
-    chunks_head: bool = True  # and so is the head's product
+    recomputes_loss: bool = True  # a chunked loss checkpoints each chunk
+    chunks_head: bool = True  # a chunked loss also chunks the LM head
     repeats_heads: bool = False  # plain attention copies keys and values for every query head
-    heads_first: bool = False  # plain attention's output is copied token by token
+    heads_first: bool = False  # plain attention's output is copied from heads to tokens
     wide_norms: bool = False  # plain RMSNorms compute on an fp32 copy
-    wide_output: bool = False  # the program converts the model's output to fp32
-    drops_logits: bool = False  # the loop has no name for the model's output in backward
+    wide_output: bool = False  # the program casts the model's output to fp32
+    drops_logits: bool = False  # no variable of the loop references the model's output in backward
     evaluates: bool = False  # without gradients, between steps
-    shifts_logits: bool = False  # transformers' loss, before 4.49
-    liger: bool = False  # Liger's kernels in place of transformers' norms, rotary positions and MLPs
-    window_mask: bool = False  # the model makes one, for layers whose window the sequence fills
-    padding_mask: str = "none"  # as `training.padding_mask`, where layers attend under it
-    windows: bool = False  # some layers have one
-    others: bool = True  # some have none
-    windows_again: bool = False  # and run again, so what they are called with stays until then
-    others_again: bool = False  # likewise, of layers without
-    masked: bool = False  # this layer attends under it
-    classifies: bool = False  # the head has labels in place of the vocabulary
-    fp32_modules: tuple[str, ...] = ()  # whose parameters are in fp32, whatever those of others are in
-    unturned: bool = False  # this layer leaves queries and keys as they are, whatever their position
-    embedding_stays: bool = False  # autograd has it as a leaf, and the first layer does not keep its input by itself
+    shifts_logits: bool = False  # transformers' loss before 4.49
+    liger: bool = False  # Liger's kernels replace transformers' norms, RoPE and MLPs
+    window_mask: bool = False  # the model creates a mask for layers whose window is shorter than the sequence
+    padding_mask: str = "none"  # `training.padding_mask`, where layers use it
+    windows: bool = False  # some layers have a sliding window
+    others: bool = True  # some layers have no sliding window
+    windows_again: bool = False  # some layers with a window are recomputed, so their arguments stay live
+    others_again: bool = False  # the same for layers without a window
+    masked: bool = False  # this layer uses the window mask
+    classifies: bool = False  # the head has labels instead of the vocabulary
+    fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
+    unturned: bool = False  # this layer applies no RoPE
+    embedding_stays: bool = False  # the embedding's output is a leaf that the first layer does not save
 
     def of_layers(self, kind: Kind) -> Structure:
-        """That of layers of one kind."""
+        """Return the structure of layers of one type."""
         if not (kind.detached or kind.masked or kind.unturned):
             return self
         return self._replace(detached=self.detached or kind.detached, masked=kind.masked, unturned=kind.unturned)
 
     def as_read_by_head(self) -> Structure:
-        """The structure without what the head does not depend on, so that its tape is compiled once."""
+        """Return the structure without options that the LM head does not depend on, so its tape is compiled once."""
         return self if self.padding_mask == "none" else self._replace(padding_mask="none", masked=False)
 
     def as_read_by_others(self) -> Structure:
-        """The structure of other parts: they depend on whether the loss has several chunks, not on how many."""
+        """Return the structure of other parts, which depend only on whether the loss has several chunks."""
         return self if self.loss_chunks <= SEVERAL else self._replace(loss_chunks=SEVERAL)
 
     @property
     def embedded(self) -> str:
-        """The dtype of the embedding's rows."""
+        """The dtype of the embedding's output."""
         return "fp32" if in_fp32("embed_tokens", self.fp32_modules) else self.parameters
 
     @property
     def stream(self) -> str:
-        """The dtype of hidden states from layer to layer: that of the embedding's rows and of what is added to them."""
+        """The dtype of hidden states between layers: that of the embedding's output and of what is added to it."""
         if self.autocast:
             return wider(self.embedded, self.compute)
         return self.parameters if self.implementation == "huggingface" else self.compute
 
     @property
     def keys(self) -> str:
-        """The axis of keys and values: the tokens of this forward, or all that the cache shows it."""
+        """The axis of keys and values: the tokens of this forward, or all tokens in the cache."""
         return "s" if self.cache is None else self.cache.keys
 
     @property
     def head_gradient_is_a_view(self) -> bool:
-        """Of one product of PyTorch's, not the sum of several, nor a tensor that a fused loss has made."""
+        """Whether the LM head's weight gradient is a view of one matmul, not a sum, nor a fused loss's tensor."""
         whole = self.loss not in TOKENWISE or (self.loss == "chunked" and self.loss_chunks == 1)
         return whole and not self.replaced_linears
 
 
 @remembered
 def structure_of(spec: Spec) -> Structure:
-    """The structure of a run."""
+    """Return the structure of a run."""
     model, training, parallelism = spec.model, spec.training, spec.parallelism
     dropout = partial(_dropout, model, training)
     huggingface, megatron = (training.implementation == each for each in ("huggingface", "megatron"))
@@ -240,7 +240,7 @@ def structure_of(spec: Spec) -> Structure:
         batched=training.sequences > 1,
         compute=training.dtype,
         parameters=read_dtype(spec),
-        autocast=training.autocasts and training.implementation != "torchtitan",  # FSDP2 casts what it gathers
+        autocast=training.autocasts and training.implementation != "torchtitan",  # FSDP2 casts gathered parameters
         selective=training.recompute == "selective",
         split=parallelism.tensor_parallel > 1,
         sequence_split=parallelism.sequence_parallel and parallelism.tensor_parallel > 1,
@@ -262,7 +262,7 @@ def structure_of(spec: Spec) -> Structure:
         saves_on_host=saves_on_host,
         checkpoints_layers=training.recompute not in ("none", "selective"),
         frees_tables=saves_on_host != "none"
-        and training.recompute == "none",  # a checkpoint's closure has them as an argument
+        and training.recompute == "none",  # a checkpoint's closure references them as arguments
         replaced_linears=replaces_linears(spec),
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
@@ -289,13 +289,13 @@ def structure_of(spec: Spec) -> Structure:
 
 
 def _adapters_read(spec: Spec) -> Adapters | None:
-    """The adapters, in the dtype that modules read them in."""
+    """Return the adapters, with the dtype that modules read."""
     found, gathered = adapters_of(spec), spec.parallelism.fsdp.param_dtype
     return found if found is None or gathered is None else found._replace(dtype=gathered)
 
 
 def _dropout(model: ModelSpec, training: TrainingSpec, field: str) -> bool:
-    """Whether there is dropout in one place: of transformers' modules only where the family's config has a rate."""
+    """Return whether a place has dropout: in transformers' modules only if the family's config has a rate."""
     if training.dropout is None:
         return bool(getattr(model, field))
     theirs = training.implementation == "huggingface" and model.architecture is not None
@@ -304,7 +304,7 @@ def _dropout(model: ModelSpec, training: TrainingSpec, field: str) -> bool:
 
 
 def float8_of(spec: Spec) -> Float8 | None:
-    """How torchao multiplies, where it does."""
+    """Return the options of torchao's FP8 linear layers; None without them."""
     training = spec.training
     if training.fp8 == "none" or training.implementation == "megatron" or spec.inference is not None:
         return None
@@ -316,19 +316,19 @@ def _card(spec: Spec) -> Card | None:
 
 
 def split_by_dtensor(spec: Spec) -> bool:
-    """Whether PyTorch splits the layers, beside PyTorch's own engines; else they are Megatron-LM's."""
+    """Return whether DTensor shards the layers (under PyTorch's own engines); else Megatron-LM's modules do."""
     parallelism = spec.parallelism
     own = spec.training.implementation == "plain" and parallelism.engine in ("ddp", "fsdp2")
     return own and spec.inference is None and parallelism.tensor_parallel > 1
 
 
 def table_gradient_is_whole(spec: Spec) -> bool:
-    """Whether the embedding's `.grad` is that of the whole table on every rank, though its rows are split.
+    """Return whether the embedding's `.grad` is unsharded on every rank, although its rows are sharded.
 
-    torch 2.13 torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy: of an output gradient
-    and indices that every rank has, so is the table's, and AccumulateGrad takes it as it is. Only a sum with a tied
-    head's gradient or with a main gradient, or FSDP2 (_fsdp_param.py, _get_grad_inner_tensor), puts it where the
-    parameter is.
+    torch 2.13 torch/distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy: if the output
+    gradient and the indices are replicated, so is the weight gradient, and AccumulateGrad stores it unchanged. Only a
+    sum with a tied LM head's gradient or with a main gradient, or FSDP2 (_fsdp_param.py, _get_grad_inner_tensor), gives
+    it the parameter's sharding.
     """
     parallelism = spec.parallelism
     tied = spec.model.tie_word_embeddings and parallelism.pipeline_parallel == 1
@@ -344,11 +344,11 @@ def _expert_width_share(parallelism: ParallelismSpec) -> str:
 
 
 def layout(model: ModelSpec, implementation: str, tensor_parallel: int = 1, *, adapted: bool = False) -> ModelSpec:
-    """The model with the weight layout of the modules that run.
+    """Return the model with the weight layout of the modules that run.
 
-    Plain fuses q, k, v and keeps gate and up apart; Megatron-Core fuses both, and rounds the vocabulary up to a
-    multiple of 128·t (Megatron-LM megatron/training/tokenizer: make_vocab_size_divisible_by). `adapted`: adapters
-    stand beside the matrices of the checkpoint, so plain keeps q, k and v apart where it does.
+    Plain fuses q, k, v and keeps gate and up separate. Megatron-Core fuses both, and rounds the vocabulary up to a
+    multiple of 128·t (Megatron-LM megatron/training/tokenizer: make_vocab_size_divisible_by). `adapted`: with adapters,
+    plain keeps q, k and v separate where the checkpoint does.
     """
     changes: dict[str, object] = {}
     if implementation == "plain":

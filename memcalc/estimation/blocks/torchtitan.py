@@ -1,7 +1,7 @@
 """torchtitan's Llama, operator by operator, under FSDP2 with bf16 parameters and fp32 reduction.
 
 Sources: torchtitan ba2469780 (December 2024) torchtitan/models/llama/model.py, torchtitan/parallelisms/
-parallelize_llama.py (selective recomputation by operator), train.py (the logits are let go before backward).
+parallelize_llama.py (selective recomputation by operator), train.py (the logits are freed before backward).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SOURCE = "torchtitan ba2469780 torchtitan/models/llama/model.py"
 
 
 def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
-    """The tape of one part of the model, and its output."""
+    """Return the tape of one part of the model, and its output."""
     tape = Tape(kind=Component.LOGITS_AND_LOSS if part == "head" else Component.ACTIVATIONS)
     ops = Operators(tape, c.compute, c.compute, autocast=False)
     ops.float8 = c.float8
@@ -27,7 +27,7 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
 
 
 def rms_norm(ops: Operators, c: Structure, x: Tensor, module: str) -> Tensor:
-    """torch.nn.RMSNorm: one kernel since torch 2.9, several operators before."""
+    """torch.nn.RMSNorm: one kernel since torch 2.9, separate operators before."""
     if c.composite_norms:
         return ops.composite_rms_norm(x, module, "d")
     return ops.rms_norm(x, module, "d")
@@ -38,7 +38,7 @@ def _head(c: Structure, tape: Tape, ops: Operators) -> tuple[Tape, None]:
     x = rms_norm(ops, c, x, "norm")
     tape.begin_head()
     logits = ops.linear(x, "lm_head", ("V", "d"), ("b", "s", "V"), bias=False)
-    tape.region.add(logits.storage)  # train.py: `del pred` stands between the loss and its backward
+    tape.region.add(logits.storage)  # train.py: `del pred` comes between the loss and its backward
     tape.end_forward()
     ops.cross_entropy(ops.cast(logits, "fp32", "logits in fp32"))
     return tape, None
@@ -74,7 +74,7 @@ def _layer(c: Structure, tape: Tape, ops: Operators) -> tuple[Tape, Tensor]:
     products += [gate, up, down]
     output = ops.add(x, down, "layer output")
     if c.selective:
-        # Every second matrix product is recomputed, beginning with the second; attention's results are kept.
+        # Every second matmul is recomputed, starting with the second; attention's results are kept.
         kept = [product.storage for product in products[::2]]
         made = [tensor.storage for tensor in attention.outputs] + list(attention.also_allocates)
         tape.recompute_all((*kept, *made))
@@ -82,6 +82,6 @@ def _layer(c: Structure, tape: Tape, ops: Operators) -> tuple[Tape, Tensor]:
 
 
 def _rotated(ops: Operators, x: Tensor, name: str) -> Tensor:
-    """apply_rotary_emb: pairs of features as complex fp32 numbers, times a table, and back."""
+    """apply_rotary_emb: pairs of features as complex fp32 numbers, times a cache, and back."""
     wide = ops.cast(x, "fp32", f"{name} in fp32")
     return ops.cast(ops.mul_table(wide, f"{name} turned", "fp32"), x.dtype, f"rotated {name}")
