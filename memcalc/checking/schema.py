@@ -36,7 +36,7 @@ class CheckedConfig(Block):
     interval: CheckedInterval | None = Field(description="null where bounds decided")
     not_modelled: list[str] = Field(description="features of the run that need memory and are not modelled")
     limit_bytes: int | None = Field(description="the smaller of GPU and budget, less the margin")
-    limit: str | None = Field(description="what sets the limit, in words")
+    limit: str | None = Field(description="what sets the limit, as text")
     margin_bytes: int | None
     allocated_bytes: int | None
     reserved_bytes: int | None
@@ -44,7 +44,7 @@ class CheckedConfig(Block):
     peak_phase: str | None
     rank: dict[str, int] | None
     change: Change | None = Field(description="null: no baseline, or none of this configuration")
-    message: str | None = Field(description="what is wrong with an invalid one")
+    message: str | None = Field(description="what is wrong with an invalid configuration")
     line: int | None = Field(description="where in the file, if that is known")
     notes: list[str] = Field(description="how another framework's file was read, what of it is not counted or assumed")
 
@@ -54,7 +54,7 @@ class CheckDocument(Block):
 
     schema_version: int
     exit_code: int
-    budget_bytes: int | None = Field(description="--budget, which is for all")
+    budget_bytes: int | None = Field(description="--budget, the limit of all configurations")
     skipped: int = Field(description="files that are not configurations")
     configs: list[CheckedConfig]
     gone: list[str] = Field(description="configurations of the baseline that were not checked")

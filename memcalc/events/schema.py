@@ -43,9 +43,9 @@ class TimelineDocument(Block):
     schema_version: Literal[1]
     source: Source
     name: str
-    events: int = Field(description="allocations, releases and the begin of phases, in order")
+    events: int = Field(description="number of allocations, frees and phase starts")
     completed: bool = Field(description="false where the run ran out of memory")
-    limit_bytes: int | None = Field(description="what the GPU has for the allocator")
+    limit_bytes: int | None = Field(description="GPU memory that is available to the allocator")
     peak: TimelinePeak
     phases: list[TimelinePhase]
     points: TimelinePoints

@@ -107,15 +107,15 @@ class FitMaximum(Block):
     close: bool = Field(description="whether it fits by its replay alone: the GPU's memory is inside the interval")
     at_most: bool = Field(description="whether a feature needs memory and is not modelled")
     now: int
-    step: int | None = Field(description="from one value to the next, where it is always the same")
+    step: int | None = Field(description="distance between values, where it is always the same")
     next_value: int | None
-    next_device_bytes: int | None = Field(description="where bounds decide, at least")
+    next_device_bytes: int | None = Field(description="a lower bound where bounds decide")
     next_verdict: Answer | None = Field(description="unknown: it may fit")
     end: str | None = Field(description="why there is no larger value, if memory is not the reason")
     neighbours_tried: int = Field(description="the next larger values, of which none fits")
-    smaller_that_do_not_fit: list[int] = Field(description="of those that the search tried")
+    smaller_that_do_not_fit: list[int] = Field(description="smaller values that the search tried and that do not fit")
     parameters: int
-    set: list[str] = Field(description="the fields of this run as --set takes them; empty: none, or no value fits")
+    set: list[str] = Field(description="the fields of this run in the syntax of --set; empty: none, or no value fits")
     note: str | None
     estimate: FitSized | None
 
@@ -124,7 +124,7 @@ class FitCard(Block):
     """Memory of the run on one GPU."""
 
     name: str
-    device_bytes: int = Field(description="where bounds decide, at least")
+    device_bytes: int = Field(description="a lower bound where bounds decide")
     usable_bytes: int
     verdict: Answer
     fits: bool | None
@@ -135,7 +135,7 @@ class FitRecompute(Block):
     """The least recomputation that fits."""
 
     plan: str | list[Any]
-    layers: int = Field(description="of each stage, or of each of its chunks")
+    layers: int = Field(description="recomputed layers of each stage, or of each of its chunks")
     of: int
     device_bytes: int
 
@@ -144,11 +144,13 @@ class FitOffer(Block):
     """A kind of GPU at the price that the user gives."""
 
     name: str
-    price_per_hour: float = Field(description="of one GPU, as given")
+    price_per_hour: float = Field(description="price of one GPU for one hour, as given")
     verdict: Answer = Field(description="whether some layout over some number of these GPUs fits")
     lacks: str | None = Field(description="why this run is invalid on the GPU, regardless of memory")
     may_be_fewer: bool = Field(description="whether some layout over fewer GPUs may fit")
-    gpus: int | None = Field(description="on which a token costs least; null: no number that was tried is enough")
+    gpus: int | None = Field(
+        description="number of GPUs on which a token costs least; null: no number that was tried is enough"
+    )
     all_per_hour: float | None = Field(description="price of all GPUs")
     per_million_tokens: float | None = Field(description="cost at peak rates: it compares GPUs and forecasts no bill")
     layout: FitLayout | None = Field(description="the cheapest layout over these GPUs")
@@ -172,7 +174,7 @@ class FitNearest(Block):
     """A change, or a pair of them, that makes the run fit."""
 
     levers: list[str]
-    set: list[str] = Field(description="as --set takes them; hardware.gpu in place of --gpu")
+    set: list[str] = Field(description="the change in the syntax of --set; hardware.gpu in place of --gpu")
     cost: str
     card_time_per_token: float | None = Field(description="1: unchanged; null: not known to the cost model")
     result: str = Field(description="effect on the training result")
@@ -220,8 +222,8 @@ class FitWritten(Block):
     """A layout as another program's file."""
 
     file: str
-    settings: list[str] = Field(description="what completes the file, as --set takes them")
-    command: str = Field(description="estimates the layout from the file and the settings")
+    settings: list[str] = Field(description="options that complete the file, in the syntax of --set")
+    command: str = Field(description="command that estimates the layout from the file and the settings")
 
 
 class FitDocument(Block):

@@ -104,11 +104,11 @@ class LimitRow(Block):
 class AssumptionRow(Block):
     """A value that the config, command line and framework leave open; the one with the largest peak is assumed."""
 
-    field: str = Field(description="of ours, which settles it")
+    field: str = Field(description="field of memcalc that settles it")
     what: str
     taken: str
     otherwise: str = Field(description="the candidate with the smallest peak")
-    moved_bytes: int = Field(description="by which its allocated peak per GPU is smaller")
+    moved_bytes: int = Field(description="difference of its allocated peak per GPU")
 
 
 class Host(Block):
@@ -143,31 +143,31 @@ class Document(Block):
     source: Source
     device: str | None
     name: str
-    spec: Spec | None = Field(description="null of a module, which has no configuration")
+    spec: Spec | None = Field(description="null for a module, which has no configuration")
     model: ModelCounts
-    textbook: TextbookFigures | None = Field(description="null of models that the closed forms do not describe")
+    textbook: TextbookFigures | None = Field(description="null for models that the published formulas do not describe")
     peak: Peak
     components: dict[str, int] = Field(description="bytes at the peak; their sum is peak.allocated_bytes")
     outside_allocated: OutsideAllocated
     phases: list[Phase]
     ledger: list[LedgerRow]
     gpu: Gpu | None
-    verdict: Answer | None = Field(description="null without a card")
-    fits: bool | None = Field(description="null without a card, and where the verdict is unknown")
-    headroom_bytes: int | None = Field(description="of the best estimate of device memory")
-    interval: IntervalBytes | None = Field(description="null without a card, and where the run itself was traced")
+    verdict: Answer | None = Field(description="null without a GPU")
+    fits: bool | None = Field(description="null without a GPU, and where the verdict is unknown")
+    headroom_bytes: int | None = Field(description="usable GPU memory less the best estimate of device memory")
+    interval: IntervalBytes | None = Field(description="null without a GPU, and where the run itself was traced")
     limits: list[LimitRow] = Field(description="what the figures leave out")
     not_modelled: list[str]
     assumptions: list[AssumptionRow] = Field(description="what the file leaves open, the largest difference first")
-    notes: list[str] = Field(description="what else to know: how another framework's file was read, and what not")
-    host: Host | None = Field(None, description="left out where the run puts nothing there")
-    kv_cache: KvCache | None = Field(None, description="of inference alone")
+    notes: list[str] = Field(description="how another framework's file was read, and which of its fields were not")
+    host: Host | None = Field(None, description="missing if the run holds nothing in host memory")
+    kv_cache: KvCache | None = Field(None, description="of inference only")
 
 
 class ComparedDocument(Document):
     """The document that `measure --format json` prints: the measured result and its predictions."""
 
-    estimate: Document | None = Field(None, description="by formula; left out where there are no formulas")
+    estimate: Document | None = Field(None, description="from formulas; missing if there are none")
     traces: list[Document] = Field(description="on fake tensors or the null CUDA device")
-    measurement: dict[str, Any] = Field(description="the device's own figures, as they are recorded")
-    ranks: list[dict[str, Any]] | None = Field(None, description="the same of every rank; left out where there is one")
+    measurement: dict[str, Any] = Field(description="figures of the device, as recorded")
+    ranks: list[dict[str, Any]] | None = Field(None, description="the same for every rank; missing if there is one")

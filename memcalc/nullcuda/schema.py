@@ -12,10 +12,10 @@ from memcalc.spec.model import Block
 
 
 class CardPeak(Block):
-    """The card that held most, at its highest."""
+    """The GPU with the highest peak."""
 
-    phase: None = Field(description="a program's own step has no phases that memcalc knows")
-    rank: dict[str, int] = Field(description="empty: the process is not part of a run of ranks")
+    phase: None = Field(description="null for a program whose phases are unknown")
+    rank: dict[str, int] = Field(description="empty: the process is not one of several ranks")
     allocated_bytes: int
     reserved_bytes: int
     device_bytes: int
@@ -23,18 +23,20 @@ class CardPeak(Block):
 
 
 class CardUsage(Block):
-    """One card of one process, at its highest."""
+    """One GPU of one process, at its peak."""
 
-    device: int = Field(description="number of the card in its process")
+    device: int = Field(description="index of the GPU in its process")
     allocated_bytes: int
     reserved_bytes: int
     device_bytes: int
-    alloc_retries: int = Field(description="how often the allocator gave back its cache to go on")
+    alloc_retries: int = Field(
+        description="how often the allocator freed its cache and tried again (PyTorch: num_alloc_retries)"
+    )
     ooms: int = Field(description="requests that failed")
 
 
 class Line(Block):
-    """A line of the program, and what it had on a card at the peak."""
+    """A line of the program, and its live memory on a GPU at the peak."""
 
     device: int
     where: str
@@ -43,7 +45,7 @@ class Line(Block):
 
 
 class Read(Block):
-    """A line of the program that read values that are not known."""
+    """A line of the program that read unknown values."""
 
     where: str
     count: int
@@ -57,7 +59,7 @@ class Failure(Block):
 
 
 class ProcessReport(Block):
-    """One process of the command that used a card."""
+    """One process of the command that used a GPU."""
 
     pid: int
     rank: int | None
@@ -94,7 +96,7 @@ class DryRunDocument(Block):
     phases: None
     ledger: None
     gpu: Gpu
-    verdict: Answer | None = Field(description="None: nothing was measured")
+    verdict: Answer | None = Field(description="null: nothing was measured")
     fits: bool | None
     headroom_bytes: int | None
     interval: None
@@ -104,7 +106,7 @@ class DryRunDocument(Block):
     notes: list[str]
     command: list[str]
     gpus: int
-    routing: Literal["balanced", "worst-case"] = Field(description="what unknown scores chose")
+    routing: Literal["balanced", "worst-case"] = Field(description="how unknown scores choose experts")
     outcome: str
     exit_code: int
     seconds: float

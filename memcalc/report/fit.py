@@ -10,7 +10,6 @@ from memcalc.report.fit_tables import (
     cost_grid,
     layout_grid,
     memory_grid,
-    memory_legend,
     offer_grid,
     pruned_grid,
     term_grid,
@@ -19,7 +18,6 @@ from memcalc.report.fit_text import (
     asked_sentence,
     change_lines,
     kind_of_change,
-    layout_legend,
     layouts_sentence,
     layouts_verdict,
     maximum_lines,
@@ -32,7 +30,7 @@ from memcalc.report.fit_text import (
 )
 from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.sizing import VERDICT_STYLES
-from memcalc.report.terminal import draw_grid, draw_legend, draw_line, draw_list
+from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit
 
 _STYLES = {True: GOOD, False: BAD}  # of what was found, or not
@@ -59,9 +57,8 @@ def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> N
     if (question.maximize is None or answer.base is None) and not offered:
         screen.line()
     if layouts and answer.best:
-        draw_legend(screen, layout_grid(answer, unit), layout_legend(answer))
-        draw_grid(screen, cost_grid(answer))
-        draw_legend(screen, memory_grid(answer, unit), memory_legend(answer))
+        for grid in (layout_grid(answer, unit), cost_grid(answer), memory_grid(answer, unit)):
+            draw_grid(screen, grid)
     if answer.cards:
         draw_grid(screen, card_grid(answer, unit))
     _draw_maxima(screen, answer, unit)

@@ -7,7 +7,7 @@ from memcalc.fitting.costs import TERMS
 from memcalc.fitting.minima import Sized
 from memcalc.ledger.component import Component
 from memcalc.report.breakdown import breakdown
-from memcalc.report.fit_text import amount, short_layout
+from memcalc.report.fit_text import amount, layout_legend, short_layout
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import letter
 from memcalc.spec.segments import words
@@ -56,7 +56,7 @@ def layout_grid(answer: Fit, unit: Unit) -> Grid:
         Column("seconds", right=True),
         Column("", right=True),
     )
-    return Grid("", columns, rows, frozenset({0}))
+    return Grid("", columns, rows, frozenset({0}), legend=layout_legend(answer))
 
 
 def cost_grid(answer: Fit) -> Grid:
@@ -87,7 +87,7 @@ def memory_grid(answer: Fit, unit: Unit) -> Grid:
         rows.append((str(number), *(format_number(size, unit) for size in numbers)))
     heads = (*(letter(name) for name in parts), "rest", "device")
     columns = (Column("", right=True), *(Column(head, right=True) for head in heads))
-    return Grid(f"Memory of the fullest rank at its peak, {unit}", columns, rows)
+    return Grid(f"Memory of the fullest rank at its peak, {unit}", columns, rows, legend=memory_legend(answer))
 
 
 def shown_parts(answer: Fit) -> list[str]:

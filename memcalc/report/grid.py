@@ -17,7 +17,17 @@ class Column(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A titled table. `strong` are the bold rows; `letters`: whether column 0 has the letters of the bar."""
+    """A titled table.
+
+    Args:
+        title: above it; empty: none.
+        columns: with their heads.
+        rows: of texts.
+        strong: the bold rows.
+        letters: whether column 0 has the letters of the bar.
+        head: whether the heads are shown.
+        legend: what letters in it stand for, below it; empty: it has none.
+    """
 
     title: str
     columns: tuple[Column, ...]
@@ -25,6 +35,7 @@ class Grid(NamedTuple):
     strong: frozenset[int] = frozenset()
     letters: bool = False
     head: bool = True
+    legend: str = ""
 
 
 def markdown_grid(grid: Grid) -> list[str]:
@@ -38,7 +49,7 @@ def markdown_grid(grid: Grid) -> list[str]:
         lines.append(
             _markdown_row([f"**{cell}**" if cell else "" for cell in cells] if number in grid.strong else cells)
         )
-    return [*lines, ""]
+    return [*lines, *(["", grid.legend] if grid.legend else []), ""]
 
 
 def _markdown_row(cells: list[str]) -> str:

@@ -118,7 +118,8 @@ def _table(section: Section) -> str:
         rows.append(
             f"<tr>{''.join(f'<{tag}{at}>{markup(cell)}</{tag}>' for at, cell in zip(aligned, row, strict=True))}</tr>"
         )
-    return f"{_title(section)}<table>{''.join(rows)}</table>"
+    legend = f'<p style="{_CSS["dim"]}">{markup(section["legend"])}</p>' if section["legend"] else ""
+    return f"{_title(section)}<table>{''.join(rows)}</table>{legend}"
 
 
 def _list(section: Section) -> str:

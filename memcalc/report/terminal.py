@@ -35,13 +35,8 @@ def draw_grid(screen: Screen, grid: Grid) -> None:
             cut = _INDENT + 1  # the letter, where there is one
             screen.line((line[:cut], mark or style), (line[cut:], style))
             mark = ""
-    screen.line()
-
-
-def draw_legend(screen: Screen, grid: Grid, legend: str) -> None:
-    """A grid, and below it what its letters stand for."""
-    draw_grid(screen, grid)
-    draw_line(screen, legend, _INDENT, style="dim")
+    if grid.legend:
+        draw_line(screen, grid.legend, _INDENT, style="dim")
     screen.line()
 
 

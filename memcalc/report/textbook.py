@@ -10,6 +10,8 @@ from memcalc.units import Unit, format_bytes
 
 _STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
 
+_LETTERS = "l layers, d hidden size, V vocabulary, b micro-batch, s sequence, h heads"
+
 _PARAMETER_BYTES = 2  # the ratio's convention: parameters held in 16 bits
 
 
@@ -59,6 +61,7 @@ def textbook_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
         "Published formulas (one GPU, unsharded) compared with this rank",
         (Column(""), Column("formula"), *numbers, Column("assumptions", wrap=True)),
         rows,
+        legend=_LETTERS,
     )
 
 
@@ -69,4 +72,4 @@ def short_textbook_grid(result: Result, unit: Unit) -> Grid | None:
         return None
     rows = [row[:4] for row in whole.rows[:3]]
     numbers = (Column("one GPU", right=True), Column("this run", right=True))
-    return Grid("", (Column("published formula"), Column(""), *numbers), rows)
+    return Grid("", (Column("published formula"), Column(""), *numbers), rows, legend=_LETTERS)

@@ -42,7 +42,7 @@ BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 
 class LoraSpec(Block):
-    """Low-rank adapters beside frozen matrices (LoRA, arXiv 2106.09685), as PEFT makes them."""
+    """Low-rank adapters of frozen linear layers (LoRA, arXiv 2106.09685), as PEFT makes them."""
 
     rank: Size = Field(8, description="r: of both matrices of an adapter; PEFT's default")
     alpha: Size = Field(8, description="the adapter's output is scaled by alpha / rank; no effect on memory")

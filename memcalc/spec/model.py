@@ -71,24 +71,31 @@ class ModelSpec(Block):
     hidden_size: Size = Field(description="(d) hidden size")
     num_attention_heads: Size = Field(description="(h) query heads")
     num_key_value_heads: Size = Field(description="key/value heads; default: num_attention_heads")
-    head_dim: Size = Field(description="width of one head; default: hidden_size / num_attention_heads")
-    rotary_dim: Count = Field(description="rotated part of a head under rope; default: head_dim")
-    intermediate_size: Size = Field(description="width inside the MLP; default: 4 * hidden_size")
-    vocab_size: Size = Field(description="(V) rows of the embedding table")
-    max_position_embeddings: Size = Field(2048, description="longest sequence the positions allow")
-    position_embedding: PositionEmbedding = Field("learned", description="how positions enter")
+    head_dim: Size = Field(description="dimension of each attention head; default: hidden_size / num_attention_heads")
+    rotary_dim: Count = Field(description="dimensions of each head that RoPE rotates; default: head_dim")
+    intermediate_size: Size = Field(description="size inside the MLP; default: 4 * hidden_size")
+    vocab_size: Size = Field(description="(V) tokens of the vocabulary: rows of the embedding weight")
+    max_position_embeddings: Size = Field(2048, description="longest sequence that the position embedding allows")
+    position_embedding: PositionEmbedding = Field("learned", description="how token positions are encoded")
     position_embedding_offset: Count = Field(0, description="extra rows of the learned position table (OPT: 2)")
     normalization: Normalization = Field("layernorm", description="layernorm (weight, bias) | rmsnorm (weight)")
     norm_weight: bool = Field(True, description="whether norms have a weight at all (OLMo: none)")
     norm_bias: bool = Field(True, description="whether layernorm has its bias (MPT, Cohere: none)")
-    norms_per_layer: Literal[1, 2, 4] = Field(2, description="1: a parallel block shares one; 4: before and after each")
-    norm_placement: Literal["before", "after"] = Field("before", description="of 2 norms: after as in OLMo 2")
+    norms_per_layer: Literal[1, 2, 4] = Field(
+        2, description="norms in each layer: 1 in a parallel block; 4 before and after attention and MLP"
+    )
+    norm_placement: Literal["before", "after"] = Field(
+        "before", description="whether 2 norms are before or after attention and MLP (after: OLMo 2)"
+    )
     final_norm: bool = Field(True, description="a norm after the last layer")
     embedding_norm: bool = Field(False, description="a norm after the embedding (BLOOM)")
-    embedding_size: Size = Field(description="width of the embedding table; default: hidden_size, else projected")
-    mlp: Mlp = Field("gelu", description="gelu | relu | relu2: two matrices; swiglu | geglu: three")
+    embedding_size: Size = Field(
+        description="embedding dimension, projected to hidden_size if it differs; default: hidden_size"
+    )
+    mlp: Mlp = Field("gelu", description="gelu | relu | relu2: two linear layers; swiglu | geglu: three")
     gelu: Gelu = Field(
-        "exact", description="of transformers' modules: one operator (exact, tanh) | several (new, fast: gelu_new ...)"
+        "exact",
+        description="GELU of transformers' modules: one operator (exact, tanh) | several (gelu_new, gelu_fast ...)",
     )
     qkv_bias: bool = Field(True, description="bias of the query, key and value projections")
     output_bias: bool = Field(True, description="bias of the attention's output projection")
@@ -97,19 +104,23 @@ class ModelSpec(Block):
     num_labels: Count = Field(
         0, description="outputs of a classification head in place of the LM head (a reward model has 1); 0: none"
     )
-    sliding_window: Count = Field(0, description="(w) tokens that layers attend to at most; 0: all before")
-    full_attention_interval: Count = Field(0, description="each n-th layer attends to all tokens; 0: none of them")
-    full_attention_layers: Layers = Field((), description="layers, counted from 0, that do so besides those")
-    unrotated_interval: Count = Field(0, description="each n-th layer turns nothing under rope (SmolLM3: 4); 0: none")
-    unrotated_layers: Layers = Field((), description="layers, counted from 0, that turn nothing besides those")
-    rotates_windows_alone: bool = Field(False, description="whether layers without a window turn nothing (Cohere 2)")
+    sliding_window: Count = Field(0, description="(w) tokens in the sliding attention window; 0: no window")
+    full_attention_interval: Count = Field(
+        0, description="every n-th layer attends to all tokens, the others to a window; 0: no layer does"
+    )
+    full_attention_layers: Layers = Field((), description="further layers, counted from 0, that attend to all tokens")
+    unrotated_interval: Count = Field(0, description="every n-th layer has no RoPE (SmolLM3: 4); 0: all layers have it")
+    unrotated_layers: Layers = Field((), description="further layers, counted from 0, without RoPE")
+    rotates_windows_alone: bool = Field(
+        False, description="whether only layers with a sliding window have RoPE (Cohere 2)"
+    )
     attention_sinks: bool = Field(False, description="a learned logit for each query head (gpt-oss)")
     qk_norm: bool = Field(False, description="a norm on each query head and key head (Qwen3)")
     qk_norm_width: Literal["head", "each-head", "all-heads"] = Field(
         "head", description="one norm for all heads | each its own weight (Cohere) | over all heads together (OLMo 2)"
     )
     qk_norm_weight: bool = Field(True, description="whether qk_norm has a weight where norms do (Llama 4: none)")
-    tie_word_embeddings: bool = Field(True, description="whether the head uses the embedding's weight")
+    tie_word_embeddings: bool = Field(True, description="whether the LM head uses the embedding weight")
     parallel_block: bool = Field(False, description="attention and MLP side by side (GPT-J, CodeGen)")
     fused_qkv: bool = Field(False, description="whether the checkpoint holds q, k, v as one matrix")
     fused_gate_up: bool = Field(False, description="whether the checkpoint holds gate and up as one matrix")

@@ -49,15 +49,19 @@ ALIASES = {
 class OptimizerOptions(Block):
     """What changes an optimizer's states or its temporaries. Learning rates and the like do not."""
 
-    amsgrad: bool = Field(False, description="a third state, the highest second moment so far (adam, adamw)")
-    nesterov: bool | None = Field(None, description="look ahead along the momentum; default: only muon does")
-    centered: bool = Field(False, description="a further state, the mean gradient (rmsprop)")
+    amsgrad: bool = Field(
+        False, description="whether a third state holds the maximum of the second moment (adam, adamw)"
+    )
+    nesterov: bool | None = Field(None, description="Nesterov momentum; default: true for muon, else false")
+    centered: bool = Field(False, description="whether a further state holds the mean gradient (rmsprop)")
     momentum: Probability | None = Field(None, description="default: 0.9 for momentum, 0.95 for muon, 0 for rmsprop")
     weight_decay: Decay | None = Field(
         None, description="default: 0.01 for adamw and its relatives, 0.1 for muon, else 0"
     )
-    rank: Size | None = Field(None, description="of the projected gradients; default: 128 (galore)")
-    paged: bool = Field(False, description="states in memory that moves between GPU and host (bitsandbytes)")
+    rank: Size | None = Field(None, description="rank of the projected gradients (galore); default: 128")
+    paged: bool = Field(
+        False, description="optimizer state in paged memory, which moves between GPU and host (bitsandbytes)"
+    )
     embeddings_32bit: bool = Field(
         False,
         description="embedding tables keep states in fp32, as under Hugging Face's Trainer (adam-8bit, lion-8bit)",

@@ -58,7 +58,7 @@ class TrainingSpec(Block):
         description="each sample is two sequences, chosen and rejected, in one forward pass (preference training)",
     )
     reference_model: bool = Field(
-        False, description="a frozen copy of the model beside it, in the dtype of its weights (preference training)"
+        False, description="a frozen copy of the model in addition, in the dtype of its weights (preference training)"
     )
     evaluation_batch_size: Size | None = Field(
         None, description="sequences of an evaluation's forward pass between steps; default: no evaluation"
@@ -71,7 +71,10 @@ class TrainingSpec(Block):
         description="whether forward and loss run under torch.autocast, as Trainer's bf16: true does whatever its "
         "weights are in; default: with recipe amp",
     )
-    recipe: Recipe = Field("mixed-20", description="which copies of weights and gradients exist, and when")
+    recipe: Recipe = Field(
+        "mixed-20",
+        description="which copies of weights and gradients exist, and when: `memcalc estimate CONFIG --explain recipe`",
+    )
     weight_dtype: WeightDtype | None = Field(
         None,
         description="dtype of 16-bit weights that autocast reads in another one, as bf16: true does of a model that "
@@ -92,11 +95,13 @@ class TrainingSpec(Block):
     fp8_all_gather: bool = Field(False, description="FSDP2 gathers torchao's weights in FP8 (fp8: tensorwise)")
     fp8_params: bool = Field(False, description="Megatron-LM's --fp8-param-gather: FP8 weights without a 16-bit copy")
     implementation: Implementation = Field("plain", description="whose modules run")
-    optimizer: Optimizer = Field("adamw", description="the update rule, hence its states")
+    optimizer: Optimizer = Field("adamw", description="optimizer, which decides the state of each parameter")
     optimizer_implementation: OptimizerImplementation = Field(
-        description="the temporaries of the step; default: foreach where the optimizer has it, else for-loop"
+        description="how the optimizer step runs, which decides its temporaries; default: foreach, else for-loop"
     )
-    optimizer_options: OptimizerOptions = Field(OptimizerOptions(), description="what else its states depend on")
+    optimizer_options: OptimizerOptions = Field(
+        OptimizerOptions(), description="further options that its state depends on"
+    )
     gradient_dtype: Dtype | None = Field(
         None, description="dtype in which gradients are summed; default: that of the recipe"
     )
@@ -105,7 +110,7 @@ class TrainingSpec(Block):
     zero_grad: Literal["set_to_none", "zero"] = Field("set_to_none", description="free gradients, or fill with zeros")
     zero_grad_before: Literal["forward", "backward"] = Field(
         "forward",
-        description="of a step's first micro-batch; default: forward, but backward with framework lightning",
+        description="before what gradients are freed; default: forward, but backward with framework lightning",
     )
     recompute: RecomputeWord | RecomputeLayers = Field(
         "none",
@@ -123,7 +128,7 @@ class TrainingSpec(Block):
     )
     attention: Attention = Field(
         "flash",
-        description="the attention kernel; of transformers' families that know no fused one: eager. With "
+        description="attention kernel; families of transformers without a fused one use eager. With "
         "implementation megatron eager stands for Megatron-Core's own modules (--transformer-impl local)",
     )
     attention_windows: Windows = Field(
@@ -141,9 +146,12 @@ class TrainingSpec(Block):
         "transformers before 4.53)",
     )
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
-    loss: Loss = Field("materialized", description="whether the logits exist as a whole")
+    loss: Loss = Field(
+        "materialized",
+        description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary",
+    )
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
-        8, description="of a chunked loss: parts of the tokens, each checkpointed"
+        8, description="number of chunks of the tokens in a chunked loss"
     )
     loss_recompute: bool = Field(
         True, description="of a chunked loss: whether chunks are checkpointed, or keep their logits (torchtune)"
@@ -241,23 +249,29 @@ class TrainingSpec(Block):
 
 
 class ParallelismSpec(Block):
-    """How the step is spread over ranks."""
+    """How the step is sharded over ranks."""
 
-    engine: Engine = Field(description="whose sharding; default: ddp, deepspeed (ZeRO 1, 2) or fsdp2 (ZeRO 3)")
+    engine: Engine = Field(description="library that shards; default: ddp, deepspeed (ZeRO 1, 2) or fsdp2 (ZeRO 3)")
     data_parallel: Size = Field(1, description="N: replicas, over which ZeRO shards")
-    tensor_parallel: Size = Field(1, description="t: ranks that split each matrix")
-    pipeline_parallel: Stages = Field(1, description="p: stages that split the layers")
-    context_parallel: Size = Field(1, description="ranks that split the sequence everywhere")
-    expert_parallel: Size = Field(1, description="ranks that split the experts")
-    sequence_parallel: bool = Field(False, description="split norms and residuals along the sequence over t")
+    tensor_parallel: Size = Field(1, description="t: ranks that shard each linear layer")
+    pipeline_parallel: Stages = Field(1, description="p: stages, each with a part of the layers")
+    context_parallel: Size = Field(1, description="ranks that shard the sequence in all layers")
+    expert_parallel: Size = Field(1, description="ranks that shard the experts")
+    sequence_parallel: bool = Field(False, description="shard norms and residuals along the sequence over the t ranks")
     context_parallel_method: ContextMethod = Field(
         "ring", description="ring: keys and values travel | all-to-all: heads"
     )
-    expert_tensor_parallel: Size | None = Field(None, description="ranks that split each expert; default: t")
-    schedule: Schedule = Field("1f1b", description="of the pipeline: the micro-batches each stage has in flight")
-    virtual_stages: Size = Field(1, description="v: chunks of layers that each stage holds under interleaved")
-    data_parallel_replicate: Size = Field(1, description="HSDP: groups of N/this ranks, each of which shards by itself")
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(0, description="1: optimizer, 2: + gradients, 3: + weights")
+    expert_tensor_parallel: Size | None = Field(None, description="ranks that shard each expert; default: t")
+    schedule: Schedule = Field(
+        "1f1b", description="pipeline schedule, which decides how many micro-batches each stage has in flight"
+    )
+    virtual_stages: Size = Field(1, description="v: chunks of layers in each stage of an interleaved schedule")
+    data_parallel_replicate: Size = Field(
+        1, description="HSDP: number of groups of ranks; each group shards separately"
+    )
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(
+        0, description="what is sharded: 1: optimizer state, 2: gradients too, 3: weights too"
+    )
     fsdp: FsdpSpec = Field(FsdpSpec(), description="FSDP2's mixed-precision policy, units and reductions")
     offload: Offload = Field(
         "none",
@@ -297,6 +311,6 @@ class ParallelismSpec(Block):
 
 
 class HardwareSpec(Block):
-    """The card each rank runs on."""
+    """The GPU of each rank."""
 
     gpu: str | None = Field(None, description="the name of a GPU; see `memcalc gpus`")

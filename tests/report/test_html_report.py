@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from base64 import b64encode
@@ -13,9 +14,12 @@ from typing import Any
 
 import pytest
 
+from memcalc.report.grid import Column, Grid, markdown_grid
 from memcalc.report.html_report import MOST_BYTES, report_page
-from memcalc.report.screen import BAD, GOOD, UNSURE
-from memcalc.report.terminal import draw_line
+from memcalc.report.notebook import sections_html
+from memcalc.report.plots.html import html_table
+from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
+from memcalc.report.terminal import draw_bar, draw_grid, draw_line
 from memcalc.report.views.sections import drawn_sections, view
 from tests.cli.conftest import Run, run  # noqa: F401 -- the fixture that runs a command
 
@@ -84,6 +88,19 @@ def test_a_suffix_that_is_no_report_is_refused_before_the_estimate(run: Callable
     assert ".html" in err
 
 
+def test_a_legend_stands_below_its_table_everywhere() -> None:
+    grid = Grid("sizes", (Column("t"),), [("2",)], legend="t tensor parallelism")
+    screen = io.StringIO()
+    draw_grid(Screen(screen, 80), grid)
+
+    assert screen.getvalue() == "sizes\n  t\n  2\n  t tensor parallelism\n\n"
+    assert markdown_grid(grid) == ["### sizes", "", "| t |", "| --- |", "| 2 |", "", "t tensor parallelism", ""]
+    (section,) = drawn_sections(lambda screen: draw_grid(screen, grid))
+    assert section["legend"] == "t tensor parallelism"
+    assert "t tensor parallelism" in sections_html([section])
+    assert "t tensor parallelism" in html_table(grid)
+
+
 def test_the_style_sheet_knows_what_a_terminal_colors() -> None:
     css = files("memcalc.page").joinpath("static", "views.css").read_text()
     for style in (GOOD, BAD, UNSURE):
@@ -98,8 +115,6 @@ def test_the_style_sheet_knows_what_a_terminal_colors() -> None:
 
 def test_a_screen_is_kept_as_it_is_drawn() -> None:
     """Lines with their indentation and style, tables as tables, and an empty line between sections."""
-    from memcalc.report.grid import Column, Grid
-    from memcalc.report.terminal import draw_bar, draw_grid
 
     def draw(screen: Any) -> None:
         draw_line(screen, "first", 0, "bold")
@@ -125,6 +140,7 @@ def test_a_screen_is_kept_as_it_is_drawn() -> None:
             "rows": [["1"]],
             "strong": [],
             "head": True,
+            "legend": "",
         },
     ]
 

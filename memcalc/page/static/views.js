@@ -78,6 +78,7 @@ function table(section) {
     "section", {}, heading(section),
     make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": section.title || "table" },
       make("table", {}, head ? heads : null, make("tbody", {}, body))),
+    section.legend ? make("p", { class: "soft" }, section.legend) : null,
   );
 }
 

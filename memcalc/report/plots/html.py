@@ -145,7 +145,8 @@ def html_table(grid: Grid) -> str:
     rows = [row([column.head for column in grid.columns], "th")] if grid.head else []
     rows += [row(cells, "td", ' class="strong"' * (at in grid.strong)) for at, cells in enumerate(grid.rows)]
     title = f"<h2>{markup(grid.title)}</h2>\n" if grid.title else ""
-    return f"{title}<table>\n{_lines(rows)}</table>\n"
+    legend = f"<p>{markup(grid.legend)}</p>\n" if grid.legend else ""
+    return f"{title}<table>\n{_lines(rows)}</table>\n{legend}"
 
 
 def _lines(rows: Iterable[str]) -> str:

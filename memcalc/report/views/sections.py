@@ -66,6 +66,7 @@ def table_section(grid: Grid) -> Section:
         "rows": [[harmless(cell) for cell in row[first:]] for row in grid.rows],
         "strong": sorted(grid.strong),
         "head": grid.head,
+        "legend": harmless(grid.legend),
     }
 
 
