@@ -7,7 +7,8 @@
 Each case of generation_cases.yaml: a preset, then fields of its inference block. The model has the
 family's own class with all its layers; tokens are fed as `generate` feeds them, one forward for the prompt, then one a
 token, the last position's logits copied to fp32. Recorded cases are skipped. `cache_bytes` are those of the cache's
-storages, `phases` the highest allocated bytes of each part, `after` what is left when it has ended. Bytes.
+storages, `phases` the peak of allocated bytes in each part, `after` what is allocated when it has ended,
+`reserved_bytes` the peak of reserved memory over all parts. Bytes.
 """
 
 from __future__ import annotations
@@ -95,26 +96,29 @@ def generate(
     import torch
     import transformers
 
+    from memcalc.step.generation import placed
+
     kernel = "eager" if attention == "eager" else "sdpa"
     torch.backends.cuda.enable_cudnn_sdp(False)  # the null device has no planner of cuDNN's
     kind = config.pop("model_type")
     made = transformers.CONFIG_MAPPING[kind](**config)
     phases: dict[str, int] = {}
     after: dict[str, int] = {}
+    reserved = 0
 
     def note(phase: str) -> None:
+        nonlocal reserved
         torch.cuda.synchronize()
         phases[phase] = torch.cuda.max_memory_allocated()
         after[phase] = torch.cuda.memory_allocated()
+        reserved = max(reserved, torch.cuda.max_memory_reserved())
         torch.cuda.reset_peak_memory_stats()
 
     with torch.device("meta"):  # as from_pretrained builds it: no weight exists before it is loaded
         model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             made, dtype=torch.bfloat16, attn_implementation=kernel
         )
-    model = model.to_empty(device="cuda").eval()
-    model.tie_weights()
-    torch.cuda.reset_peak_memory_stats()  # of the model what stays: how it is loaded is another question
+    model = placed(model, torch.device("cuda")).eval()  # tied weights once, as from_pretrained allocates them
     note("model")
     with torch.inference_mode():
         tokens = torch.zeros(batch, prompt, dtype=torch.long, device="cuda")
@@ -146,6 +150,7 @@ def generate(
         "cache_bytes": sum(storages.values()),
         "phases": phases,
         "after": after,
+        "reserved_bytes": reserved,
     }
 
 
