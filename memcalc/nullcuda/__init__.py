@@ -1,8 +1,8 @@
-"""The null CUDA device: PyTorch's real CUDA build on stub libraries that keep the books and do no work.
+"""The null CUDA device: PyTorch's CUDA build on stub libraries that account for memory and compute nothing.
 
-`run` runs a command on cards that are not there and says what it held; `sweep` does so at several micro-batch sizes;
-`null_device` gives them to the child processes of a program or test suite, and `environment` to any process.
-None imports torch; only the hook that runs inside the user's own process does.
+`run` runs a command on emulated GPUs and reports its memory; `sweep` does so at several micro-batch sizes;
+`null_device` gives emulated GPUs to the child processes of a program or test suite, and `environment` to any process.
+None of them imports torch; only the hook inside the user's own process does.
 """
 
 from memcalc.nullcuda.context import null_device

@@ -1,4 +1,4 @@
-"""Builds the null device's libraries for one build of torch, once, into a cache."""
+"""Build of the null device's libraries for one build of torch, once, into a cache."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SOURCE_FOLDER = Path(__file__).parent / "src"
 CORE = "libmemcalcnull.so"
 CORE_SOURCES = ("device.c", "host.c", "kept.c", "exchange.c", "clock.c")
 VALUES, VALUES_SOURCE = "libmemcalcvalues.so", "values.cpp"
-PROGRAMS = "bin"  # what the folder of a device has for the search path of programs
+PROGRAMS = "bin"  # directory of the device's programs, for PATH
 NVIDIA_SMI = "nvidia-smi"
 BUILDING = ".building-"
 
-# A library's file is not called by its soname, which is a link to it: torch looks for "libcudart.so" among the files
-# that are mapped, and if it finds one it loads NVIDIA's real libraries, where they are installed, for its help.
+# The library's file has another name than its soname, which is a link to it. torch searches the mapped files for
+# "libcudart.so", and if it finds one it loads NVIDIA's real libraries, where they are installed.
 FILE_SUFFIX = ".null"
 
 
 def device_folder(torch: TorchBuild, cache: Path | None = None) -> Path:
-    """The folder with the libraries for this torch; they are built if they are not there.
+    """Return the directory with the libraries for this torch; build them if they are missing.
 
     Raises:
         Unavailable: this is not Linux, there is no C compiler, it fails, or the cache cannot be written.
@@ -59,15 +59,15 @@ def device_folder(torch: TorchBuild, cache: Path | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where built devices are kept.
+    """Return the directory of built devices.
 
     Raises:
-        Unavailable: nobody says where, and the user has no home.
+        Unavailable: XDG_CACHE_HOME is not set, and the user has no home directory.
     """
     named = os.environ.get("XDG_CACHE_HOME")
     try:
         return Path(named or Path.home() / ".cache") / "memcalc" / "nullcuda"
-    except RuntimeError as error:  # a user of a container's own number, without a home
+    except RuntimeError as error:  # a numeric user id of a container, without a home
         raise Unavailable(
             "The null CUDA device is built once, into a cache in the home folder, and there is none. "
             "Name a folder with XDG_CACHE_HOME."
@@ -75,7 +75,7 @@ def cache_folder() -> Path:
 
 
 def key(torch: TorchBuild) -> str:
-    """Names everything that the libraries depend on."""
+    """Return a name that identifies everything the libraries depend on."""
     digest = hashlib.sha256()
     here = Path(__file__).parent
     for path in (*sorted(SOURCE_FOLDER.iterdir()), *(here / name for name in ("build.py", "elf.py", "stubs.py"))):
@@ -88,13 +88,13 @@ def key(torch: TorchBuild) -> str:
 
 
 def _publish(scratch: Path, folder: Path) -> None:
-    """Give the finished folder its name, at once and whole."""
+    """Rename the finished directory to its final name, atomically."""
     scratch.chmod(0o755)  # temporary directories are private
     (scratch / LOCK).unlink(missing_ok=True)
     try:
         scratch.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another process was first, with the same
+        if not folder.is_dir():  # else another process has published the same
             raise
 
 
@@ -110,7 +110,7 @@ def _build(torch: TorchBuild, folder: Path) -> None:
     _compile([compiler, *flags, "-o", str(folder / CORE), *core, f"-Wl,-soname,{CORE}", "-ldl", "-lpthread"])
     wanted = libraries(need for path in torch.libraries if _same_cuda(need := read_needs(path), torch))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        values = pool.submit(_make_values, torch, folder)  # the longest
+        values = pool.submit(_make_values, torch, folder)  # takes longest
         program = pool.submit(_make_program, [compiler, *flags[1:]], folder)
         list(pool.map(lambda library: _make(library, [compiler, *flags], folder), wanted))
         program.result()
@@ -119,7 +119,7 @@ def _build(torch: TorchBuild, folder: Path) -> None:
 
 
 def _make_program(command: Sequence[str], folder: Path) -> None:
-    """Programs that look for cards ask nvidia-smi, which a machine without any does not have."""
+    """Compile nvidia-smi, which programs call to find GPUs and which a machine without a driver lacks."""
     (folder / PROGRAMS).mkdir()
     source = str(SOURCE_FOLDER / "nvidia_smi.c")
     link = [f"-L{folder}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN/.."]
@@ -127,13 +127,13 @@ def _make_program(command: Sequence[str], folder: Path) -> None:
 
 
 def _make_values(torch: TorchBuild, folder: Path) -> None:
-    """Compile what knows values; a device without it runs too, and each report says that they are not known."""
+    """Compile the library of known values; without it the device works too, and reports say that no value is known."""
     compiler = _cxx_compiler(torch)
     if not compiler:
         return
     own_strings = int(
         b"__cxx11" in (torch.folder / "lib" / "libc10.so").read_bytes()
-    )  # torch before 2.7 has the old ones
+    )  # torch before 2.7 has the old strings
     flags = ["-shared", "-fPIC", "-O1", "-std=c++20", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={own_strings}"]
     link = [f"-L{torch.folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-L{folder}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN"]
     source = str(SOURCE_FOLDER / VALUES_SOURCE)
@@ -145,7 +145,7 @@ def _make_values(torch: TorchBuild, folder: Path) -> None:
 
 
 def _cxx_compiler(torch: TorchBuild) -> str:
-    """The system's C++ compiler: $CXX, else c++, g++ or clang++; "": there is none, or torch has no headers."""
+    """Return the system's C++ compiler: $CXX, else c++, g++ or clang++; "": there is none, or torch has no headers."""
     if not (torch.folder / "include" / "torch" / "library.h").is_file():
         return ""
     names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
@@ -153,18 +153,21 @@ def _cxx_compiler(torch: TorchBuild) -> str:
 
 
 def _same_cuda(needs: Needs, torch: TorchBuild) -> bool:
-    """Some packages ship their code for several CUDA versions; the others' structures are laid out differently."""
+    """Return whether a library is for torch's CUDA version:
+
+    some packages ship code for several, with other struct layouts.
+    """
     runtimes = [name for name in needs.libraries if name.startswith("libcudart.so.")]
     return all(name.split(".")[2] == str(torch.cuda[0]) for name in runtimes)
 
 
 def _number(version: tuple[int, int, int]) -> int:
-    """As cuDNN (since 9) and NCCL (since 2.9) write versions: 9.20.1 is 92001."""
+    """Return a version as cuDNN (since 9) and NCCL (since 2.9) encode it: 9.20.1 is 92001."""
     return 10000 * version[0] + 100 * version[1] + version[2]
 
 
 def _make(library: Library, command: Sequence[str], folder: Path) -> None:
-    """Compile one library: the hand-written source if there is one, and stubs for the rest."""
+    """Compile one library: the hand-written source if there is one, and stubs for the other symbols."""
     file = f"{library.soname}{FILE_SUFFIX}".removeprefix("lib")
     generated = folder / f"{library.name}.c"
     generated.write_text(generated_source(library))
@@ -182,7 +185,7 @@ def _make(library: Library, command: Sequence[str], folder: Path) -> None:
 
 
 def _compiler() -> str:
-    """The system's C compiler: $CC, else cc, gcc or clang."""
+    """Return the system's C compiler: $CC, else cc, gcc or clang."""
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         if name and shutil.which(name):
             return name
@@ -193,7 +196,7 @@ def _compiler() -> str:
 
 
 def _compile(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- our own command line
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- memcalc's own command line
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if "error" in line or "No space" in line]
         detail = (lines or done.stderr.splitlines() or [f"exit code {done.returncode}"])[0]

@@ -1,4 +1,4 @@
-"""A card of the table as the device library takes it: one environment variable of figures."""
+"""A GPU of the table in the format of the device library: one environment variable of figures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from memcalc.spec.cards import Card, find_card
 
 
 class Capability(NamedTuple):
-    """What a compute capability fixes: CUDA C++ Programming Guide, "Technical Specifications"."""
+    """Limits of a compute capability: CUDA C++ Programming Guide, "Technical Specifications"."""
 
-    shared_block_kib: int  # most shared memory of one block, by opting in
-    shared_sm_kib: int  # of one multiprocessor
-    blocks: int  # most resident blocks of one multiprocessor
+    shared_block_kib: int  # largest shared memory per block, opt-in
+    shared_sm_kib: int  # per multiprocessor
+    blocks: int  # most resident blocks per multiprocessor
 
 
 CAPABILITIES = {
@@ -29,19 +29,19 @@ CAPABILITIES = {
     (12, 0): Capability(99, 100, 24),
 }
 
-# NCCL's buffers, device memory outside PyTorch's allocator: the upper ends of published process figures, the same as
-# an estimate takes (memcalc/estimation/outside.py; a test holds the two together).
+# NCCL's buffers, device memory outside the PyTorch allocator: the upper ends of published per-process figures, as in
+# estimates (memcalc/estimation/outside.py; a test compares both).
 NCCL_FIRST_BYTES = 1536 * 2**20
 NCCL_FURTHER_BYTES = 2048 * 2**20
 
-MOST_GPUS = 64  # of one process, as in src/device.c
+MOST_GPUS = 64  # per process, as in src/device.c
 
 
 def find_null_card(name: str) -> Card:
-    """The card of that name.
+    """Return the GPU of that name.
 
     Raises:
-        InputError: there is none, or it is not a CUDA card whose multiprocessors are known for certain.
+        InputError: it is unknown, not a CUDA GPU, or its number of multiprocessors is uncertain.
     """
     card = find_card(name)
     if card.compute_capability not in CAPABILITIES:
@@ -55,7 +55,7 @@ def find_null_card(name: str) -> Card:
 
 
 def properties(card: Card, gpus: int, *, delayed_events: bool = False) -> str:
-    """The card's figures, as src/device.c reads them. Bytes."""
+    """Return the GPU's figures in the format of src/device.c. Bytes."""
     assert card.compute_capability is not None
     major, minor = card.compute_capability
     capability = CAPABILITIES[card.compute_capability]
@@ -74,6 +74,6 @@ def properties(card: Card, gpus: int, *, delayed_events: bool = False) -> str:
         "nccl_further": NCCL_FURTHER_BYTES,
         "delayed": int(delayed_events),
         "gpus": gpus,
-        "name": card.device_name,  # last: it has blanks
+        "name": card.device_name,  # last, because it contains blanks
     }
     return " ".join(f"{name}={value}" for name, value in figures.items())

@@ -1,4 +1,4 @@
-"""`with null_device("h100-80gb") as device:` in a program or a test suite of the user's own."""
+"""`with null_device("h100-80gb") as device:` in a user's program or test suite."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, DryRun
 
 
 class null_device:  # noqa: N801 -- reads as the function that it is used as, like contextlib.suppress
-    """Processes that are started inside the block find cards that are not there; afterwards it says what they held.
+    """Let processes started inside the block use emulated GPUs, and report their memory afterwards.
 
         with memcalc.null_device("h100-80gb") as device:
             device.call(train, batch_size=8)                    # a function, in a child process
             subprocess.run([sys.executable, "train.py"])        # or any process of your own
         assert device.result.device_bytes < 70 * 2**30
 
-    This process itself stays as it is: torch takes its libraries once, when it is imported.
+    This process itself is not changed: torch loads its libraries once, when it is imported.
 
     Args:
-        card: a card of `memcalc gpus`.
-        gpus: how many.
-        python: the interpreter of the processes, which decides for which torch the device is built.
+        card: a GPU of `memcalc gpus`.
+        gpus: number of GPUs.
+        python: the interpreter of the processes, whose torch the device is built for.
         options: see `memcalc.nullcuda.options.Options`.
 
     Raises:
-        InputError: no such card, or more of it than can be had.
-        Unavailable: no Linux, no CUDA build of torch, no C compiler, or no place for the device.
+        InputError: the GPU is unknown, or there are too many.
+        Unavailable: no Linux, no CUDA build of torch, no C compiler, or no writable cache.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
         self._result: DryRun | None = None
 
     def __enter__(self) -> Self:
-        """The environment of this process is that of the device's children from now on."""
+        """Set the environment for child processes on the device."""
         self.start = time.monotonic()
         end_abandoned()
         self._closing = ExitStack()
@@ -73,7 +73,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The environment is what it was, and what the children left is read."""
+        """Restore the environment, and read the children's reports."""
         for name, value in self.former.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -84,19 +84,19 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
 
     @property
     def result(self) -> DryRun:
-        """What the processes held that have ended so far."""
+        """Memory of the processes that have ended so far."""
         return self._read() if self._result is None else self._result
 
     def call(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
         """Call a function in a child process, on the device.
 
-        As for `multiprocessing`, it is found by its name in its module, and what it takes and returns is pickled.
+        As in `multiprocessing`, the function is found by its name in its module; arguments and result are pickled.
 
         Returns:
-            What it returns.
+            The function's result.
 
         Raises:
-            OutOfMemory: it ran out of the card's memory.
+            OutOfMemory: it ran out of GPU memory.
             RuntimeError: it failed otherwise; its traceback is on standard error.
         """
         request, answer = self.reports / "request", self.reports / "answer"
@@ -109,7 +109,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
         child = subprocess.run(words, check=False)  # noqa: S603 -- the caller's own interpreter and function
         succeeded, value = False, ("", "")
         if answer.exists():
-            succeeded, value = pickle.loads(answer.read_bytes())  # noqa: S301 -- our own child's
+            succeeded, value = pickle.loads(answer.read_bytes())  # noqa: S301 -- written by memcalc's own child
         if succeeded:
             return value
         kind, message = value
@@ -130,6 +130,6 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
 
 
 def _own_paths() -> list[str]:
-    """Where modules of the program's own are found: the search path without what belongs to this Python."""
+    """Return the program's own entries of the search path, without those of this Python."""
     python = (sys.prefix, sys.base_prefix)
     return [path or os.getcwd() for path in sys.path if not path.startswith(python)]  # noqa: PTH109 -- a string

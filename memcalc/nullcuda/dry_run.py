@@ -1,4 +1,4 @@
-"""The verb `dry-run`: any training command on the null device, every process of it watched."""
+"""The command `dry-run`: any training command on the null device, with every process recorded."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from memcalc.nullcuda.result import (
 )
 from memcalc.spec.cards import Card
 
-REPORTS = "memcalc-dry-run-"  # how the directories of reports are called
-RESERVE = "reserve"  # as hook/memcalc_watch.py has it
-MOST_DEVICES = 64  # as src/device.c has it
-SIGNALS = 128  # exit codes above it are those of signals
-RESERVED = 1 << 20  # bytes; a report has some thousand, with the history of allocations a hundred times that
+REPORTS = "memcalc-dry-run-"  # prefix of the directories of reports
+RESERVE = "reserve"  # as in hook/memcalc_watch.py
+MOST_DEVICES = 64  # as in src/device.c
+SIGNALS = 128  # larger exit codes are those of signals
+RESERVED = 1 << 20  # bytes; a report has a few thousand, with the allocation history a hundred times more
 
 
 def run(
@@ -49,22 +49,22 @@ def run(
     stdout: int | IO[str] | None = None,
     **options: Unpack[Options],
 ) -> DryRun:
-    """Run a command on cards that are not there, and say what each of its processes held.
+    """Run a command on emulated GPUs, and return the memory of each of its processes.
 
         step = memcalc.nullcuda.run([sys.executable, "train.py"], "h100-80gb", steps=2)
         assert step.device_bytes < 70 * 2**30
 
     Args:
         command: the program and its arguments.
-        card: a card of `memcalc gpus`.
-        gpus: how many.
-        timeout: seconds after which the command and all that it started is ended.
-        stdout: where the command's output goes, as for `subprocess.run`; None: where this process's goes.
+        card: a GPU of `memcalc gpus`.
+        gpus: number of GPUs.
+        timeout: seconds after which the command and every process that it started are ended.
+        stdout: destination of the command's output, as for `subprocess.run`; None: this process's.
         options: see `memcalc.nullcuda.options.Options`.
 
     Raises:
-        InputError: no such card or command.
-        Unavailable: something that the null device needs is missing.
+        InputError: the GPU or the command does not exist.
+        Unavailable: a requirement of the null device is missing.
     """
     words = tuple(command)
     found = find_null_card(card)
@@ -77,7 +77,7 @@ def run(
         try:
             ending = run_to_end(words, os.environ | variables, timeout=timeout, stdout=stdout)
         finally:
-            end_all(str(reports))  # nothing, unless the supervisor was killed
+            end_all(str(reports))  # nothing is left, unless the supervisor was killed
         seconds = time.monotonic() - start
         processes = read_reports(reports, found)
         lost = len(list(reports.glob("*.lost")))
@@ -90,30 +90,30 @@ def run(
 
 
 def end_abandoned() -> None:
-    """End what dry runs that were killed have left running; their directories go with the next one that is made."""
+    """End processes left by killed dry runs; their directories are removed when the next one is made."""
     for folder in stale_folders(REPORTS, Path(tempfile.gettempdir())):
         end_all(str(folder))
 
 
 def keep_room(folder: Path) -> None:
-    """Take the room of some reports, which a process gives back that finds the disk full.
+    """Reserve disk space for some reports; a process that finds the disk full frees it.
 
     Raises:
-        NotWritten: there is no room for them.
+        NotWritten: there is no space.
     """
     try:
-        (folder / RESERVE).write_bytes(bytes(RESERVED))  # zeros, and not a hole
+        (folder / RESERVE).write_bytes(bytes(RESERVED))  # zeros, so that the file is not sparse
     except OSError as error:
         remedy = "Free space there, or set TMPDIR to another place."
         raise NotWritten(str(folder), error.strerror or str(error), remedy) from None
 
 
 def read_reports(folder: Path, card: Card) -> list[tuple[Process, bool]]:
-    """The processes that reported, by rank, and whether each was stopped after its steps.
+    """Return the processes that reported, ordered by rank, and whether each was stopped after its steps.
 
     Args:
-        folder: of the reports, and of the books that the device kept of each process.
-        card: on which they ran.
+        folder: directory of the reports, and of the device's counters of each process.
+        card: the GPU that they ran on.
     """
     found = []
     for path in sorted(folder.glob("*.json")):
@@ -124,7 +124,7 @@ def read_reports(folder: Path, card: Card) -> list[tuple[Process, bool]]:
 
 
 def read_books(path: Path) -> Books | None:
-    """The figures of `struct books` in src/device.c; None: the process has none."""
+    """Return the figures of `struct books` in src/device.c; None: the process has none."""
     try:
         numbers = struct.unpack(f"<{3 + 2 * MOST_DEVICES}q", path.read_bytes())
     except (OSError, struct.error):
@@ -143,7 +143,7 @@ def _outcome(ending: Ending, processes: tuple[Process, ...], *, stopped: bool) -
         return STOPPED if stopped else DONE
     if any(process.died_of_memory for process in processes):
         return OUT_OF_MEMORY
-    # A worker that passes its exception on to its parent ends without one of its own; a killed one may have caught it.
+    # A worker that passes its exception to its parent ends without one; a killed one may have caught it.
     by_signal = ending.code > SIGNALS
     if (
         not by_signal

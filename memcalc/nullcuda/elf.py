@@ -1,7 +1,7 @@
-"""What shared libraries need of other libraries: undefined symbols, each with the library and version it is bound to.
+"""Undefined symbols of shared libraries, each with the library and the version that it is bound to.
 
 pyelftools finds the sections and reads the small ones. The symbol table, with hundreds of thousands of entries in
-torch's libraries, is read as plain records (System V gABI, chapter "Symbol Table": 24 bytes an entry in ELF64).
+torch's libraries, is read as plain records (System V gABI, chapter "Symbol Table": 24 bytes per entry in ELF64).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from memcalc.extras import installation
 
 SYMBOL = struct.Struct("<IBBHQQ")  # st_name, st_info, st_other, st_shndx, st_value, st_size
 UNDEFINED = 0  # SHN_UNDEF
-HIDDEN_BIT = 0x7FFF  # the rest of a version index, without the bit that hides it
+HIDDEN_BIT = 0x7FFF  # mask of a version index without its hidden bit
 
 
 class Need(NamedTuple):
-    """One undefined symbol. Library and version are empty where the file does not say."""
+    """One undefined symbol. Library and version are empty if the file does not state them."""
 
     symbol: str
     library: str  # soname
@@ -28,18 +28,18 @@ class Need(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Everything that one file needs."""
+    """All dependencies of one file."""
 
-    libraries: tuple[str, ...]  # sonames, of DT_NEEDED
+    libraries: tuple[str, ...]  # sonames of DT_NEEDED
     symbols: tuple[Need, ...]
 
 
 def read_needs(path: Path) -> Needs:
-    """What a shared library needs.
+    """Return the dependencies of a shared library.
 
     Raises:
         Unavailable: pyelftools is missing.
-        ValueError: the file is no 64-bit little-endian ELF file.
+        ValueError: the file is not a 64-bit little-endian ELF file.
     """
     try:
         from elftools.common.exceptions import ELFError
@@ -71,7 +71,7 @@ def _undefined(elf: Any, symbols: Any) -> Iterator[Need]:
 
 
 def _origins(elf: Any) -> dict[int, tuple[str, str]]:
-    """Library and version for each version index of the file."""
+    """Return library and version by version index of the file."""
     section = elf.get_section_by_name(".gnu.version_r")
     if section is None:
         return {}

@@ -1,4 +1,4 @@
-"""Which Python a command will run: the null device is built for the torch of that one."""
+"""The Python that a command will run: the null device is built for its torch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from memcalc.errors import InputError
 
 PYTHON = re.compile(r"python[\d.]*")
 
-# What pip writes where an interpreter's path is too long for a first line: '''exec' "/long/path/python" "$0" "$@"
+# pip writes this if an interpreter's path is too long for a first line: '''exec' "/long/path/python" "$0" "$@"
 EXEC_LINE = re.compile(r"""'''exec' "?([^"\s]+)""")
 
 
 def interpreters(command: tuple[str, ...]) -> list[str]:
-    """Interpreters that the command may run, the likeliest first.
+    """Return the interpreters that the command may run, the most likely first.
 
-    A Python that is named, or that a script's first line names, is the one. Else (a shell script, a launcher) it is
-    the Python on the path, or the one that runs memcalc.
+    A Python that is named by the command or by a script's first line is the only one. Else (a shell script, a launcher)
+    it is the Python on PATH, or the one that runs memcalc.
 
     Raises:
-        InputError: there is no such command.
+        InputError: the command does not exist.
     """
     path = shutil.which(command[0])
     if path is None:
@@ -39,7 +39,7 @@ def interpreters(command: tuple[str, ...]) -> list[str]:
 
 
 def _named_in(script: Path) -> str | None:
-    """The Python in a script's first lines."""
+    """Return the Python in a script's first lines; None: there is none."""
     with script.open("rb") as file:
         start = file.read(512).decode(errors="replace")
     if not start.startswith("#!"):

@@ -1,4 +1,4 @@
-"""The environment of a process that shall find the null device in place of a GPU."""
+"""Environment variables that let a process use the null device in place of a GPU."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def environment(
     reports: Path | None = None,
     **options: Unpack[Options],
 ) -> dict[str, str]:
-    """Variables to add to a child process's environment; its Pythons then see `gpus` of this card.
+    """Return variables to add to a child process's environment; its Pythons then see `gpus` of this GPU.
 
-    The device is built first if it is not there yet.
+    The device is built first if it is missing.
 
     Args:
-        card: a card of `memcalc gpus`.
-        gpus: how many.
-        pythons: interpreters of which the first that has a CUDA build of torch decides which device is built.
-        reports: folder in which each process leaves a report, and messages for the others.
+        card: a GPU of `memcalc gpus`.
+        gpus: number of GPUs.
+        pythons: interpreters; the first with a CUDA build of torch decides which device is built.
+        reports: directory for the processes' reports, and for messages between processes.
         options: see `Options`.
 
     Raises:
-        InputError: no such card, or more of it than can be had.
-        Unavailable: no Linux, no CUDA build of torch, no C compiler, or no place for the device.
+        InputError: the GPU is unknown, or there are too many.
+        Unavailable: no Linux, no CUDA build of torch, no C compiler, or no writable cache.
     """
     found = find_null_card(card)
     if not 1 <= gpus <= MOST_GPUS:
@@ -63,32 +63,32 @@ def environment(
         "MEMCALC_NULL_ROUTING": options.get("routing", BALANCED),
         "MEMCALC_NULL_HISTORY": str(int(options.get("history", False))),
         "MEMCALC_NULL_REPORTS": "" if reports is None else str(reports),
-        # Where the processes of a run leave each other small messages (src/exchange.c).
+        # Directory of small messages between the processes of a run (src/exchange.c).
         "MEMCALC_NULL_EXCHANGE": "" if reports is None or alone else str(reports / EXCHANGE),
         "PYTHONPATH": _before(str(HOOK), "PYTHONPATH"),
-        # For what is loaded by name at run time, such as libcuda.so.1; torch's own needs the hook loads.
+        # For libraries loaded by name at run time, such as libcuda.so.1; the hook loads those of torch.
         "LD_LIBRARY_PATH": _before(folder, "LD_LIBRARY_PATH"),
-        # What Triton links its launchers against.
+        # For Triton, which links its launchers against these libraries.
         "LIBRARY_PATH": _before(folder, "LIBRARY_PATH"),
         "TRITON_LIBCUDA_PATH": folder,
         "PATH": _before(os.path.join(folder, PROGRAMS), "PATH"),  # noqa: PTH118 -- a string
-        # Whatever the machine's own setting is, it is not about these cards.
+        # The machine's own setting does not refer to the emulated GPUs.
         "CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(gpus)),
-        # For a Python that ignores PYTHONPATH; elsewhere the hook switches cuDNN's attention off.
+        # For a Python that ignores PYTHONPATH; otherwise the hook switches off cuDNN's attention.
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
-        # Convolutions by the interface of cuDNN that stubs can answer (src/cudnn.c).
+        # Convolutions use the cuDNN interface that stubs can emulate (src/cudnn.c).
         "TORCH_CUDNN_V8_API_DISABLED": "1",
-        # What is tuned by the time that kernels take must not stay for runs on a card.
+        # Autotuning results on the null device must not be reused on a real GPU.
         **({} if reports is None else compiler_cache(reports)),
         **alone,
     }
 
 
 def one_rank(gpus: int, options: Options) -> dict[str, str]:
-    """What torchrun would tell one rank of many, of which no other is started; nothing if all are.
+    """Return torchrun's variables for one rank of a multi-rank job; {} if all ranks are started.
 
     Raises:
-        InputError: a rank that such a run does not have.
+        InputError: the job has no such rank.
     """
     world, rank = options.get("world_size"), options.get("rank", 0)
     if world is None:
@@ -106,13 +106,13 @@ def one_rank(gpus: int, options: Options) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(gpus),
         "GROUP_RANK": str(node),
         "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "29500",  # torchrun's own; nobody listens there
-        # Its thread asks the other ranks whether they are well.
+        "MASTER_PORT": "29500",  # torchrun's default; nothing listens there
+        # Its thread would monitor the other ranks.
         "TORCH_NCCL_ENABLE_MONITORING": "0",
     }
 
 
 def _before(entry: str, variable: str) -> str:
-    """A search path with an entry put first."""
+    """Return a search path with an entry prepended."""
     rest = os.environ.get(variable)
     return f"{entry}{os.pathsep}{rest}" if rest else entry

@@ -1,8 +1,8 @@
-"""A command with all that it starts: run under a supervisor, and ended without leaving anything behind.
+"""Execution of a command with all its processes: run under a supervisor, and ended without leaving any behind.
 
-The supervisor (`supervisor.py`) finds every process of the command, and ends them when this process is killed, too.
-Where it was killed itself, what is left is found by its environment, in which every process of a dry run has the
-directory of its reports, unless it was started without one.
+The supervisor (`supervisor.py`) finds every process of the command, and ends them also when this process is killed. If
+the supervisor itself was killed, remaining processes are found by their environment: every process of a dry run has
+the directory of its reports in it, unless it was started without one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO
 
 GRACE = 3.0  # seconds between asking a process to end, when it writes its report, and killing it
-LEFT_BEHIND = 1.0  # seconds that helpers of a command get to end by themselves after it has ended
-PAUSE = 0.02  # seconds between two looks
+LEFT_BEHIND = 1.0  # seconds for helper processes to end after the command has ended
+PAUSE = 0.02  # seconds between two polls
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -29,7 +29,7 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 class Ending:
     """How a command ended."""
 
-    code: int  # its own; 128 + n if signal n ended it
+    code: int  # its own exit code; 128 + n if signal n ended it
     timed_out: bool = False
     interrupted: bool = False
 
@@ -41,13 +41,13 @@ def run_to_end(
     timeout: float | None = None,
     stdout: int | IO[str] | None = None,
 ) -> Ending:
-    """Run a command until it ends, the time is over, or the user interrupts; nothing of it lives on afterwards.
+    """Run a command until it ends, times out, or the user interrupts it; none of its processes is left running.
 
     Args:
-        command: what to run.
-        environment: all of it.
-        timeout: seconds; None: as long as it takes.
-        stdout: where its output goes; None: where ours does.
+        command: the command to run.
+        environment: its complete environment.
+        timeout: seconds; None: no limit.
+        stdout: destination of its output; None: this process's.
 
     Raises:
         OSError: the command cannot be started.
@@ -79,7 +79,7 @@ def run_to_end(
         child.wait()
         kind, _, number = os.read(status, 64).decode().partition(" ")
     finally:
-        os.close(ordering)  # which ends the command where we end without waiting for it
+        os.close(ordering)  # the supervisor then ends the command, also if this process no longer waits
         os.close(status)
     if kind == "errno":
         raise OSError(int(number), os.strerror(int(number)), command[0])
@@ -93,7 +93,7 @@ def _order(ordering: int, number: signal.Signals) -> None:
 
 
 def end_all(marker: str) -> None:
-    """End every marked process: those that do not end in time of SIGTERM are killed.
+    """End every marked process; processes that ignore SIGTERM for `GRACE` seconds are killed.
 
     Args:
         marker: see `marked`.
@@ -106,12 +106,12 @@ def end_all(marker: str) -> None:
 
 
 def marked(marker: str) -> list[int]:
-    """Return the living processes that have a value in their environment, this one excepted."""
+    """Return the running processes with this value in their environment, except for this one."""
     found = []
     needle = f"={marker}\0".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            with suppress(OSError):  # another user's, or gone
+            with suppress(OSError):  # another user's, or ended
                 if needle in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
     return found
@@ -123,7 +123,7 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _wait(done: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Return whether the condition became true in time."""
     end = time.monotonic() + seconds
     while not (answer := done()) and time.monotonic() < end:
         time.sleep(PAUSE)

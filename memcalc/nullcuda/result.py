@@ -1,4 +1,4 @@
-"""What a dry run found: each process's peaks on each card, as PyTorch's own allocator counted them."""
+"""Result of a dry run: each process's peaks on each GPU, from PyTorch's own allocator."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WITHOUT_WEIGHTS = re.compile(
 
 DONE, STOPPED, OUT_OF_MEMORY = "done", "stopped after the steps asked for", "out of memory"
 TIMED_OUT, INTERRUPTED, FAILED = "timed out", "interrupted", "failed"
-WHOLE = (DONE, STOPPED)  # outcomes of runs that came as far as they were to
+WHOLE = (DONE, STOPPED)  # outcomes of complete runs
 
-LINES_SHOWN = 10  # of the program that read unknown values
+LINES_SHOWN = 10  # of the program, with reads of unknown values
 
 NOT_MODELLED = (
     "device memory of the context and loaded kernels is a stated default, and NCCL's buffers are a rule",
@@ -34,18 +34,18 @@ NOT_MODELLED = (
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one process held on one card at its highest. Bytes.
+    """Peak memory of one process on one GPU. Bytes.
 
     Args:
-        process: its number.
-        rank: among the ranks of the run; None: it is not part of one.
-        device: number of the card in its process.
-        allocated_bytes: by tensors, in the allocator's blocks.
-        reserved_bytes: by the caching allocator.
-        device_bytes: all of it: reserved, context and loaded kernels, communication library, other libraries.
-        communication_bytes: of these, NCCL's.
-        retries: how often the allocator had to give back its cache to go on.
-        ooms: how many requests failed.
+        process: its process id.
+        rank: its rank; None: it is not part of a multi-rank job.
+        device: index of the GPU in its process.
+        allocated_bytes: bytes of tensors, in the allocator's blocks.
+        reserved_bytes: bytes reserved by the caching allocator.
+        device_bytes: reserved memory, CUDA context and loaded kernels, communication library, other libraries.
+        communication_bytes: NCCL's part of device_bytes.
+        retries: number of times the allocator freed its cache to the driver to continue.
+        ooms: number of failed requests.
     """
 
     process: int
@@ -61,13 +61,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What the device itself noted of a process, up to its last request for memory.
+    """Counters of a process by the device itself, up to its last request for memory.
 
     Args:
-        most_bytes: the most that each card held, context and loaded kernels included.
-        communication_bytes: of these, NCCL's.
+        most_bytes: peak of each GPU, including context and loaded kernels.
+        communication_bytes: NCCL's part of them.
         steps: optimizer steps that the process had taken.
-        ooms: requests of each card that failed.
+        ooms: failed requests on each GPU.
     """
 
     most_bytes: tuple[int, ...]
@@ -78,7 +78,7 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one line of the program had on a card at the peak."""
+    """Live bytes of one line of the program on a GPU at the peak."""
 
     process: int
     device: int
@@ -89,11 +89,11 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class UnknownRead:
-    """A line of the program that read values of the device that are not known; it was given zeros.
+    """A line of the program that read unknown values of the device; it got zeros.
 
     Args:
         where: file, line and function.
-        count: how often.
+        count: number of reads.
     """
 
     where: str
@@ -106,23 +106,23 @@ class Process:
 
     Args:
         number: its process id.
-        rank: among the ranks of the run; None: it is not part of one.
+        rank: its rank; None: it is not part of a multi-rank job.
         arguments: sys.argv.
-        torch: version.
-        steps: optimizer steps it took.
-        failure: type and message of the exception that ended it, if one did.
-        usages: its cards.
-        allocations: the largest at each card's peak, if they were recorded.
-        reads: values that it read back from the device: copies to the host.
-        small_reads: of these, the ones of unknown values that are small enough to be looked at rather than stored.
-        unmodelled: functions of libraries that it called and that the device refused.
-        masks: how many unknown masks it selected by; each was taken as full.
+        torch: version of torch.
+        steps: optimizer steps that it took.
+        failure: type and message of the exception that ended it, if any.
+        usages: its GPUs.
+        allocations: the largest allocations at each GPU's peak, if they were recorded.
+        reads: copies from the device to the host.
+        small_reads: reads of unknown values that are small enough to decide by, rather than to store.
+        unmodelled: library functions that it called and that the device rejected.
+        masks: number of unknown masks that it selected by; each was assumed to be full.
         unknown_reads: the lines of the program that made the `small_reads`.
-        choices: tensors of indices that unknown scores chose, such as experts and next tokens; these were assumed.
-        values: whether small tensors have values at all: the device was built with a C++ compiler.
+        choices: index tensors that unknown scores chose, such as experts and next tokens; these were assumed.
+        values: whether small tensors have known values: the device was built with a C++ compiler.
         checkpoints: files with tensors that it wrote.
-        first_checkpoint: the path of the first.
-        unreported: it was killed after it had asked for memory that is in none of its reports.
+        first_checkpoint: path of the first.
+        unreported: it was killed after requests for memory that none of its reports includes.
     """
 
     number: int
@@ -146,7 +146,7 @@ class Process:
 
     @property
     def died_of_memory(self) -> bool:
-        """Whether an out-of-memory error ended it; also one that was passed on to a parent process."""
+        """Whether an out-of-memory error ended it, including one that was passed to a parent process."""
         if self.failure is not None:
             kind, message = self.failure
             return kind == "OutOfMemoryError" or "CUDA out of memory" in message
@@ -159,7 +159,7 @@ class Process:
 
     @property
     def ran_out(self) -> bool:
-        """Whether a request ever failed, whatever the program made of it."""
+        """Whether a request ever failed, even if the program continued."""
         return any(usage.ooms for usage in self.usages)
 
 
@@ -168,16 +168,16 @@ class DryRun:
     """A command that ran on the null device.
 
     Args:
-        command: what was run.
-        card: on which card.
-        gpus: how many of it.
+        command: the command.
+        card: the GPU.
+        gpus: number of GPUs.
         outcome: how it ended.
         exit_code: the command's own; 128 + n if signal n ended it.
-        seconds: how long it ran.
-        processes: those that used a card, in order of rank.
+        seconds: duration of the run.
+        processes: processes that used a GPU, ordered by rank.
         lost: processes whose last report could not be written, because the disk was full.
         routing: what unknown scores chose, see `memcalc.nullcuda.options.Options`.
-        weights_missing: a process, which may not have come as far as the GPU, found no weights to load.
+        weights_missing: whether a process found no weights to load, possibly before it used the GPU.
     """
 
     command: tuple[str, ...]
@@ -193,37 +193,37 @@ class DryRun:
 
     @property
     def usages(self) -> tuple[Usage, ...]:
-        """Every process's cards."""
+        """The GPUs of all processes."""
         return tuple(usage for process in self.processes for usage in process.usages)
 
     @property
     def peak(self) -> Usage | None:
-        """The card that held most; None if none was used."""
+        """The GPU with the highest peak; None if none was used."""
         return max(self.usages, key=lambda usage: usage.device_bytes, default=None)
 
     @property
     def allocated_bytes(self) -> int:
-        """Most that tensors held on one card."""
+        """Highest peak of tensors on one GPU."""
         return max((usage.allocated_bytes for usage in self.usages), default=0)
 
     @property
     def reserved_bytes(self) -> int:
-        """Most that the caching allocator held on one card."""
+        """Highest peak of reserved memory on one GPU."""
         return max((usage.reserved_bytes for usage in self.usages), default=0)
 
     @property
     def device_bytes(self) -> int:
-        """Most that one card held in all."""
+        """Highest peak of device memory on one GPU."""
         return max((usage.device_bytes for usage in self.usages), default=0)
 
     @property
     def ran_out(self) -> bool:
-        """Whether a process was ended by the card's memory."""
+        """Whether the GPU's memory ended a process."""
         return self.outcome == OUT_OF_MEMORY or any(process.died_of_memory for process in self.processes)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the card is large enough; None if nobody can say: see `doubt`."""
+        """Whether the GPU is large enough; None if unknown: see `doubt`."""
         if self.ran_out:
             return False
         if self.peak is not None and self.device_bytes > self.card.usable_bytes:
@@ -232,7 +232,7 @@ class DryRun:
 
     @property
     def doubt(self) -> str:
-        """Why these figures do not answer whether the command fits; "" if they do."""
+        """Why these figures do not decide whether the command fits; "" if they do."""
         ooms = sum(usage.ooms for usage in self.usages)
         if self.peak is None:
             return "no process of the command used the GPU through PyTorch"
@@ -245,14 +245,14 @@ class DryRun:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What the fullest card has to spare; None if the command did not use one, or if it ran out."""
+        """Free memory of the fullest GPU; None if the command did not use one, or if it ran out."""
         return None if not self.fits else self.card.usable_bytes - self.device_bytes
 
     @property
     def would_fit(self) -> tuple[Card, ...]:
-        """Cards of the table with room for what was held here, smallest first.
+        """GPUs of the table with enough memory for these peaks, smallest first.
 
-        On another card the same step may hold a little more or less: workspaces and kernels differ.
+        On another GPU the same step may need slightly more or less: workspaces and kernels differ.
         """
         if not self.fits:
             return ()
@@ -261,7 +261,7 @@ class DryRun:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What to know before one believes the figures."""
+        """Limitations of the figures."""
         found = []
         if not self.processes:
             found.append("no process of the command used the GPU through PyTorch: nothing was measured")
@@ -309,7 +309,7 @@ class DryRun:
         return tuple(found)
 
     def _about_values(self) -> list[str]:
-        """What the program read that is not known, by line, and what it chose by scores that are not known."""
+        """Return notes on unknown values that the program read, by line, and on choices by unknown scores."""
         found = []
         if not all(process.values for process in self.processes):
             found.append(
@@ -340,20 +340,20 @@ class DryRun:
 
 
 def times(number: int) -> str:
-    """ "once", "2 times"."""
+    """Return "once" or "2 times"."""
     return "once" if number == 1 else f"{number:,} times"
 
 
 def process_from_report(report: Mapping[str, Any], books: Books | None = None, context_bytes: int = 0) -> Process:
     """Return the process of a report of memcalc/nullcuda/hook/memcalc_watch.py.
 
-    A process that was killed may have asked for more after its last report; the device's books have that. What the
-    tensors held of it is not in them.
+    A process that was killed may have requested more memory after its last report. The device's counters include that,
+    but not how much of it was tensors.
 
     Args:
-        report: the last one that the process wrote.
-        books: of the device; None: none were kept.
-        context_bytes: what the card's context and loaded kernels hold.
+        report: the last report of the process.
+        books: the device's counters; None: there are none.
+        context_bytes: bytes of the GPU's context and loaded kernels.
     """
     number, rank = report["pid"], report["ranks"].get("rank")
     counts = report["counts"]

@@ -1,4 +1,4 @@
-"""Which libraries are to be made, and the generated part of each: every symbol that no hand-written source defines."""
+"""The libraries to build, and the generated part of each: every symbol without a hand-written definition."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from memcalc.nullcuda.elf import Needs
 
-# Libraries of NVIDIA's, by soname.
+# Libraries of NVIDIA, by soname.
 OURS = re.compile(r"lib(cu(?!rl)|nv|nccl)\w*(-ml)?\.so")
 
-# Hand-written sources, by the library's name without ".so" and number.
+# Hand-written sources, by the library's name without ".so" and version.
 SOURCES = {
     "libcudart": "cudart.c",
     "libcuda": "cuda.c",
@@ -23,8 +23,8 @@ SOURCES = {
     "libnvrtc": "nvrtc.c",
 }
 
-# Some libraries have symbols without versions, and ELF does not say where such a symbol is from: its name does.
-# The sonames are the ones of CUDA 12 and 13; one that torch names itself is preferred.
+# Some libraries have symbols without versions, and ELF does not state a symbol's library: its name does. The sonames
+# are those of CUDA 12 and 13; one that torch itself names takes precedence.
 UNVERSIONED = (
     (re.compile(r"nccl[A-Z]"), "libnccl.so.2"),
     (re.compile(r"cusparseLt[A-Z]"), "libcusparseLt.so.0"),
@@ -34,22 +34,22 @@ UNVERSIONED = (
     (re.compile(r"cu[A-Z]"), "libcuda.so.1"),
 )
 
-# Loaded by name at run time, so nothing lists them as needed.
+# Loaded by name at run time, so no file lists them as needed.
 ALWAYS = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 # "Not supported" in the status codes of libraries whose results size tensors or workspaces: what is not modelled is
-# refused, and PyTorch's error names the function. Other libraries' functions have no effect on memory: success.
+# rejected, and PyTorch's error names the function. Functions of other libraries do not affect memory: success.
 REFUSALS = {"libcusolver": 9, "libcusparse": 10, "libcufft": 16, "libcusparseLt": 10}
 HARMLESS = re.compile(r"Create|Destroy|Set[A-Z]|[Ii]nit|Get(Stream|Version|Property|ErrorString)")
 
 
 @dataclass
 class Library:
-    """One library to be made.
+    """One library to build.
 
     Args:
-        soname: its name.
-        symbols: what it must define, each under a version or "".
+        soname: its soname.
+        symbols: symbols that it must define, each with its version or "".
     """
 
     soname: str
@@ -57,12 +57,12 @@ class Library:
 
     @property
     def name(self) -> str:
-        """Without ".so" and number: "libcudart"."""
+        """The soname without ".so" and version: "libcudart"."""
         return self.soname.partition(".so")[0]
 
 
 def libraries(needs: Iterable[Needs]) -> list[Library]:
-    """The libraries of NVIDIA's that these files need, with the symbols they need of each."""
+    """Return the NVIDIA libraries that these files need, each with the needed symbols."""
     found = {soname: Library(soname) for soname in ALWAYS}
     loose: list[str] = []
     for need in needs:
@@ -83,7 +83,7 @@ def libraries(needs: Iterable[Needs]) -> list[Library]:
 
 
 def generated_source(library: Library) -> str:
-    """C that defines every symbol weakly: a hand-written definition in the same library takes its place."""
+    """Return C that defines every symbol weakly: a hand-written definition in the same library overrides it."""
     lines = ["/* Generated. */", '#include "null.h"']
     lines += [
         f"API __attribute__((weak)) long {symbol}(void) {{ {_body(library, symbol)} }}"
@@ -100,12 +100,12 @@ def _body(library: Library, symbol: str) -> str:
 
 
 def version_script(library: Library) -> str | None:
-    """The linker's map: the versions that torch asks for; None where it asks for none."""
+    """Return the linker's version script with the versions that torch needs; None if it needs none."""
     versions = sorted(set(library.symbols.values()) - {""})
     if not versions:
         return None
     first, *others = versions
-    # Whatever is defined beside what torch needs goes by the first version, as in NVIDIA's libraries, which have one.
+    # Other defined symbols get the first version, as in NVIDIA's libraries, which have one.
     nodes = [f"{first} {{ global: *; }};"]
     for version in others:
         symbols = "".join(f" {symbol};" for symbol, own in sorted(library.symbols.items()) if own == version)

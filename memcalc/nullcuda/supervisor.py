@@ -1,16 +1,16 @@
-"""Runs a command, and ends it with everything that it started. A program of its own: `python -I -S supervisor.py`.
+"""Runs a command, and ends it with every process that it started: `python -I -S supervisor.py`.
 
     supervisor.py ORDERS STATUS GRACE LEFT_BEHIND COMMAND ...
 
-Every process that the command starts is a descendant of this one, in whatever session and with whatever environment:
-orphans get the nearest subreaper for a parent (prctl(2), PR_SET_CHILD_SUBREAPER), which is this process.
+Every process that the command starts is a descendant of this one, in any session and with any environment: orphans
+are reparented to the nearest subreaper (prctl(2), PR_SET_CHILD_SUBREAPER), which is this process.
 
-ORDERS is a file descriptor. A byte in it is the number of a signal with which all descendants are to end; its end means
-that whoever wrote it has ended, killed perhaps, and that all of them are to end with SIGTERM. GRACE seconds later they
-are killed. A command that has ended leaves the rest of its processes LEFT_BEHIND seconds.
+ORDERS is a file descriptor. A byte in it is the number of a signal that ends all descendants. Its end means that its
+writer has ended, possibly killed, so that all descendants are ended with SIGTERM. GRACE seconds later they are killed.
+When the command has ended, its other processes get LEFT_BEHIND seconds.
 
-STATUS is a file descriptor, into which goes "exit CODE", with CODE as a shell gives it, or "errno NUMBER" where the
-command could not be started. It imports nothing of memcalc, so that it is there in some 20 ms.
+STATUS is a file descriptor. It receives "exit CODE", with CODE as in a shell, or "errno NUMBER" if the command could
+not be started. This file imports nothing of memcalc, so that it starts within about 20 ms.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from contextlib import suppress
 # ruff: noqa: PTH123, PTH208 -- pathlib takes as long to import as all the rest
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-PAUSE = 0.02  # seconds between two looks at what still lives
-UNKILLABLE = 5.0  # seconds after which a killed process that still lives, in a call of the kernel, is left to itself
+PAUSE = 0.02  # seconds between two polls of the descendants
+UNKILLABLE = 5.0  # seconds after which a killed process that is still running, in a system call, is abandoned
 
 
 class Supervisor:
-    """The processes that descend from this one.
+    """The descendants of this process.
 
     Args:
         orders: file descriptor, see above.
         grace: seconds between a signal and SIGKILL.
-        left_behind: seconds that other processes get after the command's own has ended.
+        left_behind: seconds for other processes after the command itself has ended.
     """
 
     def __init__(self, orders: int, grace: float, left_behind: float) -> None:
@@ -45,7 +45,7 @@ class Supervisor:
         self.grace = grace
         self.left_behind = left_behind
         self.codes: dict[int, int] = {}  # of children that have ended
-        # A child's end writes into a pipe, so that waiting for it and for orders is one call.
+        # A child's end writes into a pipe, so that one call waits for it and for orders.
         self.woken, waking = os.pipe()
         os.set_blocking(self.woken, False)
         os.set_blocking(waking, False)
@@ -53,7 +53,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self, command: list[str]) -> int:
-        """Return the command's exit code, once nothing of it lives any more."""
+        """Return the command's exit code, once none of its processes is running."""
         child = subprocess.Popen(command, start_new_session=True).pid  # noqa: S603 -- the user's own command
         number = self.wait_for(child)
         if number:
@@ -65,7 +65,7 @@ class Supervisor:
         return self.codes.get(child, 128 + signal.SIGKILL)
 
     def wait_for(self, child: int) -> int:
-        """Wait until a child ends, which returns 0, or until an order comes, which returns its signal."""
+        """Wait until a child ends, which returns 0, or until an order arrives, which returns its signal."""
         while child not in self.codes:
             ready, _, _ = select.select([self.orders, self.woken], [], [])
             if self.orders in ready:
@@ -76,7 +76,7 @@ class Supervisor:
         return 0
 
     def reap(self) -> None:
-        """Take the exit codes of children that have ended."""
+        """Collect the exit codes of children that have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -88,7 +88,7 @@ class Supervisor:
             self.codes[pid] = 128 - code if code < 0 else code
 
     def end(self, number: int) -> None:
-        """Send all descendants a signal; kill those that do not end of it in time."""
+        """Send all descendants a signal; kill those that do not end in time."""
         self.send(number)
         deadline = self.grace
         while not self.wait_for_all(deadline):
@@ -98,7 +98,7 @@ class Supervisor:
             self.send(signal.SIGKILL)
 
     def send(self, number: int) -> None:
-        """Send all descendants a signal. What they start meanwhile gets it, too, if they are to be killed."""
+        """Send all descendants a signal. SIGKILL is repeated for processes that they start meanwhile."""
         sent: set[int] = set()
         while new := [pid for pid in descendants() if pid not in sent]:
             for pid in new:
@@ -109,7 +109,7 @@ class Supervisor:
                 return
 
     def wait_for_all(self, seconds: float) -> bool:
-        """Whether all descendants end in time."""
+        """Return whether all descendants end in time."""
         deadline = time.monotonic() + seconds
         while True:
             self.reap()
@@ -121,7 +121,7 @@ class Supervisor:
 
 
 def descendants() -> list[int]:
-    """Return the living processes that descend from this one. See proc_pid_stat(5)."""
+    """Return the running descendants of this process. See proc_pid_stat(5)."""
     children: dict[int, list[int]] = {}
     living: set[int] = set()
     for name in os.listdir("/proc"):
@@ -151,7 +151,7 @@ def main(orders: str, status: str, grace: str, left_behind: str, *command: str) 
         answer = f"exit {supervisor.run(list(command))}"
     except OSError as error:
         answer = f"errno {error.errno}"
-    with suppress(BrokenPipeError):  # nobody is left to read it
+    with suppress(BrokenPipeError):  # the reader has ended
         os.write(int(status), answer.encode())
 
 

@@ -1,4 +1,4 @@
-"""A command at several micro-batch sizes: the largest that fits its card."""
+"""A command at several micro-batch sizes: the largest that fits its GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memcalc.nullcuda.options import Options
 from memcalc.nullcuda.result import DONE, OUT_OF_MEMORY, STOPPED, DryRun
 from memcalc.spec.cards import Card, find_card
 
-LARGEST = 1 << 16  # micro-batch; a command that still fits then does not heed the flag
+LARGEST = 1 << 16  # micro-batch; a command that still fits then ignores the flag
 
 Progress = Callable[[int, DryRun], None]
 
@@ -23,8 +23,8 @@ class Sweep:
 
     Args:
         flag: the option of the command that sets the size.
-        card: on which card.
-        runs: by size, smallest first.
+        card: the GPU.
+        runs: size and result of each run, smallest size first.
     """
 
     flag: str
@@ -33,12 +33,12 @@ class Sweep:
 
     @property
     def largest(self) -> int | None:
-        """The largest size that was tried and fits; None: none did."""
+        """The largest tried size that fits; None: none fits."""
         return max((size for size, found in self.runs if fits(found)), default=None)
 
     @property
     def failed(self) -> DryRun | None:
-        """The run that ended for another reason than memory, if one did."""
+        """The run that ended for another reason than memory, if any."""
         return next((found for _, found in self.runs if found.outcome not in {DONE, STOPPED, OUT_OF_MEMORY}), None)
 
 
@@ -54,25 +54,25 @@ def sweep(
     progress: Progress = lambda *_: None,
     **options: Unpack[Options],
 ) -> Sweep:
-    """Run a command at several micro-batch sizes, or search the largest that fits.
+    """Run a command at several micro-batch sizes, or search for the largest that fits.
 
         memcalc.nullcuda.sweep([sys.executable, "train.py"], "h100-80gb", "--batch-size", steps=2).largest
 
     Args:
         command: as for `run`.
         card: as for `run`.
-        flag: the command's option for the size, e.g. "--batch-size", or "train.batch_size" for `train.batch_size=8`;
-            its value is replaced where the command has it, else it is added at the end.
-        sizes: which to run; none: powers of two until one does not fit, then what lies between.
+        flag: the command's option for the size, e.g. "--batch-size", or "train.batch_size" for `train.batch_size=8`.
+            Its value in the command is replaced; if it is absent, it is appended.
+        sizes: sizes to run; (): powers of two until one does not fit, then bisection.
         gpus: as for `run`.
         timeout: seconds for each run.
         stdout: as for `run`.
-        progress: called after each run with its size and what it found.
+        progress: called after each run with its size and result.
         options: see `memcalc.nullcuda.options.Options`.
 
     Raises:
-        InputError: no such card or command, or a size that is none.
-        Unavailable: something that the null device needs is missing.
+        InputError: the GPU or the command does not exist, or a size is invalid.
+        Unavailable: a requirement of the null device is missing.
     """
     if any(size < 1 for size in sizes):
         raise InputError(f"micro-batch sizes {list(sizes)}: each must be 1 or more.", "", "--micro-batches")
@@ -93,12 +93,12 @@ def sweep(
 
 
 def fits(found: DryRun) -> bool:
-    """Whether it came to its end within the card."""
+    """Return whether a run completed and fits the GPU."""
     return found.outcome in {DONE, STOPPED} and bool(found.fits)
 
 
 def largest_that_fits(fits_at: Callable[[int], bool]) -> int:
-    """Double until it does not fit, then halve the gap; 0: not even 1 fits."""
+    """Double until a size does not fit, then bisect; return 0 if not even 1 fits."""
     low, high = 0, 1
     while high <= LARGEST and fits_at(high):
         low, high = high, 2 * high
@@ -112,7 +112,7 @@ def largest_that_fits(fits_at: Callable[[int], bool]) -> int:
 
 
 def with_micro_batch(command: Sequence[str], flag: str, size: int) -> tuple[str, ...]:
-    """The command with the flag set to a size, in the way that it is written there already."""
+    """Return the command with the flag set to a size, in the form in which the command has it."""
     words = list(command)
     for place, word in enumerate(words):
         if word.startswith(f"{flag}="):

@@ -1,4 +1,4 @@
-"""The torch that a Python would import, looked at from outside: it is found and described without being imported."""
+"""The torch that a Python would import, located and described without importing it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ HOW_TO_GET_ONE = (
     "Install PyTorch's CUDA build without NVIDIA's libraries, which are not needed: "
     "pip install --no-deps 'torch==={version}' (docs/guides/dry-run.md)."
 )
-SUGGESTED = "2.13.0"  # what the tests of memcalc run with
+SUGGESTED = "2.13.0"  # the version in memcalc's tests
 
-# Packages with CUDA code of their own, wherever Python looks for packages (an environment may stand on another one that
-# has torch): what they need of NVIDIA's libraries is stubbed too. Looking into every package would cost more time than
-# all the rest.
+# Packages with their own CUDA code, on the whole search path (an environment may inherit packages from another one that
+# has torch): the NVIDIA libraries that they need are stubbed too. Scanning every package would take longer than all
+# other steps.
 EXTENSIONS = re.compile(
     r"(torchvision|torchaudio|bitsandbytes|flash_attn.*|xformers|transformer_engine.*|apex|amp_C|fused_\w+_cuda"
     r"|causal_conv1d.*|mamba_ssm|selective_scan_cuda|grouped_gemm.*|deep_gemm.*|liger_kernel)(\..*\.so)?"
 )
 
-# What cuDNN and NCCL answer where torch's own metadata do not say: newer than any that a torch so far was built with.
+# Versions of cuDNN and NCCL if torch's metadata do not state them: newer than in any released build of torch.
 NEWEST_CUDNN, NEWEST_NCCL = (9, 99, 0), (2, 99, 0)
 
 
@@ -35,12 +35,12 @@ class TorchBuild:
     """A CUDA build of torch.
 
     Args:
-        folder: of the package.
-        version: as torch.__version__.
-        cuda: major and minor of the CUDA that it was built with.
-        cudnn: version of cuDNN, likewise.
-        nccl: version of NCCL, likewise.
-        extensions: libraries of other packages that need CUDA as well.
+        folder: directory of the package.
+        version: as in torch.__version__.
+        cuda: major and minor version of CUDA that it was built with.
+        cudnn: version of cuDNN that it was built with.
+        nccl: version of NCCL that it was built with.
+        extensions: libraries of other packages that also need CUDA.
     """
 
     folder: Path
@@ -52,13 +52,13 @@ class TorchBuild:
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """Every library whose needs are to be met."""
+        """Every library whose needs the stubs must satisfy."""
         own = [path for path in (self.folder / "lib").iterdir() if ".so" in path.suffixes and path.is_file()]
         return (*sorted(own), *self.extensions)
 
 
 def find_torch(pythons: Iterable[str]) -> TorchBuild:
-    """The first CUDA build of torch that one of these interpreters would import.
+    """Return the first CUDA build of torch that one of these interpreters would import.
 
     Raises:
         Unavailable: there is none, or only one without CUDA.
@@ -100,7 +100,7 @@ def _search_path(python: str) -> list[str]:
 
 
 def _assigned(text: str, name: str) -> str:
-    """The string that torch/version.py gives a name; "" for None."""
+    """Return the string that torch/version.py assigns to a name; "" for None."""
     match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"]*)['\"]", text, re.MULTILINE)
     return match[1] if match else ""
 
@@ -120,7 +120,7 @@ def _describe(folder: Path, text: str, search_path: list[Path]) -> TorchBuild:
 
 
 def _metadata(folder: Path) -> str:
-    """The metadata of the installed wheel; "" where torch came otherwise."""
+    """Return the metadata of the installed wheel; "" if torch is not installed from a wheel."""
     for path in folder.parent.glob("torch-*.dist-info/METADATA"):
         return path.read_text(errors="replace")
     return ""

@@ -1,4 +1,4 @@
-"""Runs inside a child process on the null device: one training step, recorded. `python -m` it; see `tracing.py`.
+"""Child process on the null device that records one training step, run by `tracing.py` with `python -m`.
 
 traced_step SPEC.json EVENTS.jsonl REPORT.json STEPS [FILE.py:INPUTS]
 """
@@ -12,15 +12,15 @@ from pathlib import Path
 
 
 def main(spec_file: str, events_file: str, report_file: str, steps: str, inputs: str | None = None) -> None:
-    """Record, and leave the events and what else is known in two files."""
-    gc.disable()  # nothing that start-up makes is garbage
+    """Record the step, and write the events and a report to two files."""
+    gc.disable()  # start-up produces no garbage
     from memcalc.errors import MemcalcError
     from memcalc.events import write_events
     from memcalc.spec.loading import load
     from memcalc.step.uncompiled import without_compiler, without_meta_kernels
 
     spec = load(json.loads(Path(spec_file).read_text()), ())
-    if spec.parallelism.ranks == 1:  # DTensor finds shapes on fake tensors
+    if spec.parallelism.ranks == 1:  # DTensor derives shapes on fake tensors
         without_meta_kernels()
     without_compiler()
     import torch

@@ -1,4 +1,4 @@
-"""The verb `trace` on the null device: the step in a child process, under PyTorch's CUDA build and real allocator."""
+"""The command `trace` on the null device: the step in a child process, with PyTorch's CUDA build and real allocator."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from memcalc.recorder.trace import Trace, make_trace
 from memcalc.spec.cards import Card
 from memcalc.spec.spec import Spec
 
-PYTHON = "MEMCALC_NULL_PYTHON"  # environment variable: the interpreter that has a CUDA build of torch
+PYTHON = "MEMCALC_NULL_PYTHON"  # environment variable: the interpreter with a CUDA build of torch
 DEFAULT_CARD = "a100-80gb"
 
-# A card so large that nothing runs out: what a run that does not fit would need can be seen only there.
+# Memory of a GPU on which no run fails: shows what a run that does not fit would need.
 BOUNDLESS = 2**42
 
 PACKAGE = Path(__file__).parents[1]
@@ -39,25 +39,25 @@ def trace(
     progress: Progress = silent,
     inputs: str | None = None,
 ) -> Trace:
-    """The training step on a card that is not there.
+    """Run the training step on an emulated GPU, and return its trace.
 
     Args:
-        spec: what to train; its card, or an A100 80 GB, is the one.
+        spec: the run; the GPU is the spec's, or an A100 80 GB.
         steps: optimizer steps.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run.
-        python: an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON, else this one.
-        progress: told how far the replay is.
-        inputs: "file.py:name" of what makes the arguments of the model's forward; None: made from the spec.
+        python: an interpreter with a CUDA build of torch; None: $MEMCALC_NULL_PYTHON, else this one.
+        progress: called with the progress of the replay.
+        inputs: "file.py:name" of a function that makes the arguments of the model's forward; None: made from the spec.
 
     Raises:
-        InputError: no such card, or the step cannot run what the spec asks for.
-        Unavailable: something that the null device needs is missing.
+        InputError: the GPU is unknown, or the step cannot run the spec.
+        Unavailable: a requirement of the null device is missing.
     """
     card, alloc_conf = find_null_card(spec.hardware.gpu or DEFAULT_CARD), alloc_conf or spec.training.alloc_conf
     python = interpreter(python)
     report, recording = _record(spec, card, card, steps, alloc_conf, python, inputs)
     died = report.get("died")
-    if died is not None:  # what it needs is seen on a card that has it
+    if died is not None:  # run again on a GPU with enough memory, to see what the step needs
         boundless = dataclasses.replace(card, usable_bytes=BOUNDLESS)
         report, recording = _record(spec, card, boundless, steps, alloc_conf, python, inputs)
         recording = dataclasses.replace(recording, died=died, allocated_bytes=None, reserved_bytes=None)
@@ -67,7 +67,7 @@ def trace(
 def _record(
     spec: Spec, card: Card, memory_of: Card, steps: int, alloc_conf: str, python: str, inputs: str | None
 ) -> tuple[dict[str, Any], Recording]:
-    """One run in a process of its own."""
+    """Run the step in a child process, and return its report and its recording."""
     with temporary_folder("memcalc-trace-") as folder:
         write_text(folder / "spec.json", json.dumps(spec.model_dump(mode="json")))
         variables = step_environment(card, memory_of, python, folder)
@@ -92,16 +92,16 @@ def _record(
 
 
 def step_environment(card: Card, memory_of: Card, python: str, folder: Path, gpus: int = 1) -> dict[str, str]:
-    """Variables for a process of another interpreter that runs our step on cards that are not there.
+    """Return variables for a process of another interpreter that runs memcalc's step on emulated GPUs.
 
     Args:
-        card: the card.
-        memory_of: the one whose memory it has.
-        python: an interpreter whose torch is a CUDA build.
-        folder: where a search path can be made; it must live as long as the process.
-        gpus: how many cards.
+        card: the GPU.
+        memory_of: the GPU whose memory size is used.
+        python: an interpreter with a CUDA build of torch.
+        folder: directory for a search path; it must exist as long as the process.
+        gpus: number of GPUs.
     """
-    # Our package alone: the folder that it lies in may hold a torch for the CPU.
+    # Only memcalc's own package: the directory that contains it may also have a CPU build of torch.
     (folder / "path").mkdir()
     (folder / "path" / "memcalc").symlink_to(PACKAGE, target_is_directory=True)
     variables = environment(card.name, gpus, pythons=(python,), skip_init=True)
@@ -111,20 +111,20 @@ def step_environment(card: Card, memory_of: Card, python: str, folder: Path, gpu
 
 
 def interpreter(python: str | None = None) -> str:
-    """The interpreter that has a CUDA build of torch: the one named, else $MEMCALC_NULL_PYTHON, else this one."""
+    """Return the interpreter with a CUDA build of torch: the named one, else $MEMCALC_NULL_PYTHON, else this one."""
     return python or os.environ.get(PYTHON) or sys.executable
 
 
 def _report(file: Path, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What the child left.
+    """Return the child's report.
 
     Raises:
-        InputError: the child refused the spec.
-        Unavailable: the child had not what it needed.
+        InputError: the child rejected the spec.
+        Unavailable: a requirement of the child is missing.
     """
     try:
         report: dict[str, Any] = json.loads(file.read_bytes())
-    except (OSError, ValueError):  # it was not written, or not whole: the disk is full
+    except (OSError, ValueError):  # missing or truncated: the disk is full
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise Unavailable(
             f"the step ended with exit code {done.returncode} on the null device: "

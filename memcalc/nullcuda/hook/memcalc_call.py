@@ -1,4 +1,4 @@
-"""The child of `null_device.call`: `python -m memcalc_call REQUEST ANSWER`, two files of pickled data."""
+"""The child process of `null_device.call`: `python -m memcalc_call REQUEST ANSWER`, two files of pickled data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pickle
 import sys
 from typing import Any
 
-# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+# ruff: noqa: INP001 -- a directory on PYTHONPATH, not a package
 # ruff: noqa: PTH123, S301 -- pathlib costs time; the parent process wrote the file
 
 
 def main(request: str, answer: str) -> None:
-    """Call the function; its value, or what it raised, is written before the process ends as it may."""
+    """Call the function; write its result or its exception before the process ends."""
     with open(request, "rb") as file:
         paths, module, script, name = pickle.load(file)
         sys.path.extend(path for path in paths if path not in sys.path)
@@ -36,7 +36,7 @@ def main(request: str, answer: str) -> None:
 
 
 def write(path: str, *answer: Any) -> None:
-    """To the parent."""
+    """Write the answer for the parent."""
     with open(path, "wb") as file:
         pickle.dump(answer, file)
 

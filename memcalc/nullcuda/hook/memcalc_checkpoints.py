@@ -1,28 +1,28 @@
-"""Which checkpoints the program wrote: their tensors hold zeros, and nobody should take them for trained weights."""
+"""Checkpoints that the program wrote: their tensors are zeros, which must not be mistaken for trained weights."""
 
 from __future__ import annotations
 
 import functools
 import os
-from typing import Any, Callable  # noqa: UP035 -- runs on Python 3.9 too
+from typing import Any, Callable  # noqa: UP035 -- for Python 3.9
 
-# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
-# ruff: noqa: PTH202, PTH100 -- pathlib costs time
+# ruff: noqa: INP001 -- a directory on PYTHONPATH, not a package
+# ruff: noqa: PTH202, PTH100 -- pathlib slows down start-up
 
-SMALLEST = 1 << 16  # bytes: less is a scheduler, a generator's state, arguments
+SMALLEST = 1 << 16  # bytes; smaller files are schedulers, generator states, arguments
 
-count = 0  # files with tensors
-first = ""  # the path of the first
+count = 0  # number of files with tensors
+first = ""  # path of the first file
 
 
 def watch(owner: Any, name: str, *, place: int, initialized: Callable[[], bool]) -> None:
-    """Note the files that a function writes.
+    """Record the files that a function writes.
 
     Args:
         owner: its module.
         name: torch.save, safetensors.torch.save_file.
-        place: of the path, or the open file, among its arguments.
-        initialized: whether this process uses the GPU.
+        place: position of the path, or the open file, among its arguments.
+        initialized: returns whether this process uses the GPU.
     """
     original = getattr(owner, name)
 
@@ -38,8 +38,8 @@ def watch(owner: Any, name: str, *, place: int, initialized: Callable[[], bool])
 
 
 def note(path: Any) -> None:
-    """A file has been written."""
-    global count, first  # noqa: PLW0603 -- one count a process
+    """Record that a file was written."""
+    global count, first  # noqa: PLW0603 -- one counter per process
     try:
         if not isinstance(path, (str, os.PathLike)) or os.path.getsize(path) < SMALLEST:
             return

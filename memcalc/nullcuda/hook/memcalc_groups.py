@@ -1,38 +1,38 @@
-"""Process groups whose other ranks are not there: PyTorch's fake ones, and those of a rank that runs alone.
+"""Process groups without other ranks: PyTorch's fake groups, and the groups of a rank that runs alone.
 
-A fake group stands for one of NCCL's, whose buffers are device memory: they are counted by the same rule
-(memcalc/nullcuda/cards.py), and as NCCL makes them: with a group's first collective.
+A fake group stands for an NCCL group, whose buffers are device memory. They are counted by the same rule
+(memcalc/nullcuda/cards.py), and at the same time: with a group's first collective.
 
-With --world-size one process is one rank of many, of a program that knows nothing of it: its process groups are
-NCCL's, of the size asked for, and nobody answers.
+With --world-size one process is one rank of a multi-rank job. Its program is not changed: its process groups are
+NCCL's, of the requested size, and no other rank responds.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from typing import Any, Callable, Iterator  # noqa: UP035 -- runs on Python 3.9 too
+from typing import Any, Callable, Iterator  # noqa: UP035 -- for Python 3.9
 
-# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+# ruff: noqa: INP001 -- a directory on PYTHONPATH, not a package
 
-# Methods of ProcessGroup that talk; releases differ in what they call them (_allgather_base, all_gather_single).
+# Communicating methods of ProcessGroup; their names differ between versions (_allgather_base, all_gather_single).
 COLLECTIVE = re.compile(r"_?(all|reduce|broadcast|gather|scatter|send|recv)\w*|barrier")
 
-# What the operators of DTensor and of compiled code get their group from: by release the one of them, or both.
+# Lookups of the group by DTensor's operators and by compiled code; a version has one of them, or both.
 RESOLUTIONS = ("_resolve_group", "_resolve_group_name")
 
-ID_BYTES = 128  # of ncclUniqueId: what another rank would have put in the store
+ID_BYTES = 128  # size of ncclUniqueId, which another rank would have put in the store
 
 
 def count_fake_groups(torch: Any, library: Any) -> None:
-    """Called when PyTorch's fake process group has been imported: each one's first collective is counted."""
+    """Patch PyTorch's fake process group after its import: count each group at its first collective."""
     c10d = torch.distributed.distributed_c10d
     functional = importlib.import_module("torch.distributed._functional_collectives")
     counted: set[str] = set()
 
     def note(group: Any) -> None:
         if isinstance(group, str):
-            group = c10d._resolve_process_group(group)  # noqa: SLF001 -- what the collective itself would call
+            group = c10d._resolve_process_group(group)  # noqa: SLF001 -- as the collective itself does
         if group.group_name not in counted:
             counted.add(group.group_name)
             if torch.cuda.is_initialized() and c10d.get_backend(group) == "fake":
@@ -60,19 +60,19 @@ def count_fake_groups(torch: Any, library: Any) -> None:
 
 
 def wrap(owner: Any, names: Any, wrapper: Callable[[Any], Any]) -> None:
-    """Put something around those of a class's or module's functions that it has."""
+    """Wrap the named functions that a class or module has."""
     for name in names:
         if hasattr(owner, name):
             setattr(owner, name, wrapper(getattr(owner, name)))
 
 
 def leave_alone(torch: Any, rank: int, ranks: int) -> None:
-    """This process is one rank of a run of which no other is started."""
+    """Make this process one rank of a job in which no other rank is started."""
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     c10d = torch.distributed.distributed_c10d
 
-    class Store(torch.distributed.Store):  # type: ignore[misc] # known at run time
-        """What ranks tell each other before they can talk, of which this one's own words are all there is."""
+    class Store(torch.distributed.Store):  # type: ignore[misc]  # a class known at run time only
+        """The store by which ranks exchange data before they can communicate; it has only this rank's entries."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -90,7 +90,7 @@ def leave_alone(torch: Any, rank: int, ranks: int) -> None:
             return total
 
         def wait(self, *_: Any) -> None:
-            """Nobody comes."""
+            """Do nothing: no other rank will write."""
 
         def check(self, keys: Any) -> bool:
             return all(key in self.words for key in keys)
@@ -104,8 +104,8 @@ def leave_alone(torch: Any, rank: int, ranks: int) -> None:
         yield store, rank, ranks
 
     for scheme in list(rendezvous._rendezvous_handlers):  # noqa: SLF001 -- a handler cannot be registered twice
-        rendezvous._rendezvous_handlers[scheme] = alone  # noqa: SLF001 -- likewise
-    make = c10d._new_process_group_helper  # noqa: SLF001 -- what every new group goes through
+        rendezvous._rendezvous_handlers[scheme] = alone  # noqa: SLF001 -- as above
+    make = c10d._new_process_group_helper  # noqa: SLF001 -- every new group is made by it
 
     def make_without_gloo(size: int, mine: int, members: Any, backend: Any, *rest: Any, **named: Any) -> Any:
         importlib.import_module("torch.testing._internal.distributed.fake_pg")
@@ -118,15 +118,16 @@ def leave_alone(torch: Any, rank: int, ranks: int) -> None:
 
 
 def vote_alone(stages: Any) -> None:
-    """Called when torch.distributed.pipelining.stage has been imported, in a rank that runs alone.
+    """Patch torch.distributed.pipelining.stage after its import, in a rank that runs alone.
 
-    Stages vote whether the shapes that they were made with suffice, or whether they tell each other. The product of the
-    votes is made by kernels, and nobody would tell: as if every stage had voted as this one does.
+    Stages vote whether the shapes that they were made with suffice, or whether they exchange shapes. Kernels would
+    reduce
+    the votes, and no other rank votes, so the result is as if every stage had voted like this one.
     """
     kind = stages.PipelineStage
     if not hasattr(kind, "_warmup_forward_vote"):
-        return  # releases before 2.13 do not vote
-    vote, result = kind._warmup_forward_vote, kind._warmup_backward_result  # noqa: SLF001 -- no public place
+        return  # versions before 2.13 do not vote
+    vote, result = kind._warmup_forward_vote, kind._warmup_backward_result  # noqa: SLF001 -- no public name
 
     def cast(stage: Any, has_backward: bool, received_acc: Any = None) -> Any:
         stage.suffices = not stages.InferenceMode.needs_dynamic(stage._user_meta, has_backward)  # noqa: SLF001
@@ -136,4 +137,4 @@ def vote_alone(stages: Any) -> None:
         result(stage, received_result)
         return stages.torch.tensor([int(stage.suffices)])
 
-    kind._warmup_forward_vote, kind._warmup_backward_result = cast, counted  # noqa: SLF001 -- likewise
+    kind._warmup_forward_vote, kind._warmup_backward_result = cast, counted  # noqa: SLF001 -- as above

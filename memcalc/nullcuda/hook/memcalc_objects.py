@@ -1,7 +1,7 @@
-"""Objects that ranks send each other: torch.distributed sizes and joins them on the device, by kernels.
+"""Object collectives: torch.distributed computes the objects' sizes and joins them on the device, by kernels.
 
-Kernels compute nothing here, so for that one module a few functions go another way: what is joined is kept as a copy
-would be (src/kept.c), and sizes are added and compared on the host.
+Kernels compute nothing here, so a few functions are replaced for that module only: joined data is copied
+(src/kept.c), and sizes are added and compared on the host.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import ctypes
 import types
 from typing import Any
 
-# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+# ruff: noqa: INP001 -- a directory on PYTHONPATH, not a package
 
-LARGEST = 64 << 10  # bytes: what src/exchange.c sends from process to process
+LARGEST = 64 << 10  # bytes that src/exchange.c sends between processes
 
 
 def compute_sizes_on_the_host(module: Any, library: Any) -> None:
-    """Change what `torch.cat`, `torch.sum`, `max` and `enumerate` are for torch.distributed.distributed_c10d."""
+    """Replace `torch.cat`, `torch.sum`, `max` and `enumerate` in torch.distributed.distributed_c10d."""
     torch = module.torch
     copy = library.null_copy
     copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -40,7 +40,7 @@ def compute_sizes_on_the_host(module: Any, library: Any) -> None:
         return builtins.max(*values, **named)
 
     class Torch(types.ModuleType):
-        """torch, but for two functions."""
+        """torch with two replaced functions."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(torch, name)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+# ruff: noqa: INP001 -- a directory on PYTHONPATH, not a package
 
 LARGEST_SHOWN = 25  # allocations at the peak
-HERE = __file__.rpartition(os.sep)[0]  # whose own frames, around an optimizer's step, are nobody's
+HERE = __file__.rpartition(os.sep)[0]  # frames of this directory, around optimizer steps, are not the program's
 PACKAGES = f"{os.sep}site-packages{os.sep}"
 
 
 def largest_allocations(torch: Any) -> list[dict[str, Any]]:
-    """What was alive at each device's peak, by the line of the program that asked for it, largest first."""
+    """Return the live allocations at each device's peak by line of the program, largest first."""
     found = []
-    for device, events in enumerate(torch.cuda.memory._snapshot()["device_traces"]):  # noqa: SLF001 -- as above
+    for device, events in enumerate(torch.cuda.memory._snapshot()["device_traces"]):  # noqa: SLF001 -- as in memcalc_watch.py
         alive: dict[int, Any] = {}
         at_peak: list[Any] = []
         level = peak = 0
@@ -27,7 +27,7 @@ def largest_allocations(torch: Any) -> list[dict[str, Any]]:
                 level += event["size"]
                 rising = True
             elif action == "free_requested":
-                if rising and level > peak:  # a summit: copied only where it is higher than all before
+                if rising and level > peak:  # a local peak: copied only if it exceeds all earlier ones
                     peak, at_peak = level, list(alive.values())
                 rising = False
                 gone = alive.pop(event["addr"], None) if event else None
@@ -43,7 +43,7 @@ def largest_allocations(torch: Any) -> list[dict[str, Any]]:
 
 
 def place_of(frames: Any) -> str:
-    """The innermost line that is not torch's own; of a package, the program's line that called it, too."""
+    """Return the innermost line outside of torch; for a line in a package, also the program's line that called it."""
     lines = [frame for frame in frames if frame["filename"].endswith(".py") or frame["filename"].startswith("<")]
     lines = [frame for frame in lines if frame["filename"].rpartition(os.sep)[0] != HERE]
     own = [frame for frame in lines if f"{os.sep}torch{os.sep}" not in frame["filename"]]
@@ -56,5 +56,5 @@ def place_of(frames: Any) -> str:
 
 
 def _line(frame: Any) -> str:
-    name = frame["filename"].rpartition(PACKAGES)[2].removeprefix(f"{os.getcwd()}{os.sep}")  # noqa: PTH109 -- no pathlib
+    name = frame["filename"].rpartition(PACKAGES)[2].removeprefix(f"{os.getcwd()}{os.sep}")  # noqa: PTH109 -- without pathlib
     return f"{name}:{frame['line']} {frame['name']}"

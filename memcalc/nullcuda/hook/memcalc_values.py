@@ -1,6 +1,6 @@
-"""Values that the program reads from the device: which are known, and which lines read one that is not.
+"""Values that the program reads from the device: which are known, and which lines read unknown ones.
 
-src/values.cpp computes them; it is built where there is a C++ compiler, and else everything is unknown.
+src/values.cpp computes known values. Without a C++ compiler it is not built, and all values are unknown.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import sys
 from collections.abc import Callable
 from typing import Any, Optional
 
-# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+# ruff: noqa: INP001 -- a directory on PYTHONPATH, not a package
 # ruff: noqa: PTH110, PTH118, UP045 -- pathlib costs time, and Python 3.9 has no X | None
 
 peak = importlib.import_module("memcalc_peak")
 
-FILE = "libmemcalcvalues.so"  # as memcalc/nullcuda/build.py has it
-MOST_LINES = 100  # of the program, each with its reads
-KEYS = ("TESTING_ONLY_GenericWrapper", "CustomRNGKeyId")  # that src/values.cpp gives its tensors
-BY_TYPE = ("new", "new_tensor")  # methods of tensors that ask the highest key for the device: legacyExtractDispatchKey
+FILE = "libmemcalcvalues.so"  # as in memcalc/nullcuda/build.py
+MOST_LINES = 100  # of the program, each with its number of reads
+KEYS = ("TESTING_ONLY_GenericWrapper", "CustomRNGKeyId")  # dispatch keys that src/values.cpp adds to its tensors
+BY_TYPE = ("new", "new_tensor")  # tensor methods that use the highest key for the device: legacyExtractDispatchKey
 MOST_FRAMES = 60  # above the read
 
 library: Optional[Any] = None
 lines: dict[str, int] = {}  # reads of unknown values, by line of the program
-kept: list[Any] = []  # what C calls must stay alive
+kept: list[Any] = []  # keeps callbacks of C alive
 
 
 def begin(torch: Any, core: Any, folder: str, *, same_for_all: bool) -> None:
-    """Called when torch has been imported.
+    """Initialize after torch has been imported.
 
     Args:
         torch: the module.
         core: libmemcalcnull.so.
-        folder: of the device.
+        folder: directory of the device.
         same_for_all: unknown scores choose the same for every row.
     """
-    global library  # noqa: PLW0603 -- one a process
+    global library  # noqa: PLW0603 -- one per process
     path = os.path.join(folder, FILE)
     if os.path.exists(path):
         found = ctypes.CDLL(path)
@@ -55,17 +55,17 @@ def begin(torch: Any, core: Any, folder: str, *, same_for_all: bool) -> None:
 
 
 def pass_over_keys(torch: Any) -> None:
-    """Higher-order operators (vmap of an autograd.Function) are dispatched in Python, by the tensors' highest key."""
+    """Let higher-order operators (vmap of an autograd.Function), which dispatch by the highest key, skip these keys."""
     operators = importlib.import_module("torch._ops")
     for name in KEYS:
         key = torch._C._dispatch_key_parse(name)  # noqa: SLF001 -- no public name
-        operators._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)  # noqa: SLF001 -- of operators to come
+        operators._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)  # noqa: SLF001 -- for operators registered later
         for operator in operators._higher_order_ops.values():  # noqa: SLF001 -- as torch looks them up
             operator.fallthrough(key)
 
 
 def without_keys(method: Callable[..., Any], carry: Callable[[int, int], int]) -> Callable[..., Any]:
-    """Return a method of tensors that sees a tensor without the keys of src/values.cpp."""
+    """Return a tensor method that sees its tensor without the keys of src/values.cpp."""
 
     @functools.wraps(method)
     def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,9 +81,9 @@ def without_keys(method: Callable[..., Any], carry: Callable[[int, int], int]) -
 
 
 def note(_: int) -> None:
-    """A value that is not known has been read: by which line."""
+    """Record the line that has read an unknown value."""
     frames: list[dict[str, Any]] = []
-    frame = sys._getframe(1) if hasattr(sys, "_getframe") else None  # noqa: SLF001 -- traceback would read the sources
+    frame = sys._getframe(1) if hasattr(sys, "_getframe") else None  # noqa: SLF001 -- traceback would read the source files
     while frame is not None and len(frames) < MOST_FRAMES:
         code = frame.f_code
         frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
@@ -94,5 +94,5 @@ def note(_: int) -> None:
 
 
 def choices() -> int:
-    """Tensors of indices into unknown scores, which were assumed."""
+    """Return the number of index tensors that unknown scores chose."""
     return 0 if library is None else int(library.values_choices())

@@ -1,9 +1,9 @@
-"""Runs inside each Python process of a watched command: gives torch the null device, and reports what it held.
+"""Hook inside each Python process of a dry run: gives torch the null device, and reports the process's memory.
 
-Nothing happens until the program imports torch. Then: the stub libraries are loaded before torch looks for NVIDIA's;
-torch is told what this device cannot do; steps are counted; and when the process ends, or is told to end, a report is
-written. Settings come from environment variables (memcalc/nullcuda/launcher.py); the program's own code is not
-changed, and it can see that it is on a null device by MEMCALC_NULL_CARD.
+Nothing happens until the program imports torch. Then the stub libraries are loaded before torch looks for NVIDIA's,
+features that the device lacks are switched off, and steps are counted. When the process ends, or is told to end, a
+report is written. Settings come from environment variables (memcalc/nullcuda/launcher.py). The program's own code is
+not changed; MEMCALC_NULL_CARD tells it that it runs on a null device.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ import sys
 import threading
 import time
 import types
-from typing import Any, Callable, Optional  # noqa: UP035 -- runs on Python 3.9 too
+from typing import Any, Callable, Optional  # noqa: UP035 -- for Python 3.9
 
-# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
-# ruff: noqa: PTH105, PTH108, PTH110, PTH118, PTH123, PTH208 -- pathlib would cost every start of a Python 5 ms
+# ruff: noqa: INP001 -- a directory on PYTHONPATH, not a package
+# ruff: noqa: PTH105, PTH108, PTH110, PTH118, PTH123, PTH208 -- pathlib costs 5 ms per start of Python
 # ruff: noqa: UP045, B905 -- Python 3.9 has neither X | None nor zip(strict=)
 
-# By name: they lie beside this file, on PYTHONPATH, and belong to no package.
+# Imported by name: the files are next to this one, on PYTHONPATH, and belong to no package.
 checkpoints, compiler, groups, masks, objects, peak, values, weights = (
     importlib.import_module(f"memcalc_{name}")
     for name in ("checkpoints", "compiler", "groups", "masks", "objects", "peak", "values", "weights")
 )
 
-FOLDER = os.environ["MEMCALC_NULL_DEVICE"]  # of the stub libraries
-REPORTS = os.environ.get("MEMCALC_NULL_REPORTS")  # folder of the reports
-STEPS = int(os.environ.get("MEMCALC_NULL_STEPS") or 0)  # stop after so many; 0: never
+FOLDER = os.environ["MEMCALC_NULL_DEVICE"]  # directory of the stub libraries
+REPORTS = os.environ.get("MEMCALC_NULL_REPORTS")  # directory of the reports
+STEPS = int(os.environ.get("MEMCALC_NULL_STEPS") or 0)  # stop after so many steps; 0: never
 SKIP_INIT = os.environ.get("MEMCALC_NULL_SKIP_INIT") == "1"
 RANDOM_WEIGHTS = os.environ.get("MEMCALC_NULL_RANDOM_WEIGHTS") == "1"
 HISTORY = os.environ.get("MEMCALC_NULL_HISTORY") == "1"
-ALONE = os.environ.get("MEMCALC_NULL_ALONE") == "1"  # one rank of many
+ALONE = os.environ.get("MEMCALC_NULL_ALONE") == "1"  # one rank of a multi-rank job
 WORST_ROUTING = os.environ.get("MEMCALC_NULL_ROUTING") == "worst-case"
 
-RESERVE = "reserve"  # file in it that takes the room of some reports
-REPORT_EVERY = 0.5  # seconds between the reports that a process writes while it runs, for the case that it is killed
-HISTORY_ENTRIES = 1_000_000  # events of the allocator; older ones are forgotten
-# NCCL's watchdog looks ten times per second which collectives are over, and only then are their tensors freed. A real
-# step takes longer than that; without a pause the first buckets of DDP would be kept next to those of the next step.
+RESERVE = "reserve"  # file in REPORTS that reserves disk space for some reports
+REPORT_EVERY = 0.5  # seconds between intermediate reports, in case the process is killed
+HISTORY_ENTRIES = 1_000_000  # events of the allocator; older ones are dropped
+# NCCL's watchdog checks ten times per second which collectives are complete, and only then their tensors are freed. A
+# real step takes longer; without a pause the first buckets of DDP would still be live in the next step.
 FIRST_STEPS, WATCHDOG = 2, 0.25  # seconds after each of the first optimizer steps, in a process with communicators
-LAST_GRAPH = 0.05  # seconds that autograd's thread gets at the end
+LAST_GRAPH = 0.05  # seconds for autograd's thread at the end
 
 COUNTS = ("launches", "reads", "small_reads", "read_bytes", "communicators", "communicator_bytes")
 
 
 def write(path: str, text: str) -> None:
-    """Write a report whole, in place of the one before."""
+    """Write a complete report in place of the previous one."""
     with open(path + ".part", "w") as file:
         file.write(text)
     os.replace(path + ".part", path)
 
 
 class Watch:
-    """What is known of this process."""
+    """State of this process."""
 
     def __init__(self) -> None:
         self.torch: Any = None
@@ -69,10 +69,10 @@ class Watch:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew, as a forked process does."""
+        """Reset the state, as a forked process does."""
         self.started = time.time()
-        self.cuda_process: Optional[int] = None  # the process in which CUDA was initialised
-        self.peaks: dict[int, dict[str, int]] = {}  # by device: what the program's own resets would lose
+        self.cuda_process: Optional[int] = None  # the process that initialized CUDA
+        self.peaks: dict[int, dict[str, int]] = {}  # by device: peaks that the program's own resets would lose
         self.steps: dict[int, int] = {}  # by optimizer
         self.ranks: dict[str, int] = {}
         self.failure: Optional[tuple[str, str]] = None
@@ -80,10 +80,10 @@ class Watch:
         self.reporting = threading.Lock()
         self.ended = threading.Event()
 
-    # ---- what happens around the import of torch
+    # -- around the import of torch
 
     def load_libraries(self) -> None:
-        """By their sonames, and before torch: the loader then takes these for the ones that torch needs."""
+        """Load the stub libraries before torch: by their sonames, the loader then uses them for torch."""
         self.library = ctypes.CDLL(os.path.join(FOLDER, "libmemcalcnull.so"), ctypes.RTLD_GLOBAL)
         self.library.null_most.restype = ctypes.c_size_t
         self.library.null_unmodelled_name.restype = ctypes.c_char_p
@@ -92,20 +92,20 @@ class Watch:
                 ctypes.CDLL(os.path.join(FOLDER, name), ctypes.RTLD_GLOBAL)
 
     def arrange(self, torch: Any) -> None:
-        """Called when torch has been imported."""
+        """Adapt torch after its import."""
         if torch.version.cuda is None:
-            return  # another environment's: a build for the CPU has no card to find
+            return  # a CPU build of another environment
         self.torch = torch
-        # cuDNN plans attention by itself, with kernels that it compiles: stubs cannot stand in for that. It stays off
-        # when a program puts it among several (torch.nn.attention.sdpa_kernel): the others are left then.
-        # Older releases have no such switch.
-        switch = getattr(torch._C, "_set_sdp_use_cudnn", None)  # noqa: SLF001 -- what torch.backends.cuda switches by
+        # cuDNN plans attention itself, with kernels that it compiles, which stubs cannot emulate. It stays off even if
+        # a program lists it among several backends (torch.nn.attention.sdpa_kernel). Older versions have no such
+        # switch.
+        switch = getattr(torch._C, "_set_sdp_use_cudnn", None)  # noqa: SLF001 -- as used by torch.backends.cuda
         if switch is not None:
-            torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- likewise
+            torch._C._set_sdp_use_cudnn = lambda _: switch(False)  # noqa: SLF001 -- as above
             switch(False)
         masks.take_masks_as_full(torch, self.library)
         values.begin(torch, self.library, FOLDER, same_for_all=WORST_ROUTING)
-        torch.cuda._lazy_call(self.begin)  # noqa: SLF001 -- what torch itself calls to be told
+        torch.cuda._lazy_call(self.begin)  # noqa: SLF001 -- torch's own callback at CUDA initialization
         self.keep_peaks()
         optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim deletes the name
         optimizers.register_optimizer_step_post_hook(self.after_step)
@@ -121,45 +121,45 @@ class Watch:
             self.report_at_the_end()
 
     def watch_safetensors(self, module: Any) -> None:
-        """Called when safetensors.torch has been imported."""
+        """Adapt safetensors.torch after its import."""
         if self.torch is not None:
             checkpoints.watch(module, "save_file", place=1, initialized=self.torch.cuda.is_initialized)
 
     def count_fake_groups(self, _: Any) -> None:
-        """Called when PyTorch's fake process group has been imported."""
-        if self.torch is not None and not ALONE:  # a rank alone has fakes in place of Gloo's
+        """Adapt PyTorch's fake process group after its import."""
+        if self.torch is not None and not ALONE:  # a rank alone has fake groups in place of Gloo's
             groups.count_fake_groups(self.torch, self.library)
 
     def choose_kernels(self) -> None:
-        """Which of the architectures that torch was compiled for the card would take: see src/device.c."""
-        flags = self.torch._C._cuda_getArchFlags() or ""  # noqa: SLF001 -- what torch.cuda.get_arch_list reads
+        """Select the architecture, among those torch was compiled for, that the GPU would use: see src/device.c."""
+        flags = self.torch._C._cuda_getArchFlags() or ""  # noqa: SLF001 -- as read by torch.cuda.get_arch_list
         known = sorted(int(version) for version in re.findall(r"\bsm_(\d+)", flags))
         card = self.library.null_kernel_version()
         older = [version for version in known if version <= card]
-        if known:  # a card older than all of them could not run this torch: PyTorch warns of that itself
+        if known:  # a GPU older than all of them cannot run this torch; PyTorch warns about that
             self.library.null_set_kernel_version(older[-1] if older else known[0])
 
     def begin(self) -> None:
-        """CUDA is initialised in this process."""
+        """Start recording when this process initializes CUDA."""
         self.cuda_process = os.getpid()
-        self.choose_kernels()  # not before: asking PyTorch for its architectures forbids CUDA after a fork
+        self.choose_kernels()  # not before: reading PyTorch's architectures forbids CUDA after a fork
         if REPORTS:
             self.library.null_keep_books(f"{self.path()}.books".encode())
-            # In the books at once: the program may catch the error, and be killed before the next report.
-            self.torch._C._cuda_attach_out_of_memory_observer(  # noqa: SLF001 -- as PyTorch's guide to snapshots does
+            # Counted by the device immediately: the program may catch the error, and be killed before the next report.
+            self.torch._C._cuda_attach_out_of_memory_observer(  # noqa: SLF001 -- as in PyTorch's guide to snapshots
                 lambda device, *_: self.library.null_note_oom(device)
             )
             self.report(allocations=False)
             threading.Thread(target=self.report_while_running, name="memcalc", daemon=True).start()
         if HISTORY:
-            self.torch.cuda.memory._record_memory_history(  # noqa: SLF001 -- how PyTorch's own guide asks for it
+            self.torch.cuda.memory._record_memory_history(  # noqa: SLF001 -- as in PyTorch's guide
                 enabled="all", context="alloc", stacks="python", max_entries=HISTORY_ENTRIES
             )
 
     def keep_peaks(self) -> None:
-        """A program that resets the allocator's peaks must not reset ours."""
+        """Save the allocator's peaks before the program resets them."""
         for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
-            original = getattr(self.torch._C, name, None)  # noqa: SLF001 -- what torch.cuda.reset_* call
+            original = getattr(self.torch._C, name, None)  # noqa: SLF001 -- called by torch.cuda.reset_*
             if original is None:
                 continue
 
@@ -167,15 +167,15 @@ class Watch:
                 self.read_peaks()
                 return original(device)
 
-            setattr(self.torch._C, name, reset)  # noqa: SLF001 -- likewise
+            setattr(self.torch._C, name, reset)  # noqa: SLF001 -- as above
 
     def report_at_the_end(self) -> None:
-        """However the process ends, as far as Python learns of it."""
+        """Report at the end of the process, if Python is notified of it."""
         atexit.register(self.leave)
         os.register_at_fork(after_in_child=self.forget)
         from multiprocessing import util
 
-        # Forked workers of multiprocessing leave without atexit, through finalizers of their own.
+        # Forked workers of multiprocessing exit without atexit, through their own finalizers.
         util.register_after_fork(self, lambda watch: util.Finalize(None, watch.report, exitpriority=0))
         former = sys.excepthook
 
@@ -191,17 +191,17 @@ class Watch:
             pass  # torch was imported by a thread, which cannot set handlers
 
     def report_while_running(self) -> None:
-        """Figures are on disk as they arise: the process may be killed."""
+        """Write reports while the process runs, because it may be killed."""
         ended = self.ended
         while not ended.wait(REPORT_EVERY):
             self.report(allocations=False)
 
     def leave(self) -> None:
-        """The program has come to its end."""
+        """Report at the end of the program."""
         self.ended.set()
         self.report()
-        # PyTorch's autograd thread may still be letting go of the last graph, and aborts the process if Python ends
-        # meanwhile. With real kernels to wait for, it is long done by then.
+        # PyTorch's autograd thread may still be freeing the last graph, and aborts the process if Python ends
+        # meanwhile. Real kernels take longer, so there the thread has finished.
         time.sleep(LAST_GRAPH)
 
     def terminate(self, number: int, _: Optional[types.FrameType]) -> None:
@@ -210,10 +210,10 @@ class Watch:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    # ---- what happens while the program runs
+    # -- while the program runs
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
-        """Called after each step of any optimizer."""
+        """Count a step of an optimizer."""
         steps = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
         self.library.null_note_steps(ctypes.c_int64(max(self.steps.values())))
         if steps <= FIRST_STEPS and self.counts()["communicators"]:
@@ -223,11 +223,11 @@ class Watch:
             self.report()
             sys.stdout.flush()
             sys.stderr.flush()
-            # No clean-up of the program's own: at its end it would write checkpoints of zeros.
+            # No clean-up by the program: it would write checkpoints of zeros.
             os._exit(0)
 
     def read_peaks(self) -> None:
-        """The allocator's counters, where they are higher than what was seen before."""
+        """Update the peaks from the allocator's counters."""
         if self.cuda_process != os.getpid():
             return
         for device in range(self.torch.cuda.device_count()):
@@ -244,7 +244,7 @@ class Watch:
             peaks["device_bytes"] = self.library.null_most(device)
 
     def read_ranks(self) -> None:
-        """Who this process is among its peers."""
+        """Read the rank of this process."""
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             if os.environ.get(name, "").isdecimal():
                 self.ranks[name.lower()] = int(os.environ[name])
@@ -252,15 +252,15 @@ class Watch:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             self.ranks.update(rank=distributed.get_rank(), world_size=distributed.get_world_size())
 
-    # ---- the report
+    # -- the report
 
     def path(self) -> str:
-        """Where this process's figures are, without what tells its files apart."""
+        """Return the common prefix of this process's report files."""
         return os.path.join(str(REPORTS), f"{os.getpid()}-{self.started:.6f}")
 
     def report(self, *, allocations: bool = True) -> None:
-        """Write what is known so far, in place of what was written before."""
-        # A signal's handler may find the lock taken by what it interrupted, and must not wait for it.
+        """Write a report in place of the previous one."""
+        # A signal handler may interrupt the holder of the lock, so it must not wait for it.
         taken = self.reporting.acquire(timeout=1.0)
         try:
             self.read_peaks()
@@ -269,26 +269,26 @@ class Watch:
             text = json.dumps(self.document(allocations=allocations))
             try:
                 write(path, text)
-            except OSError:  # the disk is full: there is room that was kept for this
+            except OSError:  # the disk is full: use the reserved space
                 open(path + ".lost", "w").close()
                 os.unlink(os.path.join(str(REPORTS), RESERVE))
                 write(path, text)
             if os.path.exists(path + ".lost"):
                 os.unlink(path + ".lost")
-        except Exception as error:  # noqa: BLE001 -- the program that is watched must not fail by it
+        except Exception as error:  # noqa: BLE001 -- the program must not fail because of a report
             sys.stderr.write(f"memcalc: no report of process {os.getpid()}: {error!r}\n")
         finally:
             if taken:
                 self.reporting.release()
 
     def counts(self) -> dict[str, int]:
-        """What the device has counted, by name."""
+        """Return the device's counters by name."""
         numbers = (ctypes.c_longlong * len(COUNTS))()
         self.library.null_read_counts(numbers)
         return dict(zip(COUNTS, numbers))
 
     def document(self, *, allocations: bool) -> dict[str, Any]:
-        """The report."""
+        """Return the report."""
         return {
             "pid": os.getpid(),
             "started": self.started,
@@ -312,11 +312,11 @@ class Watch:
         }
 
     def largest(self) -> list[dict[str, Any]]:
-        """What was alive at the peak, if it was to be found."""
+        """Return the live allocations at the peak, if the history was requested."""
         return peak.largest_allocations(self.torch) if HISTORY and self.peaks else []
 
     def unmodelled(self) -> list[str]:
-        """Functions that were called and that the stubs do not model."""
+        """Return the names of called functions that the stubs do not model."""
         names: list[str] = []
         while (name := self.library.null_unmodelled_name(len(names))) is not None:
             names.append(name.decode())
@@ -324,14 +324,14 @@ class Watch:
 
 
 class Finder:
-    """First on sys.meta_path: finds some modules by the other finders, and puts steps of ours around their import."""
+    """First entry of sys.meta_path: finds some modules by the other finders, and runs functions around their import."""
 
     def __init__(self, around: dict[str, tuple[Callable[[], None], Callable[[Any], None]]]) -> None:
-        self.around = around  # by module: what is done before it is executed, and after
+        self.around = around  # by module: functions called before and after its execution
         self.asking = ""
 
     def find_spec(self, name: str, *_: Any, **__: Any) -> Optional[importlib.machinery.ModuleSpec]:
-        """Programs also look for torch without importing it, so this may happen often for one module."""
+        """Return the module's spec with a wrapped loader. Programs also call it to find torch without importing it."""
         if name not in self.around or self.asking == name:
             return None
         self.asking = name
@@ -344,7 +344,7 @@ class Finder:
         original = spec.loader.exec_module
 
         def execute(module: types.ModuleType) -> None:
-            before, after = self.around.pop(name, (nothing, nothing))  # once is enough
+            before, after = self.around.pop(name, (nothing, nothing))  # only once
             before()
             original(module)
             after(module)

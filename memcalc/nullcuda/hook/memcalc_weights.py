@@ -1,17 +1,17 @@
-"""Weights that nobody has to make: left as the system hands out memory, instead of initialised or read from files."""
+"""Weights without values: allocated but not initialized, instead of initialized or read from files."""
 
 from __future__ import annotations
 
 import copy
 import os
 import sys
-from typing import Any, Callable  # noqa: UP035 -- runs on Python 3.9 too
+from typing import Any, Callable  # noqa: UP035 -- for Python 3.9
 
-# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+# ruff: noqa: INP001 -- a directory on PYTHONPATH, not a package
 
-LARGE = 1 << 20  # elements: CPU tensors that --skip-init leaves as they are when they are to be filled at random
+LARGE = 1 << 20  # elements: larger CPU tensors are not filled with random values under --skip-init
 
-# Arguments of from_pretrained that are about loading, though a config has attributes of some of these names.
+# Arguments of from_pretrained about loading, although a config has attributes of some of these names.
 ABOUT_LOADING = frozenset(
     "dtype torch_dtype quantization_config device_map max_memory attn_implementation experts_implementation "
     "output_loading_info generation_config distributed_config tp_plan tp_size device_mesh".split()
@@ -19,7 +19,7 @@ ABOUT_LOADING = frozenset(
 
 
 def skip_initialization(torch: Any) -> None:
-    """Weights stay as the system hands out their memory: untouched pages, which cost none."""
+    """Leave weights uninitialized: untouched pages use no memory."""
 
     def unchanged(tensor: Any, *_: Any, **__: Any) -> Any:
         return tensor
@@ -30,10 +30,10 @@ def skip_initialization(torch: Any) -> None:
     for name in names + helpers:
         original = getattr(init, name)
         setattr(init, name, unchanged)
-        for module in list(sys.modules.values()):  # who took the function by name before
+        for module in list(sys.modules.values()):  # modules that have imported the function by name
             if getattr(module, "__name__", "").startswith("torch.nn") and vars(module).get(name) is original:
                 setattr(module, name, unchanged)
-    for name in ("normal_", "uniform_"):  # how models fill weights without torch.nn.init
+    for name in ("normal_", "uniform_"):  # models also fill weights without torch.nn.init
         original = getattr(torch.Tensor, name)
 
         def fill(tensor: Any, *rest: Any, original: Callable[..., Any] = original, **named: Any) -> Any:
@@ -44,9 +44,9 @@ def skip_initialization(torch: Any) -> None:
 
 
 def replace_from_pretrained(modeling: Any) -> None:
-    """transformers' from_pretrained is given weights that are made from the config alone, instead of files.
+    """Give transformers' from_pretrained weights made from the config alone, instead of files.
 
-    All the rest of loading stays transformers' own: dtypes, device maps, quantisation, tied weights.
+    All other steps of loading are transformers' own: dtypes, device maps, quantization, tied weights.
     """
     base = modeling.PreTrainedModel
     original = base.from_pretrained.__func__
@@ -68,7 +68,7 @@ def replace_from_pretrained(modeling: Any) -> None:
 
 
 def made_from_config(cls: Any, config: Any, *rest: Any) -> dict[str, Any]:
-    """What a checkpoint of this model would hold, in the dtype that its config names; no byte of it is written."""
+    """Return the state dict of this model's checkpoint, in the dtype of its config; its memory is never written."""
     torch = sys.modules["torch"]
     former = torch.get_default_dtype()
     dtype = getattr(config, "dtype" if hasattr(config, "dtype") else "torch_dtype", None) or torch.float32

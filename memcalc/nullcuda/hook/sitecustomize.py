@@ -1,7 +1,7 @@
-"""Found first on PYTHONPATH, so every Python that a watched command starts runs this before anything else.
+"""First on PYTHONPATH, so that every Python that a dry run starts executes this file first.
 
-It may be any Python from 3.9 on, without memcalc installed: nothing in this folder imports memcalc. A
-sitecustomize of the environment's own, which this one hides, is run as well.
+It may be any Python from 3.9 on, without memcalc installed: nothing in this directory imports memcalc. The
+environment's own sitecustomize, which this one hides, is run too.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import importlib.util
 import os
 import sys
 
-# ruff: noqa: INP001 -- a folder for PYTHONPATH, no package
+# ruff: noqa: INP001 -- a directory on PYTHONPATH, not a package
 
-HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100,PTH120 -- pathlib costs every start 5 ms
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100,PTH120 -- pathlib costs 5 ms per start
 
 
 def run(name: str, places: list[str]) -> None:
-    """Execute the module of that name from these folders, if there is one."""
+    """Execute the module of that name from these directories, if there is one."""
     spec = importlib.machinery.PathFinder.find_spec(name, places)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -26,7 +26,7 @@ def run(name: str, places: list[str]) -> None:
         spec.loader.exec_module(module)
 
 
-# Another installation of memcalc may have put its own here, as when a watched command watches one in turn.
-run("sitecustomize", [e for e in sys.path if not os.path.exists(os.path.join(e, "memcalc_watch.py"))])  # noqa: PTH110,PTH118 -- likewise
+# Another installation of memcalc may have put its own file here: a dry run may start a dry run.
+run("sitecustomize", [e for e in sys.path if not os.path.exists(os.path.join(e, "memcalc_watch.py"))])  # noqa: PTH110,PTH118 -- as above
 if "MEMCALC_NULL_DEVICE" in os.environ:
     run("memcalc_watch", [HERE])
