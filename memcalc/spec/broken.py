@@ -1,4 +1,4 @@
-"""What a rule of the specification finds."""
+"""A violation of a configuration rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memcalc.spec.yaml_source import Path
 
 
 class Broken(NamedTuple):
-    """A rule that does not hold: the key at fault, the rule with its numbers, the way out."""
+    """A violated rule: the field, the rule with its numbers, and the remedy."""
 
     key: Path
     problem: str
@@ -16,6 +16,6 @@ class Broken(NamedTuple):
 
 
 def divisors(number: int) -> str:
-    """The powers of two that divide `number`, and itself, for a remedy."""
+    """Return the powers of two that divide `number`, and the number itself, for a remedy."""
     found = [2**k for k in range(8) if number % 2**k == 0]
     return ", ".join(map(str, found if number in found or number > 128 else [*found, number]))

@@ -1,4 +1,4 @@
-"""The table of cards: what each GPU is sold as, and what a training process can use of it."""
+"""The GPU table: names of each GPU, and the memory that a training process can use."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from memcalc.units import parse_bytes
 
 FILE = Path(__file__).parent.parent / "data" / "gpus.yaml"
 
-# CSafeLoader is some ten times faster, but is absent where PyYAML was built without libyaml.
+# CSafeLoader is about ten times faster, but absent if PyYAML was built without libyaml.
 LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 AUTO = "auto"
-DEFAULT_CARD = "a100-80gb"  # whose kernels a GPU without a name is assumed to have
-_FEWEST_BARE_BYTES = 2**20  # a smaller number without a unit is no number of bytes
-# "12GiB", "rtx-4090:20 GiB": a card's own name ends with its memory, too, but has no colon and is found first.
+DEFAULT_CARD = "a100-80gb"  # its kernels are assumed for a GPU without a name
+_FEWEST_BARE_BYTES = 2**20  # a smaller number without a unit is ambiguous
+# "12GiB", "rtx-4090:20 GiB": a GPU's own name may also end with its memory, but has no colon and is found first.
 _SIZED = re.compile(r"(?:(?P<card>[^:]{1,60}):)?(?P<size>\d{1,30}(?:\.\d{1,30})?\s*[KMGTkmgt]i?[Bb])")
 
-# In the table: where a row begins, and its list of aliases, which is one line.
+# In the table: the first line of a row, and its list of aliases, which is one line.
 _ROW = re.compile(r"^  ([a-z0-9][a-z0-9-]*):$", re.MULTILINE)
 _ALIASES = re.compile(r"^    aliases: \[(.*)\]$", re.MULTILINE)
 
-# A name with its memory behind it: "h100-80g", "rtx-4060-ti-16380mib", "a100-80".
+# A name with a memory size appended: "h100-80g", "rtx-4060-ti-16380mib", "a100-80".
 _MEMORY = re.compile(r"(?P<name>.+?)-(?P<size>\d{1,6})-?(?:g|gb|gib|mib)?")
 _SEVERAL = re.compile(r"(\d{1,5})\s*[xX×*]\s*(\D.{0,60})")  # "8xH100"
 
-# "NVIDIA GeForce RTX 3090" and "rtx-3090" are one card.
+# "NVIDIA GeForce RTX 3090" and "rtx-3090" are the same GPU.
 _MAKERS = re.compile(r"^(nvidia-|amd-|intel-|huawei-|tesla-|geforce-|instinct-|radeon-)+")
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One GPU, as a rank sees it.
+    """One GPU, as a rank uses it.
 
     Args:
         name: its key in the table.
-        label: its maker's name for it.
-        device_name: the driver's name for it, as torch.cuda.get_device_name shows it.
+        label: its vendor's name.
+        device_name: the driver's name, as in torch.cuda.get_device_name.
         vendor: nvidia, amd, intel, huawei or google.
-        aliases: other names it is found by.
-        advertised_bytes: the number on the label, read as GiB: makers print "GB" for GiB of DRAM.
-        smi_bytes: total that the vendor's tool shows; None: not published.
-        usable_bytes: total that frameworks can allocate from, the lowest seen; what fits is judged by this.
-        context_bytes: what a process holds outside its tensors (context, loaded kernels).
-        compute_capability: (major, minor) of CUDA; None: not a CUDA card.
-        multiprocessors: streaming multiprocessors, or compute units; None: not known for certain.
-        max_threads_per_multiprocessor: None: not known for certain.
-        l2_bytes: of its L2 cache; None: not known for certain.
-        bandwidth_bytes_per_second: of its DRAM.
+        aliases: other names for lookup.
+        advertised_bytes: advertised memory, read as GiB: vendors print "GB" for GiB of DRAM.
+        smi_bytes: total memory in the vendor's tool; None: not published.
+        usable_bytes: total memory that frameworks can allocate, the lowest seen; decides whether a run fits.
+        context_bytes: memory of a process without its tensors (CUDA context, loaded kernels).
+        compute_capability: (major, minor) of CUDA; None: not a CUDA GPU.
+        multiprocessors: streaming multiprocessors, or compute units; None: uncertain.
+        max_threads_per_multiprocessor: None: uncertain.
+        l2_bytes: L2 cache; None: uncertain.
+        bandwidth_bytes_per_second: DRAM bandwidth.
         bf16_tflops: dense bf16 rate; None: no bf16 matrix units.
-        source: what usable_bytes rests on.
-        row: the row of the table whose kernels and rates the card has: its name, but for a budget.
+        source: source of usable_bytes.
+        row: the row of the table with the GPU's kernels and rates: its name without a budget.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Card:
 
 
 def with_budget(gpu: str | None, budget: str) -> str:
-    """Return the name of a GPU of which a run may hold `budget`: "rtx-4090:20GiB"; without a GPU "12GiB".
+    """Return the name of a GPU with a memory budget: "rtx-4090:20GiB"; without a GPU "12GiB".
 
     Raises:
         InputError: the budget is not a size with a unit, or not positive.
@@ -95,13 +95,14 @@ def with_budget(gpu: str | None, budget: str) -> str:
 
 @lru_cache(maxsize=256)
 def find_card(name: str) -> Card:
-    """The card of that name or alias; case, spaces and the maker's name do not matter.
+    """Return the GPU with this name or alias; case, spaces and the vendor's name are ignored.
 
-    A size alone ("12GiB"), or after a name and a colon, is what a run may hold of the card, at most its usable memory.
-    Without a name the kernels are those of an A100. "auto" is the GPU of this machine.
+    A size alone ("12GiB"), or after a name and a colon, is a memory budget of at most the GPU's usable memory. Without
+    a
+    name the kernels are those of an A100. "auto" is the GPU of this machine.
 
     Raises:
-        InputError: when there is no such card; the message names the nearest ones.
+        InputError: the GPU is unknown; the message suggests the nearest names.
         Unavailable: "auto", and this machine has no NVIDIA GPU.
     """
     if name == AUTO:
@@ -133,9 +134,9 @@ def find_card(name: str) -> Card:
 
 
 def _respelled(name: str) -> Card | None:
-    """The card of a name with its memory behind it, as people and nvidia-smi write it; None: there is none.
+    """Return the GPU of a name with its memory size appended, as users and nvidia-smi write it; None: there is none.
 
-    "H100 80G" and "NVIDIA GeForce RTX 4060 Ti, 16380MiB" are found; "4090 48GB" is not: there is no such card.
+    "H100 80G" and "NVIDIA GeForce RTX 4060 Ti, 16380MiB" are found; "4090 48GB" is not: there is no such GPU.
     """
     parts = _MEMORY.fullmatch(_normalized(name))
     if parts is None:
@@ -149,7 +150,7 @@ def _respelled(name: str) -> Card | None:
 
 
 def _sizes_of(name: str) -> list[Card]:
-    """The cards that a name without its memory may mean, which differ in memory: a100 is a100-40gb or a100-80gb."""
+    """Return the GPUs that a name without a memory size may refer to: a100 is a100-40gb or a100-80gb."""
     bare = _normalized(name[:60])
     found: dict[int, Card] = {}
     for card in all_cards():
@@ -161,13 +162,13 @@ def _sizes_of(name: str) -> list[Card]:
 
 @lru_cache(maxsize=1)
 def all_cards() -> tuple[Card, ...]:
-    """Every card, in the order of the table."""
+    """Return every GPU, in the order of the table."""
     return tuple(_parsed_card(name) for name in _rows())
 
 
 @lru_cache(maxsize=1)
 def _rows() -> dict[str, str]:
-    """The text of each card's row by its name: one row is parsed in a hundredth of the time that the table takes."""
+    """Return the text of each GPU's row by name: one row is parsed in 1% of the table's time."""
     table = _text().partition("\ncards:\n")[2]
     starts = [*_ROW.finditer(table)]
     ends = [match.start() for match in starts[1:]] + [len(table)]
@@ -181,7 +182,7 @@ def _text() -> str:
 
 @lru_cache(maxsize=1)
 def _head() -> tuple[int, dict[str, str]]:
-    """The bytes of the default context, and the texts that the rows' sources name."""
+    """Return the bytes of the default context, and the sources that the rows refer to."""
     data = yaml.load(_text().partition("\ncards:\n")[0], Loader=LOADER)
     return data["context_mib"] * 2**20, data["sources"]
 
@@ -215,7 +216,7 @@ def _card(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str,
 
 
 def _limited(gpu: str | None, size: str) -> Card:
-    """The card of which a run may hold `size`; without a name the one that kernels are assumed of."""
+    """Return the GPU with a memory budget of `size`; without a name, the default GPU."""
     budget = parse_bytes(size)
     if gpu is None:
         label = f"a GPU with {size}"
@@ -244,12 +245,12 @@ def _capability(text: str | None) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=1)
 def _index() -> dict[str, str]:
-    """The name of a card's row by each of the card's names, as `_normalized` writes them."""
+    """Return the row's name by each name of its GPU, in the form of `_normalized`."""
     names = {row: (row, *_aliases(text)) for row, text in _rows().items()}
     found = {_normalized(name): row for row, each in names.items() for name in each}
     for row, each in names.items():
         for name in each:
-            if re.match(r"rtx-\d", name):  # "4090" and "rtx4090"
+            if re.match(r"rtx-\d", name):  # also "4090" and "rtx4090"
                 found.setdefault(name.removeprefix("rtx-"), row)
                 found.setdefault(name.replace("rtx-", "rtx", 1), row)
     return found
@@ -266,7 +267,7 @@ def _normalized(name: str) -> str:
 
 
 def _nearest(name: str) -> list[str]:
-    """Names that begin alike come first: "a100-sxm" is short for a card, not a misspelling."""
+    """Return similar names, those with the same beginning first: "a100-sxm" is an abbreviation, not a misspelling."""
     wanted = _normalized(name[:60])
     first = wanted.partition("-")[0]
     alike = [card.name for card in all_cards() if wanted and card.name.startswith(wanted)]

@@ -1,4 +1,4 @@
-"""The values a configuration leaves out, filled in from those it holds."""
+"""Defaults of fields that a configuration omits, derived from the given ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from memcalc.spec.recipes import ALIASES
 DEFAULT_SEQUENCE_LENGTH = 2048
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-# Megatron-LM megatron/training/arguments.py: what it does where its options are silent (--bf16 given).
+# Megatron-LM megatron/training/arguments.py: its defaults with --bf16.
 MEGATRON = {"recipe": "mixed-18", "optimizer_implementation": "fused", "loss": "vocab-parallel"}
-MEGATRON_IN_FP32 = {"recipe": "fp32-main", "attention": "eager"}  # neither --bf16 nor --fp16; no fused kernel takes it
+MEGATRON_IN_FP32 = {"recipe": "fp32-main", "attention": "eager"}  # neither --bf16 nor --fp16; fused kernels lack fp32
 
 _ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
@@ -28,36 +28,36 @@ _ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 def default_training(
     training: dict[str, Any], model: dict[str, Any], parallelism: Mapping[str, Any] = NOTHING
 ) -> dict[str, Any]:
-    """The training block with its derived defaults; values of a wrong type are left for validation to refuse."""
+    """Return the training block with its derived defaults; validation rejects values of a wrong type."""
     filled = dict(training)
-    if parallelism.get("offload") == "all":  # torch.optim takes its lists by default on devices only
+    if parallelism.get("offload") == "all":  # torch.optim uses foreach by default on GPUs only
         filled.setdefault("optimizer_implementation", "for-loop")
     positions = model.get("max_position_embeddings", DEFAULT_SEQUENCE_LENGTH)
     if isinstance(positions, int):
         filled.setdefault("sequence_length", min(DEFAULT_SEQUENCE_LENGTH, positions))
     if model.get("transformers_config") is not None:
-        filled.setdefault("implementation", "huggingface")  # nobody else knows the family
+        filled.setdefault("implementation", "huggingface")  # only transformers supports the family
     if filled.get("implementation") == "megatron":
         for field, value in (MEGATRON | (MEGATRON_IN_FP32 if filled.get("dtype") == "fp32" else {})).items():
             filled.setdefault(field, value)
     release = filled.get("torch_version")
-    if isinstance(release, str) and release[:1].isdigit():  # "2.10" in quotes; without them YAML reads 2.1
+    if isinstance(release, str) and release[:1].isdigit():  # "2.10" in quotes; without quotes YAML reads 2.1
         filled["torch_version"] = f"v{release}"
     if filled.get("implementation") == "torchtitan":
-        filled.setdefault("recipe", "amp")  # fp32 shards, gathered and computed with in 16 bit
+        filled.setdefault("recipe", "amp")  # fp32 shards, gathered and computed in bf16 or fp16
     policy = computes_in(parallelism)
-    if isinstance(policy, str):  # shards in fp32, whatever modules compute in
+    if isinstance(policy, str):  # fp32 shards, with any compute dtype
         filled.setdefault("dtype", policy)
         filled.setdefault("recipe", "fp32")
     _default_attention(filled, model)
-    # Their loops let go of the output before backward: schedules.py's forward_step, torchtitan's `del pred`.
+    # Their loops free the output before backward: schedules.py's forward_step, torchtitan's `del pred`.
     lets_go = filled.get("implementation") in ("megatron", "torchtitan") or filled.get("framework") == "lightning"
     filled.setdefault("logits_until", "loss" if lets_go else "backward")
     _default_loop(filled)
     filled.setdefault("attention_windows", "mask" if filled.get("implementation") == "huggingface" else "kernel")
     if isinstance(filled.get("recipe"), str):
         filled["recipe"] = ALIASES.get(filled["recipe"], filled["recipe"])
-    # fp32 is a dtype and a recipe: whichever is named decides the other.
+    # fp32 is a dtype and a recipe: each implies the other.
     if filled.get("dtype") == "fp32":
         filled.setdefault("recipe", "fp32")
     if filled.get("recipe") == "fp32":
@@ -66,10 +66,10 @@ def default_training(
 
 
 def _default_loop(training: dict[str, Any]) -> None:
-    """Fill in what a program's loop does, where the run names the program.
+    """Set the defaults of the framework's training loop.
 
     Lightning 2.6 loops/optimization/automatic.py, Closure.closure: training_step, then zero_grad, then backward; the
-    step returns the loss alone. nanoGPT (train.py, model.py): F.cross_entropy of the logits as the head returns them.
+    step returns the loss only. nanoGPT (train.py, model.py): F.cross_entropy of the logits in the LM head's dtype.
     """
     framework = training.get("framework")
     training.setdefault("zero_grad_before", "backward" if framework == "lightning" else "forward")
@@ -78,12 +78,13 @@ def _default_loop(training: dict[str, Any]) -> None:
 
 
 def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
-    """Fill in the kernel that runs where none is named.
+    """Set the default attention kernel.
 
-    Some families know eager attention alone. In fp32 scaled_dot_product_attention falls back on its memory-efficient
-    kernel: the flash kernel takes 16 bits only; and on PyTorch's own operators where transformers hands grouped heads
-    on as they are (enable_gqa), which that kernel does not take (torch 2.13 ATen sdp_utils.cpp; transformers 5.23
-    integrations/sdpa_attention.py, use_gqa_in_sdpa). These hold what eager attention does.
+    Some families support eager attention only. In fp32 scaled_dot_product_attention falls back to its memory-efficient
+    kernel, because flash supports 16-bit dtypes only. If transformers passes grouped heads (enable_gqa), it falls back
+    to
+    the math kernel, because the memory-efficient one does not support them (torch 2.13 ATen sdp_utils.cpp; transformers
+    5.23 integrations/sdpa_attention.py, use_gqa_in_sdpa). The math kernel uses as much memory as eager attention.
     """
     implementation = training.get("implementation")
     if attends_eagerly(model.get("architecture"), implementation):
@@ -101,7 +102,9 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
 
 
 def default_parallelism(parallelism: dict[str, Any], implementation: object, dtype: object = None) -> dict[str, Any]:
-    """The parallelism block with its derived engine: ddp, deepspeed or fsdp2 by ZeRO stage, megatron for Megatron.
+    """Return the parallelism block with its derived engine:
+
+    ddp, deepspeed or fsdp2 by ZeRO stage, megatron for Megatron.
 
     Args:
         parallelism: the block.
@@ -119,12 +122,12 @@ def default_parallelism(parallelism: dict[str, Any], implementation: object, dty
     stage = filled.get("zero_stage", 0)
     filled.setdefault("engine", _ENGINE_OF_STAGE.get(stage, "ddp") if isinstance(stage, int) else "ddp")
     if filled.get("offload", "none") != "none":
-        filled.setdefault("offload_pin_memory", filled["engine"] == "fsdp2")  # DeepSpeed's pin_memory: false
+        filled.setdefault("offload_pin_memory", filled["engine"] == "fsdp2")  # DeepSpeed's default is pin_memory: false
     return filled
 
 
 def split_gpus(parallelism: dict[str, Any], where: str) -> dict[str, Any]:
-    """The parallelism block with the data parallelism that the number of all GPUs (`gpus`) leaves.
+    """Return the parallelism block with data_parallel derived from the total number of GPUs (`gpus`).
 
     Raises:
         InputError: the number is not positive, is not a multiple of the other parallel sizes, or contradicts
@@ -139,7 +142,7 @@ def split_gpus(parallelism: dict[str, Any], where: str) -> dict[str, Any]:
             f"gpus = {str(gpus)[:60]!r} is not a positive whole number.", "Write digits, such as 8.", where
         )
     others = [filled.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline", "context")]
-    if not all(type(size) is int and size > 0 for size in others):  # which validation refuses
+    if not all(type(size) is int and size > 0 for size in others):  # validation rejects them
         return filled
     ranks = math.prod(others)
     replicas = filled.setdefault("data_parallel", max(gpus // ranks, 1))
@@ -154,15 +157,15 @@ def split_gpus(parallelism: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def without_gpus(parallelism: dict[str, Any]) -> dict[str, Any]:
-    """The parallelism block without the number of all GPUs, which `split_gpus` could not divide."""
+    """Return the parallelism block without the total number of GPUs, which `split_gpus` could not divide."""
     return {field: value for field, value in parallelism.items() if field != "gpus"}
 
 
 def tie_batch(training: dict[str, Any], parallelism: dict[str, Any], where: str) -> dict[str, Any]:
-    """global_batch_size = micro_batch_size * gradient_accumulation_steps * data_parallel, solved for what is silent.
+    """Solve global_batch_size = micro_batch_size * gradient_accumulation_steps * data_parallel for omitted fields.
 
     Raises:
-        InputError: the batch does not divide, or all are given and do not agree.
+        InputError: the batch is not divisible, or all fields are given and inconsistent.
     """
     total = training.get("global_batch_size")
     replicas = parallelism.get("data_parallel", 1)

@@ -1,4 +1,4 @@
-"""Fills in the fields of a `model:` block that follow from others."""
+"""Defaults of a `model:` block that are derived from its other fields."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _WITH_GELU = ("gelu", "geglu")
 
 
 def derive_model(raw: dict[str, object]) -> dict[str, object]:
-    """A raw `model:` block (canonical field names) with its defaults: the family's, then the derived ones.
+    """Return a raw `model:` block (canonical field names) with the family's defaults, then the derived ones.
 
-    A key without a value counts as not given. Types are left for ModelSpec to judge:
-    a derivation whose inputs are not positive whole numbers is skipped.
+    A key without a value counts as omitted. ModelSpec validates types: a derivation from values that are not positive
+    whole numbers is skipped.
 
     Raises:
-        InputError: when the architecture is unknown, or the hidden size cannot be split into heads.
+        InputError: the architecture is unknown, or the hidden size cannot be split into heads.
     """
     model = _given(raw)
     architecture = model.get("architecture")
     if isinstance(architecture, str):
         defaults = family_defaults(architecture)
         if model.get("mlp") not in (None, *_WITH_GELU):
-            defaults.pop("gelu", None)  # of the activation that the family has by default
+            defaults.pop("gelu", None)  # it belongs to the family's default activation
         model = _merged(defaults, model)
     hidden_size = _size(model.get("hidden_size"))
     heads = _size(model.get("num_attention_heads"))
@@ -66,7 +66,7 @@ def _merged(defaults: dict[str, object], given: dict[str, object]) -> dict[str, 
 
 
 def _derive_latent_head(model: dict[str, object]) -> None:
-    """A query head of latent attention is its part without position and its rotated part, side by side."""
+    """Set the head dimension of latent attention: the dimensions without and with RoPE, concatenated."""
     mla = model["mla"]
     if not isinstance(mla, dict):
         return
@@ -86,7 +86,7 @@ def _derive_latent_head(model: dict[str, object]) -> None:
 def _split_into_heads(hidden_size: int, heads: int) -> int:
     if hidden_size % heads == 0:
         return hidden_size // heads
-    # The nearest divisor below, or, for sizes so odd that it is far away, the greatest common one.
+    # The largest divisor below `heads`, or, if it is far away, the greatest common divisor.
     nearest = range(min(heads, hidden_size), max(heads - 4096, 0), -1)
     below = next((count for count in nearest if hidden_size % count == 0), gcd(hidden_size, heads))
     raise InputError(
@@ -97,5 +97,5 @@ def _split_into_heads(hidden_size: int, heads: int) -> int:
 
 
 def _size(value: object) -> int | None:
-    """`value` when it can be a size; a boolean is none."""
+    """Return `value` if it can be a size, else None; a Boolean cannot."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

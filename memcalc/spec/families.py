@@ -1,6 +1,6 @@
-"""Model families: a Hugging Face `config.json` read as our `model:` block, by the families' files of data.
+"""Model families: conversion of a Hugging Face `config.json` to a `model:` block, by the families' data files.
 
-The files are described in memcalc/spec/family_files.py. transformers itself is never imported: sizes are only read.
+memcalc/spec/family_files.py describes the files. transformers itself is not imported: only sizes are read.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from memcalc.spec.foreign import can_read_foreign, foreign_block
 
 
 def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
-    """The raw `model:` block that a config.json stands for, `architecture` included.
+    """Return the raw `model:` block of a config.json, including `architecture`.
 
-    Fields that the family fixes are left out: `family_defaults` gives them wherever `architecture` is set. Of a family
-    (or a variant of one) without formulas it is the sizes and the file itself, if transformers is there to read it.
+    Fields that the family determines are omitted: `family_defaults` provides them for `architecture`. For a family (or
+    a
+    variant of one) without formulas, the block is the sizes and the file itself, if transformers is installed to read
+    it.
 
     Args:
         config: the parsed config.json.
-        where: what to call it in errors, e.g. its path.
+        where: its name in errors, e.g. its path.
 
     Raises:
-        InputError: when nobody here knows the model_type, or a key is missing or holds what it cannot hold.
+        InputError: the model_type is unknown, or a key is missing or has an invalid value.
     """
     if not isinstance(config, dict):
         raise InputError(
@@ -71,26 +73,26 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
 
 
 def family_defaults(architecture: str) -> dict[str, object]:
-    """The fields that `architecture: X` sets where the `model:` block is silent: everything but sizes.
+    """Return the defaults that `architecture: X` sets in the `model:` block: all fields except sizes.
 
     Raises:
-        InputError: when there is no such family; the message names the nearest ones.
+        InputError: the family is unknown; the message suggests the nearest names.
     """
     return copy.deepcopy(_defaults(architecture))
 
 
 def family_buffers(architecture: str | None) -> Buffers:
-    """What a family registers as buffers; without a family, the rotary tables of a whole head."""
+    """Return the buffers of a family; without a family, the RoPE cos/sin cache of a full head."""
     return Buffers() if architecture is None else family_named(architecture, "model.architecture").buffers
 
 
 def built_in_fp32(architecture: str | None) -> tuple[str, ...]:
-    """Modules of a layer whose weights are in fp32 whatever the others are in."""
+    """Return the modules of a layer with fp32 weights, regardless of the dtype of the others."""
     return () if architecture is None else family_named(architecture, "model.architecture").in_fp32
 
 
 def rotated_share(architecture: str) -> float:
-    """The part of a head that a family rotates where its config.json does not say."""
+    """Return the rotated fraction of a head if a family's config.json omits it."""
     family = family_named(architecture, "model.architecture")
     rule = family.rules.get("rotary_dim", (Rule("value", (), None, {}),))[-1]
     found = next((family.defaults[key] for key in rule.keys if rule.how == "share" and key in family.defaults), 1.0)
@@ -99,39 +101,39 @@ def rotated_share(architecture: str) -> float:
 
 
 def family_omissions(architecture: str | None) -> tuple[str, ...]:
-    """What a family's block does besides, and the plain implementation does not."""
+    """Return the features of a family's block that the plain implementation lacks."""
     return () if architecture is None else family_named(architecture, "model.architecture").not_modelled
 
 
 def attends_eagerly(architecture: object, implementation: object) -> bool:
-    """Whether the modules that run are transformers', of a family that knows no fused attention."""
+    """Return whether the run uses transformers' modules of a family that supports eager attention only."""
     if implementation != "huggingface" or architecture not in known_families():
         return False
     return family_named(str(architecture), "model.architecture").eager_only
 
 
 def family_of(architecture: str) -> str:
-    """The model_type that a name stands for: "gpt2" for "gpt3"."""
+    """Return the model_type that a name stands for: "gpt2" for "gpt3"."""
     return family_named(architecture, "model.architecture").name
 
 
 def rules_of(family: str) -> dict[str, tuple[Rule, ...]]:
-    """How each field of a family is read; of several rules the first that applies."""
+    """Return the rules for reading each field of a family; the first applicable rule counts."""
     return family_named(family, "model.architecture").rules
 
 
 def defaults_of(family: str) -> dict[str, object]:
-    """What transformers' configuration class takes where config.json leaves a key out."""
+    """Return the defaults of transformers' configuration class for keys that config.json omits."""
     return family_named(family, "model.architecture").defaults
 
 
 def translations_of(family: str, field: str) -> dict[object, object] | None:
-    """Their values of a field and ours; None: they are the same."""
+    """Return memcalc's values of a field by the family's values; None: they are equal."""
     return family_named(family, "model.architecture").translate.get(field)
 
 
 def keys_of(architecture: str) -> dict[str, list[str]]:
-    """The keys of config.json that decide something of a family, and the fields that each decides."""
+    """Return the keys of config.json that affect a family's block, with the fields that each key affects."""
     family = family_named(architecture, "model.architecture")
     found: dict[str, list[str]] = {"model_type": ["architecture"]}
     for field, keys in family.read.items():
@@ -143,7 +145,7 @@ def keys_of(architecture: str) -> dict[str, list[str]]:
 
 
 def known_families() -> list[str]:
-    """The names that `architecture` and `model_type` may have, sorted."""
+    """Return the valid values of `architecture` and `model_type`, sorted."""
     return list(names())
 
 
@@ -152,7 +154,7 @@ def _defaults(architecture: str) -> dict[str, object]:
     family = family_named(architecture, "model.architecture")
     block: dict[str, object] = copy.deepcopy(family.fixed)
     for field in family.rules:
-        # A size of some default checkpoint says nothing about the user's model.
+        # The size of a default checkpoint is not that of the user's model.
         if field in BOOLEANS or field in PROBABILITIES or field in CHOICES or field in WINDOWS:
             value = value_of(family, field, {}, architecture)
             if value is not None:
@@ -161,7 +163,7 @@ def _defaults(architecture: str) -> dict[str, object]:
 
 
 def put_at(block: dict[str, object], field: str, value: object) -> None:
-    """Sets "a.b" as b of the object a."""
+    """Set "a.b" as b of the object a."""
     outer, _, inner = field.rpartition(".")
     target = block.setdefault(outer, {}) if outer else block
     assert isinstance(target, dict)

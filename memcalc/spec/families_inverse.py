@@ -1,7 +1,7 @@
-"""A `model:` block as the config.json of its family: the families' data read backwards.
+"""Conversion of a `model:` block to the config.json of its family: the families' data read backwards.
 
-The outcome is read forwards again and must give the same block, so what a family cannot say is refused, whatever the
-way back was.
+The result is read forwards again and must give the same block. A block that a family cannot express is therefore
+rejected, regardless of how the result was found.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from memcalc.spec.family_files import Rule
 from memcalc.spec.model import ModelSpec
 
 _UNSETTLED = object()
-_UNSAID = object()  # nothing needs to be given
+_UNSAID = object()  # no key is needed
 
 
 def write_hf_config(model: ModelSpec) -> dict[str, Any]:
-    """The keys of a config.json that give this block, `model_type` included.
+    """Return the keys of a config.json that give this block, including `model_type`.
 
     Raises:
-        InputError: no family is named, or this family has no such variant; the message names the first field.
+        InputError: there is no architecture, or the family has no such variant; the message has the first field.
     """
     if model.architecture is None:
         raise InputError(
@@ -55,7 +55,7 @@ def write_hf_config(model: ModelSpec) -> dict[str, Any]:
 
 
 def _flat(model: ModelSpec) -> dict[str, Any]:
-    """Every field by its dotted path, but for the name of the family."""
+    """Return every field except the architecture, by its dotted path."""
     found: dict[str, Any] = {}
     for name, value in model.model_dump().items():
         if isinstance(value, dict):
@@ -73,29 +73,29 @@ def _read(family: str, config: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _candidates(family: str, wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Configs that may give the wanted fields: one for each way to choose among the cases of the rules."""
+    """Yield configs that may give the wanted fields: one for each combination of the rules' cases."""
     fields = [field for field in rules_of(family) if field in wanted]
     for positions in product(*(range(len(rules_of(family)[field])) for field in fields)):
         keys: dict[str, Any] = {}
         chosen = [rules_of(family)[field][position] for field, position in zip(fields, positions, strict=True)]
         for field, position in zip(fields, positions, strict=True):
-            for passed in rules_of(family)[field][:position]:  # must not apply
+            for passed in rules_of(family)[field][:position]:  # earlier cases must not apply
                 if len(passed.when) == 1:
                     keys.update((key, not value) for key, value in passed.when.items() if isinstance(value, bool))
-        # Rules of one key settle it; those of several lean on what is settled.
+        # Rules of one key come first, because rules of several keys depend on them.
         order = sorted(zip(fields, chosen, strict=True), key=lambda pair: pair[1].how not in ("read", "value"))
         if all(_settle(keys, field, rule, wanted, family) for field, rule in order):
             config: dict[str, Any] = {"model_type": family}
             defaults = defaults_of(family)
             for key, value in keys.items():
-                # What is so by default is left out: classes are particular about 0 and 0.0, null and nothing.
+                # Defaults are omitted: the classes distinguish 0 from 0.0, and null from an absent key.
                 if value != defaults.get(key) or type(value) is bool:
                     put_at(config, key, value)
             yield config
 
 
 def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any], family: str) -> bool:
-    """Adds what a rule needs to give the wanted value; False: it cannot, or another field needs something else."""
+    """Add the keys that a rule needs to give the wanted value; False: impossible, or in conflict with another field."""
     needs = dict(rule.when)
     value = wanted[field]
     if rule.how == "value":
@@ -123,11 +123,11 @@ def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any]
 
 
 def _of_layers(field: str, how: str, wanted: dict[str, Any]) -> Any:
-    """What a key says of layers for a field to hold those that are wanted."""
+    """Return the value of a per-layer key that gives the wanted layers."""
     value = wanted[field]
     if how == "every":
         found = _layer_types(field, wanted)
-        # Layers of a window that nothing is the length of: the class would give it one.
+        # Window layers without a window length: the class would set its own length.
         return _UNSETTLED if "sliding_attention" in found and not wanted["sliding_window"] else found
     if how == "others":
         return _layer_types(field, wanted) if value else _UNSAID
@@ -141,7 +141,7 @@ def _of_layers(field: str, how: str, wanted: dict[str, Any]) -> Any:
 
 
 def _layer_types(field: str, wanted: dict[str, Any]) -> list[Any]:
-    """A word for each layer: whether it attends to all tokens or to a window of them; 0 or 1: whether it rotates."""
+    """Return one entry per layer: "full_attention" or "sliding_attention"; for rotation, 0 or 1."""
     of = field.rpartition("_")[0]
     interval, layers = wanted[f"{of}_interval"], wanted[f"{of}_layers"]
     whole = [bool(interval and (layer + 1) % interval == 0) or layer in layers for layer in range(wanted["num_layers"])]
@@ -151,7 +151,7 @@ def _layer_types(field: str, wanted: dict[str, Any]) -> list[Any]:
 
 
 def _theirs(field: str, wanted: dict[str, Any], family: str) -> Any:
-    """What the family calls our value: of several words the first that says what is wanted of all fields read alike."""
+    """Return the family's name of memcalc's value: the first that also fits all fields read by the same rules."""
     value, table = wanted[field], translations_of(family, field)
     if table is None:
         return list(value) if isinstance(value, tuple) else value
@@ -159,5 +159,5 @@ def _theirs(field: str, wanted: dict[str, Any], family: str) -> Any:
     alike = {other: translations_of(family, other) or {} for other in rules if rules[other] == rules[field]}
     words = (word for word in table if all(words.get(word) == wanted[other] for other, words in alike.items()))
     found = next(words, _UNSETTLED)
-    # A table with null alone stands for null; other values go through it unchanged.
+    # A table with only null translates null; other values pass unchanged.
     return value if found is _UNSETTLED and None in table else found

@@ -1,33 +1,33 @@
-"""Files of model families: how a Hugging Face `config.json` becomes our `model:` block, as data.
+"""Data files of model families: how a Hugging Face `config.json` becomes a `model:` block.
 
-One file a model_type in memcalc/data/families, with these keys:
+There is one file per model_type in memcalc/data/families, with these keys:
 
-    same_as    another family that this name stands for; nothing else is given then
-    source     the code that the file was read from
-    fixed      our fields that the family's code settles whatever the config says
-    read       our field: their key ("a.b" lies in the object a), or a list of keys of which the first that is present
-               counts, or one of the mappings below; `moe` and `mla` are nested
-    defaults   their key: what transformers' configuration class takes where config.json leaves it out
-    translate  our field: {their value: our value}; a value outside the table is refused. The word that `mlp` is read
-               from says which gelu is meant, too: `GELUS`
-    require    their key: the values (the first one is the default) for which our block holds at all
-    buffers    what transformers registers as buffers; see `Buffers`
-    eager_only     whether transformers' modules attend by products alone, and refuse `sdpa`
-    not_modelled   what the family's block does besides, and the plain implementation does not
-    in_fp32     modules of a layer whose weights transformers builds in fp32, whatever the others are in
+    same_as    another family that this name stands for; then there are no other keys
+    source     the code that the file was derived from
+    fixed      memcalc's fields that the family's code determines, regardless of the config
+    read       memcalc's field: the config's key ("a.b" is in the object a), or a list of keys of which the first one
+               present counts, or one of the mappings below; `moe` and `mla` are nested
+    defaults   the config's key: the default of transformers' configuration class
+    translate  memcalc's field: {the config's value: memcalc's value}; other values are rejected. The value that `mlp`
+               is read from also decides which gelu is meant: `GELUS`
+    require    the config's key: the values (the first one is the default) for which the block is valid
+    buffers    the buffers that transformers registers; see `Buffers`
+    eager_only     whether transformers' modules support eager attention only, and reject `sdpa`
+    not_modelled   features of the family's block that the plain implementation lacks
+    in_fp32     modules of a layer that transformers builds in fp32, regardless of the dtype of the others
 
-Where one key is not the whole story, a field reads
+If one key is not sufficient, a field reads
 
     {product: [keys]}, {quotient: [two keys]}      of sizes; the quotient is rounded down
-    {share: keys}                                  of the width of a head
-    {except: key}, {after: key}                    the layers that a list leaves out; those behind a layer, -1 the last
-    {before: key}                                  as many layers, the first ones
-    {every: key}, {others: key}                    of a list with a word for each layer: n if each n-th one, and no
-                                                   other, is "full_attention" (or 0), else 0; else the layers that are
-    {value: ours}                                  the same for every config
-    {cases: [{when: {key: value, ...}, ...}, ...]} the first of these for which the config says so; the last has no when
+    {share: keys}                                  a fraction of the head dimension
+    {except: key}, {after: key}                    the layers that a list omits; those after a layer, -1 the last
+    {before: key}                                  so many of the first layers
+    {every: key}, {others: key}                    of a list with one entry per layer: n if every n-th one, and no
+                                                   other, is "full_attention" (or 0), else 0; else these layers
+    {value: ours}                                  the same value for every config
+    {cases: [{when: {key: value, ...}, ...}, ...]} the first case that matches the config; the last has no `when`
 
-transformers itself is never imported: sizes are only read.
+transformers itself is not imported: only sizes are read.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ import yaml
 from memcalc.errors import InputError
 from memcalc.spec.family_values import shown
 
-# transformers' words for activations, and which gelu each is; all others are no gelu.
+# transformers' names of gelu activations; all other names are other activations.
 GELUS: dict[object, object] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "new", "gelu_fast": "fast"}
 
 FOLDER = Path(__file__).parent.parent / "data" / "families"
 
-# CSafeLoader is some ten times faster, but is absent where PyYAML was built without libyaml.
+# CSafeLoader is about ten times faster, but absent if PyYAML was built without libyaml.
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Buffers that transformers registers for a family, beside what ModelSpec tells.
+    """Buffers that transformers registers for a family and that do not follow from ModelSpec.
 
     Args:
-        sinusoids: whether every layer has a table of max_position_embeddings rows of rotary_dim instead (GPT-J).
-        rotary_tables: how often: one for full and one for sliding attention (Gemma 3).
-        unused_rotary: whether the tables exist whatever the positions are (Falcon with ALiBi).
-        scalars: buffers of one element (Gemma's embedding scale).
-        masks: where a causal mask of max_position_embeddings squared is held: once, or in every layer.
-        narrow_corrections: whether router corrections are built in the weights' dtype, not in fp32.
+        sinusoids: every layer has a table of max_position_embeddings rows of rotary_dim instead (GPT-J).
+        rotary_tables: number of RoPE caches: one for full and one for sliding attention (Gemma 3).
+        unused_rotary: the RoPE cache exists regardless of the position embedding (Falcon with ALiBi).
+        scalars: number of buffers of one element (Gemma's embedding scale).
+        masks: place of a causal mask of max_position_embeddings squared: once in the model, or in every layer.
+        narrow_corrections: router biases have the weights' dtype instead of fp32.
     """
 
     sinusoids: bool = False
@@ -75,7 +75,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One way to read a field, and when it counts."""
+    """One way to read a field, and the condition for it."""
 
     how: str
     keys: tuple[str, ...]
@@ -85,7 +85,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """One file of data; `rules` and `translate` go by the dotted path of our field."""
+    """One data file; the keys of `rules` and `translate` are dotted paths of memcalc's fields."""
 
     name: str
     fixed: dict[str, Any]
@@ -100,7 +100,7 @@ class Family:
 
     @property
     def read(self) -> dict[str, tuple[str, ...]]:
-        """The keys on which each field depends."""
+        """The keys that each field depends on."""
         return {
             field: tuple(key for rule in rules for key in (*rule.keys, *rule.when))
             for field, rules in self.rules.items()
@@ -109,18 +109,18 @@ class Family:
 
 @lru_cache(maxsize=1)
 def names() -> tuple[str, ...]:
-    """The families that there is a file of, sorted."""
+    """Return the families with a data file, sorted."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
-LISTED = "`memcalc models` lists the families that it has formulas for."  # fifty names would drown a message
+LISTED = "`memcalc models` lists the families that it has formulas for."  # a list of fifty names would be too long
 
 
 def family_named(name: str, where: str) -> Family:
-    """A family by its name.
+    """Return a family by its name.
 
     Raises:
-        InputError: there is none; the message names the nearest ones.
+        InputError: the family is unknown; the message suggests the nearest names.
     """
     if name not in names():
         raise InputError(
@@ -132,14 +132,14 @@ def family_named(name: str, where: str) -> Family:
 
 
 def nearest(name: str) -> str:
-    """A sentence with the families whose names are like this one, if there are any."""
+    """Return a sentence with the families that have similar names; "" if there are none."""
     near = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
     return f" Nearest: {', '.join(near)}." if near else ""
 
 
 @lru_cache(maxsize=64)
 def parsed(name: str) -> Family:
-    """The file of a family that there is, or of the one that it stands for."""
+    """Return the parsed file of a known family, or of the family that it stands for."""
     data = yaml.load((FOLDER / f"{name}.yaml").read_bytes(), Loader=_Loader)
     if "same_as" in data:
         return parsed(data["same_as"])
@@ -163,7 +163,7 @@ def parsed(name: str) -> Family:
 
 
 def flattened(rules: dict[str, Any]) -> dict[str, Any]:
-    """What `moe` and `mla` hold under dotted names, beside the rest."""
+    """Return the rules with `moe` and `mla` flattened to dotted names."""
     flat: dict[str, Any] = {}
     for field, rule in rules.items():
         if field in ("moe", "mla"):

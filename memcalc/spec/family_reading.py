@@ -1,4 +1,4 @@
-"""One field of ours out of a config.json, by the rules of its family."""
+"""Reading of one field from a config.json, by the rules of its family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memcalc.errors import InputError
 from memcalc.spec.family_files import Family, Rule
 from memcalc.spec.family_values import checked, kind_of, shown
 
-# Left unset by an explicit null, because derive.py knows what they follow from.
+# An explicit null leaves them unset, because derive.py derives them.
 _DERIVED = frozenset({"num_key_value_heads", "head_dim", "intermediate_size", "embedding_size"})
 
 _MOST_NAMED_LAYERS = 2**16
@@ -16,13 +16,13 @@ _ABSENT = object()
 
 
 def value_of(family: Family, field: str, config: dict[str, object], where: str) -> object:
-    """Our value of one field, checked; None: leave it unset."""
+    """Return memcalc's value of one field, validated; None: leave it unset."""
     rule = next(rule for rule in family.rules[field] if _applies(family, rule, config))
     if rule.how != "read":
         return _computed(family, field, rule, config, where)
     key, value = _found(family, field, rule.keys, config, where)
     table = family.translate.get(field)
-    if table is not None and (value is None or None not in table):  # a null entry stands in for null alone
+    if table is not None and (value is None or None not in table):  # a null entry translates null only
         return _translated(family, key, value, table, where)
     if value is None and field in _DERIVED:
         return None
@@ -40,7 +40,7 @@ def _applies(family: Family, rule: Rule, config: dict[str, object]) -> bool:
 
 
 def _computed(family: Family, field: str, rule: Rule, config: dict[str, object], where: str) -> object:
-    """The value of a field that is not just what one key holds."""
+    """Return the value of a field that does not equal the value of one key."""
     if rule.how == "value":
         return rule.value
     if rule.how in ("product", "quotient"):
@@ -56,9 +56,9 @@ def _computed(family: Family, field: str, rule: Rule, config: dict[str, object],
         head = value_of(family, "head_dim", config, where) if "head_dim" in family.rules else None
         if head is None:
             hidden, heads = (value_of(family, name, config, where) for name in ("hidden_size", "num_attention_heads"))
-            assert isinstance(hidden, int) and isinstance(heads, int)  # noqa: PT018 - both are checked sizes
+            assert isinstance(hidden, int) and isinstance(heads, int)  # noqa: PT018 - both are validated sizes
             head = hidden // heads
-        assert isinstance(share, float) and isinstance(head, int)  # noqa: PT018 - both are checked sizes
+        assert isinstance(share, float) and isinstance(head, int)  # noqa: PT018 - both are validated sizes
         return int(head * share)
     if rule.how in ("every", "others"):
         interval, layers = _whole_layers(key, value, where)
@@ -69,7 +69,7 @@ def _computed(family: Family, field: str, rule: Rule, config: dict[str, object],
 def _other_layers(
     family: Family, how: str, key: str, value: object, config: dict[str, object], where: str
 ) -> list[int]:
-    """The layers that a list does not name, those behind one, or the first ones."""
+    """Return the layers that a list does not name, the layers after one, or the first ones."""
     layers = value_of(family, "num_layers", config, where)
     if value is None or value == -1:
         return []
@@ -90,7 +90,7 @@ def _other_layers(
 
 
 def _whole_layers(key: str, value: object, where: str) -> tuple[int, list[int]]:
-    """Which layers attend to all tokens, or have a 0: n if each n-th one does, else 0 and the layers."""
+    """Return (n, []) if every n-th layer has full attention (or a 0), else 0 and the list of such layers."""
     if value is None:
         return 0, []
     if (
@@ -109,7 +109,7 @@ def _whole_layers(key: str, value: object, where: str) -> tuple[int, list[int]]:
 
 
 def _looked_up(config: dict[str, object], key: str) -> object:
-    """The value under a key, "a.b" being b of the object a."""
+    """Return the value of a key, "a.b" being b of the object a."""
     value: object = config
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
@@ -121,13 +121,13 @@ def _looked_up(config: dict[str, object], key: str) -> object:
 def _found(
     family: Family, field: str, keys: tuple[str, ...], config: dict[str, object], where: str
 ) -> tuple[str, object]:
-    """The key that counts and its value, or transformers' default for it."""
+    """Return the key that counts and its value, or transformers' default."""
     present = [key for key in keys if _looked_up(config, key) is not _ABSENT]
     key = next((key for key in present if _looked_up(config, key) is not None), present[0] if present else keys[0])
     value = _looked_up(config, key)
     table = family.translate.get(field, {})
     if value is None and field not in _DERIVED and None not in table:
-        value = _ABSENT  # transformers' classes, too, take null for "not given"
+        value = _ABSENT  # transformers' classes also treat null as absent
     if value is _ABSENT:
         value = next((family.defaults[name] for name in keys if name in family.defaults), _ABSENT)
     if value is _ABSENT:
@@ -140,7 +140,7 @@ def _found(
 
 
 def _translated(family: Family, key: str, value: object, table: dict[object, object], where: str) -> object:
-    # A list or an object in place of a name is unhashable, and 1 would find an entry for true.
+    # A list or an object in place of a name is unhashable, and 1 would match an entry for true.
     for theirs, ours in table.items():
         if type(theirs) is type(value) and theirs == value:
             return ours
@@ -153,15 +153,15 @@ def _translated(family: Family, key: str, value: object, table: dict[object, obj
 
 
 def check_requirements(family: Family, config: dict[str, object], where: str) -> None:
-    """Whether our block holds for a config.
+    """Check that memcalc models this variant of the family.
 
     Raises:
-        InputError: it is one of the variants of the family that memcalc does not model.
+        InputError: it does not.
     """
     for key, allowed in family.require.items():
         value = _looked_up(config, key)
         value = allowed[0] if value is _ABSENT else value
-        # `1 == True` and `1.0 == 1` in Python, but not in a config.
+        # 1 == True and 1.0 == 1 in Python, but not in a config.
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise InputError(
                 f"{shown(value)} describes a variant of {family.name} that memcalc does not model.",

@@ -1,10 +1,10 @@
-"""What the fields of a model family may hold: of which kind each is, and values of another kind refused."""
+"""Types of the fields of a model family, and their validation."""
 
 from __future__ import annotations
 
 from memcalc.errors import InputError
 
-# What a value must be; all other fields are sizes: whole numbers from 1 on. Choices come out of `translate`.
+# Types of fields; all other fields are sizes: whole numbers from 1. Choices result from `translate`.
 BOOLEANS = frozenset(
     {
         "norm_weight",
@@ -53,7 +53,7 @@ CHOICES = frozenset(
         "gelu",
     }
 )
-# Sizes that are of the family, not of one checkpoint of it.
+# Sizes of the family rather than of one of its checkpoints.
 WINDOWS = frozenset({"sliding_window", "full_attention_interval", "unrotated_interval"})
 LAYERS = frozenset({"moe.dense_layers", "full_attention_layers", "unrotated_layers"})
 
@@ -61,7 +61,7 @@ _LARGEST_SIZE = 2**40
 
 
 def kind_of(field: str) -> str:
-    """The word for what a field of ours holds; see `checked`."""
+    """Return the type of one of memcalc's fields; see `checked`."""
     if field in BOOLEANS:
         return "boolean"
     if field in PROBABILITIES:
@@ -72,7 +72,7 @@ def kind_of(field: str) -> str:
 
 
 def checked(key: str, value: object, kind: str, where: str) -> object:
-    """`value` as it is, when it is of its kind; booleans are no numbers, and texts are never converted."""
+    """Return `value` if it has the type; Booleans are not numbers, and strings are never converted."""
     if kind == "boolean":
         if isinstance(value, bool):
             return value
@@ -100,9 +100,9 @@ def checked(key: str, value: object, kind: str, where: str) -> object:
 
 
 def shown(value: object) -> str:
-    """A value for a message, cut where it would flood the screen."""
+    """Return a value for a message, shortened if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # an int of more than 4300 digits has no text
+    except ValueError:  # Python cannot print an int of more than 4300 digits
         return "a huge number"
     return text if len(text) <= 60 else f"{text[:57]}..."

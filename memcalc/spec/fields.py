@@ -1,4 +1,4 @@
-"""The names a configuration may use: blocks, fields, the papers' symbols, and the nearest name to a wrong one."""
+"""Valid names in a configuration: blocks, fields, the papers' symbols; and the nearest name to a wrong one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ BLOCKS: dict[str, type[Block]] = {
     "inference": InferenceSpec,
 }
 
-# Named by their path alone: a bare name must not turn a training step into something else.
+# Addressed by full path only: a bare name must not turn a training run into inference.
 BY_PATH = ("inference",)
 
-# Blocks inside a block, by name, and the block that each belongs to. Names are unique: `--set lora.rank=8` is enough.
+# Nested blocks by name, and their parents. Names are unique, so `--set lora.rank=8` is sufficient.
 NESTED: dict[str, type[Block]] = {
     "moe": MoeSpec,
     "mla": MlaSpec,
@@ -53,9 +53,9 @@ MODEL_SOURCES = ("preset", "hf_config")
 
 
 def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
-    """The fields of one block under their full names; keys without a value are left out, as if silent.
+    """Return the fields of one block under their full names; keys without a value are omitted.
 
-    What is wrong goes to `source.faults`: the block is no mapping, a key is unknown, a field stands under two names.
+    Errors go to `source.faults`: the block is not a mapping, a key is unknown, or a field has two names.
     """
     if raw is None:
         return {}
@@ -84,21 +84,21 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
             where = source.where(path)
             source.faults.append(InputError(f"{key} and {other} are one field.", "Keep one of the two.", where))
             continue
-        if path in source.lines:  # messages name the field, and its line is the alias's
+        if path in source.lines:  # messages name the field, with the line of its alias
             source.lines.setdefault((block, name), source.lines[path])
         if value is None:
             continue
         result[name] = _nested(name, value, source) if HOME.get(name) == block else value
-    # After all fields of our own, so that a word adds to a nested block wherever that stands.
+    # After all of memcalc's fields, so that an alias adds to a nested block regardless of their order.
     for key, value in words.items():
         _put_word(result, key, value, (block, key), source)
     return result
 
 
 def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: Source) -> None:
-    """Put what another program's name of a field sets into the fields of its block.
+    """Set the fields that another program's field name stands for.
 
-    What is wrong goes to `source.faults`: the value is unknown, or the field has another value already.
+    Errors go to `source.faults`: the value is unknown, or the field already has another value.
     """
     try:
         found = {} if value is None else translated(key, value, source.where(path))
@@ -110,7 +110,7 @@ def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: 
         target: Any = result
         for part in outer:
             target = target.setdefault(part, {})
-            if not isinstance(target, dict):  # such as `moe: 8`, which Pydantic refuses
+            if not isinstance(target, dict):  # such as `moe: 8`, which Pydantic rejects
                 return
         if field in target and target[field] != ours:
             problem = f"{key} sets {field} = {describe(ours)}, and another line sets it to {describe(target[field])}."
@@ -123,7 +123,7 @@ def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: 
 
 def _nested(name: str, raw: Any, source: Source) -> Any:
     if not isinstance(raw, dict):
-        return raw  # Pydantic says what is wrong with it
+        return raw  # Pydantic reports the error
     fields, home = list(NESTED[name].model_fields), HOME[name]
     source.faults.extend(
         _unknown(key, f"{home}.{name}", fields, source.where((home, name, key))) for key in raw if key not in fields
@@ -132,14 +132,14 @@ def _nested(name: str, raw: Any, source: Source) -> Any:
 
 
 def _is_both(name: str) -> bool:
-    """Whether a name is a block inside a block and another program's word as well: `fsdp: full_shard`."""
+    """Return whether a name is both a nested block and another program's field: `fsdp: full_shard`."""
     return name in NESTED and is_word(name)
 
 
 def find_field(name: str) -> Path | None:
-    """The path of a field given by its full path, bare name or symbol: "b" -> ("training", "micro_batch_size").
+    """Return the path of a field given by its full path, bare name or symbol: "b" -> ("training", "micro_batch_size").
 
-    A name that is a block and a word as well is the word where it stands alone.
+    A name that is both a block and an alias is the alias if it has no further part.
     """
     block, _, rest = name.partition(".")
     if _is_both(rest or block):
@@ -164,7 +164,7 @@ def find_field(name: str) -> Path | None:
 
 
 def all_field_names() -> list[str]:
-    """Every bare field name and symbol, for suggestions."""
+    """Return every bare field name and symbol, for suggestions."""
     names = ["name", *MODEL_SOURCES, *(f"{block}.{field}" for block in NESTED for field in NESTED[block].model_fields)]
     for block, model in BLOCKS.items():
         names += [] if block in BY_PATH else [*model.model_fields, *SYMBOLS.get(block, {})]
@@ -173,7 +173,7 @@ def all_field_names() -> list[str]:
 
 
 def unknown_key(key: str, block: str, where: str) -> InputError:
-    """The error for a key that a block does not have; says so if another block has it."""
+    """Return the error for a key that a block does not have; it names another block that has it."""
     advice = advice_for(key)
     if advice is not None:
         return InputError(f"unknown field {_clip(key)!r} in {block}.", advice, where)
@@ -190,7 +190,7 @@ def unknown_key(key: str, block: str, where: str) -> InputError:
 
 
 def unknown_override(name: str, where: str) -> InputError:
-    """The error for a name that `--set` cannot find."""
+    """Return the error for a name that `--set` cannot find."""
     if name in BLOCKS:
         example = next(iter(BLOCKS[name].model_fields))
         return InputError(f"{name} is a whole block.", f"Set one of its fields, such as {name}.{example}.", where)
@@ -205,7 +205,7 @@ def unknown_override(name: str, where: str) -> InputError:
 
 
 def unknown_top_level(key: str, where: str) -> InputError:
-    """The error for a key at the top of a file that is no block."""
+    """Return the error for a top-level key that is not a block."""
     place = find_field(key)
     block = next((block for block in BLOCKS if is_word(key, block)), None) if place is None else place[0]
     if block in BLOCKS:
@@ -217,7 +217,7 @@ def unknown_top_level(key: str, where: str) -> InputError:
 
 
 def _unknown(key: str, block: str, fields: list[str], where: str, others: Sequence[str] = ()) -> InputError:
-    """The error for a key that is none of `fields`, nor one of `others`, which are accepted and not listed."""
+    """Return the error for a key that is neither in `fields` nor in `others`, which are accepted and not listed."""
     close = nearest(key, fields) or nearest(key, list(others))
     remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(fields)}."
     place = f" in {block}" if block else ""
@@ -225,15 +225,15 @@ def _unknown(key: str, block: str, fields: list[str], where: str, others: Sequen
 
 
 def nearest(name: str, known: list[str]) -> str | None:
-    """The known name closest to `name`, if any is close."""
-    import difflib  # only on the way to an error message
+    """Return the known name closest to `name`; None if none is close."""
+    import difflib  # imported late: only for error messages
 
     matches = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def describe(value: Any) -> str:
-    """A wrong value, short enough for a message."""
+    """Return an invalid value, short enough for a message."""
     if isinstance(value, dict):
         return "a block"
     if isinstance(value, list | tuple):

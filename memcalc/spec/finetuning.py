@@ -1,4 +1,4 @@
-"""The blocks of fine-tuning: adapters (LoRA), and a frozen base in 4 bits below them (QLoRA)."""
+"""Fine-tuning blocks: adapters (LoRA), and a frozen 4-bit base model below them (QLoRA)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcalc.spec.model import Block, ModelSpec, Probability, Size
 if TYPE_CHECKING:
     from memcalc.spec.training import ParallelismSpec, TrainingSpec
 
-# The linear layers that adapters can stand beside, under the names of the table of parameters.
+# Linear layers that can have adapters, by their names in the parameter table.
 ATTENTION_TARGETS = (
     *("qkv_proj", "q_proj", "k_proj", "v_proj", "o_proj"),
     *("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),  # of latent attention
@@ -37,7 +37,7 @@ Targets = Annotated[tuple[Target, ...], Field(strict=False, min_length=1)]
 Saved = Annotated[tuple[Literal["embed_tokens", "lm_head"], ...], Field(strict=False)]
 Precision = Literal["fp32", "compute"]
 
-# Block sizes that bitsandbytes has kernels for (bitsandbytes 0.50 functional.py, quantize_4bit).
+# Block sizes with kernels in bitsandbytes (bitsandbytes 0.50 functional.py, quantize_4bit).
 BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 
@@ -63,7 +63,7 @@ class LoraSpec(Block):
 
 
 class QloraSpec(Block):
-    """The frozen base in 4 bits (QLoRA, arXiv 2305.14314), as bitsandbytes holds it."""
+    """The frozen base model in 4 bits (QLoRA, arXiv 2305.14314), as implemented by bitsandbytes."""
 
     quantization: Literal["nf4", "fp4"] = Field("nf4", description="the 16 values of the 4-bit type")
     double_quantization: bool = Field(True, description="whether the scales are quantized to 8 bits too")
@@ -72,18 +72,18 @@ class QloraSpec(Block):
 
 
 def packing_dtype(training: TrainingSpec, parallelism: ParallelismSpec) -> str:
-    """Of the tensors that 4-bit matrices are packed in: bytes, but where they are spread over ranks that of all else.
+    """Return the dtype in which 4-bit weights are packed: bytes, or the dtype of other weights if they are sharded.
 
-    transformers' bnb_4bit_quant_storage: engines gather what has one floating-point dtype.
+    transformers' bnb_4bit_quant_storage: engines gather parameters of one floating-point dtype.
     """
     spread = parallelism.shards > 1 and parallelism.zero_stage >= (2 if parallelism.engine == "fsdp2" else 3)
     return training.dtype if spread else "uint8"
 
 
 def default_finetuning(training: dict[str, Any]) -> dict[str, Any]:
-    """A training block with what follows from its blocks `lora` and `qlora`, or from `finetune`.
+    """Return a training block with the defaults that follow from its blocks `lora` and `qlora`, or from `finetune`.
 
-    Values of a wrong type are left for validation to refuse.
+    Validation rejects values of a wrong type.
     """
     filled = dict(training)
     if "qlora" in filled:
@@ -91,7 +91,7 @@ def default_finetuning(training: dict[str, Any]) -> dict[str, Any]:
     elif "lora" in filled:
         filled.setdefault("finetune", "lora")
     if filled.get("finetune") in ("lora", "qlora"):
-        filled.setdefault("recipe", "pure")  # the base is frozen, so there is no master of it
+        filled.setdefault("recipe", "pure")  # the base model is frozen, so it has no fp32 master weights
         filled.setdefault("lora", {})
         if filled["finetune"] == "qlora":
             filled.setdefault("qlora", {})
@@ -108,9 +108,9 @@ def default_finetuning(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def adaptable_modules(model: ModelSpec, implementation: str) -> tuple[str, ...]:
-    """The linear layers of one layer that adapters can stand beside, under the names of the table of parameters.
+    """Return the linear layers of one layer that can have adapters, by their names in the parameter table.
 
-    The plain implementation keeps gate and up apart. Routers and stacked experts are no nn.Linear, so not among them.
+    The plain implementation has separate gate and up projections. Routers and stacked experts are not nn.Linear.
     """
     if model.mla is not None:
         query = ("q_a_proj", "q_b_proj") if model.mla.q_lora_rank else ("q_proj",)
@@ -128,7 +128,7 @@ def adaptable_modules(model: ModelSpec, implementation: str) -> tuple[str, ...]:
 
 
 def adapted_modules(lora: LoraSpec, model: ModelSpec, implementation: str) -> tuple[str, ...]:
-    """Those of them that have an adapter."""
+    """Return the linear layers that have an adapter."""
     there = adaptable_modules(model, implementation)
     wanted = lora.target_modules
     if wanted == "all-linear":

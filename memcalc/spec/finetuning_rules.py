@@ -1,4 +1,4 @@
-"""The rules of fine-tuning: which blocks belong together, and which modules and precisions there are."""
+"""Rules of fine-tuning: which blocks require each other, and which modules and precisions are valid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.spec.spec import Spec
 
 
 def finetuning(spec: Spec) -> Iterator[Broken]:
-    """Every rule of the blocks `lora` and `qlora`."""
+    """Yield violations of the rules of the blocks `lora` and `qlora`."""
     training = spec.training
     for name, ways in (("lora", ("lora", "qlora")), ("qlora", ("qlora",))):
         if getattr(training, name) is not None and training.finetune not in ways:

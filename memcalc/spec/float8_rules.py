@@ -1,4 +1,4 @@
-"""The rules of torchao's linear layers in 8 bits: what is known of them, and the sides their products take."""
+"""Rules of torchao's FP8 linear layers: supported combinations, and matrix dimensions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY: Path = ("training", "fp8")
 
 
 def float8_rules(spec: Spec) -> Iterator[Broken]:
-    """All of them."""
+    """Yield violations of these rules."""
     training = spec.training
     if training.finetune != "full":
         yield Broken(
@@ -54,12 +54,12 @@ def float8_rules(spec: Spec) -> Iterator[Broken]:
 
 
 def skips(spec: Spec, module: str) -> bool:
-    """Whether a layer stays as it is."""
+    """Return whether a layer is excluded from FP8."""
     return any(part in module for part in spec.training.fp8_skip)
 
 
 def _sides(spec: Spec) -> dict[str, int]:
-    """The sides of the matrices that are multiplied in 8 bits, by what the model calls them."""
+    """Return the dimensions of the FP8 matmuls, by their names in the model block."""
     model = spec.model
     sides: dict[str, tuple[str, int]] = {
         "hidden_size": ("attention.o_proj", model.hidden_size),

@@ -1,9 +1,9 @@
-"""Models that memcalc has no formulas for: transformers says what their config.json means, and builds their modules.
+"""Models without formulas: transformers interprets their config.json and builds their modules.
 
-These are causal language models of other families, and all other classes that `architectures` names: encoders with
-their heads, encoder-decoders, vision, vision-language and speech; and UNets and transformers of diffusers, whose
-config.json names its class under `_class_name`. They are not estimated from formulas. Their real
-step can be run: by trace, measure, and estimate, which then traces.
+These are causal language models of other families; all other classes that `architectures` names: encoders with their
+heads, encoder-decoders, vision, vision-language and speech; and UNets and transformers of diffusers, whose config.json
+names the class under `_class_name`. They are not estimated from formulas. Their real step can be run by trace,
+measure, and estimate, which then traces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memcalc.spec.model import ModelSpec
     from memcalc.spec.spec import Spec
 
-# The sizes that every ModelSpec has, by transformers' names of them; other names are mapped by its configuration class.
+# Sizes of every ModelSpec, by their names in transformers; its configuration classes map other names.
 SIZES = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -27,30 +27,30 @@ SIZES = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_position_embeddings",
 }
-# Families without attention have no heads, those with recurrence no longest sequence: nothing follows from these two.
+# Families without attention have no heads, recurrent ones no longest sequence: nothing is derived from these two.
 ABSENT = {"num_attention_heads": 1, "max_position_embeddings": 2**40}
-# Other classes need not have any of these, such as a vocabulary: only transformers knows what follows from a config.
+# Other classes may lack any of these, such as a vocabulary: only transformers knows what follows from a config.
 NEUTRAL = ABSENT | {"num_layers": 1, "hidden_size": 1, "vocab_size": 1}
 NOTHING_FOLLOWS = {"head_dim": 1, "rotary_dim": 0, "position_embedding": "none"}
-DIFFUSERS = "_class_name"  # of a config.json of diffusers
-CAUSAL = ("ForCausalLM", "LMHeadModel", "WithLMHead")  # ends of names
-# Keys that choose code, none of which is run: of the model's repository, or a kernel ("ORG/NAME") that transformers
-# downloads from the hub where the package `kernels` is installed (modeling_utils.py, PreTrainedModel.__init__).
+DIFFUSERS = "_class_name"  # key in a config.json of diffusers
+CAUSAL = ("ForCausalLM", "LMHeadModel", "WithLMHead")  # ends of class names
+# Keys that select code, which is never run: of the model's repository, or a kernel ("ORG/NAME") that transformers
+# downloads from the hub if the package `kernels` is installed (modeling_utils.py, PreTrainedModel.__init__).
 CODE = ("auto_map", "attn_implementation", "experts_implementation", "_attn_implementation", "_experts_implementation")
 POSITIONS = ("max_position_embeddings", "max_target_positions", "n_positions")
 
 
 def foreign_block(config: dict[str, object], where: str) -> dict[str, object]:
-    """The raw `model:` block of a config.json that only transformers can read: its sizes, and the file itself.
+    """Return the raw `model:` block of a config.json that only transformers can read: its sizes, and the file itself.
 
     Args:
-        config: the parsed config.json; its model_type is a text.
-        where: what to call it in errors.
+        config: the parsed config.json; its model_type is a string.
+        where: its name in errors.
 
     Raises:
-        InputError: transformers is not installed, cannot build the class, or refuses the configuration.
+        InputError: transformers is not installed, cannot build the class, or rejects the configuration.
     """
-    import json  # here and below: nobody who sizes by formula needs it
+    import json  # imported late, here and below: estimates from formulas do not need it
 
     text = json.dumps(config, sort_keys=True)
     if DIFFUSERS in config:
@@ -61,7 +61,7 @@ def foreign_block(config: dict[str, object], where: str) -> dict[str, object]:
 
 
 def diffusers_class(text: str, where: str) -> Any:
-    """The class of diffusers that a config.json names.
+    """Return the class of diffusers that a config.json names.
 
     Raises:
         InputError: diffusers is not installed, or has no such model.
@@ -90,7 +90,7 @@ def diffusers_class(text: str, where: str) -> Any:
 
 
 def architecture_of(text: str) -> str | None:
-    """The class that a config.json names, such as "BertForMaskedLM"; None of a causal language model."""
+    """Return the class that a config.json names, such as "BertForMaskedLM"; None for a causal language model."""
     import json
 
     config = json.loads(text)
@@ -102,14 +102,14 @@ def architecture_of(text: str) -> str | None:
 
 
 def can_read_foreign() -> bool:
-    """Whether transformers and torch are installed."""
+    """Return whether transformers and torch are installed."""
     import importlib.util
 
     return all(importlib.util.find_spec(package) is not None for package in ("torch", "transformers"))
 
 
 def knows_family(model_type: str) -> bool:
-    """Whether the transformers that is installed has a causal language model of this model_type."""
+    """Return whether the installed transformers has a causal language model of this model_type."""
     if not can_read_foreign():
         return False
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -118,7 +118,7 @@ def knows_family(model_type: str) -> bool:
 
 
 def configuration(text: str, where: str) -> Any:
-    """The configuration of transformers that a config.json stands for.
+    """Return the transformers configuration of a config.json.
 
     Raises:
         InputError: see `foreign_block`.
@@ -134,7 +134,7 @@ def configuration(text: str, where: str) -> Any:
             f"{installation('hf')}, then `memcalc trace`.",
             where,
         )
-    # Imported here: seconds, for the few who need it.
+    # transformers takes seconds to import, and few runs need it.
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -165,10 +165,10 @@ def configuration(text: str, where: str) -> Any:
 
 
 def _class_named(name: str, where: str) -> Any:
-    """The class of transformers; None: it has none of this name.
+    """Return the class of transformers with this name; None: there is none.
 
     Raises:
-        InputError: the class is there, and something that it imports is missing or broken.
+        InputError: the class exists, but an import of it fails.
     """
     import transformers
 
@@ -183,7 +183,7 @@ def _class_named(name: str, where: str) -> Any:
 
 
 def _without_code(config: Any) -> Any:
-    """The configuration without keys that choose code, at any depth."""
+    """Return the configuration without keys that select code, at any depth."""
     if isinstance(config, dict):
         kept = (key for key in config if key.removesuffix("_internal") not in CODE)
         return {key: _without_code(config[key]) for key in kept}
@@ -191,15 +191,15 @@ def _without_code(config: Any) -> Any:
 
 
 def sizes_of(config: Any, text: str, where: str) -> dict[str, object]:
-    """The fields of a `model:` block that a configuration of transformers tells.
+    """Return the fields of a `model:` block in a transformers configuration.
 
     Args:
         config: the configuration.
         text: the config.json.
-        where: what to call it in errors.
+        where: its name in errors.
 
     Raises:
-        InputError: it is of a causal language model, and does not name a size that every such model has.
+        InputError: it is of a causal language model, and lacks a size that every such model has.
     """
     found: dict[str, object] = {}
     absent = ABSENT if architecture_of(text) is None else NEUTRAL
@@ -213,16 +213,16 @@ def sizes_of(config: Any, text: str, where: str) -> dict[str, object]:
                 where,
             )
         found[field] = value
-    # What follows from others in our own families is not known here: the neutral value that the rules accept.
+    # Derived fields of other families are unknown here: these are neutral values that the rules accept.
     return found | NOTHING_FOLLOWS
 
 
 def _attribute(config: Any, name: str) -> int | None:
-    """A whole number of the configuration, or of its language model's."""
+    """Return a whole number of the configuration, or of its language model's configuration; None: there is none."""
     for place in (config, config.get_text_config(decoder=True)):
         try:
             value = getattr(place, name, None)
-        except AttributeError:  # transformers' own: it differs from layer to layer
+        except AttributeError:  # raised by transformers for values that differ between layers
             continue
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
@@ -230,7 +230,7 @@ def _attribute(config: Any, name: str) -> int | None:
 
 
 def family_of_foreign(model: ModelSpec) -> str:
-    """The model_type of a model that has no formulas."""
+    """Return the model_type of a model without formulas."""
     import json
 
     assert model.transformers_config is not None
@@ -239,12 +239,12 @@ def family_of_foreign(model: ModelSpec) -> str:
 
 
 def has_published_formulas(model: ModelSpec) -> bool:
-    """Whether the closed forms of language models describe it; not those of other classes."""
+    """Return whether published formulas of language models apply; they do not for other classes."""
     return model.transformers_config is None or architecture_of(model.transformers_config) is None
 
 
 def refuse_foreign(spec: Spec) -> None:
-    """For all who size by formula.
+    """Reject models without formulas.
 
     Raises:
         InputError: there are no formulas for this family.

@@ -1,4 +1,4 @@
-"""Modules that a program holds in fp32 beside others in 16 bits."""
+"""Modules in fp32 in a program whose other modules are in bf16 or fp16."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ Fp32Modules = Annotated[tuple[Fp32Module, ...], Field(strict=False)]
 
 
 def in_fp32(module: str, modules: tuple[str, ...]) -> bool:
-    """Whether a module is one of these: `norm` is every norm, `embed_tokens` the head too where both are one."""
+    """Return whether a module is listed: `norm` is every norm, `embed_tokens` includes a tied LM head."""
     name = module.rpartition(".")[2]
     return name in modules or ("norm" in modules and name.endswith("norm"))

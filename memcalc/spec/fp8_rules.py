@@ -1,4 +1,4 @@
-"""The rules of matrix products in 8 bits: whose modules, which cards, which sizes."""
+"""Rules of FP8 matmuls: supported modules, GPUs and sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEY: Path = ("training", "fp8")
 
 
 def fp8(spec: Spec) -> Iterator[Broken]:
-    """All of them."""
+    """Yield violations of these rules."""
     training, recipe = spec.training, spec.training.fp8
     if recipe == "none":
         yield from _without(spec)
@@ -63,14 +63,14 @@ def fp8(spec: Spec) -> Iterator[Broken]:
 
 
 def _without(spec: Spec) -> Iterator[Broken]:
-    """What means nothing without products in 8 bits."""
+    """Yield violations by FP8 options without FP8."""
     for name in ("fp8_all_gather", "fp8_params"):
         if getattr(spec.training, name):
             yield Broken(("training", name), f"{name} with fp8 = none.", f"Set fp8, or {name}: false.")
 
 
 def _options(spec: Spec) -> Iterator[Broken]:
-    """Whose options they are."""
+    """Yield violations by options that the implementation lacks."""
     training, parallelism = spec.training, spec.parallelism
     if training.fp8_params and training.implementation != "megatron":
         yield Broken(
@@ -105,7 +105,7 @@ def _options(spec: Spec) -> Iterator[Broken]:
 def _card(spec: Spec) -> Card | None:
     try:
         return None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-    except InputError:  # which is told with its own place
+    except InputError:  # reported separately, with its own place
         return None
 
 

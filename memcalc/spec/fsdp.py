@@ -1,4 +1,4 @@
-"""How FSDP2's fully_shard is called: its mixed-precision policy, what it wraps, and when gradients are reduced."""
+"""Arguments of FSDP2's fully_shard: mixed-precision policy, units, and when gradients are reduced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FsdpSpec(Block):
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing is set."""
+        """Whether no field is set."""
         return self == DEFAULT
 
 
@@ -47,7 +47,7 @@ DEFAULT = FsdpSpec()
 
 
 def default_policy(fsdp: Any, implementation: object, dtype: object) -> Any:
-    """The block with the policy that a program is known to have; of a wrong type it is left for validation to reject.
+    """Return the block with the policy of a known program; validation rejects a block of a wrong type.
 
     torchtitan at ba2469780, torchtitan/parallelisms/parallelize_llama.py, apply_fsdp: bf16 parameters, fp32 reduction.
     """
@@ -57,6 +57,6 @@ def default_policy(fsdp: Any, implementation: object, dtype: object) -> Any:
 
 
 def computes_in(parallelism: Any) -> object:
-    """The dtype that a policy has modules compute in; None: there is none, or it is of a wrong type."""
+    """Return the compute dtype that a policy sets; None: it sets none, or has a wrong type."""
     fsdp = parallelism.get("fsdp") if isinstance(parallelism, Mapping) else None
     return fsdp.get("param_dtype") if isinstance(fsdp, Mapping) else None

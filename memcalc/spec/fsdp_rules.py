@@ -1,4 +1,4 @@
-"""The rules of FSDP2's mixed-precision policy and units (`parallelism.fsdp`)."""
+"""Rules of FSDP2's mixed-precision policy and units (`parallelism.fsdp`)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from memcalc.spec.yaml_source import Path
 
 
 def policy(spec: Spec) -> Iterator[Broken]:
-    """A policy is fully_shard's: modules compute in what is gathered, and shards have no second copy."""
+    """Yield violations:
+
+    a policy needs fully_shard, its param_dtype is the compute dtype, and shards have no second copy.
+    """
     training, parallelism, fsdp = spec.training, spec.parallelism, spec.parallelism.fsdp
     if fsdp.is_default:
         return
     key: Path = ("parallelism", "fsdp")
     if parallelism.engine != "fsdp2":
-        if training.implementation != "torchtitan":  # whose own rule says so
+        if training.implementation != "torchtitan":  # that implementation's own rule reports it
             yield Broken(
                 key,
                 f"fsdp is set, but engine = {parallelism.engine}, which has no such options.",

@@ -1,4 +1,4 @@
-"""The inference block: generation in place of a training step, and the forward pass in training's words."""
+"""The inference block: generation in place of a training step, and its forward pass as a training block."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Cache = Literal["dynamic", "static", "paged"]
 CacheDtype = Literal["compute", "fp8"]
 Quantization = Literal["none", "nf4", "fp4"]
 
-DEFAULT_CONTEXT = 2048  # tokens, where the model's positions reach as far
+DEFAULT_CONTEXT = 2048  # tokens, if the model's positions allow them
 DEFAULT_NEW_TOKENS = 128
-DEFAULT_BLOCK = 16  # vLLM's block_size (vllm/config/cache.py)
+DEFAULT_BLOCK = 16  # default of vLLM's block_size (vllm/config/cache.py)
 
 
 class InferenceSpec(Block):
-    """Generation: a prompt is read, then token after token is made and kept in the cache."""
+    """Generation: prefill of a prompt, then decoding of tokens one at a time, with a KV cache."""
 
     batch_size: Size = Field(1, description="sequences at once, in each replica")
     prompt_length: Size = Field(description="tokens of each prompt; default: context_length - new_tokens")
@@ -45,20 +45,20 @@ class InferenceSpec(Block):
 
     @property
     def block(self) -> int:
-        """Tokens of a block of a paged cache; of the others there are no blocks."""
+        """Tokens per block of a paged cache; 1 for other caches."""
         return (self.block_size or DEFAULT_BLOCK) if self.cache == "paged" else 1
 
     @property
     def chunk(self) -> int:
-        """The most tokens of a prompt in one forward."""
+        """Most tokens of a prompt in one forward."""
         return min(self.prefill_chunk or self.prompt_length, self.prompt_length)
 
 
 def default_inference(inference: dict[str, Any], model: dict[str, Any], where: str) -> dict[str, Any]:
-    """The block with its derived defaults; values of a wrong type are left for validation to refuse.
+    """Return the block with its derived defaults; validation rejects values of a wrong type.
 
     Raises:
-        InputError: prompt, new tokens and context are given and do not agree.
+        InputError: prompt, new tokens and context are given and inconsistent.
     """
     filled = dict(inference)
     filled.setdefault("implementation", "plain" if filled.get("cache") == "paged" else "huggingface")
@@ -85,7 +85,7 @@ def default_inference(inference: dict[str, Any], model: dict[str, Any], where: s
 
 
 def _new_tokens(prompt: int | None, context: int | None, positions: int) -> int:
-    """What is left of the context for new tokens; no more than usual where the prompt gives way."""
+    """Return the new tokens that the context leaves; at most the default if the prompt is omitted."""
     if prompt is not None and context is not None:
         return max(context - prompt, 0)
     if prompt is not None:
@@ -94,7 +94,7 @@ def _new_tokens(prompt: int | None, context: int | None, positions: int) -> int:
 
 
 def forward_of(inference: dict[str, Any]) -> dict[str, Any]:
-    """The forward pass as a training block: its sizes, dtypes and kernels; nothing in it trains."""
+    """Return the forward pass as a training block: its sizes, dtypes and kernels; nothing is trained."""
     dtype = inference.get("dtype", "bf16")
     chunk, prompt = inference.get("prefill_chunk"), inference["prompt_length"]
     return {

@@ -1,4 +1,4 @@
-"""The rules of generation: which caches, dtypes and splits go together."""
+"""Rules of generation: valid combinations of caches, dtypes and parallelism."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.spec.foreign import family_of_foreign
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path
 
-# What only a training step has, and the one value that says nothing of it.
+# Fields of training steps, each with its neutral value.
 OF_TRAINING = {
     "zero_stage": 0,
     "context_parallel": 1,
@@ -24,7 +24,7 @@ OF_TRAINING = {
 
 
 def inference(spec: Spec) -> Iterator[Broken]:
-    """All of them."""
+    """Yield violations of these rules."""
     asked = spec.inference
     if asked is None:
         return
@@ -106,10 +106,10 @@ def _spread(spec: Spec) -> Iterator[Broken]:
 
 
 def of_training(spec: Spec, verb: str) -> Spec:
-    """The run, for the verbs that know a training step alone.
+    """Return the run, for commands that support training only.
 
     Raises:
-        InputError: the configuration asks for inference.
+        InputError: the configuration has an inference: block.
     """
     if spec.inference is not None:
         raise InputError(
@@ -131,7 +131,7 @@ LEFT_ASIDE = "The training: block has no effect, because inference: is set."
 
 
 def refuse_training_fields(overridden: dict[Path, str]) -> None:
-    """For fields of a training step that were set on the command line.
+    """Reject training fields that were set on the command line.
 
     Raises:
         InputError: there is one.

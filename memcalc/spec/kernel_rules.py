@@ -1,4 +1,4 @@
-"""The rules of kernels that replace a model's own."""
+"""Rules of kernels that replace a model's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.spec.spec import Spec
 
 
 def kernels(spec: Spec) -> Iterator[Broken]:
-    """Liger's replace transformers' modules, whose windows alone are masks; not all of these have fused attention."""
+    """Yield violations: Liger and masks for windows need transformers' modules; some of those lack fused attention."""
     training, architecture = spec.training, spec.model.architecture
     if training.attention != "eager" and attends_eagerly(architecture, training.implementation):
         yield Broken(

@@ -1,4 +1,4 @@
-"""What a run asks for and the estimate does not model: each with whether it holds GPU memory that is not counted."""
+"""Limits: requested features that the estimate does not model, and whether they need GPU memory."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from typing import NamedTuple
 
 
 class Limit(NamedTuple):
-    """Something that the estimate of a run leaves out.
+    """A feature that the estimate of a run omits.
 
     Args:
         what: a short noun phrase, which can follow "not modelled:" in a headline.
-        holds_memory: whether the run asks for it and it holds GPU memory that the estimate does not count, so that the
-            estimate is a lower bound. False where the estimate is exact or too high all the same, and for what no
+        holds_memory: whether the run requests it and it needs GPU memory that the estimate omits, so that the estimate
+            is a lower bound. False if the estimate is exact or too high nevertheless, and for features that no
             configuration states (loading, initialization, logging).
-        at_least_bytes: a proven lower bound of what it adds to the peak of each GPU; 0 where none is known.
-        bytes_per_parameter: of a frozen copy of the run's own model that it keeps on the GPUs; 0: it keeps none.
-        sequences: of one forward pass without gradients that it runs; 0: it runs none. It holds memory beyond the
-            training step only where they are more than a micro-batch.
+        at_least_bytes: a proven lower bound of its contribution to the peak of each GPU; 0 if none is known.
+        bytes_per_parameter: bytes per parameter of a frozen copy of the run's own model on the GPUs; 0: no copy.
+        sequences: sequences of a forward pass without gradients; 0: none. The pass needs more memory than the training
+            step only if they exceed the micro-batch.
+        parameters_of_whole: elements of the whole model that this run's model is a part of; 0: unknown.
 
-    The last two are for `memcalc.estimation.limits.limits_of`, which computes at_least_bytes and holds_memory from
-    them: whoever reads a file does not know the model's size, and a search changes the micro-batch.
+    `memcalc.estimation.limits.limits_of` computes at_least_bytes and holds_memory from the other numbers: the reader of
+    a
+    file does not know the model's size, and a search changes the micro-batch.
     """
 
     what: str

@@ -1,4 +1,4 @@
-"""From what the user names to a Spec: read, override, fill in, validate, check the rules.
+"""Loading of a Spec: read, override, set defaults, validate, check the rules.
 
 file | preset | stdin | mapping -> Source -> blocks -> --set -> defaults -> Spec (Pydantic) -> rules
 """
@@ -44,28 +44,28 @@ def load(
     gpu: str | None = None,
     check: Callable[[Spec, Source], None] = check_rules,
 ) -> Spec:
-    """The fully resolved spec of a configuration.
+    """Return the fully resolved spec of a configuration.
 
     Args:
         source: a YAML file or Hugging Face config.json, the name of a preset, "-" for standard input, or a mapping.
-        overrides: `field=value` texts as --set takes them.
-        gpu: the card, in place of hardware.gpu.
-        check: raises if a rule is broken; a search asks the rules for many runs at once.
+        overrides: `field=value` strings as in --set.
+        gpu: the GPU, in place of hardware.gpu.
+        check: raises if a rule is violated; a search checks the rules for many runs at once.
 
     Raises:
-        InputError: the configuration is wrong; the message names file, line, key, value, rule and remedy.
+        InputError: the configuration is invalid; the message has file, line, key, value, rule and remedy.
     """
     return load_opened(open_source(source), parse_overrides(overrides), gpu=gpu, check=check)
 
 
 class Opened(NamedTuple):
-    """A configuration that was read once and may be loaded with many overrides.
+    """A configuration that was read once and can be loaded with many overrides.
 
     Args:
         blocks: its blocks under their full names; never changed.
-        source: where each value stands.
-        folder: what paths in it are relative to.
-        origin: where it comes from, which every run loaded from it shares.
+        source: has the line of each value.
+        folder: directory that paths in it are relative to.
+        origin: its origin, which all runs loaded from it share.
     """
 
     blocks: Mapping[str, Any]
@@ -91,7 +91,7 @@ def open_source(source: str | Path | Mapping[str, Any]) -> Opened:
 
 
 def _name_of(source: str | Path | Mapping[str, Any]) -> str:
-    """The name of a run that has none of its own: of its file without the ending, or of its directory."""
+    """Return the default name of a run: of its file without the suffix, or of its directory."""
     path = Path(str(source))
     return path.resolve().name if path.is_dir() else path.stem
 
@@ -103,11 +103,11 @@ def load_opened(
     gpu: str | None = None,
     check: Callable[[Spec, Source], None] = check_rules,
 ) -> Spec:
-    """The spec of a configuration that was read, with these overrides (`parse_overrides`).
+    """Return the spec of a configuration that was read, with these overrides (`parse_overrides`).
 
     Raises:
         InputError: as `load`.
-        InputErrors: several things in it are wrong.
+        InputErrors: there are several errors.
     """
     refuse_two_cards(gpu, changes)
     overridden = opened.source.overridden | dict.fromkeys(changes, "--set")
@@ -131,9 +131,9 @@ def load_opened(
 
 
 def _make_way(blocks: dict[str, Any], named: str) -> None:
-    """For a model that is named in place of the one that a file has: sizes of both would be neither.
+    """Remove a file's model if another model replaces it, because their sizes must not mix.
 
-    What a file adds to a model that it names itself, or says of one that it does not have whole, stays.
+    Fields that a file adds to a referenced model, or an incomplete model, stay.
     """
     for key in (*MODEL_SOURCES, "_reading"):
         blocks.pop(key, None)
@@ -143,10 +143,10 @@ def _make_way(blocks: dict[str, Any], named: str) -> None:
 
 
 def mapping_of(source: Source) -> dict[str, Any]:
-    """What a source holds.
+    """Return the content of a source.
 
     Raises:
-        InputError: it is no mapping, or an empty one.
+        InputError: it is not a mapping, or is empty.
     """
     data = source.data
     if not isinstance(data, dict) or not data:
@@ -159,26 +159,26 @@ def mapping_of(source: Source) -> dict[str, Any]:
 
 
 def _blocks(source: Source) -> dict[str, Any]:
-    """The blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
+    """Return the blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
     data = mapping_of(source)
     if _is_config_json(data):
         return _of_config_json(_read_config_json(data, source.label))
     blocks: dict[str, Any] = {}
     for key, value in data.items():
-        if key == "inference" and value is None:  # a training run, written out in full
+        if key == "inference" and value is None:  # a training run with all fields written out
             continue
-        if key == "model" and isinstance(value, str) and "preset" not in data:  # `model: llama-3-8b` names one
+        if key == "model" and isinstance(value, str) and "preset" not in data:  # `model: llama-3-8b` is a preset
             blocks["preset"] = value
         elif key in BLOCKS:
             blocks[key] = canonical_block(key, value, source)
         elif key not in ("name", *MODEL_SOURCES):
             source.faults.append(unknown_top_level(key, source.where((key,))))
-            if not data.keys() & {*BLOCKS, *MODEL_SOURCES}:  # none of ours: one message of that is enough
+            if not data.keys() & {*BLOCKS, *MODEL_SOURCES}:  # not a memcalc configuration: one error is enough
                 raise_all(source.faults)
         elif value is not None:
             blocks[key] = value
     model = blocks.setdefault("model", {})
-    for key in MODEL_SOURCES:  # INTERFACE lets them stand beside or inside the model block
+    for key in MODEL_SOURCES:  # they may be next to or inside the model block
         if key in model and key in blocks:
             where = source.where(("model", key))
             raise InputError(f"{key} is given twice, outside and inside model.", "Keep one of the two.", where)
@@ -188,7 +188,10 @@ def _blocks(source: Source) -> dict[str, Any]:
 
 
 def _is_config_json(data: dict[str, Any]) -> bool:
-    """Whether a mapping is a config.json of transformers or diffusers: sizes of a model, and no block of ours."""
+    """Return whether a mapping is a config.json of transformers or diffusers:
+
+    sizes of a model without memcalc's blocks.
+    """
     if data.keys() & {*BLOCKS, *MODEL_SOURCES}:
         return False
     sizes = sum((find_field(key) or ("",))[0] == "model" or is_word(key, "model") for key in data)
@@ -199,7 +202,7 @@ def _read_config_json(data: dict[str, Any], label: str) -> ModelReading:
     """Read a config.json of transformers or diffusers.
 
     Raises:
-        InputError: it says no model_type; or as `read_config`.
+        InputError: it has no model_type; or as `read_config`.
     """
     if "model_type" in data:
         return read_config(data, label)
@@ -213,7 +216,7 @@ def _read_config_json(data: dict[str, Any], label: str) -> ModelReading:
 
 
 def _of_config_json(reading: ModelReading) -> dict[str, Any]:
-    """The blocks that a config.json stands for; what is to be told of it comes along under `_reading`."""
+    """Return the blocks of a config.json; its notes and limits are under `_reading`."""
     return {"model": reading.model, "_reading": reading}
 
 
@@ -224,18 +227,18 @@ def _resolve(
     check: Callable[[Spec, Source], None],
     before: tuple[InputError, ...] = (),
 ) -> Spec:
-    """The Spec of the blocks of a configuration.
+    """Return the Spec of the blocks of a configuration.
 
-    Where values are wrong, the rules are checked without them (`before`: what was wrong with them).
+    If values are invalid, the rules are checked without them (`before`: the errors of these values).
 
     Raises:
-        InputError: something is wrong.
-        InputErrors: several things are.
+        InputError: there is one error.
+        InputErrors: there are several errors.
     """
     faults = list(source.faults)
     model = _noting(faults, lambda: _model(blocks, folder, source), None)
     known = model is not None
-    if model is None:  # values of the other blocks are looked at all the same, beside a model that is right
+    if model is None:  # the other blocks are checked nevertheless, with a valid model
         model = derive_model(_shipped(presets_folder() / _RIGHT)["model"])
     reading = blocks.get("_reading", ModelReading({}))
     given = _training_base(blocks) | blocks.get("training", {})
@@ -261,7 +264,7 @@ def _resolve(
         "hardware": _noting(faults, lambda: _with_budget(hardware, source), {}),
         "inference": inference,
     }
-    # A field that is missing may be one whose key was wrong: one message of that is enough.
+    # A missing field may be one with an invalid key: one error is enough.
     spec, wrong = validate(raw, source, missing=not faults)
     faults += [error for _, error in wrong]
     if wrong and known and not before:
@@ -280,14 +283,14 @@ def _resolve(
     return spec.with_origin(Origin(notes=(*reading.notes, *aside), limits=reading.limits))
 
 
-_RIGHT = "gpt2.yaml"  # a model that is right, in place of one that is not
-_SIZES_OF_A_MODEL = 3  # keys of a model outside a block from which on a file is a config.json
+_RIGHT = "gpt2.yaml"  # a valid model, in place of an invalid one
+_SIZES_OF_A_MODEL = 3  # least number of model fields outside a block in a config.json
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
 def _noting(faults: list[InputError], step: Callable[[], _T], otherwise: _U) -> _T | _U:
-    """What a step of loading gives; where it fails its error is noted, and loading goes on with `otherwise`."""
+    """Return the result of a step of loading; if it fails, record the error and return `otherwise`."""
     try:
         return step()
     except InputErrors as several:
@@ -298,27 +301,27 @@ def _noting(faults: list[InputError], step: Callable[[], _T], otherwise: _U) -> 
 
 
 def _model(blocks: dict[str, Any], folder: Path, source: Source) -> dict[str, Any]:
-    """The whole model block: what is referred to, what the block says over it, and what follows."""
+    """Return the complete model block: the referenced model, the block's own fields over it, and derived defaults."""
     return _derived(merged(_model_base(blocks, folder, source), blocks.get("model", {})), source)
 
 
 def _block_of(error: InputError) -> str:
-    """The block of the key in an error's place: "training" of "run.yaml:3: training.dtype".
+    """Return the block in an error's place: "training" for "run.yaml:3: training.dtype".
 
-    A rule of a block with a wrong value would often be a second message of one fault.
+    A rule of a block with an invalid value would often report the same error twice.
     """
     return error.where.rpartition(": ")[2].partition(".")[0]
 
 
 def _with_budget(hardware: dict[str, Any], source: Source) -> dict[str, Any]:
-    """The hardware block with a GPU that has as much memory as the budget; both are inputs, the GPU's name keeps both.
+    """Return the hardware block with the memory budget as part of the GPU's name.
 
     Raises:
         InputError: the budget is not a size.
     """
     filled = dict(hardware)
     gpu, budget = filled.get("gpu"), filled.pop(str(BUDGET[-1]), None)
-    if budget is None or not (gpu is None or isinstance(gpu, str)):  # the latter is for validation to refuse
+    if budget is None or not (gpu is None or isinstance(gpu, str)):  # validation rejects other types
         return filled
     try:
         return filled | {"gpu": with_budget(gpu, str(budget))}
@@ -329,12 +332,12 @@ def _with_budget(hardware: dict[str, Any], source: Source) -> dict[str, Any]:
 def _derived(model: dict[str, Any], source: Source) -> dict[str, Any]:
     try:
         return derive_model(model)
-    except InputError as error:  # it knows the key, the source knows the line
+    except InputError as error:  # the error has the key, the source has the line
         raise InputError(error.problem, error.remedy, source.where(tuple(error.where.split(".")))) from None
 
 
 def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[str, Any]:
-    """What `preset:` or `hf_config:` says of the model; the model block's own fields go over it."""
+    """Return the model of `preset:` or `hf_config:`; the model block's own fields override it."""
     given = [key for key in MODEL_SOURCES if key in blocks]
     if not given:
         return {}
@@ -348,7 +351,7 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[st
     try:
         base = _referred(_beside(name, folder))
     except InputError as error:
-        if source.label == name:  # a hub id in place of a file, which the error names itself
+        if source.label == name:  # a hub id in place of a file, which the error already names
             raise
         raise error.located(where) from None
     blocks.setdefault("_base_training", base.get("training", {}))
@@ -361,7 +364,7 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[st
 
 
 def _referred(path: str | Path) -> dict[str, Any]:
-    """The blocks of a configuration that another one names, by path, preset or hub id."""
+    """Return the blocks of a configuration that another one refers to, by path, preset or hub id."""
     if isinstance(path, str):
         return _of_config_json(read_published(resolve(path)))
     shipped = isinstance(path, Path) and path.parent == presets_folder()
@@ -373,13 +376,13 @@ def _referred(path: str | Path) -> dict[str, Any]:
     return blocks
 
 
-@cache  # a thousand configurations name the same few presets
+@cache  # many configurations refer to few presets
 def _shipped(path: str | Path) -> dict[str, Any]:
     return _blocks(read_source(path))
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`, nested blocks field by field."""
+    """Return `over` on top of `base`, with nested blocks merged field by field."""
     result = base | over
     for key in NESTED:
         if isinstance(base.get(key), dict) and isinstance(over.get(key), dict):
@@ -388,13 +391,13 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _training_base(blocks: dict[str, Any]) -> dict[str, Any]:
-    # Presets hold only the model, gpt3 alone its published training block: naming it as a preset brings both.
+    # Presets have the model only, except that gpt3 includes its published training block.
     base: dict[str, Any] = blocks.pop("_base_training", {})
     return base
 
 
 def _beside(name: str, folder: Path) -> str | Path:
-    """A path in a configuration is relative to that configuration's folder."""
+    """Return a path relative to the configuration's directory if it exists there, else a preset or hub id."""
     beside = folder / name
     if is_file(beside):
         return beside

@@ -1,4 +1,4 @@
-"""The GPU of this machine, as its NVIDIA driver reports it: `--gpu auto`. No torch, and no context on the GPU."""
+"""The GPU of this machine, as reported by its NVIDIA driver: `--gpu auto`. It uses no torch and no CUDA context."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from memcalc.errors import InputError, Unavailable
 from memcalc.spec.cards import Card, find_card
 
 _LIBRARIES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
-_NAME_BYTES = 256  # as torch asks for (cudaDeviceProp.name)
+_NAME_BYTES = 256  # as in torch (cudaDeviceProp.name)
 
 
 class LocalGpu(NamedTuple):
-    """The first GPU that CUDA_VISIBLE_DEVICES leaves.
+    """The first GPU in CUDA_VISIBLE_DEVICES.
 
     Args:
-        name: as torch.cuda.get_device_name shows it.
-        total_bytes: that frameworks can allocate from.
+        name: as in torch.cuda.get_device_name.
+        total_bytes: memory that frameworks can allocate.
     """
 
     name: str
@@ -27,10 +27,10 @@ class LocalGpu(NamedTuple):
 
 
 def local_gpu() -> LocalGpu:
-    """Ask the driver for the first GPU (CUDA driver API: cuDeviceGetName, cuDeviceTotalMem).
+    """Return the driver's first GPU (CUDA driver API: cuDeviceGetName, cuDeviceTotalMem).
 
     Raises:
-        Unavailable: there is no NVIDIA driver, or it shows no GPU.
+        Unavailable: there is no NVIDIA driver, or it finds no GPU.
     """
     for library in _LIBRARIES:
         try:
@@ -56,16 +56,16 @@ def local_gpu() -> LocalGpu:
 
 
 def local_card() -> Card:
-    """Return the GPU of this machine: a row of the table by its name, with the memory that its driver reports.
+    """Return the GPU of this machine: the row of the table with its name, and the memory that its driver reports.
 
-    A GPU that the table does not have is known by its memory alone.
+    A GPU that is not in the table is described by its memory only.
 
     Raises:
-        Unavailable: there is no NVIDIA driver, or it shows no GPU.
+        Unavailable: there is no NVIDIA driver, or it finds no GPU.
     """
     found = local_gpu()
     size = f"{found.total_bytes >> 20}MiB"
-    for name in (found.name, f"{found.name} {-(-found.total_bytes // 2**30)}GB"):  # of cards that are sold in two sizes
+    for name in (found.name, f"{found.name} {-(-found.total_bytes // 2**30)}GB"):  # for GPUs sold in two sizes
         try:
             card = find_card(name)
         except InputError:

@@ -1,4 +1,4 @@
-"""The rules of losses that are computed on a part of the tokens or of the vocabulary."""
+"""Rules of losses computed on chunks of the tokens or on a sharded vocabulary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.spec.training import TOKENWISE
 
 
 def loss(spec: Spec) -> Iterator[Broken]:
-    """What goes with which kind of loss."""
+    """Yield violations of the rules of each loss."""
     training, model = spec.training, spec.model
     kind = training.loss
     yield from _classification(spec)
@@ -76,7 +76,7 @@ def loss(spec: Spec) -> Iterator[Broken]:
 
 
 def _classification(spec: Spec) -> Iterator[Broken]:
-    """What a head with labels takes the place of."""
+    """Yield violations by fields that do not apply to a classification head."""
     training, model, parallelism = spec.training, spec.model, spec.parallelism
     if not model.num_labels:
         return

@@ -1,4 +1,4 @@
-"""The model block: a transformer's sizes, in the words of Hugging Face configs."""
+"""The model block: sizes of a transformer, with the names of Hugging Face configs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# 2^40 elements along one axis is beyond any model; the bound keeps every product of sizes a sane integer.
+# 2^40 elements along one axis exceed any model; the bound keeps products of sizes reasonable.
 Size = Annotated[int, Field(gt=0, le=2**40)]
 Count = Annotated[int, Field(ge=0, le=2**40)]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
@@ -19,7 +19,7 @@ Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(stri
 
 
 class Block(BaseModel):
-    """A block of the configuration: frozen once read, unknown keys refused, no silent conversions."""
+    """A block of the configuration: immutable once read, unknown keys rejected, no implicit conversions."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -44,11 +44,11 @@ class MoeSpec(Block):
 
     @property
     def mixed(self) -> bool:
-        """Whether dense layers lie between those with experts."""
+        """Whether dense layers alternate with layers of experts."""
         return self.expert_interval > 1 or bool(self.dense_layers)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether this layer, counted from 0, has experts in place of the MLP."""
+        """Return whether this layer, counted from 0, has experts in place of the MLP."""
         due = layer >= self.first_dense_layers and (layer + 1) % self.expert_interval == 0
         return due and layer not in self.dense_layers
 
@@ -64,7 +64,7 @@ class MlaSpec(Block):
 
 
 class ModelSpec(Block):
-    """A decoder-only transformer. Papers' symbols in brackets; each is accepted as an alias."""
+    """A decoder-only transformer. The papers' symbols in brackets are accepted as aliases."""
 
     architecture: str | None = Field(None, description="a Hugging Face model_type; sets the defaults of its fields")
     num_layers: Size = Field(description="(l) transformer layers")
@@ -135,34 +135,34 @@ class ModelSpec(Block):
 
     @property
     def head_rows(self) -> int:
-        """Outputs of the head for each token."""
+        """Outputs of the LM head, or of the classification head, per token."""
         return self.num_labels or self.vocab_size
 
     @property
     def query_size(self) -> int:
-        """Width of all query heads together."""
+        """Size of all query heads together."""
         return self.num_attention_heads * self.head_dim
 
     @property
     def key_value_size(self) -> int:
-        """Width of all key heads (and of all value heads) together."""
+        """Size of all key heads together, and of all value heads together."""
         return self.num_key_value_heads * self.head_dim
 
     def has_window(self, layer: int) -> bool:
-        """Whether this layer, counted from 0, attends to a window of tokens alone."""
+        """Return whether this layer, counted from 0, attends to a window of tokens only."""
         interval = self.full_attention_interval
         full = (interval and (layer + 1) % interval == 0) or layer in self.full_attention_layers
         return self.sliding_window > 0 and not full
 
     def rotates(self, layer: int) -> bool:
-        """Whether this layer, counted from 0, turns its queries and keys by their positions."""
+        """Return whether this layer, counted from 0, applies RoPE to queries and keys."""
         left_out = self.unrotated_interval and (layer + 1) % self.unrotated_interval == 0
         if left_out or layer in self.unrotated_layers:
             return False
         return self.has_window(layer) or not (self.rotates_windows_alone and self.sliding_window > 0)
 
     def layers_with_experts(self, lo: int, hi: int) -> int:
-        """How many of the layers from `lo` up to but not including `hi` have experts."""
+        """Return the number of layers from `lo` to `hi` (exclusive) that have experts."""
         moe = self.moe
         if moe is None:
             return 0
@@ -180,10 +180,10 @@ class ModelSpec(Block):
 
     @property
     def norm_has_bias(self) -> bool:
-        """Whether norms have a bias beside their weight."""
+        """Whether norms have a bias in addition to their weight."""
         return self.normalization == "layernorm" and self.norm_weight and self.norm_bias
 
     @property
     def gated_mlp(self) -> bool:
-        """Whether the MLP has a gate beside its up projection."""
+        """Whether the MLP has a gate projection."""
         return self.mlp in ("swiglu", "geglu")

@@ -1,7 +1,7 @@
-"""The language model of a vision-language model, where its layers are those of a family that has formulas.
+"""The language model of a vision-language model, if its layers are those of a family with formulas.
 
-Its config.json has the language model under `text_config`, as of transformers 5, or at the top (Qwen2-VL, before).
-The vision tower and its projector are not estimated: they are a `Limit` that holds memory.
+Its config.json has the language model under `text_config`, as in transformers 5, or at the top level (Qwen2-VL,
+earlier). The vision tower and its projector are not estimated: they are a `Limit` that needs memory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from memcalc.spec.limits import Limit
 
-# The family of the language model's layers, by the model_type of the whole (transformers 5.23, modeling_*.py).
-# Of others the model_type under text_config says it.
+# The family of the language model's layers, by the model_type of the whole model (transformers 5.23, modeling_*.py).
+# For other models it is the model_type under text_config.
 LANGUAGE_FAMILIES: dict[str, str] = {
     "gemma3": "gemma3_text",
     "glm4v": "glm4",
@@ -28,7 +28,7 @@ LANGUAGE_FAMILIES: dict[str, str] = {
 def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the config of the language model in a vision-language model's config.json.
 
-    None: it is no such model, or does not say whose layers its language model has.
+    None: it is not such a model, or the family of its language model is not stated.
     """
     whole, text = config.get("model_type"), config.get("text_config")
     family = LANGUAGE_FAMILIES.get(whole) if isinstance(whole, str) else None
@@ -50,13 +50,13 @@ def vision_limit(parameters: int = 0) -> Limit:
     """Return the limit of a run of a vision-language model.
 
     Args:
-        parameters: elements of the whole model, the language model included; 0: not known.
+        parameters: elements of the whole model, including the language model; 0: unknown.
     """
     return Limit("the vision tower and its projector", holds_memory=True, parameters_of_whole=parameters)
 
 
 def vision_note(model_type: str) -> str:
-    """Return the note that says which part of a vision-language model is estimated."""
+    """Return the note on the part of a vision-language model that is estimated."""
     return (
         f"{model_type} is a vision-language model: its language model is estimated, with {_TEXT}. "
         "The vision tower and its projector are not modelled."

@@ -1,4 +1,4 @@
-"""What a run's program does beside the training step that memcalc itself traces and measures."""
+"""Features of a run's program that memcalc's own traced or measured step lacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from memcalc.spec.spec import Spec
 
 
 def not_run(spec: Spec) -> tuple[Limit, ...]:
-    """Return what the run asks for and memcalc's own step does not run; a dry run of its program does."""
+    """Return requested features that memcalc's own step does not run; a dry run of the program does."""
     training = spec.training
     asked = {
         "the second sequence of each pair": training.pairs,

@@ -1,4 +1,4 @@
-"""The rules of offload to the host: whose engine does it, with which optimizers; and what saves activations there."""
+"""Rules of CPU offload: which engines and optimizers support it; and of activation offload."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from memcalc.spec.broken import Broken
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path
 
-# DeepSpeed 0.19 runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS, those of them that have kernels for the CPU.
+# DeepSpeed 0.19 runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS that have CPU kernels.
 DEEPSPEED_ON_THE_CPU = ("adam", "adamw", "adagrad", "lion")
-# Those of torch.optim, whose operators the CPU has; bitsandbytes' and torchao's have kernels for devices only.
+# Optimizers of torch.optim, whose operators run on the CPU; bitsandbytes and torchao have GPU kernels only.
 TORCH_ON_THE_CPU = (
     *("sgd", "momentum", "adam", "adamw", "adagrad", "adadelta", "adamax", "nadam", "radam", "rmsprop", "rprop"),
     *("asgd", "adafactor", "lion"),
 )
 
-# DeepSpeed's stages that shard what is offloaded.
+# The lowest DeepSpeed stages that shard what is offloaded.
 LEAST_STAGE = {"optimizer": 2, "parameters": 3, "all": 3}
 
 KEY: Path = ("parallelism", "offload")
 
 
 def offload(spec: Spec) -> Iterator[Broken]:
-    """DeepSpeed's optimizer on the host, from stage 2 on, and its parameters at stage 3; FSDP2's policy takes all."""
+    """Yield violations: DeepSpeed offloads the optimizer from stage 2 and parameters at stage 3; FSDP2 offloads all."""
     parallelism = spec.parallelism
     what, engine, stage = parallelism.offload, parallelism.engine, parallelism.zero_stage
     if what == "none":
@@ -68,7 +68,7 @@ def _kernels(spec: Spec, optimizers: tuple[str, ...]) -> Iterator[Broken]:
 
 
 def activations(spec: Spec) -> Iterator[Broken]:
-    """What was compared with runs: a whole model's own step on one GPU, its layers kept or each recomputed."""
+    """Yield violations: validated are a model's own step on one GPU, with no layer or every layer recomputed."""
     training = spec.training
     if training.offload_activations == "none" or spec.inference is not None:
         return
@@ -105,7 +105,7 @@ def activations(spec: Spec) -> Iterator[Broken]:
 
 
 def _data_alone(spec: Spec) -> bool:
-    """Whether PyTorch's own engines split the data, and nothing else is split."""
+    """Return whether only PyTorch's own engines are used, for data parallelism alone."""
     parallelism = spec.parallelism
     whole = parallelism.data_parallel == parallelism.ranks and parallelism.expert_parallel == 1
     return whole and parallelism.engine in ("ddp", "fsdp2") and parallelism.offload == "none"

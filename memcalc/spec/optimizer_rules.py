@@ -1,4 +1,4 @@
-"""The rules of the optimizer, its options, and what else happens to gradients and weights in the step."""
+"""Rules of the optimizer, its options, and other operations of the step on gradients and weights."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from memcalc.spec.optimizers import OPTIMIZERS, OptimizerOptions, momentum, nest
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 
-# What a configuration that does not speak of them has.
+# The options of a configuration that sets none.
 SILENT = OptimizerOptions()
 
 
 def optimizing(spec: Spec) -> Iterator[Broken]:
-    """Every rule of the optimizer."""
+    """Yield violations of the optimizer's rules."""
     yield from _options(spec)
     yield from _implementation(spec)
     yield from _whole_matrices(spec)
@@ -74,7 +74,7 @@ def _implementation(spec: Spec) -> Iterator[Broken]:
 
 
 def _whole_matrices(spec: Spec) -> Iterator[Broken]:
-    """Muon orthogonalises whole matrices, and GaLore projects them."""
+    """Yield violations: Muon orthogonalizes whole matrices, and GaLore projects them."""
     name, parallelism = spec.training.optimizer, spec.parallelism
     if name not in ("muon", "galore"):
         return

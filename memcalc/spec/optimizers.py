@@ -1,4 +1,4 @@
-"""The optimizers that a configuration can name, their options, and which of these belong together."""
+"""Optimizers of a configuration, their options, and valid combinations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ALIASES = {
 
 
 class OptimizerOptions(Block):
-    """What changes an optimizer's states or its temporaries. Learning rates and the like do not."""
+    """Options that change an optimizer's states or temporaries; learning rates and similar do not."""
 
     amsgrad: bool = Field(
         False, description="whether a third state holds the maximum of the second moment (adam, adamw)"
@@ -69,7 +69,7 @@ class OptimizerOptions(Block):
 
 
 class Facts(NamedTuple):
-    """What an optimizer has: implementations, the default first, and options."""
+    """Implementations of an optimizer, the default first, its options and their defaults."""
 
     implementations: tuple[OptimizerImplementation, ...]
     options: tuple[str, ...] = ("weight_decay",)
@@ -81,9 +81,9 @@ _LISTS: tuple[OptimizerImplementation, ...] = ("foreach", "for-loop")
 _ALL: tuple[OptimizerImplementation, ...] = ("foreach", "fused", "for-loop")
 _ALONE: tuple[OptimizerImplementation, ...] = ("for-loop",)
 
-# torch.optim 2.13; lion is ours; lamb, the 8-bit and the paged ones are bitsandbytes' (0.50), adam-4bit torchao's
-# (0.18), galore galore_torch's (1.0), adafactor-hf transformers' (5.23): these update one parameter after the other.
-# Not here: SparseAdam, which wants sparse gradients, and L-BFGS, whose history is a hundred copies.
+# torch.optim 2.13; lion is memcalc's; lamb, the 8-bit and the paged optimizers are from bitsandbytes (0.50), adam-4bit
+# from torchao (0.18), galore from galore_torch (1.0), adafactor-hf from transformers (5.23): these update one parameter
+# at a time. Excluded: SparseAdam, which needs sparse gradients, and L-BFGS, whose history is a hundred copies.
 OPTIMIZERS: dict[str, Facts] = {
     "sgd": Facts(_ALL),
     "momentum": Facts(_ALL, ("momentum", "nesterov", "weight_decay"), momentum=0.9),
@@ -112,9 +112,9 @@ GALORE_RANK = 128  # galore_torch 1.0, README.md
 
 
 def default_optimizer(training: dict[str, Any]) -> dict[str, Any]:
-    """A training block with the optimizer's usual name and the implementation that it has.
+    """Return a training block with the optimizer's canonical name and its default implementation.
 
-    Values of a wrong type are left for validation to refuse.
+    Validation rejects values of a wrong type.
     """
     filled = dict(training)
     name = filled.get("optimizer", "adamw")
@@ -131,15 +131,15 @@ def default_optimizer(training: dict[str, Any]) -> dict[str, Any]:
 
 
 def weight_decay(optimizer: str, options: OptimizerOptions) -> float:
-    """The weight decay of a run: its own, else the library's default."""
+    """Return the weight decay of a run; default: the library's."""
     return OPTIMIZERS[optimizer].weight_decay if options.weight_decay is None else options.weight_decay
 
 
 def momentum(optimizer: str, options: OptimizerOptions) -> float:
-    """The momentum of a run: its own, else the library's default."""
+    """Return the momentum of a run; default: the library's."""
     return OPTIMIZERS[optimizer].momentum if options.momentum is None else options.momentum
 
 
 def nesterov(optimizer: str, options: OptimizerOptions) -> bool:
-    """Whether the momentum looks ahead."""
+    """Return whether the optimizer uses Nesterov momentum."""
     return optimizer == "muon" if options.nesterov is None else options.nesterov

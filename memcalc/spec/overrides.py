@@ -1,4 +1,4 @@
-"""`--set field=value`: any field of a configuration, overridden from the command line."""
+"""Parsing of `--set field=value`: any field of a configuration, overridden on the command line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from memcalc.spec.yaml_source import Path, parse_yaml
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[Path, Any]:
-    """`["b=4", "training.recompute=full"]` as values by the full path of their field; the last one wins.
+    """Return `["b=4", "training.recompute=full"]` as values by the full path of their field; the last one wins.
 
     Raises:
-        InputError: an assignment without "=", an unknown field, or a value that is no YAML scalar or list.
+        InputError: an assignment without "=", an unknown field, or a value that is not a YAML scalar or list.
     """
     result: dict[Path, Any] = {}
     for assignment in assignments:
@@ -30,14 +30,14 @@ def parse_overrides(assignments: Iterable[str]) -> dict[Path, Any]:
             raise unknown_override(name, where)
         try:
             value = parse_yaml(text, where).data
-        except InputError as error:  # a line number says nothing about one line
+        except InputError as error:  # the line number of a one-line text is useless
             raise InputError(error.problem, error.remedy, where) from None
         result |= translated(word, value, where) if path is None else {path: value}
     return result
 
 
 def _word(name: str) -> str:
-    """Another program's name of a field, without the name of our block before it; "" if it is none."""
+    """Return another program's field name without a preceding block name; "" if it is not one."""
     block, dot, rest = name.rpartition(".")
     found = rest if dot else name
     return found if is_word(found, block if dot else None) else ""
@@ -47,10 +47,10 @@ CARD: Path = ("hardware", "gpu")
 
 
 def refuse_two_cards(gpu: str | None, changes: Iterable[Path]) -> None:
-    """Say no to a card that is named in both ways.
+    """Reject a GPU that is given in both ways.
 
     Raises:
-        InputError: --gpu is given, and --set gpu= as well.
+        InputError: both --gpu and --set gpu= are given.
     """
     if gpu is not None and CARD in changes:
         raise InputError("gpu is set, and given as well.", "Keep one of the two.", "--gpu")
@@ -59,7 +59,7 @@ def refuse_two_cards(gpu: str | None, changes: Iterable[Path]) -> None:
 def apply_overrides(raw: dict[str, Any], overrides: dict[Path, Any]) -> None:
     """Put the overridden values into the blocks of a configuration (under their full names), in place.
 
-    A value of null unsets the field, so that its default is derived again.
+    The value null unsets a field, so that its default is derived again.
     """
     for path, value in overrides.items():
         *outer, field = map(str, path)

@@ -1,4 +1,4 @@
-"""The rules of Megatron-Core's modules and engine, and of what splits a run besides data and tensor parallelism."""
+"""Rules of Megatron-Core's modules and engine, of context, expert and pipeline parallelism, and of HSDP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memcalc.spec.yaml_source import Path
 
 
 def megatron(spec: Spec) -> Iterator[Broken]:
-    """Megatron-Core computes in 16 bit and keeps fp32 main gradients in one buffer, in whatever modules."""
+    """Yield violations: Megatron-LM keeps fp32 main gradients in one buffer, with any modules."""
     training, model, parallelism = spec.training, spec.model, spec.parallelism
     own = training.implementation == "megatron"
     recipe = "fp32-main" if own and training.dtype == "fp32" else "mixed-18"
@@ -81,7 +81,10 @@ def megatron(spec: Spec) -> Iterator[Broken]:
 
 
 def torchtitan(spec: Spec) -> Iterator[Broken]:
-    """Its Llama, with its defaults: FSDP2 over fp32 shards, gathered in 16 bit and reduced in fp32."""
+    """Yield violations: modelled is torchtitan's Llama with defaults:
+
+    FSDP2, fp32 shards, 16-bit gathers, fp32 reduction.
+    """
     training, model, parallelism = spec.training, spec.model, spec.parallelism
     if training.implementation != "torchtitan":
         return
@@ -128,7 +131,7 @@ def torchtitan(spec: Spec) -> Iterator[Broken]:
 
 
 def context(spec: Spec) -> Iterator[Broken]:
-    """Each of c ranks has two stretches of every sequence, one from the front and one from the back."""
+    """Yield violations: each of c ranks has two chunks of every sequence, one from the front and one from the back."""
     c, t = spec.parallelism.context_parallel, spec.parallelism.tensor_parallel
     if c == 1:
         return
@@ -159,7 +162,7 @@ def context(spec: Spec) -> Iterator[Broken]:
 
 
 def experts(spec: Spec) -> Iterator[Broken]:
-    """Experts are spread over e ranks and each over t_e; t·c·N ranks hold all of them a whole number of times."""
+    """Yield violations: experts are sharded over e ranks, each expert over t_e; t·c·N must be a multiple of e·t_e."""
     parallelism, moe = spec.parallelism, spec.model.moe
     e, width = parallelism.expert_parallel, parallelism.expert_tensor_parallel
     if moe is None:
@@ -200,7 +203,7 @@ def experts(spec: Spec) -> Iterator[Broken]:
 
 
 def replicas(spec: Spec) -> Iterator[Broken]:
-    """HSDP: N ranks in groups of equal size, each of which holds everything once."""
+    """Yield violations: HSDP splits N ranks into groups of equal size, each of which has all parameters once."""
     parallelism = spec.parallelism
     groups, ranks = parallelism.data_parallel_replicate, parallelism.data_parallel
     if ranks % groups:
@@ -218,7 +221,7 @@ def replicas(spec: Spec) -> Iterator[Broken]:
 
 
 def one_dtype(spec: Spec) -> Iterator[Broken]:
-    """FSDP2 takes parameters that train in one dtype (torch 2.13 _fsdp_param_group.py, _init_mp_dtypes)."""
+    """Yield violations: FSDP2 trains parameters of one dtype (torch 2.13 _fsdp_param_group.py, _init_mp_dtypes)."""
     training, parallelism = spec.training, spec.parallelism
     wide = built_in_fp32(spec.model.architecture) if training.implementation == "huggingface" else ()
     trained = training.finetune == "full" and RECIPES[training.recipe].weights != "fp32"
@@ -232,7 +235,7 @@ def one_dtype(spec: Spec) -> Iterator[Broken]:
 
 
 def schedule(spec: Spec) -> Iterator[Broken]:
-    """A stage holds whole layers, in as many chunks as the schedule has."""
+    """Yield violations: a stage has whole layers, in as many chunks as the schedule needs."""
     parallelism, layers = spec.parallelism, spec.model.num_layers
     name, stages, virtual = parallelism.schedule, parallelism.pipeline_parallel, parallelism.virtual_stages
     key: Path = ("parallelism", "schedule")

@@ -1,4 +1,4 @@
-"""The shipped configurations, found by name in a clone, an editable install and a wheel alike."""
+"""Shipped configurations by name, in a clone, an editable install or a wheel."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def presets_folder() -> Path:
-    """Where the presets lie: inside the package in a wheel, beside it in a clone."""
+    """Return the directory of presets: inside the package in a wheel, next to it in a clone."""
     inside = _PACKAGE / "configs"
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 
 
 def preset_names() -> list[str]:
-    """All presets by name, sorted."""
+    """Return the names of all presets, sorted."""
     return list(_names_in(presets_folder()))
 
 
-@cache  # a thousand configurations ask a thousand times
+@cache  # called once per configuration
 def _names_in(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 
 def preset_path(name: str) -> Path | None:
-    """The file of the preset called `name` (with or without ".yaml"), or None."""
+    """Return the file of the preset `name` (with or without ".yaml"), or None."""
     if "/" in name or "\\" in name or "\0" in name:
         return None
     path = presets_folder() / f"{name.removesuffix('.yaml')}.yaml"

@@ -1,7 +1,7 @@
-"""The costly operators of a layer by name, in the order in which they run: what selective checkpointing tells apart.
+"""The expensive operators of a layer by name, in execution order, for selective checkpointing.
 
-`torch.utils.checkpoint`'s policies see operators of ATen, not modules. Matrix products and attention's kernels carry
-nearly all of a layer's FLOPs, and the n-th of them is the same one in every forward; so a policy counts them.
+Policies of `torch.utils.checkpoint` see ATen operators, not modules. Matmuls and attention kernels have nearly all of
+a layer's FLOPs, and the n-th of them is the same one in every forward, so a policy counts them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from memcalc.spec.training import TrainingSpec
 
 
 def layer_products(model: ModelSpec, training: TrainingSpec) -> tuple[str, ...]:
-    """Matrix products and attention's kernel of a plain layer, dense or with experts, as it runs them."""
+    """Return the matmuls and the attention kernel of a plain layer, dense or with experts, in execution order."""
     core = ("scores", "attention output") if training.attention == "eager" else ("attention",)
     return ("attention.qkv_proj", *core, "attention.o_proj", *_mlp_products(model))
 
 
 def _mlp_products(model: ModelSpec) -> tuple[str, ...]:
-    """Those of the MLP; of routed experts' each is one product of all experts."""
+    """Return the matmuls of the MLP; a projection of all routed experts is one matmul."""
     moe = model.moe
     if moe is None:
         return tuple(f"mlp.{name}_proj" for name in _matrices(model))
@@ -38,7 +38,7 @@ def _matrices(model: ModelSpec) -> tuple[str, ...]:
 
 
 def keeps_products(spec: Spec) -> str:
-    """Why single operators of this run's layers cannot be kept; "" where they can."""
+    """Return why single operators of this run's layers cannot be saved; "" if they can."""
     model, training = spec.model, spec.training
     if training.implementation != "plain":
         return f"implementation = {training.implementation}; the order of operators is modelled for plain only"
@@ -59,7 +59,7 @@ def keeps_products(spec: Spec) -> str:
 
 
 def kept_products_rules(spec: Spec) -> Iterator[Broken]:
-    """What `training.recompute_keep` may say."""
+    """Yield violations of the rules of `training.recompute_keep`."""
     training = spec.training
     if not training.recompute_keep:
         return

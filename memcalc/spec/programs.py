@@ -1,4 +1,4 @@
-"""Whose program runs a training step, and at which releases: fields of the `training:` block."""
+"""The program of a training step, and its package versions: fields of the `training:` block."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Framework = Literal[
 
 
 class Program(NamedTuple):
-    """A framework's program, as a headline names it: "TRL 1.16.0 SFT".
+    """A framework's program, as in a headline: "TRL 1.16.0 SFT".
 
     Args:
-        before: what stands before the release.
-        after: what stands behind it.
-        package: whose release it is, as a field of `VersionsSpec`; "": none of these.
+        before: text before the version.
+        after: text after the version.
+        package: the package whose version it is, as a field of `VersionsSpec`; "": none of these.
     """
 
     before: str
@@ -73,7 +73,7 @@ PROGRAMS: dict[str, Program] = {
 
 
 def program_name(framework: str, versions: Mapping[str, str]) -> str:
-    """A framework's program with the release of its package, where that is known: "TRL 1.16.0 SFT"; "": no such one."""
+    """Return a framework's program with its package version, if known: "TRL 1.16.0 SFT"; "": unknown framework."""
     program = PROGRAMS.get(framework)
     if program is None:
         return ""
@@ -81,9 +81,9 @@ def program_name(framework: str, versions: Mapping[str, str]) -> str:
 
 
 def _written(release: object) -> object:
-    """A release as text; YAML reads 4.50 as the number 4.5, which is another one."""
+    """Return a version as a string; YAML reads 4.50 as the number 4.5, a different version."""
     if isinstance(release, float):
-        raise ValueError(f"write it with quotes or as v{release}: YAML reads it as a number")  # noqa: TRY004 - Pydantic's
+        raise ValueError(f"write it with quotes or as v{release}: YAML reads it as a number")  # noqa: TRY004 - as Pydantic requires
     return release.removeprefix("v") if isinstance(release, str) else release
 
 
@@ -92,15 +92,15 @@ Release = Annotated[str, BeforeValidator(_written), Field(pattern=_RELEASE)]
 
 
 def is_release(text: str) -> bool:
-    """Whether a text is a release, such as "4.57.6" or "v4.57.6"."""
+    """Return whether a text is a version, such as "4.57.6" or "v4.57.6"."""
     return re.fullmatch(_RELEASE, text.removeprefix("v")) is not None
 
 
-GROUPED_HEADS = "4.54"  # of transformers, integrations/sdpa_attention.py: handed on as they are, repeated before
+GROUPED_HEADS = "4.54"  # of transformers: passes grouped heads on, repeated before (integrations/sdpa_attention.py)
 
 
 class VersionsSpec(Block):
-    """The releases of the packages that decide memory."""
+    """Versions of the packages that affect memory."""
 
     transformers: Release | None = Field(None, description="release of transformers, such as 4.57.6")
     accelerate: Release | None = Field(None, description="release of Accelerate")
@@ -112,5 +112,5 @@ class VersionsSpec(Block):
 
 
 def number(release: str) -> tuple[int, ...]:
-    """A release as numbers, which compare: "4.57.6" -> (4, 57, 6)."""
+    """Return a version as comparable numbers: "4.57.6" -> (4, 57, 6)."""
     return tuple(int(part) for part in release.removeprefix("v").split("."))

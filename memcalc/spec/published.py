@@ -1,4 +1,4 @@
-"""A model that a hub id means, as the blocks of a configuration."""
+"""The model of a hub id, as the blocks of a configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from memcalc.spec.families import known_families, read_hf_config
 from memcalc.spec.limits import Limit
 from memcalc.spec.multimodal import language_config, vision_limit, vision_note
 
-# The first tokenizer of mistralai has 32,000 tokens. Models with it are Mistral 7B v0.1, with a window of 4,096, or
-# v0.2, without one; all later ones have larger vocabularies and no window (their config.json: "sliding_window": null).
+# mistralai's first tokenizer has 32,000 tokens. Models with it are Mistral 7B v0.1, with a window of 4,096, or v0.2,
+# without one; all later models have larger vocabularies and no window (their config.json: "sliding_window": null).
 _FIRST_VOCABULARY = 32_768
 
 
@@ -23,7 +23,7 @@ _whole: ContextVar[bool] = ContextVar("whole", default=False)
 
 @contextmanager
 def whole_models() -> Iterator[None]:
-    """Inside, a vision-language model is read whole, for transformers to build: by what runs it, not by formulas."""
+    """Read vision-language models as a whole, for transformers to build, instead of the language model alone."""
     before = _whole.set(True)
     try:
         yield
@@ -32,11 +32,11 @@ def whole_models() -> Iterator[None]:
 
 
 class ModelReading(NamedTuple):
-    """What was read of a config.json.
+    """The content of a config.json.
 
     Args:
         model: the raw `model:` block.
-        notes: what to tell the reader of a result.
+        notes: notes for the reader of a result.
         limits: parts of the model that are not estimated.
     """
 
@@ -49,7 +49,7 @@ def read_published(published: PublishedModel) -> ModelReading:
     """Read the config of a published model.
 
     Raises:
-        InputError: memcalc has no formulas for it, and transformers is not there to run it; or a key is wrong.
+        InputError: memcalc has no formulas for it, and transformers is not installed; or a key is invalid.
     """
     entry = published.entry
     notes = [f"model {published.hub_id} from {published.origin}"]
@@ -70,12 +70,12 @@ def read_published(published: PublishedModel) -> ModelReading:
 
 
 def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> ModelReading:
-    """Read a config.json; of a vision-language model its language model, but inside of `whole_models`.
+    """Read a config.json; for a vision-language model its language model, except inside `whole_models`.
 
     Args:
         config: the parsed config.json.
-        where: what to call it in errors.
-        parameters: elements of the whole model; 0: not known.
+        where: its name in errors.
+        parameters: elements of the whole model; 0: unknown.
 
     Raises:
         InputError: as `read_hf_config`.
@@ -89,7 +89,7 @@ def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> Mode
 
 
 def _with_window(config: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return a config of the catalogue with the sliding window of a Mistral that has none in it, and the note."""
+    """Return a catalogue config with the sliding window of a Mistral that lacks it, and a note on that."""
     text = config.get("text_config")
     part = text if isinstance(text, dict) else config
     if part.get("model_type") != "mistral" or "sliding_window" in part:
@@ -98,7 +98,7 @@ def _with_window(config: dict[str, Any]) -> tuple[dict[str, Any], str]:
     if size is None and part.get("vocab_size", 0) >= _FIRST_VOCABULARY:
         size = 0
     note = ""
-    if size is None:  # the larger estimate of a training step: a mask of a window is a tensor
+    if size is None:  # the larger estimate of a training step: a window's mask is a tensor
         size = 4096
         note = (
             "the catalogue does not hold sliding_window of this model: 4,096 tokens are assumed, as of Mistral 7B "
@@ -109,10 +109,10 @@ def _with_window(config: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _without_code(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Refuse a model that only its own code describes.
+    """Reject a model that only its own code describes.
 
     Raises:
-        InputError: the model_type is unknown, and the config names code beside it.
+        InputError: the model_type is unknown, and the config names code for it.
     """
     model_type = config.get("model_type")
     if "auto_map" in config and isinstance(model_type, str) and model_type not in known_families():

@@ -1,4 +1,4 @@
-"""`model.py:make_model`: a name in a Python file of the user. Only `memcalc trace` takes one."""
+"""A name in a user's Python file, `model.py:make_model`; only `memcalc trace` accepts one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ NAME_REMEDY = "Name a function without arguments, a class or a module: FILE.py:N
 
 
 def is_python_target(source: object) -> bool:
-    """Whether a source names a Python file, alone or with a name in it."""
+    """Return whether a source names a Python file, with or without a name in it."""
     return isinstance(source, str) and _TARGET.fullmatch(source) is not None
 
 
 def split_target(target: str) -> tuple[Path, str]:
-    """The file and the name in it.
+    """Return the file and the name in it.
 
     Raises:
-        InputError: it is no such pair, or there is no such file.
+        InputError: the text is not of this form, or the file does not exist.
     """
     match = _TARGET.fullmatch(target)
     if match is None or not (match[2] or "").isidentifier():

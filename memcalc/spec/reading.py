@@ -1,4 +1,4 @@
-"""Finding and reading the text of a configuration: a file, a preset by name, or standard input."""
+"""Lookup and reading of a configuration's text: a file, a preset by name, or standard input."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from memcalc.spec.presets import preset_names, preset_path
 from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
 
 STANDARD_INPUT = "standard input"
-MODEL_CONFIG = "config.json"  # of a model's directory, as save_pretrained writes it
-_read: list[tuple[object, bytes]] = []  # the stream that was read, and what was in it
+MODEL_CONFIG = "config.json"  # in a model's directory, as written by save_pretrained
+_read: list[tuple[object, bytes]] = []  # the stream that was read, and its content
 
 
 def read_source(source: str | Path) -> Source:
-    """The configuration at a path, else the preset of that name; "-" reads standard input.
+    """Return the configuration at a path, else the preset of that name; "-" reads standard input.
 
     Raises:
-        InputError: nothing is there, it cannot be read, or it is no UTF-8 YAML.
+        InputError: it does not exist, cannot be read, or is not UTF-8 YAML.
     """
     if str(source) == "-":
         return parse_yaml(standard_input(), STANDARD_INPUT)
@@ -33,10 +33,10 @@ def read_source(source: str | Path) -> Source:
 
 
 def standard_input() -> str:
-    """Its text. It is read once: who asks again, to see whose configuration it is, gets the same.
+    """Return the text of standard input. It is read once, and later calls return the same text.
 
     Raises:
-        InputError: it is no UTF-8.
+        InputError: it is not UTF-8.
     """
     if not _read or _read[0][0] is not sys.stdin:
         _read[:] = [(sys.stdin, sys.stdin.buffer.read(4 * MAX_CHARACTERS + 1))]
@@ -44,10 +44,10 @@ def standard_input() -> str:
 
 
 def _list(folder: Path) -> None:
-    """Open a folder.
+    """Check that a directory can be listed.
 
     Raises:
-        InputError: it cannot be listed.
+        InputError: it cannot.
     """
     try:
         with os.scandir(folder):
@@ -58,10 +58,10 @@ def _list(folder: Path) -> None:
 
 
 def find_config(source: str | Path) -> Path:
-    """The file that `source` means: itself, the config.json in a directory, else the preset of that name.
+    """Return the file of `source`: itself, the config.json in a directory, else the preset of that name.
 
     Raises:
-        InputError: none exists; the message names the nearest presets and hub ids.
+        InputError: none exists; the message suggests the nearest presets and hub ids.
     """
     path = Path(source)
     try:
@@ -88,7 +88,7 @@ def find_config(source: str | Path) -> Path:
 
 
 def names_hub_id(source: str | Path) -> bool:
-    """Whether a configuration is named by a hub id (ORG/NAME): no file, directory or preset has this name."""
+    """Return whether a configuration is named by a hub id (ORG/NAME): no file, directory or preset has this name."""
     name = str(source)
     if not is_hub_id(name) or preset_path(name) is not None:
         return False
@@ -99,7 +99,7 @@ def names_hub_id(source: str | Path) -> bool:
 
 
 def _suggestion(name: str) -> str:
-    """What may have been meant by a name that is neither a file nor a preset."""
+    """Return a remedy for a name that is neither a file nor a preset."""
     presets = preset_names()
     wanted = name[:80].lower().removesuffix(".yaml")
     spellings = (wanted, re.sub(r"(?<=[a-z])(?=\d)", "-", wanted))  # "llama3" is "llama-3"

@@ -1,6 +1,6 @@
-"""The recipe table: which copies of weights and gradients exist, in how many bytes, and when each lives.
+"""The recipe table: copies of weights and gradients, with their dtypes and lifetimes.
 
-The table of INTERFACE ("Recipes"); estimate, step and report read this one copy.
+It is the table of INTERFACE ("Recipes"); estimate, step and report use this one copy.
 Sources: ZeRO (arXiv 1910.02054) for 16, Megatron-LM's bf16 optimizer for 18, MT-NLG (arXiv 2201.11990) for 20.
 """
 
@@ -12,16 +12,16 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "bool": 1, "int64": 8, "int32": 
 
 
 class Recipe(NamedTuple):
-    """Precisions by role; a dtype of "compute" is training.dtype."""
+    """Dtypes by role; "compute" is training.dtype."""
 
     weights: str
-    gradients: str | None  # autograd's own, alive from backward to zero_grad; None: transient
-    main_gradients: str | None  # the second, fp32 copy
-    main_gradients_live: str  # "never" | "always" | "backward" (to zero_grad) | "step" (made and freed in it)
-    master: str | None  # the copy the optimizer updates, alive always
+    gradients: str | None  # autograd's gradients, live from backward to zero_grad; None: transient
+    main_gradients: str | None  # the additional fp32 copy
+    main_gradients_live: str  # "never" | "always" | "backward" (to zero_grad) | "step" (allocated and freed in it)
+    master: str | None  # the copy that the optimizer updates, persistent
     moments: str
     autocast: bool
-    textbook_bytes: int  # bytes a parameter under Adam, as published
+    textbook_bytes: int  # bytes per parameter under Adam, as published
     imitates: str
 
 

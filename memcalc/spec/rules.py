@@ -1,4 +1,4 @@
-"""The rules that tie fields together, each an equation checked once, at the border."""
+"""Rules that relate fields, each checked once, when a configuration is loaded."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Rule = Callable[[Spec], Iterable[Broken]]
 
 GPU: Path = ("hardware", "gpu")
 
-MOST_LAYERS = 1024  # a replay has the requests of each, dozens of times a search; published models have 1,000 at most
+MOST_LAYERS = 1024  # a search replays the allocations of every layer dozens of times; published models have up to 1,000
 
 
 def check_rules(spec: Spec, source: Source) -> None:
-    """Raise the broken rules: of those on one subject, and of those of one field, the first.
+    """Raise the violations: the first one per rule and per field.
 
     Raises:
-        InputError: with key, value, rule and remedy; an unknown card included.
-        InputErrors: several rules are broken.
+        InputError: with key, value, rule and remedy; also for an unknown GPU.
+        InputErrors: several rules are violated.
     """
     found: dict[Path, InputError] = {}
     for rule in RULES if spec.inference is None else INFERENCE_RULES:
@@ -335,7 +335,7 @@ RULES: tuple[Rule, ...] = (
     _modelled,
 )
 
-# Of generation those that know nothing of a step.
+# Rules for generation: those that do not concern a training step.
 INFERENCE_RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     inference,
     _heads,

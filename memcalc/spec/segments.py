@@ -1,8 +1,8 @@
-"""A plan of recomputation in a configuration: `training.recompute` as a list.
+"""Recomputation plans in a configuration: `training.recompute` as a list.
 
 A number is a layer that is recomputed separately. A nested list, or a range such as "4-7", is one checkpoint segment:
-forward saves the input of the first layer only. In a segment a number is a layer that saves its activations when the
-segment is recomputed, and a further list a nested segment, which does not even then.
+forward saves the input of its first layer only. In a segment, a number is a layer that saves its activations when the
+segment is recomputed, and a list is a nested segment, which does not save them even then.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 Segment = tuple[Union[int, "Segment"], ...]
 
 _RANGE = re.compile(r"([0-9]{1,6})-([0-9]{1,6})")
-DEEPEST = 16  # lists in lists
+DEEPEST = 16  # levels of nested lists
 
 
 def _read(given: Any) -> Any:
@@ -59,7 +59,7 @@ RecomputeLayers = Annotated[
 
 
 def leaves(item: int | Segment) -> Iterator[int]:
-    """The layers (or blocks) of an item, in order."""
+    """Yield the layers (or blocks) of an item, in order."""
     if isinstance(item, int):
         yield item
     else:
@@ -68,19 +68,19 @@ def leaves(item: int | Segment) -> Iterator[int]:
 
 
 def has_segments(recompute: str | Segment) -> bool:
-    """Whether some layers share a checkpoint segment, or segments are nested."""
+    """Return whether some layers share a checkpoint segment, or segments are nested."""
     return not isinstance(recompute, str) and any(isinstance(item, tuple) for item in recompute)
 
 
 def in_order(recompute: Segment) -> bool:
-    """Whether each list holds neighbours in order, and no layer is named twice."""
+    """Return whether the layers of each list are consecutive, and no layer is named twice."""
     named = list(leaves(recompute))
     neighbours = all(b == a + 1 for item in recompute for a, b in pairwise(leaves(item)))
     return neighbours and len(set(named)) == len(named)
 
 
 def items_of(recompute: Segment, layers: int) -> Segment:
-    """The plan with every layer named: a number is kept, a tuple recomputed."""
+    """Return the plan with every layer: a number saves its activations, a tuple is recomputed."""
     starts = {next(leaves(item)): (item,) if isinstance(item, int) else item for item in recompute}
     items: list[int | Segment] = []
     layer = 0
@@ -92,7 +92,7 @@ def items_of(recompute: Segment, layers: int) -> Segment:
 
 
 def as_recompute(items: Segment, first: int, stop: int) -> list[Any] | str:
-    """The plan as `training.recompute` says it, where layer 0 is block `first` and block `stop` no layer any more."""
+    """Return the plan in the syntax of `training.recompute`; layer 0 is block `first`, and layers end before `stop`."""
     inside = [item for item in items if first <= next(leaves(item)) < stop]
     found = [_said(item, first) for item in inside if not isinstance(item, int)]
     if not found:
@@ -117,7 +117,7 @@ def _inner_said(item: int | Segment, first: int) -> Any:
 
 
 def words(recompute: str | Segment) -> str:
-    """ "every-2", "12 layers" or "32 layers in 8 segments"."""
+    """Return a description: "every-2", "12 layers" or "32 layers in 8 segments"."""
     if isinstance(recompute, str):
         return recompute
     named = len(set(leaves(recompute)))

@@ -1,4 +1,4 @@
-"""The specification: what the user asked for, fully resolved, validated once, frozen."""
+"""The specification of a run: fully resolved, validated once, immutable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 
 
 class Spec(Block):
-    """One run: a training step, or generation. Every default is filled in: nothing downstream guesses."""
+    """One run: a training step, or generation. All defaults are resolved, so later code assumes none."""
 
     name: str = Field("unnamed", description="shown in reports")
     model: ModelSpec
@@ -26,11 +26,11 @@ class Spec(Block):
 
     @property
     def origin(self) -> Origin:
-        """Where the run comes from: its program, how its file was read, what the file leaves open."""
+        """Origin of the run: its program, how its file was read, what the file leaves open."""
         return self._origin
 
     def with_origin(self, origin: Origin) -> Spec:
-        """The same run, from there."""
+        """Return the same run with this origin."""
         copy = self.model_copy()
-        copy._origin = origin  # noqa: SLF001 -- our own, on a copy of ours
+        copy._origin = origin  # noqa: SLF001 -- memcalc's own attribute, on a copy
         return copy

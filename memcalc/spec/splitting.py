@@ -1,4 +1,4 @@
-"""Which layers PyTorch's DTensor splits over tensor-parallel ranks, by memcalc's plan for it."""
+"""Layers that PyTorch's DTensor splits over tensor-parallel ranks, by memcalc's plan for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from memcalc.spec.spec import Spec
 
 
 def unsplittable(spec: Spec) -> tuple[str, str] | None:
-    """The first thing of a run that PyTorch's DTensor, or our plan for it, cannot split: its key and the reason."""
+    """Return the first field that DTensor, or memcalc's plan for it, cannot split, and the reason; else None."""
     model, parallelism = spec.model, spec.parallelism
     ranks = parallelism.tensor_parallel
     each_head = model.qk_norm and model.qk_norm_width != "head"

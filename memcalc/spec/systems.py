@@ -1,4 +1,4 @@
-"""The machine that a card stands in: its node, its links, its network, from published numbers."""
+"""The machine of a GPU: node, interconnect and network, from published figures."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ FILE = Path(__file__).parent.parent / "data" / "systems.yaml"
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Nodes of one kind of card.
+    """Nodes of one kind of GPU.
 
     Args:
         name: its key in the table.
-        node: cards of one node.
-        link: what connects them.
-        link_bytes: a card sends inside its node, bytes a second in one direction.
-        nic_bytes: and between nodes.
-        flops: 16-bit operations a second of one card, dense.
-        source: maker's documents.
-        node_assumed: the GPUs per node are a default, no maker's figure.
-        nic_assumed: so is the network.
+        node: GPUs per node.
+        link: interconnect inside a node.
+        link_bytes: bytes per second that a GPU sends inside its node, in one direction.
+        nic_bytes: bytes per second that a GPU sends between nodes.
+        flops: dense 16-bit FLOPs per second of one GPU.
+        source: documents of the vendor.
+        node_assumed: whether the GPUs per node are a default instead of a vendor's figure.
+        nic_assumed: whether the network is a default.
     """
 
     name: str
@@ -43,7 +43,7 @@ class System:
 
     @property
     def assumed(self) -> str:
-        """What of this is a default, and how to say what it is; empty: nothing."""
+        """The defaults among these figures, and the options that change them; "": none."""
         node = [(f"{self.node} GPUs per node", "--node")] if self.node_assumed else []
         port = f"{self.nic_bytes * 8 / 1e9:g} Gbit/s per GPU"
         found = node + ([(port, "--nic")] if self.nic_assumed else [])
@@ -53,20 +53,21 @@ class System:
         return f"{' and '.join(what for what, _ in found)}, {default} with {' and '.join(how for _, how in found)}"
 
     def group_bytes(self, size: int, stride: int) -> float:
-        """Bytes a second that each rank of a group sends when all of them talk at once.
+        """Return the bytes per second that each rank of a group sends when all of them communicate at once.
 
-        Ranks of a group stand `stride` cards apart. Inside a node the links carry them. Between nodes a ring passes
-        through every card's own network port, so a group of which k ranks share a node has k ports there.
+        Ranks of a group are `stride` GPUs apart. Inside a node the interconnect carries the data. Between nodes a ring
+        passes
+        through every GPU's own network port, so a group with k ranks per node has k ports there.
         """
         here = min(size, max(1, self.node // stride))
         return self.link_bytes if size <= here else min(self.link_bytes, here * self.nic_bytes)
 
 
 def system_of(card: Card, node: int | None = None, nic_gbit: float | None = None) -> System:
-    """The system of a card; `node` and `nic_gbit` (10^9 bits a second a card) go over the table's figures.
+    """Return the system of a GPU; `node` and `nic_gbit` (10^9 bits per second and GPU) override the table.
 
     Raises:
-        InputError: they are no sizes.
+        InputError: they are not valid sizes.
     """
     if node is not None and node < 1:
         raise InputError(f"{node} GPUs per node.", "Give 1 or more.", "--node")
@@ -80,7 +81,7 @@ def system_of(card: Card, node: int | None = None, nic_gbit: float | None = None
 
 @lru_cache(maxsize=1)
 def _systems() -> dict[str, System]:
-    """The system of every card, by the card's name."""
+    """Return the system of every GPU, by the GPU's name."""
     data = yaml.load(FILE.read_bytes(), Loader=LOADER)
     rates = {card.name: card.bf16_tflops for card in all_cards()}
     node, port = data["default_gpus"], data["default_nic_gbit_s"]

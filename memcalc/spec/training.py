@@ -1,4 +1,4 @@
-"""The training, parallelism and hardware blocks: what runs, spread how, on which card."""
+"""The training, parallelism and hardware blocks: the step, its distribution, and the GPU."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ Implementation = Literal["plain", "huggingface", "megatron", "torchtitan"]
 Attention = Literal["eager", "flash", "memory-efficient"]
 Loss = Literal["materialized", "chunked", "fused", "tiled", "vocab-parallel"]
 PaddingMask = Literal["none", "boolean", "additive"]
-TOKENWISE = ("chunked", "fused", "tiled")  # losses that read the head's matrix, and never have all logits
+TOKENWISE = ("chunked", "fused", "tiled")  # losses that read the LM head's weight, and never have all logits
 LossShift = Literal["labels", "logits"]
 LogitsUntil = Literal["step", "backward", "loss"]
 NormDtype = Literal["input", "fp32"]
 Windows = Literal["mask", "kernel"]
 Kernels = Literal["torch", "liger"]
 
-# Whose modules Liger's kernels replace, of those that are modelled (liger-kernel 0.8 transformers/monkey_patch.py).
+# Families whose modules Liger's kernels replace, among the modelled ones (liger-kernel 0.8
+# transformers/monkey_patch.py).
 LIGER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8", "blockwise", "rowwise", "rowwise-gw-hp"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
@@ -43,13 +44,14 @@ RecomputeModule = Literal["core_attn", "moe_act", "mla_up_proj", "mlp", "moe", "
 
 # Every stage is evaluated; no published run has more than a few hundred.
 Stages = Annotated[int, Field(gt=0, le=1024)]
-# What may stand there is the release's; it is read where a run is sized (estimation/estimate.py, refuse_settings).
+# The valid settings depend on the PyTorch version; they are parsed by the estimate (estimation/estimate.py,
+# refuse_settings).
 AllocConf = Annotated[str, Field(max_length=1000)]
 RecomputeWord = Annotated[str, Field(pattern=r"^(none|selective|full|every-[1-9][0-9]{0,5})$")]
 
 
 class TrainingSpec(Block):
-    """One training step: sizes, precision, optimizer, and what autograd keeps."""
+    """One training step: sizes, precision, optimizer, and what autograd saves."""
 
     micro_batch_size: Size = Field(1, description="(b) sequences in one forward")
     sequence_length: Size = Field(description="(s) tokens; default: min(2048, max_position_embeddings)")
@@ -224,7 +226,7 @@ class TrainingSpec(Block):
 
     @property
     def transformer_engine(self) -> bool:
-        """Whether Megatron-Core's layers are Transformer Engine's modules, and not its own."""
+        """Whether Megatron-Core's layers use Transformer Engine's modules instead of its own."""
         return self.implementation == "megatron" and self.attention != "eager"
 
     @property
@@ -234,7 +236,7 @@ class TrainingSpec(Block):
 
     @property
     def row_length(self) -> int:
-        """Tokens in one of them."""
+        """Tokens per row."""
         return self.sequence_length * (self._all_sequences if self.padding_free else 1)
 
     @property
@@ -243,7 +245,7 @@ class TrainingSpec(Block):
 
     @property
     def torch(self) -> tuple[int, int]:
-        """PyTorch's release as numbers, which compare."""
+        """PyTorch's version as comparable numbers."""
         major, minor = self.torch_version.removeprefix("v").split(".")
         return int(major), int(minor)
 
@@ -285,12 +287,12 @@ class ParallelismSpec(Block):
 
     @property
     def weights_on_host(self) -> bool:
-        """Whether a rank's shards of the parameters are the host's."""
+        """Whether a rank's shards of the parameters are in host memory."""
         return self.offload in ("parameters", "all")
 
     @property
     def ranks(self) -> int:
-        """Ranks of the whole run; expert parallelism uses the same ones again."""
+        """Ranks of the whole run; expert parallelism reuses them."""
         return self.data_parallel * self.tensor_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
@@ -300,12 +302,15 @@ class ParallelismSpec(Block):
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO shards: context-parallel ranks hold the same weights; HSDP's groups do so apart."""
+        """Ranks over which ZeRO shards; includes context-parallel ranks, which share weights, and one HSDP group."""
         return self.data_parallel // self.data_parallel_replicate * self.context_parallel
 
     @property
     def expert_shards(self) -> int:
-        """The same for experts, of which there are fewer copies: t·c·N ranks hold each in e parts of t_e slices."""
+        """Ranks over which ZeRO shards experts, which have fewer copies:
+
+        t·c·N ranks hold each in e parts of t_e slices.
+        """
         copies = self.shards * self.tensor_parallel
         return max(copies // (self.expert_parallel * self.expert_width_ranks), 1)
 

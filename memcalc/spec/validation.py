@@ -1,4 +1,4 @@
-"""Pydantic's findings in our words: the key's place in the file, the value, the rule and the remedy."""
+"""Pydantic's validation errors as memcalc's messages: the key's place in the file, value, rule and remedy."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _RULES = {
 def validate(
     raw: dict[str, Any], source: Source, *, missing: bool = True
 ) -> tuple[Spec | None, list[tuple[Path, InputError]]]:
-    """The Spec of completed blocks, or None with what is wrong: the path of each field and the message.
+    """Return the Spec of complete blocks; or None and the path and error of each invalid field.
 
     Args:
         raw: the blocks.
-        source: where each value stands.
-        missing: whether fields that are missing are told, too.
+        source: has the line of each value.
+        missing: whether missing fields are reported too.
     """
     try:
         return Spec(**raw), []
     except ValidationError as error:
         findings = error.errors(include_url=False)
-    # Of generation the training block is made from the inference block, whose keys the user knows.
+    # In generation the training block is derived from the inference block, whose keys the user wrote.
     findings = [each for each in findings if each["loc"][0] == "inference"] or findings
     absent = {each["loc"][0] for each in findings if each["type"] == "missing"}
-    # What is wrong with a block of which a size is missing follows from that: its first missing size is named.
+    # Other errors of a block with a missing size are consequences, so only its first missing size is reported.
     first = [each for each in findings if each["type"] == "missing"][: int(missing)]
     findings = [*first, *(each for each in findings if each["loc"][0] not in absent)]
     by_field: dict[Path, list[Any]] = {}
@@ -52,10 +52,10 @@ def validate(
 
 
 def _fault(findings: list[Any], source: Source) -> InputError:
-    """The message of what Pydantic finds of one field."""
+    """Return the error for Pydantic's findings on one field."""
     finding = findings[0]
     location = _location(finding)
-    if isinstance(finding["input"], list | tuple):  # of a list that is none of the words its member is named
+    if isinstance(finding["input"], list | tuple):  # for a list in place of a keyword, report its invalid element
         finding = next((each for each in findings if _location(each)[:-1] == location), finding)
         location = _location(finding)
     return _in_our_words(finding, location, source.where(location))
@@ -66,7 +66,7 @@ def _location(finding: Any) -> Path:
 
 
 def _is_union_branch(part: str | int) -> bool:
-    # Pydantic names the branch of a union in the location: "constrained-str", "tuple[...]", "function-after[...]".
+    # Pydantic includes the branch of a union in the location: "constrained-str", "tuple[...]", "function-after[...]".
     return isinstance(part, str) and ("[" in part or "-" in part)
 
 

@@ -1,7 +1,7 @@
-"""Names that other programs have for our fields: of Hugging Face configs, TrainingArguments, TRL, PEFT and launchers.
+"""Other programs' names of fields: Hugging Face configs, TrainingArguments, TRL, PEFT and launchers.
 
-A name is here if it means one thing in a training step, whoever says it. `batch_size` is the micro-batch. Names that
-mean several things, or nothing for memory, are refused with what to write (`advice_for`).
+A name is listed if it has one meaning in a training step in all programs; `batch_size` is the micro-batch. Names with
+several meanings, or without effect on memory, are rejected with a suggestion (`advice_for`).
 Sources: transformers 5.23 (configuration_*.py, training_args.py), TRL 1.9, PEFT 0.21, Megatron-LM, torchtitan.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 from memcalc.errors import InputError
 from memcalc.spec.yaml_source import Path
 
-# Inputs that no block keeps: the number of all GPUs, from which the data parallelism follows (`defaults.split_gpus`),
-# and the memory that a GPU may hold, which becomes part of its name (`cards.with_budget`).
+# Inputs that no block keeps: the total number of GPUs, from which data_parallel follows (`defaults.split_gpus`), and
+# the memory budget of a GPU, which becomes part of its name (`cards.with_budget`).
 GPUS: Path = ("parallelism", "gpus")
 BUDGET: Path = ("hardware", "budget")
 
-# Another name of one field; the value is the same.
+# Other names of one field with the same value.
 _NAMES: dict[str, tuple[str, ...]] = {
     "preset": ("model", "model_name_or_path", "model_name", "base_model", "model_id", "pretrained_model_name_or_path"),
     "model.architecture": ("model_type",),
@@ -79,7 +79,7 @@ _DTYPES = {
     }.items()
     for word in words
 }
-_PRECISIONS = {  # Lightning's words, pytorch_lightning/plugins/precision
+_PRECISIONS = {  # precision strings of Lightning, pytorch_lightning/plugins/precision
     **_DTYPES,
     "bf16-mixed": {"training.dtype": "bf16", "training.recipe": "amp"},
     "16-mixed": {"training.dtype": "fp16", "training.recipe": "amp"},
@@ -114,7 +114,7 @@ _OFFLOADS = {
 _OFFLOAD_ALL = {True: {"parallelism.offload": "all"}, False: {"parallelism.offload": "none"}}
 _SHARDED = {"parallelism.zero_stage": 3, "parallelism.engine": "fsdp2"}
 
-# Names whose values differ from ours: what each value sets.
+# Names whose values differ from memcalc's: the fields that each value sets.
 _VALUES: dict[str, Mapping[Any, Mapping[str, Any]]] = {
     **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing", "use_gradient_checkpointing"), _RECOMPUTE),
     "bf16": {True: {"training.dtype": "bf16"}},
@@ -148,7 +148,7 @@ _NO_EFFECT = """
     bos_token_id eos_token_id pad_token_id use_cache transformers_version lora_bias temperature top_p
 """.split()
 
-# Names that do not settle one field: what to write.
+# Names that do not determine one field, with a suggestion.
 _ADVICE = {
     "train_batch_size": "Of DeepSpeed it is global_batch_size; the batch of one GPU is micro_batch_size.",
     "deepspeed": "Give the DeepSpeed file itself as CONFIG, or set zero_stage.",
@@ -176,26 +176,26 @@ _HOME = {name: field for field, names in _NAMES.items() for name in names}
 
 
 def words() -> list[str]:
-    """All names that other programs have for our fields."""
+    """Return all names that other programs have for memcalc's fields."""
     return [*_HOME, *_VALUES]
 
 
 def is_word(name: str, block: str | None = None) -> bool:
-    """Whether `name` is another program's name of a field, in this block of ours if one is named."""
+    """Return whether `name` is another program's name of a field, in this block if one is given."""
     fields = _fields_of(name)
     return bool(fields) and (block is None or all(field.partition(".")[0] == block for field in fields))
 
 
 def translated(name: str, value: Any, where: str) -> dict[Path, Any]:
-    """Return what another program's name and value set of ours: values by the path of the field.
+    """Return the fields that another program's name and value set: values by the path of the field.
 
     Args:
-        name: one for which `is_word` holds.
+        name: a name for which `is_word` holds.
         value: as YAML reads it; None unsets the field.
         where: the place of the name, for messages.
 
     Raises:
-        InputError: the value is not one that the name has.
+        InputError: the value is invalid for the name.
     """
     if name in _HOME:
         return {tuple(_HOME[name].split(".")): value}
@@ -209,20 +209,20 @@ def translated(name: str, value: Any, where: str) -> dict[Path, Any]:
         return {tuple(field.split(".")): ours for field, ours in table[value].items()}
     if value is False:  # bf16: false, load_in_4bit: false
         return {}
-    if name == "optim" and isinstance(value, str):  # one of ours, or validation says what is known
+    if name == "optim" and isinstance(value, str):  # one of memcalc's, or validation lists the valid values
         return {("training", "optimizer"): value.replace("_", "-")}
     known = ", ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in table)
     raise InputError(f"{name} = {str(value)[:60]!r} is not known.", f"Known are {known}.", where)
 
 
 def field_of(name: str) -> str | None:
-    """Return the dotted path of our field that another program's name sets first; None: it is no such name."""
+    """Return the dotted path of the first field that another program's name sets; None: it is not such a name."""
     fields = _fields_of(name)
     return fields[0] if fields else None
 
 
 def advice_for(name: str) -> str | None:
-    """Return what to write in place of a name that settles no field of ours; None: nothing is known of it."""
+    """Return a suggestion for a name that determines no field; None: there is none."""
     bare = name.rpartition(".")[2]
     if bare in _NO_EFFECT:
         return f"{bare} has no effect on memory: leave it out."

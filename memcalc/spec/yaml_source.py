@@ -1,7 +1,7 @@
-"""YAML read strictly: one document of plain mappings, lists and scalars, with the line of every key.
+"""Strict YAML: one document of plain mappings, lists and scalars, with the line of every key.
 
-Refused with a message, never a traceback or a hang: duplicate keys, tags of any language, non-finite numbers, dates,
-keys that are not words, files or nestings larger than any configuration, and aliases that expand beyond measure.
+Rejected with a message, without a traceback or a hang: duplicate keys, language-specific tags, non-finite numbers,
+dates, keys that are not strings, files or nestings larger than any configuration, and excessive alias expansion.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import yaml
 
 from memcalc.errors import InputError
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser is some ten times faster
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser is about ten times faster
 
-# Limits no real configuration comes near; they bound the time and memory a hostile file can take.
+# Limits far above any real configuration; they bound the time and memory of a malicious file.
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 32
 MAX_NODES = 20_000
 
-# YAML 1.1 also takes 010 for 8, 0x10 for 16 and 1:30 for 90, which nobody means, and 1e-2 for a word, which JSON
-# and YAML 1.2 take for a number.
+# YAML 1.1 also reads 010 as 8, 0x10 as 16 and 1:30 as 90, which users do not intend, and 1e-2 as a string, which JSON
+# and YAML 1.2 read as a number.
 _DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)?(\.[0-9_]*)?([eE][-+]?[0-9]+)?")
 _SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 
@@ -37,16 +37,16 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed file: its data, what to call it in messages, the line of each key, and what is wrong with its keys."""
+    """A parsed file: its data, its name in messages, the line of each key, and errors of its keys."""
 
     data: Any
     label: str
     lines: dict[Path, int] = field(default_factory=dict)
     overridden: dict[Path, str] = field(default_factory=dict)  # keys given outside the file, and how
-    faults: list[InputError] = field(default_factory=list)  # found while its keys were read; the loader raises them
+    faults: list[InputError] = field(default_factory=list)  # found while keys were read; the loader raises them
 
     def where(self, path: Path) -> str:
-        """ "gpt3.yaml:12: model.num_layers" for the key at `path`, as precisely as it is known."""
+        """Return the place of a key as precisely as it is known, such as "gpt3.yaml:12: model.num_layers"."""
         key = ".".join(str(part) for part in path)
         given = next(
             (self.overridden[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.overridden), ""
@@ -61,10 +61,10 @@ class Source:
 
 
 def parse_yaml(text: str, label: str) -> Source:
-    """`text` as plain data.
+    """Return the plain data of `text`, with the lines of its keys.
 
     Raises:
-        InputError: see the module's docstring; the message names line, value, rule and remedy.
+        InputError: see the module's docstring; the message has line, value, rule and remedy.
     """
     if len(text) > MAX_CHARACTERS:
         raise InputError(
@@ -72,7 +72,7 @@ def parse_yaml(text: str, label: str) -> Source:
             "Name the configuration file itself.",
             label,
         )
-    if _SURROGATE.search(text) is not None:  # of an argument; files are decoded before
+    if _SURROGATE.search(text) is not None:  # in an argument; files are decoded earlier
         raise InputError("some bytes are not UTF-8 text.", "Write it in UTF-8.", label)
     try:
         _check_events(text, label)
@@ -87,7 +87,7 @@ def parse_yaml(text: str, label: str) -> Source:
 
 
 def is_yaml(text: str) -> bool:
-    """Whether this is YAML at all, of whatever content."""
+    """Return whether the text is syntactically valid YAML."""
     try:
         for _ in yaml.parse(text, Loader=_Loader):
             pass
@@ -97,12 +97,12 @@ def is_yaml(text: str) -> bool:
 
 
 def is_template(text: str) -> bool:
-    """Whether there are marks of a template language in it: Go's and Jinja's {{ and {%, ERB's <%."""
+    """Return whether the text has template marks: {{ and {% of Go and Jinja, <% of ERB."""
     return _TEMPLATE.search(text) is not None
 
 
 def _check_events(text: str, label: str) -> None:
-    """Depth and number of nodes, before anything recursive looks at the text."""
+    """Check depth and number of nodes before any recursion over the text."""
     depth = 0
     documents = 0
     for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
@@ -171,10 +171,10 @@ def _mapping(node: yaml.MappingNode, path: Path, source: Source, budget: list[in
 
 
 def _merged(node: yaml.MappingNode, path: Path, source: Source, budget: list[int]) -> dict[str, Any]:
-    """What merge keys (`<<: *base`) bring, which the mapping's own keys go over: of several mappings the first counts.
+    """Return the values of merge keys (`<<: *base`); the mapping's own keys override them, earlier mappings win.
 
     Raises:
-        InputError: one merges what is no mapping, or itself.
+        InputError: a merged value is not a mapping, or merges itself.
     """
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
