@@ -1,6 +1,6 @@
 """Packages that each extra installs, for messages that suggest a `pip install`.
 
-The packages are named rather than the extra: memcalc may be installed from a clone, a wheel or an index, and a
+The packages are named rather than the extra. memcalc may be installed from a clone, a wheel or an index, and a
 message that names one of these would be wrong for the others.
 """
 

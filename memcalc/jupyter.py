@@ -1,4 +1,4 @@
-"""Results as the output of a notebook's cell. What writes them lies above the results, so it announces itself."""
+"""HTML of results in notebooks. The writer is in a layer above the results, so it registers itself here."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _writers: list[Callable[[object], str]] = []
 
 
 class Displayed:
-    """A result that notebooks show as HTML; everywhere else its `repr` is one line."""
+    """A result that notebooks display as HTML; elsewhere its `repr` is one line."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str | None:
-        """Return HTML without a script; None where nothing writes it, and the notebook shows the `repr`."""
+        """Return HTML without a script; None if no writer is registered, and the notebook displays the `repr`."""
         return _writers[-1](self) if _writers else None
 
 
 def write_with(writer: Callable[[object], str]) -> None:
-    """Let `writer` return the HTML of every result from now on."""
+    """Register the function that returns the HTML of every result."""
     _writers[:] = [writer]

@@ -81,7 +81,7 @@ class CheckReport(Displayed):
     accepts_unknown: bool = False
 
     def __repr__(self) -> str:
-        """How many configurations ended in which way, in one line."""
+        """Return the number of configs by status, in one line."""
         counted = [(status, self.count(status)) for status in get_args(Status)]
         found = ", ".join(f"{number} {status}" for status, number in counted if number)
         return f"<CheckReport of {len(self.outcomes)} configs: {found or 'none'}>"

@@ -68,11 +68,11 @@ def in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], last:
     """
     if kwargs or torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0:  # noqa: SLF001 -- no public name
         return None
-    caller = sys._getframe(1).f_back  # noqa: SLF001 -- likewise
+    caller = sys._getframe(1).f_back  # noqa: SLF001 -- as above
     if caller is not None and caller.f_code.co_name != ENGINE:
         return None  # a hook, a backward written in Python, or a tensor subclass
     instead = IN_PLACE[operator]
-    node = type(torch._C._current_autograd_node()).__name__  # noqa: SLF001 -- likewise
+    node = type(torch._C._current_autograd_node()).__name__  # noqa: SLF001 -- as above
     if instead.nodes:
         return instead if node.startswith(instead.nodes) else None
     engines = not node.startswith(ADDING) and _references(args) == last and is_dense(args[0].shape, args[0].stride())

@@ -46,7 +46,7 @@ class Kernels:
         """Return the output tensors that the device allocates, in the order of allocation."""
         return tensors(output)
 
-    def hidden(self, operator: Any, args: Arguments, kwargs: Keywords, output: Any) -> Sequence[Hidden]:  # noqa: ARG002 -- likewise
+    def hidden(self, operator: Any, args: Arguments, kwargs: Keywords, output: Any) -> Sequence[Hidden]:  # noqa: ARG002 -- as above
         """Return the blocks that the operator allocates besides its outputs, ordered by `at`."""
         return ()
 

@@ -41,7 +41,7 @@ def _hold_tensors(kinds: tuple[type, ...]) -> bool:
 def is_composite(operator: Any) -> bool:
     """Return whether an operator is composed of others on every device, as `linear` is of `addmm`."""
     name, key = operator.name(), "CompositeImplicitAutograd"
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)  # noqa: SLF001 -- as OpOverload.decompose asks
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)  # noqa: SLF001 -- as OpOverload.decompose does
 
 
 class Recorder(TorchDispatchMode):

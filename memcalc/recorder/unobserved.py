@@ -1,9 +1,9 @@
 """Allocations of an uninstrumented run on a CUDA device, attributed with a second, instrumented run.
 
 A dispatch mode changes what it records: while one is active, PyTorch avoids some in-place operations. The recorder
-runs those that it knows in place (`in_place`), and no step is known in which instrumentation changes the allocations,
-but a measurement should not depend on that. The allocator's history changes nothing. Therefore the step runs twice:
-with the history alone for the bytes, and instrumented for their attribution.
+runs those that it knows in place (`in_place`), and no step is known in which instrumentation changes the allocations.
+A measurement should not depend on that, however. The allocator's history changes nothing. Therefore the step runs
+twice: with the history alone for the bytes, and instrumented for their attribution.
 """
 
 from __future__ import annotations

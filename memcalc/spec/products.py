@@ -1,7 +1,7 @@
 """The expensive operators of a layer by name, in execution order, for selective checkpointing.
 
 Policies of `torch.utils.checkpoint` see ATen operators, not modules. Matmuls and attention kernels have nearly all of
-a layer's FLOPs, and the n-th of them is the same one in every forward, so a policy counts them.
+a layer's FLOPs. The n-th of them is the same one in every forward, so a policy counts them.
 """
 
 from __future__ import annotations

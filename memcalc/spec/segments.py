@@ -2,7 +2,7 @@
 
 A number is a layer that is recomputed separately. A nested list, or a range such as "4-7", is one checkpoint segment:
 forward saves the input of its first layer only. In a segment, a number is a layer that saves its activations when the
-segment is recomputed, and a list is a nested segment, which does not save them even then.
+segment is recomputed. A list is a nested segment, which does not save them even then.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def _keep_wide(optimizer: torch.optim.Optimizer, tables: Sequence[nn.Embedding])
     for table in tables:
         manager.register_module_override(table, "weight", {"optim_bits": 32})
     optimizer.check_overrides()  # type: ignore[attr-defined]
-    manager.module_weight_config_triple.clear()  # these references would keep the model alive
+    manager.module_weight_config_triple.clear()  # its references would keep the model in memory
 
 
 def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:

@@ -1,4 +1,4 @@
-"""A model with weights quantized to 4 bits by bitsandbytes, built as transformers loads one: matrix by matrix."""
+"""A model with weights quantized to 4 bits by bitsandbytes, built as transformers loads one: one matrix at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memcalc.step.packages import import_package
 def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
     """Allocate the weights of a module on the meta device on a real device, with linear layers 4-bit quantized.
 
-    Each matrix exists in 16 bits only until it is quantized.
+    Each weight exists in bf16 or fp16 only until it is quantized.
 
     Raises:
         Unavailable: bitsandbytes is not installed.

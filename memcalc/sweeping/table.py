@@ -123,7 +123,7 @@ class Table:
     replayed = _field("judgement", "replayed")
 
     def __repr__(self) -> str:
-        """How many configurations it has, in one line."""
+        """Return the numbers of all and of valid configurations, in one line."""
         return f"<Table of {len(self):,} configurations: {int(self.valid.sum()):,} valid>"
 
     def __len__(self) -> int:

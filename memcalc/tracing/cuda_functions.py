@@ -269,7 +269,7 @@ def _take_over(swap: Callable[[Tensor, Tensor], None], parameter: Tensor, conver
 
     PyTorch swaps fake tensors, which fails if there are weak references to them, such as a recorder's.
     """
-    if torch._has_compatible_shallow_copy_type(parameter, converted):  # noqa: SLF001 -- as nn.Module asks
+    if torch._has_compatible_shallow_copy_type(parameter, converted):  # noqa: SLF001 -- as nn.Module does
         parameter.data = converted
     else:
         swap(parameter, converted)

@@ -95,7 +95,7 @@ def fake_ranks(world_size: int) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """Clear DTensor's caches: their keys are meshes that compare equal, but whose groups are named anew each time."""
+    """Clear DTensor's caches: their keys are meshes that compare equal, but have groups with new names each time."""
     _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     _gen_transform_infos.cache_clear()
     MeshTopoInfo.build_from_mesh.cache_clear()

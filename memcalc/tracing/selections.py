@@ -129,7 +129,7 @@ class Selections:
         return args[0].new_empty((size,), dtype=torch.long)  # type: ignore[no-any-return]
 
     def repeat_interleave(self, args: Arguments, kwargs: Keywords) -> Tensor:
-        """Return as many elements as `output_size` says; else each element once."""
+        """Return `output_size` elements if it is given; else each element once."""
         size = kwargs.get("output_size")
         return args[0].new_empty((args[0].numel() if size is None else size,), dtype=torch.long)  # type: ignore[no-any-return]
 

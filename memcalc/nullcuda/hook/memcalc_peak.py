@@ -1,4 +1,4 @@
-"""Which lines of the program asked for what was alive at the peak, from PyTorch's own history of allocations."""
+"""Live allocations at the peak by line of the program, from PyTorch's own allocation history."""
 
 from __future__ import annotations
 
