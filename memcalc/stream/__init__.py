@@ -1,1 +1,1 @@
-"""A run as a list of requests of PyTorch's allocator, and what a replay of it finds."""
+"""A run as a list of allocator requests, and the result of replaying it."""

@@ -1,4 +1,4 @@
-"""Memory over a run from its requests: the same curve that traces and recorded runs have, without a device."""
+"""The memory curve of a run from its requests: the same curve as of traces and recorded runs, without a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memcalc.stream.requests import Requests, Stretch
 
 
 class Level(NamedTuple):
-    """What an allocator holds after a request, in bytes: in blocks that are in use, and of the device."""
+    """Allocated and reserved bytes after a request."""
 
     allocated: int
     reserved: int
@@ -28,9 +28,9 @@ def course_of(
     room: int | None = None,
     capacity: int | None = None,
 ) -> Course:
-    """Memory after every request of a run, by component, with what PyTorch's allocator makes of it.
+    """Return the memory curve of a run, by component, with the allocated and reserved bytes of an allocator replay.
 
-    The steady step comes twice in a run; its second time is the third step here, as in a trace.
+    The steady step is replayed twice; the second replay becomes the third step, as in a trace.
 
     Args:
         requests: the run.
@@ -40,8 +40,8 @@ def course_of(
         capacity: as for `replay`.
 
     Raises:
-        InputError: the version does not take these settings.
-        OutOfMemory: the room has no place for a request.
+        InputError: the version does not accept these settings.
+        OutOfMemory: a request does not fit.
     """
     stretches = [stretch for stretch in requests.stretches if not stretch.is_empty]
     levels = [*_levels(stretches, allocator_of(alloc_conf, torch, room, capacity))]
@@ -56,7 +56,7 @@ def course_of(
 
 
 def _named(stretches: Sequence[Stretch]) -> Iterator[tuple[Stretch, str, bool]]:
-    """Each stretch with the phase it shows, by the number of its step, and whether a phase begins with it."""
+    """Yield each interval with its phase, numbered by step, and whether it begins that phase."""
     step, before = 0, ""
     for stretch in stretches:
         kind, _, number = stretch.phase.rpartition("_")
@@ -67,7 +67,7 @@ def _named(stretches: Sequence[Stretch]) -> Iterator[tuple[Stretch, str, bool]]:
 
 
 def _events(stretches: Sequence[Stretch], requests: Requests) -> tuple[list[Event], list[int], list[Event | None]]:
-    """The events, by how many bytes each changes what is live, and the allocation that it makes or frees."""
+    """Return the events, the change of live bytes by each event, and the allocation it makes or frees."""
     events: list[Event] = []
     deltas: list[int] = []
     changed: list[Event | None] = []
@@ -94,7 +94,7 @@ def _events(stretches: Sequence[Stretch], requests: Requests) -> tuple[list[Even
 
 
 def _levels(stretches: Sequence[Stretch], allocator: Scripted) -> Iterator[Level]:
-    """One for each event, in the order of `_events`."""
+    """Yield one level per event, in the order of `_events`."""
     allocated = 0
     sizes: list[int] = []  # of the block of each request
     for stretch, _, begins in _named(stretches):
@@ -103,7 +103,7 @@ def _levels(stretches: Sequence[Stretch], allocator: Scripted) -> Iterator[Level
         if stretch.after_empty_cache:
             allocator.empty_cache()
         for change in stretch.script:
-            most = allocator.play((change,)).allocated  # after a request that is served; before one that frees
+            most = allocator.play((change,)).allocated  # the peak is after an allocation, and before a free
             if change >= 0:
                 sizes.append(most - allocated)
                 allocated = most

@@ -1,6 +1,6 @@
-"""A run's requests of PyTorch's allocator: written down first, then replayed.
+"""The allocator requests of a run: recorded once, then replayed.
 
-What a step asks for does not depend on what it gets, so one list serves every setting, release and card.
+A step's requests do not depend on the allocator, so one list serves every setting, PyTorch version and GPU.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from memcalc.workspaces import Script
 
 
 class Stretch(NamedTuple):
-    """Requests of one phase, in order: as `LeanAllocator.play` takes them.
+    """Consecutive requests of one phase, encoded for `LeanAllocator.play`.
 
     Args:
         phase: its name.
         script: the requests.
-        after_empty_cache: whether torch.cuda.empty_cache() comes before them.
+        after_empty_cache: whether torch.cuda.empty_cache() precedes them.
     """
 
     phase: str
@@ -34,18 +34,18 @@ class Stretch(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is neither a phase nor a request."""
+        """Whether it has neither a phase nor a request."""
         return not (self.phase or self.script)
 
 
 class Written(NamedTuple):
-    """Requests that may come again, with the storages that they make.
+    """Recorded requests that can be repeated, with the storages that they allocate.
 
     Args:
-        script: the requests, without those that are made once only.
-        made: the storages that they make, one for each that is positive or zero.
-        owners: how many each of these has in the end.
-        parts: those of them that are not one block.
+        script: the requests, without those that are made only once.
+        made: the storages that they allocate, one for each positive or zero request.
+        owners: number of owners of each storage at the end.
+        parts: the requests of each storage that is not exactly one block.
     """
 
     script: list[int]
@@ -55,37 +55,38 @@ class Written(NamedTuple):
 
 
 class Requests:
-    """The list of requests, written storage by storage. A storage is freed when its last owner lets it go.
+    """The list of requests, recorded storage by storage. A storage is freed when its last owner releases it.
 
-    A storage is a number: that of its request. One that has several blocks, or none, has its number of the last
-    request for it, or of an empty one.
+    A storage is identified by the index of its request. A storage of several blocks has the index of its last request,
+    and
+    an empty one the index of an empty request.
 
-    `components` has what each storage is for. What no caller names is a buffer of the sharding engine.
+    `components` holds the component of each storage. The default is a buffer of the sharding engine.
     """
 
     def __init__(self) -> None:
         self.stretches: list[Stretch] = []
         self.components: list[Component] = []
-        # A subclass that looks at every request sees each of them: then nothing is copied from what was written.
+        # A subclass may inspect every request, so its requests are never copied from recorded ones.
         self.repeats = type(self) is Requests
         self._script: list[int] = []
         self._owners: list[int] = []
-        self._parts: dict[int, tuple[int, ...]] = {}  # of storages that are not one block: their requests
+        self._parts: dict[int, tuple[int, ...]] = {}  # the requests of each storage that is not exactly one block
         self._once: set[int] = set()
         self.begin("")
 
     def begin(self, phase: str) -> None:
-        """What follows is in this phase."""
+        """Begin a phase: all requests that follow belong to it."""
         self._script = []
         self.stretches.append(Stretch(phase, self._script))
 
     def empty_cache(self) -> None:
-        """torch.cuda.empty_cache(): cached segments are freed. Not inside of what is written once and comes again."""
+        """Record torch.cuda.empty_cache(), which frees cached segments. Not allowed inside repeated requests."""
         self._script = []
         self.stretches.append(Stretch(self.stretches[-1].phase, self._script, after_empty_cache=True))
 
     def take(self, size: int, stream: int = 0, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
-        """A new storage with one owner, allocated on a CUDA stream: 0 is the default stream."""
+        """Allocate a storage with one owner on a CUDA stream (0 is the default stream); return its index."""
         number = len(self._owners)
         self.components.append(component)
         self._script.append(size + (stream << STREAM_SHIFT) if size else 0)
@@ -95,18 +96,18 @@ class Requests:
         return number
 
     def take_once(self, size: int, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
-        """A new storage that stays until the end, and is not made again where what is written now comes again."""
+        """Allocate a storage that stays until the end, and is not allocated again when these requests are repeated."""
         number = self.take(size, 0, component)
         self._once.add(number)
         return number
 
     def play(self, script: Script, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
-        """Buffers taken and given back inside an operator: those left over are one storage with one owner."""
+        """Allocate and free an operator's internal buffers; the remaining ones become one storage with one owner."""
         taken: list[tuple[int, int]] = []
         for change in script:
             if change > 0:
                 taken.append((change, self.take(change, 0, component)))
-            elif change:  # the newest of that size
+            elif change:  # frees the newest buffer of that size
                 last = max(index for index, (size, _) in enumerate(taken) if size == -change)
                 self.drop((taken.pop(last)[1],))
         if not taken:
@@ -117,15 +118,15 @@ class Requests:
         return number
 
     def relabel(self, number: int, component: Component) -> None:
-        """Set what a storage is for, which its reader knows better than what has made it."""
+        """Set the component of a storage that a later reader knows better than the code that allocated it."""
         self.components[number] = component
 
     def hold(self, number: int) -> None:
-        """One more owner."""
+        """Add an owner to a storage."""
         self._owners[number] += 1
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """One owner less of each."""
+        """Remove one owner of each storage, and free the storages without owners."""
         owners = self._owners
         for number in numbers:
             owners[number] -= 1
@@ -136,14 +137,14 @@ class Requests:
             else:
                 self._script.append(~number)
 
-    # -- what comes again ----------------------------------------------------------------------------------------------
+    # -- repeated requests ---------------------------------------------------------------------------------------------
 
     def mark(self) -> tuple[int, int]:
-        """Where the list is now, for `since`."""
+        """Return the current position in the list, for `since`."""
         return len(self._script), len(self._owners)
 
     def since(self, mark: tuple[int, int]) -> Written:
-        """What was written in this phase since a mark."""
+        """Return the requests recorded in this phase since a mark."""
         begin, first = mark
         script, made = self._script[begin:], [*range(first, len(self._owners))]
         if not self._once.isdisjoint(made):
@@ -154,12 +155,13 @@ class Requests:
         return Written(script, made, [self._owners[number] for number in made], parts)
 
     def again(self, written: Written, new: dict[int, int]) -> None:
-        """The same requests once more, for new storages.
+        """Repeat recorded requests for new storages.
 
         Args:
             written: the requests.
-            new: from the storages that were made then to those that are made now; those of these requests are added.
-                Requests to give back others than these do not come again: a KeyError.
+            new: maps storages of the recording to current ones; must contain the storages that the requests free but do
+                not
+                allocate (otherwise KeyError). The storages allocated here are added.
         """
         first = len(self._owners)
         new.update(zip(written.made, range(first, first + len(written.made)), strict=True))
@@ -172,12 +174,12 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the allocator made of a run's requests. Bytes.
+    """The result of replaying a run's requests. Bytes.
 
     Args:
-        tops: for each phase the most that was in use at once, and the most that was asked for in whole blocks.
-        reserved_bytes: the most that the allocator held of the device.
-        retries: how often it emptied its cache for a request; 0: all is as on a device that never runs out.
+        tops: for each phase the peak allocated bytes, and the peak of requests rounded to whole blocks.
+        reserved_bytes: peak reserved bytes.
+        retries: how often the cache was emptied for a request; 0 if the device was large enough.
     """
 
     tops: dict[str, tuple[int, int]]
@@ -186,17 +188,17 @@ class Replay:
 
     @property
     def rests(self) -> dict[str, int]:
-        """For each phase how much higher it rises than it would if the remainder of every block were split off."""
+        """Per phase, the part of the peak that is due to unsplit block remainders."""
         return {phase: whole - asked for phase, (whole, asked) in self.tops.items()}
 
     @property
     def asked(self) -> dict[str, int]:
-        """For each phase the most that is asked for at once, rounded up to blocks."""
+        """Per phase, the peak of requested bytes, rounded up to whole blocks."""
         return {phase: asked for phase, (_, asked) in self.tops.items()}
 
     @property
     def played(self) -> Played:
-        """What the allocator adds to what is asked for."""
+        """The allocator overhead beyond requested bytes, for the estimate."""
         return Played(self.rests, self.reserved_bytes)
 
 
@@ -207,20 +209,20 @@ def replay(
     room: int | None = None,
     capacity: int | None = None,
 ) -> Replay:
-    """Plays a run's requests to PyTorch's allocator.
+    """Replay a run's requests through the PyTorch allocator.
 
     Args:
         requests: the run.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-        torch: the release of PyTorch whose allocator it is, such as "2.13".
-        room: bytes that the allocator can have of the device: it gives cached blocks back before it fails. None: of a
-            device that never runs out.
-        capacity: bytes of the device, by which the allocator reserves addresses for segments that expand: how far one
-            can grow decides which block is taken. None: the room.
+        torch: the PyTorch version, for example "2.13".
+        room: bytes of the device that the allocator can use; it frees cached blocks before it fails. None for no limit.
+        capacity: bytes of the device, which determine the address space of expandable segments: how far a block can
+            grow
+            decides which block is allocated. None: the same as `room`.
 
     Raises:
-        InputError: the release does not take these settings.
-        OutOfMemory: the room has no place for a request.
+        InputError: the version does not accept these settings.
+        OutOfMemory: a request does not fit.
     """
     allocator = allocator_of(alloc_conf, torch, room, capacity)
     tops = _tops((stretch.phase, play(allocator, stretch)) for stretch in requests.stretches if not stretch.is_empty)
@@ -228,19 +230,22 @@ def replay(
 
 
 def play(allocator: Scripted, stretch: Stretch) -> Highest:
-    """Serve a stretch."""
+    """Replay consecutive requests of one phase."""
     if stretch.after_empty_cache:
         allocator.empty_cache()
     return allocator.play(stretch.script)
 
 
 def reserved_upper_bound(requests: Requests) -> int:
-    """Bytes that a replay with default settings never reserves more than; five times as quick. See `most_reserved`."""
+    """Return an upper bound of the bytes that a replay with default settings reserves, without a replay.
+
+    Five times as fast as the replay; see `most_reserved`.
+    """
     return most_reserved(stretch.script for stretch in requests.stretches)
 
 
 def _tops(found: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    """The highest of each phase, which may have several stretches."""
+    """Return the peaks of each phase, which may have several intervals of requests."""
     tops: dict[str, tuple[int, int]] = {}
     for phase, (whole, asked) in found:
         before = tops.get(phase, (0, 0))
