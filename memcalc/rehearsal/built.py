@@ -1,4 +1,4 @@
-"""Tensors that are made before the first step."""
+"""Tensors that are allocated before the first step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from memcalc.workspaces import Script
 
 
 class Made(NamedTuple):
-    """A tensor: its bytes, what is made on the way to it and freed once it is there, and whether it stays itself.
+    """A tensor: its bytes, the temporaries of its construction, and whether it stays allocated.
 
-    `parameter`: whose weight it is.
-    `component`: what it is for.
-    `several`: the requests of several tensors that are made in one, where it is not one tensor; what they leave stays.
+    Args:
+        size: bytes.
+        before: requests of the construction, freed once the tensor exists.
+        stays: whether the tensor stays allocated.
+        parameter: the parameter whose weight it is.
+        several: the requests of several tensors constructed together, instead of `size`; the remaining ones stay.
+        component: of the tensor.
     """
 
     size: int
@@ -26,8 +30,8 @@ class Made(NamedTuple):
 
 
 class Built(NamedTuple):
-    """Tensors that are made one after the other, and the phases in which they are held."""
+    """Tensors that are allocated in order, and the phases in which they are live."""
 
     mask: int
     tensors: tuple[Made, ...]
-    replaced: tuple[Made, ...] = ()  # as many that are made before, each of which goes when its successor is there
+    replaced: tuple[Made, ...] = ()  # as many tensors allocated before; each is freed when its successor exists

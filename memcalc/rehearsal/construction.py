@@ -1,4 +1,4 @@
-"""What is allocated before the first step, in order: the model, its copies, the batch."""
+"""Allocations before the first step, in order: the model, its copies, the batch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from memcalc.spec.spec import Spec
 
 
 def layers_with_experts(spec: Spec) -> tuple[bool, ...]:
-    """Whether each layer has experts; empty where no layer has any."""
+    """Return whether each layer has experts; empty if no layer has any."""
     moe = spec.model.moe
     return () if moe is None else tuple(moe.has_experts(layer) for layer in range(spec.model.num_layers))
 
 
 def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[Built]:
-    """Weights and buffers in the order in which modules make them, then the copies that a recipe keeps, and the batch.
+    """Yield weights and buffers in the order of module construction, then the recipe's copies, and the batch.
 
-    Workspaces appear with what asks for them, gradients in backward.
+    Workspaces are allocated by the operators that need them, gradients in backward.
     """
     parameters = stage_parameters(spec, stage)
     ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec)))
@@ -54,20 +54,20 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
     splits = choice.partitions_gradients and choice.zero_stage == 3
     yield from chain.from_iterable(_split_at_once(built, choice) for built in weights) if splits else weights
     yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, choice)
-    if not choice.partitions_gradients:  # of DeepSpeed's flat buffers its engine knows
+    if not choice.partitions_gradients:  # DeepSpeed's engine allocates its flat buffers itself
         yield from _kept_copies(ordered, copies, choice)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
 
 
 def is_built_on_meta(spec: Spec) -> bool:
-    """Whether modules are built without memory, and get it once they are sharded: by FSDP2 and DTensor."""
+    """Return whether modules are built on the meta device, and get memory once they are sharded (FSDP2, DTensor)."""
     parallelism = spec.parallelism
     sharded = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
     return (sharded or parallelism.tensor_parallel > 1) and spec.training.finetune != "qlora"
 
 
 def _given_memory(spec: Spec, ordered: Sequence[Held], weights: Iterable[Built]) -> Iterator[Built]:
-    """nn.Module.to_empty: shard by shard; a tied head gets memory of its own before it is tied again."""
+    """nn.Module.to_empty: allocate shard by shard; a tied head gets separate memory before it is tied again."""
     yield from weights
     embedding = next((held for held in ordered if held.where == "embedding"), None)
     if spec.model.tie_word_embeddings and embedding is not None:
@@ -78,7 +78,7 @@ def _given_memory(spec: Spec, ordered: Sequence[Held], weights: Iterable[Built])
 
 
 def _kept_copies(ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice) -> Iterator[Built]:
-    """The copies beside the weights, kind by kind."""
+    """Yield the copies other than the weights, one role after the other."""
     for role in dict.fromkeys(copy.role for found in copies.values() for copy in found):
         if role is not Role.WEIGHTS:
             yield from _joined(chain.from_iterable(_sized(ordered, copies, choice, role)))
@@ -89,7 +89,7 @@ def _is_adapter(held: Held) -> bool:
 
 
 def _adapters(spec: Spec, ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice) -> Iterator[Built]:
-    """PEFT makes all adapters in the dtype of the weight beside each, then casts one after the other.
+    """PEFT creates all adapters in the dtype of the adapted weight, then casts them one at a time.
 
     Source: peft 0.19 tuners/tuners_utils.py, _move_adapter_to_device_of_base_layer and cast_adapter_dtype.
     """
@@ -99,7 +99,7 @@ def _adapters(spec: Spec, ordered: Sequence[Held], copies: dict[Held, list[Copy]
     adapters = adapters_of(spec)
     assert adapters is not None
     first = [Made(each.size) for built in made for each in built.tensors]
-    # Of a matrix in 4 bits PEFT takes the dtype that it computes in.
+    # For a 4-bit matrix PEFT uses the compute dtype.
     base = DTYPE_BYTES[choice.compute if adapters.quantised is not None else base_dtype(spec.training)]
     if base < DTYPE_BYTES[adapters.dtype]:
         narrow = tuple(Made(each.size * base // DTYPE_BYTES[adapters.dtype]) for each in first)
@@ -109,7 +109,7 @@ def _adapters(spec: Spec, ordered: Sequence[Held], copies: dict[Held, list[Copy]
 
 
 def _copies_of(parameters: Parameters, choice: Choice) -> dict[Held, list[Copy]]:
-    """The copies that are kept of each parameter."""
+    """Return the copies that are kept of each parameter."""
     found: dict[Held, list[Copy]] = {}
     for alike, own, trains in groups(parameters, choice):
         kept = [copy for copy in kept_copies(own, trains=trains) if not is_made_in_backward(copy, own)]
@@ -120,7 +120,7 @@ def _copies_of(parameters: Parameters, choice: Choice) -> dict[Held, list[Copy]]
 def _sized(
     ordered: Sequence[Held], copies: dict[Held, list[Copy]], choice: Choice, role: Role
 ) -> Iterator[tuple[Built, ...]]:
-    """The copies of each parameter that have one role, which some may not have."""
+    """Yield the copies of each parameter that have one role; some parameters have none."""
     made: dict[Held, tuple[Built, ...]] = {}
     for held in dict.fromkeys(ordered):
         wanted = [copy for copy in copies[held] if copy.role is role]
@@ -136,13 +136,13 @@ def _sized(
 
 
 def _joined(built: Iterable[Built]) -> Iterator[Built]:
-    """The same, those that follow one another in the same phases together."""
+    """Merge consecutive tensors that are live in the same phases."""
     for mask, alike in groupby(built, key=lambda each: each.mask):
         yield Built(mask, tuple(made for each in alike for made in each.tensors))
 
 
 def _split_at_once(built: Built, choice: Choice) -> Iterator[Built]:
-    """DeepSpeed's zero.Init splits the parameters of each module when it has been made.
+    """DeepSpeed's zero.Init shards the parameters of each module once the module is constructed.
 
     Source: deepspeed 0.19 runtime/zero/partition_parameters.py, _post_init_method.
     """
@@ -157,13 +157,13 @@ def _alone(item: Item) -> Built:
 
 
 class _Buffers:
-    """What transformers' modules make beside parameters, and where.
+    """Buffers of transformers' modules, and their position among the parameters.
 
     Source: transformers 5.23, the constructors of models/<family>/modeling_<family>.py.
 
     Args:
         spec: the run.
-        items: the buffers, and a head that is made before it is tied.
+        items: the buffers, and an LM head that is allocated before it is tied.
     """
 
     def __init__(self, spec: Spec, items: Sequence[Item]) -> None:
@@ -176,7 +176,7 @@ class _Buffers:
         self.rest = [item for item in items if item is not self.of_layers]
 
     def among(self, ordered: Sequence[Held], weights: Iterable[tuple[Built, ...]]) -> Iterator[Built]:
-        """Weights with the buffers where they are made."""
+        """Yield the weights with the buffers where modules create them."""
         before, behind = "", self.own.sinusoids
         weighted = list(zip(ordered, weights, strict=True))
         ends = max((at for at, (held, _) in enumerate(weighted) if not _of_output(held)), default=-1)
@@ -186,14 +186,14 @@ class _Buffers:
                 yield Built(self.of_layers.mask, (self._of_a_layer(),))
             before = here
             yield from made
-            if self.family == "mpt" and "norm" in held.module:  # whose bias is set to None
+            if self.family == "mpt" and "norm" in held.module:  # its bias is set to None
                 yield from (Built(mask_of("model"), (each.tensors[0]._replace(stays=False),)) for each in made)
             if at == ends:
                 yield from self._after_the_layers()
 
     def _after_the_layers(self) -> Iterator[Built]:
-        head: list[Built] = []  # before it is tied
-        again: list[Made] = []  # by _init_weights, which copies them
+        head: list[Built] = []  # LM head before it is tied
+        again: list[Made] = []  # buffers that _init_weights copies
         for item in self.rest:
             made = _mask(item.each) if item.tensor == CAUSAL_MASKS else Made(item.each)
             made = made._replace(component=item.component)
@@ -219,7 +219,7 @@ def _of_output(held: Held) -> bool:
 
 
 def _mask(elements: int) -> Made:
-    """torch.tril(torch.ones(...)), of truth values."""
+    """torch.tril(torch.ones(...)), of dtype bool."""
     return Made(elements, (elements,))
 
 

@@ -1,4 +1,4 @@
-"""The optimizer step of all parameters as requests: norms for clipping, the updates, an average's casts."""
+"""Requests of the optimizer step: gradient norms for clipping, the updates, casts for the weight average (EMA)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from memcalc.stream.requests import Requests
 
 
 class OptimizerStep:
-    """Every step of a run.
+    """The optimizer steps of a run.
 
     Args:
-        requests: what they are asked of.
-        groups: parameters that are held alike, as modules make them, and the choice with their dtype.
-        experts: whether each layer has experts, where some do.
-        engine: what is done around each group's update.
+        requests: where they are recorded.
+        groups: parameters of one dtype, in registration order, and the state options with that dtype.
+        experts: whether each layer has experts; empty if no layer has any.
+        engine: allocates its buffers before and after each group's update.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class OptimizerStep:
         self.updates = [[*self._updates(parameters, choice)] for parameters, choice in groups]
 
     def build(self) -> None:
-        """States that are there as soon as the optimizer is."""
+        """Allocate the states that the optimizer's constructor creates."""
         for each in chain.from_iterable(self.updates):
             each.build()
 
     def run(self, *, first: bool) -> None:
-        """One step."""
+        """Record one step."""
         for parameters, choice in self.groups:
             self._clip(parameters, choice)
         for number, updates in enumerate(self.updates):
@@ -67,7 +67,7 @@ class OptimizerStep:
         self.requests.drop([take(item.each, 0, item.component) for item in items for _ in range(item.count)])
 
     def _average(self, parameters: Parameters, choice: Choice) -> None:
-        """memcalc/step/averages.py: what is not in fp32 is cast, one parameter after the other."""
+        """memcalc/step/averages.py: parameters that are not in fp32 are cast one at a time."""
         if choice.ema != "fp32" or choice.update.dtype == "fp32":
             return
         for held in in_order(parameters, choice.update.family, self.experts):
@@ -75,7 +75,7 @@ class OptimizerStep:
             self.requests.drop([self.requests.take(size, 0, Component.TEMPORARIES)])
 
     def _updates(self, parameters: Parameters, choice: Choice) -> Iterator[Updating]:
-        """One for all, but for Muon: it updates the matrices of the layers one by one, and AdamW what is left."""
+        """Yield one update for all parameters. Muon updates hidden weight matrices one at a time; AdamW the others."""
         requests, update, card, spread = self.requests, choice.update, choice.card, choice.spread(1)
         if update.optimizer != "muon":
             yield Updating(requests, parameters, update, card, self.experts, spread)

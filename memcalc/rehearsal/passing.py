@@ -1,4 +1,4 @@
-"""Forward, loss and backward of a planned step as requests: the programs of its blocks, played in the plan's order."""
+"""Forward, loss and backward of a planned step as requests: the programs of its blocks, in the plan's order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from memcalc.spec.segments import Segment, leaves
 from memcalc.stream.requests import Requests
 
 Step = tuple[Event, int, int, bool]  # see `Passing._steps`
-NO_TABLE = Table("")  # what the opening holds through backward for all layers, and none of them reads by itself
+NO_TABLE = Table("")  # kept by the embedding through backward for all layers, although no single layer reads it
 NOTHING: Mapping[int, Callable[[], None]] = {}
 
 
 class Frame(NamedTuple):
-    """A block that has run forward: its number, and the storages of its program that it holds."""
+    """A block after its forward: its number, and the live storages of its program."""
 
     number: int
     held: dict[int, int]
@@ -31,13 +31,13 @@ class Passing:
     """One step's forward, loss and backward.
 
     Args:
-        requests: what they are asked of.
+        requests: where they are recorded.
         timeline: the step.
-        plan: its layers, all of them named.
-        engine: what is done around its units.
+        plan: its recomputation plan, with all layers.
+        engine: runs hooks before and after its units.
         parameters: of each unit, by the names of their gradients.
-        workspace_bytes: of cuBLAS, which each thread's first matrix product makes.
-        threads: those that have one already; the step adds its own.
+        workspace_bytes: cuBLAS workspace, allocated by the first matmul of each thread.
+        threads: the threads that have a workspace already; the step adds its own.
     """
 
     def __init__(
@@ -55,21 +55,22 @@ class Passing:
         self.plan = plan
         self.engine = engine
         self.parameters = parameters
-        self.gradients: list[int] = []  # that stay
+        self.gradients: list[int] = []  # storages of gradients that stay
         self.blocks = timeline.blocks
         self.workspace_bytes = workspace_bytes
         self.threads = threads
         self.openings: list[Frame] = []
         self.layers: dict[int, Frame] = {}
         self.head = Frame(len(self.blocks) - 1, {})
-        self.named: Frame | None = None  # the layer whose results beside its output have a name
-        self.shared: dict[Table, int] = {}  # tables that the opening makes and layers read
+        self.named: Frame | None = None  # the layer whose further results a Python variable still references
+        self.shared: dict[Table, int] = {}  # RoPE caches and masks that the embedding block allocates and layers read
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
-        # Layers that are the last in backward to read what the opening holds: after how many events which goes.
+        # Layers that are the last in backward to read storages of the embedding block -> event count -> storages to
+        # free.
         self.last_readers: dict[int, dict[int, list[tuple[Frame, int]]]] = {}
 
     def forward(self) -> None:
-        """Until the model returns its logits."""
+        """Run forward until the model returns its logits."""
         hidden = -1
         self.openings, self.layers = [], {}
         self.engine.before_forward(ROOT)
@@ -86,11 +87,11 @@ class Passing:
         for item in self.plan:
             hidden = self.forward_of(item, hidden)
         if self.timeline.spec.training.implementation == "plain":
-            self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers have a function of their own
+            self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers run in a separate function
         if self.engine.wraps_ends:
             self.engine.before_forward(TAIL)
         self.run(self.head, hidden)
-        self._let_go("names")  # where the head is a part of the loss
+        self._let_go("names")  # if the LM head is part of the loss
         self._take_over_name(None)
         if not self.engine.output_is_loss:
             self._end_of_forward()
@@ -101,7 +102,7 @@ class Passing:
         self.engine.after_forward(ROOT)
 
     def loss(self) -> None:
-        """Until backward begins, outside the autocast region."""
+        """Run the loss until backward begins, outside the autocast region."""
         block = self.blocks[self.head.number]
         for event in block.program.loss:
             self._play(block, self.head, event)
@@ -110,7 +111,7 @@ class Passing:
         self._let_go("region")
 
     def backward(self) -> list[int]:
-        """Until all gradients are there, which are the answer."""
+        """Run backward and return the storages of all gradients."""
         self.last_readers = self._last_readers()
         self.gradients = []
         arrival = 0 if self.engine.output_is_loss else self._arrival()
@@ -122,7 +123,7 @@ class Passing:
             self.engine.before_backward(EMBEDDING)
         for frame in reversed(self.openings):
             gradient = self.back(frame, gradient)
-        if self.engine.wraps_ends:  # the root may have other tables
+        if self.engine.wraps_ends:  # the root may have other embeddings
             own = set(self.parameters[EMBEDDING].values())
             produced = [each for frame in self.openings for each in self._produced(frame, EMBEDDING, ROOT)]
             self.gradients += self.engine.after_backward(
@@ -135,13 +136,13 @@ class Passing:
         return self.gradients
 
     def release(self) -> None:
-        """What a script still has a name for until backward has returned, such as the logits."""
+        """Free tensors that the training script references until backward returns, such as the logits."""
         for frame in self._frames():
             self.requests.drop(frame.held.values())
             frame.held.clear()
 
     def _produced(self, frame: Frame, *units: int) -> list[Gradient]:
-        """The gradients that a block's backward has made, which its frame no longer holds."""
+        """Return the gradients that a block's backward has produced, and remove them from its frame."""
         storages = self.blocks[frame.number].program.storages
         known = {name: held for unit in units for name, held in self.parameters[unit].items()}
         made = [at for at in frame.held if storages[at].component is Component.GRADIENTS]
@@ -150,7 +151,10 @@ class Passing:
     # -- items of the plan ---------------------------------------------------------------------------------------------
 
     def forward_of(self, item: int | Segment, hidden: int, *, inside: bool = False) -> int:
-        """A layer, or a segment, of which only the first one's input stays; the answer is what it hands on."""
+        """Run the forward of a layer or a checkpoint segment; return the storage of its output.
+
+        Only the input of the segment's first layer stays live.
+        """
         for index, layer in enumerate(leaves(item)):
             number = self.timeline.block_of(layer, again=not isinstance(item, int))
             if inside and isinstance(item, int):
@@ -163,20 +167,20 @@ class Passing:
                 self.engine.after_forward(layer)
             if (
                 not inside
-            ):  # the model's loop has a name for all that the layer returned, not for what the one before did
+            ):  # the model's loop references all results of this layer, and no longer those of the layer before
                 self._take_over_name(frame)
             if index:
                 self._drop(frame, *self.blocks[number].program.kept)
-            if inside:  # the autocast region of what runs again ends with it
+            if inside:  # the autocast region of a recomputation ends with it
                 self._drop(frame, *self.blocks[number].program.names, *self.blocks[number].program.region)
         return hidden
 
     def backward_of(self, items: Segment, gradient: int) -> int:
-        """The items in reverse; segments run again first."""
+        """Run the backward of the items in reverse; segments are recomputed first."""
         for item in reversed(items):
             if isinstance(item, int):
                 gradient = self._backward_of_layer(item, gradient)
-            elif len(item) == 1 and isinstance(item[0], int):  # its program does both
+            elif len(item) == 1 and isinstance(item[0], int):  # its program recomputes by itself
                 gradient = self._backward_of_layer(item[0], gradient)
             else:
                 gradient = self._again(item, gradient)
@@ -193,7 +197,7 @@ class Passing:
         return gradient
 
     def _forget_masks(self, layer: int) -> None:
-        """What no layer before this one is given again."""
+        """Free masks that no earlier layer reads."""
         gone = [index for index, first in self.timeline.unread_before.items() if layer <= first]
         for frame in self.openings:
             self._drop(frame, *gone)
@@ -201,7 +205,7 @@ class Passing:
     def _again(self, items: Segment, gradient: int) -> int:
         first = self.layers[next(leaves(items))]
         given = first.held[self.blocks[first.number].program.entry]
-        self.requests.hold(given)  # a checkpoint holds its arguments until the backward of what it ran has passed
+        self.requests.hold(given)  # a checkpoint keeps its arguments until the backward of its recomputation ends
         self._drop(first, *self.blocks[first.number].program.kept)
         hidden, last = given, items[-1]
         self.requests.hold(hidden)
@@ -221,13 +225,13 @@ class Passing:
     # -- blocks --------------------------------------------------------------------------------------------------------
 
     def run(self, frame: Frame, given: int, *, hands: bool = False, again: bool = False) -> int:
-        """A block's forward, which takes its input over; the answer is its output, with an owner.
+        """Run a block's forward, which takes over its input; return its output with one owner.
 
         Args:
             frame: the block.
-            given: its input.
-            hands: whether what it returns beside that stays, too.
-            again: whether it runs in backward.
+            given: storage of its input.
+            hands: whether its other results stay live, too.
+            again: whether it is a recomputation during backward.
         """
         block = self.blocks[frame.number]
         program = block.program
@@ -256,7 +260,7 @@ class Passing:
                     self.requests.hold(output)
             elif not (hands and event.sign < 0 and event.storage in program.handed):
                 if operator.in_head:
-                    self._let_go("names")  # the model without its head has returned
+                    self._let_go("names")  # the model without its LM head has returned
                     self._take_over_name(None)
                 self._play(block, frame, event)
                 is_result = event.sign > 0 and operator.multiplies and event.storage == operator.output
@@ -266,7 +270,7 @@ class Passing:
         return self._kept_output(frame) if output < 0 and frame.number != self.head.number else output
 
     def _kept_output(self, frame: Frame) -> int:
-        """A block's output that its own backward keeps, too."""
+        """Return a block's output that its own backward needs, too, with an additional owner."""
         output = frame.held[self.blocks[frame.number].program.output]
         self.requests.hold(output)
         return output
@@ -277,9 +281,9 @@ class Passing:
             self._drop(before, *self.blocks[before.number].program.handed)
 
     def back(self, frame: Frame, gradient: int, interruptions: Mapping[int, Callable[[], None]] = NOTHING) -> int:
-        """A block's backward, which takes its output's gradient over; the answer is that of its input.
+        """Run a block's backward, which takes over its output's gradient; return the gradient of its input.
 
-        `interruptions`: what happens after how many of its events.
+        `interruptions`: calls to make after a number of its events.
         """
         block = self.blocks[frame.number]
         held, take, drop, storages = frame.held, self.requests.take, self.requests.drop, block.program.storages
@@ -292,7 +296,7 @@ class Passing:
                 held[at] = take(size, 0, storages[at].component or Component.TEMPORARIES)
             elif gone and position and at in held:
                 drop((held.pop(at),))
-            elif not position and gradient >= 0:  # none comes to the loss, nor to embeddings that nothing below trains
+            elif not position and gradient >= 0:  # absent for the loss, and for embeddings below untrained layers
                 frame.held[event.storage] = gradient
             elif event.operator.when is When.END and not block.opens:
                 handed_on = frame.held.pop(event.storage)
@@ -300,7 +304,7 @@ class Passing:
                 self._drop(frame, event.storage)
             elif event.sign < 0 and event.storage not in frame.held:
                 if block.program.storages[event.storage].component is not Component.GRADIENTS:
-                    continue  # a table that had its last reader
+                    continue  # a shared storage that its last reader has freed
                 self._drop(self.head, self._tied)
             elif event.sign < 0 and event.storage == block.program.tied_sum:
                 self._take_over(frame, event.storage)
@@ -314,7 +318,7 @@ class Passing:
     # -- hooks of the engine -------------------------------------------------------------------------------------------
 
     def _reach_model(self) -> None:
-        """The gradient of the model's output has been produced, last of all so far."""
+        """Run the hooks for the gradient of the model's output, which backward has just produced."""
         if self.engine.scales_output_gradient:
             program, exact = self.blocks[self.head.number].program, self.blocks[self.head.number].sized.exact
             before = program.stream("backward")[: self._arrival()]
@@ -335,7 +339,7 @@ class Passing:
         backward: bool = False,
         again: bool = False,
     ) -> Mapping[int, Callable[[], None]]:
-        """What happens after how many events of a block: others first, then gradients, then modules."""
+        """Return the calls after each number of a block's events: others first, then gradients, then modules."""
         found: dict[int, list[Callable[[], None]]] = {}
         if backward and self.engine.hooks_gradients:
             for position, storages in self._ready(frame, steps).items():
@@ -350,7 +354,7 @@ class Passing:
         return {position: partial(_all_of, calls) for position, calls in found.items()}
 
     def _changes(self, frame: Frame, steps: Sequence[Step], *, again: bool) -> dict[int, Callable[[], None]]:
-        """After how many events another module begins, or none: at the first event of its operator."""
+        """Return the event counts at which another module begins or ends: at the first event of its operator."""
         unit = self._unit_of(frame)
         modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
         found: dict[int, Callable[[], None]] = {}
@@ -375,9 +379,11 @@ class Passing:
         return next((layer for layer, each in self.layers.items() if each is frame), ROOT)
 
     def _ready(self, frame: Frame, steps: Sequence[Step]) -> dict[int, list[int]]:
-        """After how many events which gradients are ready: autograd's hooks run when an operator's backward has ended.
+        """Return the gradients that are ready after each number of events.
 
-        The gradient of a tied head is ready when the embedding's has been added to it.
+        Autograd's hooks run when an operator's backward has ended. The gradient of a tied head is ready when the
+        embedding's
+        gradient has been added to it.
         """
         program = self.blocks[frame.number].program
         found: dict[int, list[int]] = {}
@@ -398,16 +404,17 @@ class Passing:
     # -- steps of blocks -----------------------------------------------------------------------------------------------
 
     def _arrival(self) -> int:
-        """After how many events of the head's backward the gradient of the model's output has been produced."""
+        """Return the number of events of the head's backward until the gradient of the model's output is produced."""
         operators = (event.operator for event in self.blocks[self.head.number].program.backward)
         of_model = (at for at, each in enumerate(operators) if each.when is not When.START and not each.in_loss)
         return next(of_model, 0)
 
     def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
-        """The events of a block, with what is common to most of them found out once for all layers that are alike.
+        """Return the events of a block, with their common properties computed once for all identical layers.
 
-        Each with its storage, with the bytes that it takes if it does nothing else, or with whether it does nothing
-        but let the storage go.
+        Each event comes with its storage, the bytes to allocate if it does nothing else (otherwise 0), and whether it
+        does
+        nothing but free the storage.
         """
         if (number, stream) not in self.steps:
             block = self.blocks[number]
@@ -424,9 +431,10 @@ class Passing:
         return self.steps[number, stream]
 
     def _last_readers(self) -> dict[int, dict[int, list[tuple[Frame, int]]]]:
-        """For layers that are the last in backward to hold tables of the model: after how many events which are free.
+        """Return, per layer, the shared storages that it is the last to read in backward, by event count.
 
-        A layer that runs again holds, until its checkpoint goes, what it was called with; another what it has saved.
+        A recomputed layer keeps its arguments until its checkpoint is freed; another layer keeps what it saved for
+        backward.
         """
         readers: dict[int, dict[int, list[tuple[Frame, int]]]] = {}
         for frame, at, table in self._tables():
@@ -445,7 +453,7 @@ class Passing:
         return readers
 
     def _tables(self) -> Iterator[tuple[Frame, int, Table]]:
-        """What the opening holds until layers have run backward: storages, and which table each is."""
+        """Yield the storages that the embedding block keeps until layers have run backward, with their tables."""
         for frame in self.openings:
             program = self.blocks[frame.number].program
             for at in program.held:
@@ -462,7 +470,7 @@ class Passing:
         return self.blocks[self.head.number].program.tied_gradient
 
     def _take_over(self, frame: Frame, total: int) -> None:
-        """The sum of a tied matrix's gradients stays in place of the head's, which goes."""
+        """Replace the head's gradient of a tied weight by the sum of both gradients."""
         if self._tied in self.head.held:
             self._drop(self.head, self._tied)
             self.head.held[self._tied] = frame.held.pop(total)
@@ -503,4 +511,4 @@ def _all_of(calls: Sequence[Callable[[], None]]) -> None:
 
 
 def _nothing() -> None:
-    """No hook."""
+    """Do nothing: there is no hook."""

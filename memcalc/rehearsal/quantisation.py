@@ -1,4 +1,4 @@
-"""What bitsandbytes requests while it quantises matrices to 4 bits.
+"""Requests of bitsandbytes while it quantizes linear layers to 4 bits.
 
 Sources: bitsandbytes 0.50 functional.py, quantize_4bit, get_4bit_type and quantize_blockwise; backends/cuda/ops.py.
 """
@@ -21,17 +21,17 @@ FP32 = DTYPE_BYTES["fp32"]
 
 
 def in_4_bits(spec: Spec, ordered: Sequence[Held], weights: Iterable[tuple[Built, ...]]) -> Iterator[tuple[Built, ...]]:
-    """The weights of each parameter; a quantised matrix, what stands beside it and its bias are made at once.
+    """Yield the weights of each parameter; a quantized weight, its quantization state and its bias come together.
 
     Args:
-        spec: a run whose base is in 4 bits.
-        ordered: its frozen parameters as modules register them: after a packed matrix its scales and tables.
-        weights: those of each of them.
+        spec: a run with a 4-bit base.
+        ordered: its frozen parameters in registration order; scales and code tables follow a packed weight.
+        weights: the weights of each parameter.
     """
     qlora = spec.training.qlora
     assert qlora is not None
     wide = DTYPE_BYTES[base_dtype(spec.training)]
-    shared = FP32 * CODE_8_BIT if qlora.double_quantization else 0  # by all matrices, made with the first one
+    shared = FP32 * CODE_8_BIT if qlora.double_quantization else 0  # allocated with the first weight, shared by all
     for _, found in groupby(zip(ordered, weights, strict=True), key=lambda each: each[0].module):
         parts = list(found)
         if not any(held.beside for held, _ in parts):
@@ -48,9 +48,9 @@ def in_4_bits(spec: Spec, ordered: Sequence[Held], weights: Iterable[tuple[Built
 
 
 def _matrix(elements: int, qlora: QloraSpec, shared: int) -> Script:
-    """quantize_4bit of a matrix: scales, packed elements, the table of 4 bits, and what becomes of the scales."""
+    """quantize_4bit of one weight: scales, packed elements, the 4-bit code, and the quantization of the scales."""
     scales, table = FP32 * ceil_div(elements, qlora.block_size), FP32 * CODE_4_BIT
-    made = (scales, elements // 2, table, table, FP32, -table, -FP32)  # the table is divided by its largest value
+    made = (scales, elements // 2, table, table, FP32, -table, -FP32)  # the code is divided by its maximum
     if not qlora.double_quantization:
         return made
     blocks = ceil_div(elements, qlora.block_size)

@@ -1,8 +1,7 @@
-"""A run rehearsed: every request of it, in order, played to a model of PyTorch's allocator.
+"""Requests of a whole run, in order, for an allocator replay.
 
-The estimate knows what is asked for. What blocks keep beside that, rests of up to 1 MiB, and what is reserved for all,
-depends on which blocks happen to be free when a request comes; so steps are played from the first weight on, by the
-same programs that the estimate reads.
+The formulas know the requested bytes. Unsplit remainders of up to 1 MiB and reserved memory depend on which blocks are
+free at each request. So the steps are replayed from the first weight on, with the programs that the formulas use.
 """
 
 from __future__ import annotations
@@ -40,26 +39,28 @@ from memcalc.spec.training import TOKENWISE
 from memcalc.stream.requests import Replay, Requests, Written, replay
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
-STEPS_PLAYED = (*PHASES, *STEADY)  # the steady step twice: where it finds its blocks settles with the first one
-# Of a step's micro-batches the first makes gradients, the second finds them, and the third finds its blocks as all do.
+STEPS_PLAYED = (*PHASES, *STEADY)  # the steady step twice: its block placement settles in the first one
+# Of a step's micro-batches the first creates gradients, the second adds to them, and the third finds the same free
+# blocks as all later ones.
 MICRO_BATCHES = 3
-NOT_COMPARED = ("galore",)  # with any recorded run: the null device refuses what cuSOLVER decomposes
-COMPARED_ALONE = ("adam-4bit",)  # with recorded runs of one GPU
+NOT_COMPARED = ("galore",)  # not compared with any recorded run: the null CUDA device has no cuSOLVER decompositions
+COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
 
 def requests_of(spec: Spec) -> Requests:
-    """The requests of three steps of a run, in order; there must be no reason `why_not`."""
+    """Return the requests of three steps of a run, in order; `why_not(spec)` must be empty."""
     return Rehearsal(spec, Requests()).play()
 
 
 def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
-    """Three steps of a run, played; there must be no reason `why_not`.
+    """Replay three steps of a run; `why_not(spec)` must be empty.
 
-    On the card, where the allocator gives cached blocks back before it fails. What does not live there, or names no
-    card, is told as it is on a device that never runs out.
+    The replay is limited to the GPU's memory, where the allocator frees cached blocks before it fails. A run that does
+    not
+    fit, or has no GPU, is replayed without a limit.
 
     Raises:
-        InputError: PyTorch's release does not take these settings.
+        InputError: the PyTorch version does not accept these settings.
     """
     torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
     requests = requests_of(spec)
@@ -73,11 +74,11 @@ def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
 
 
 class Rehearsal:
-    """A run whose requests are written, phase by phase.
+    """Recorder of a run's requests, phase by phase.
 
     Args:
         spec: the run.
-        requests: where its requests are written.
+        requests: where they are recorded.
     """
 
     passing_type = Passing
@@ -97,25 +98,25 @@ class Rehearsal:
             unit: {_gradient_name(held, spec.training.implementation): held for held in found}
             for unit, found in self.units.items()
         }
-        if spec.model.tie_word_embeddings:  # whose gradient has the head's name
-            self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])  # tied ends are the root's
+        if spec.model.tie_word_embeddings:  # its gradient is named after the head
+            self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])  # tied embeddings are the root's
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
         self.step = OptimizerStep(requests, self.engine.updated(trained), layers_with_experts(spec), self.engine)
         self.repeats = requests.repeats and self.engine.repeats
-        self.threads: set[str] = set()  # those that have a workspace of cuBLAS
-        self.alive: dict[int, list[int]] = {}  # storages of what is built
-        self.weights: list[int] = []  # those of parameters
+        self.threads: set[str] = set()  # threads with a cuBLAS workspace
+        self.alive: dict[int, list[int]] = {}  # index in `built` -> live storages
+        self.weights: list[int] = []  # storages of parameters
         self.gradients: list[int] = []
         self.logits_until_next = [item.each for item in logits_of_the_step_before(spec, self.stage)]
-        self.named: list[int] = []  # the logits of the micro-batch before
-        self.stale: list[int] = []  # those of the step before
-        self.passing: MicroBatch | None = None  # the micro-batch under way
-        self.kinds: dict[bool, MicroBatch] = {}  # those that find no gradients, and those that find some
-        self.steady_step: Written | None = None  # the optimizer's steps but for the first one
-        self.steady_gradients: list[int] = []  # those that it was given
+        self.named: list[int] = []  # logits of the previous micro-batch
+        self.stale: list[int] = []  # gradients of the previous step
+        self.passing: MicroBatch | None = None  # the current micro-batch
+        self.kinds: dict[bool, MicroBatch] = {}  # the micro-batches without and with existing gradients
+        self.steady_step: Written | None = None  # the optimizer step, for all steps but the first
+        self.steady_gradients: list[int] = []  # the gradients it was recorded with
 
     def play(self) -> Requests:
-        """All phases."""
+        """Record all phases."""
         played = STEPS_PLAYED
         if self.spec.training.evaluation_batch_size is not None:
             played = (*PHASES, EVALUATION, *STEADY)
@@ -166,7 +167,7 @@ class Rehearsal:
             self._backward()
 
     def _pass(self, number: str) -> None:
-        """A micro-batch that is not the last one."""
+        """Record a micro-batch other than the last of its step."""
         self.requests.begin(f"forward_{number}")
         self._forward(last=False)
         self.requests.begin(f"loss_{number}")
@@ -184,7 +185,7 @@ class Rehearsal:
             unsharded = self.engine.has_unsharded_gradients
             arriving = gradients_on_arrival(self.spec, exist=unsharded or (exist and not sharded), sharded=sharded)
             if self.engine.hooks_gradients and sharded:
-                arriving = arriving._replace(kept=True)  # until the engine takes it
+                arriving = arriving._replace(kept=True)  # until the engine takes it over
             timeline = PlannedTimeline(self.spec, self.stage, sizer_of(self.values), arriving, Around())
             known = self.kinds.get(exist)
             passing = (
@@ -207,7 +208,7 @@ class Rehearsal:
         self.named = []
 
     def _evaluate(self) -> None:
-        """Batches without gradients, when those of the step are gone; the second finds the blocks that all later do."""
+        """Record two batches without gradients, after the step's gradients are freed; later ones repeat the second."""
         if not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
@@ -257,7 +258,7 @@ class Rehearsal:
 
 
 def why_not(spec: Spec) -> str:
-    """Why the order of all that is allocated is not known; empty where it is."""
+    """Return why the order of the run's allocations is not modelled; "" if it is."""
     choice = choice_of(spec)
     reasons = {
         "generation": spec.inference is not None,
@@ -272,7 +273,7 @@ def why_not(spec: Spec) -> str:
 
 
 def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
-    """What of a run over several ranks keeps it from being replayed."""
+    """Return the properties of a multi-rank run that prevent its replay."""
     parallelism, training = spec.parallelism, spec.training
     alone = choice.data_parallel == 1
     if parallelism.ranks == 1:
@@ -296,7 +297,7 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
 
 
 def engine_of(requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec) -> Engine:
-    """What a run does around its units."""
+    """Return the sharding engine of a run."""
     choice = choice_of(spec)
     if choice.data_parallel == 1:
         return Engine(requests)
@@ -308,15 +309,15 @@ def engine_of(requests: Requests, ordered: Sequence[Held], units: Mapping[int, S
 
 
 def _gradient_name(held: Held, implementation: str) -> str:
-    """What a block's program calls the gradient of a parameter."""
+    """Return the name of a parameter's gradient in its block's program."""
     module = held.module.rpartition("*.")[2]
-    if held.routed and implementation == "plain":  # "mlp.experts.up" for the products of all experts
+    if held.routed and implementation == "plain":  # "mlp.experts.up" for the matmuls of all experts
         module = module.removesuffix("_proj")
     return f"{module}.{held.tensor}"
 
 
 def _plan(spec: Spec) -> Segment:
-    """All layers by name, whichever words the configuration has for them."""
+    """Return the recomputation plan with all layers, for every notation of `recompute`."""
     training, layers = spec.training, spec.model.num_layers
     if not isinstance(training.recompute, str):
         return items_of(training.recompute, layers)

@@ -1,4 +1,4 @@
-"""Stretches of a run that come again: written once, then copied with new storages."""
+"""Micro-batches whose requests repeat: recorded once, then copied for new storages."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ Part = Literal["forward", "loss", "backward", "release"]
 
 
 class MicroBatch:
-    """A kind of micro-batch: walked through the first time, copied every other time.
+    """A micro-batch, simulated the first time and copied afterwards.
 
-    What a micro-batch asks for depends on whether gradients exist, for each of which there is a `MicroBatch`, and on
-    whether a thread has a workspace of cuBLAS: that is asked for once (`Requests.take_once`).
+    The requests of a micro-batch depend on whether gradients exist, so there is one `MicroBatch` for each case. They
+    also
+    depend on whether a thread has a cuBLAS workspace, which is allocated once (`Requests.take_once`).
 
     Args:
-        requests: where they are written.
-        passing: the step to walk through.
+        requests: where they are recorded.
+        passing: the step to simulate.
     """
 
     def __init__(self, requests: Requests, passing: Passing) -> None:
         self.requests = requests
         self.passing = passing
         self.written: dict[Part, Written] = {}
-        self.new: dict[int, int] = {}  # the storages of the micro-batch under way, by those of the first one
-        self.gradients: list[int] | None = None  # of the first one, when that has passed
+        self.new: dict[int, int] = {}  # storages of the first micro-batch -> storages of the current one
+        self.gradients: list[int] | None = None  # of the first micro-batch, once it has finished
 
     def forward(self) -> None:
-        """Until the model returns its logits."""
+        """Run forward until the model returns its logits."""
         self.new = {}
         self._write("forward", self.passing.forward)
 
     def loss(self) -> None:
-        """Until backward begins."""
+        """Run the loss until backward begins."""
         self._write("loss", self.passing.loss)
 
     def backward(self) -> list[int]:
-        """Until all gradients are there, which are the answer."""
+        """Run backward and return the storages of all gradients."""
         if self.gradients is None:
             mark = self.requests.mark()
             self.gradients = self.passing.backward()
@@ -49,7 +50,7 @@ class MicroBatch:
         return [self.new[gradient] for gradient in self.gradients]
 
     def release(self) -> None:
-        """What the script holds until backward has returned."""
+        """Free the tensors that the training script references until backward returns."""
         self._write("release", self.passing.release)
 
     def _write(self, part: Part, walk: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
-"""The update of parameters by one optimizer, as requests: states, and the step's lists or buffers.
+"""Requests of one optimizer's update: its states, and the temporaries of the step in order.
 
-What the highest moment holds is known to `memcalc.estimation.optimizers`; this is the order in which it comes.
+`memcalc.estimation.optimizers` computes the peak; this module gives the order of allocations.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from memcalc.workspaces.reductions import column_sum
 
 
 class Updating:
-    """Every update of a run; the first one makes the states.
+    """All updates by one optimizer; the first one allocates the states.
 
     Args:
-        requests: what they are asked of.
-        parameters: those that the optimizer has, as modules make them.
-        update: how it updates them.
-        card: for the scratch of its sums.
-        experts: whether each layer has experts, where some do.
-        spread: over how many ranks parameters are sharded.
+        requests: where they are recorded.
+        parameters: of the optimizer, in registration order.
+        update: the update rule.
+        card: multiprocessors of the GPU, for the scratch memory of reductions.
+        experts: whether each layer has experts; empty if no layer has any.
+        spread: the number of ranks that parameters are sharded across.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Updating:
             states = own_states(held, update, spread)
             self.sizes[held] = [state.item.each for state in states if not state.paged]
         shared = (state.item for state in shared_states(parameters, update, spread))
-        self.shared = [item.each for item in shared for _ in range(item.count)]  # made with the first parameter's
+        self.shared = [item.each for item in shared for _ in range(item.count)]  # allocated with the first parameter's
 
     def build(self) -> None:
-        """States that are there as soon as the optimizer is."""
+        """Allocate the states that the optimizer's constructor creates."""
         if not self.lazy:
             self._make_states(self.in_order)
 
     def run(self, *, first: bool) -> None:
-        """One step."""
+        """Record one step."""
         foreach = self.update.implementation == "foreach"
         decayed_before = foreach and self.update.optimizer == "momentum" and self.update.decays
         on_the_way = makes_states_on_the_way(self.update) and not foreach
@@ -85,27 +85,27 @@ class Updating:
             self.shared = []
 
     def _list(self, name: str) -> list[int]:
-        sizes: dict[int, int] = {}  # of layers that are alike, which have the same object
+        sizes: dict[int, int] = {}  # of identical layers, which share the same object
         return [
             self._temporary(sizes.get(id(held)) or sizes.setdefault(id(held), self._size(held, Buffer(name))))
             for held in self.in_order
         ]
 
     def _foreach(self, lists: list[int]) -> None:
-        """`lists`: those that are there already."""
+        """Record a foreach update; `lists` are already allocated."""
         if self.update.decays and self.update.optimizer in DROPPED_BEFORE:
             self.requests.drop(self._list(DECAYED))
         names = foreach_lists(self.update)
         for name in names[1:] if lists else names:
             lists += self._list(name)
-        if self.update.optimizer == "rprop":  # torch/optim/rprop.py: four times torch.where of each parameter
+        if self.update.optimizer == "rprop":  # torch/optim/rprop.py: torch.where of each parameter four times
             for held in self.in_order:
                 condition = self._take(held, Buffer("condition", dtype="bool"))
                 self.requests.drop([condition, self._take(held, Buffer("chosen"))])
         self.requests.drop(lists)
 
     def _factored(self) -> None:
-        """torch/optim/_adafactor.py, _multi_tensor_adafactor: matrices, then vectors; their updates end together."""
+        """torch/optim/_adafactor.py, _multi_tensor_adafactor: matrices, then vectors; all updates end together."""
         matrices = [held for held in self.in_order if len(held.axes) > 1]
         vectors = [held for held in self.in_order if len(held.axes) == 1]
         self.requests.drop([self._take(held, Buffer("means of the rows", "rows")) for held in matrices])
@@ -113,7 +113,7 @@ class Updating:
         for held in matrices:
             columns = held._replace(axes=(*held.axes[:-2], held.axes[-1]))
             means.append(self._take(columns, Buffer("means of the columns")))
-            if len(held.axes) == len(("out", "in")):  # what a sum over each expert's rows takes is not known
+            if len(held.axes) == len(("out", "in")):  # scratch of a sum over each expert's rows is not modelled
                 self.requests.drop([self._take(held, Buffer("norms of the columns", "stage", "uint8"))])
         self.requests.drop(means)
         updates = [self._take(held, Buffer("update")) for held in matrices]
@@ -124,10 +124,10 @@ class Updating:
         self.requests.drop(updates)
 
     def _loop(self, *, makes: bool) -> None:
-        """One parameter after the other; names hold what they are bound to until they are bound anew."""
+        """Record a for-loop update, parameter by parameter; a variable keeps its tensor until it is reassigned."""
         bound: dict[str, int] = {}
         script_of = SCRIPTS.get(self.update.optimizer)
-        before = len(gradient_script(self.update)) if self.update.optimizer == "momentum" else 0  # its clone of that
+        before = len(gradient_script(self.update)) if self.update.optimizer == "momentum" else 0  # clones the gradient
         for held in self.in_order:
             script = () if script_of is None else script_of(self.update, held)
             for position, statement in enumerate(script):
