@@ -1,1 +1,1 @@
-"""How sharding engines run a step, as requests around units: what replays of one rank of many are made of."""
+"""Sharding engines as requests around units: the part of an allocator replay that depends on several ranks."""

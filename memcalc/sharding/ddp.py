@@ -1,8 +1,8 @@
 """DistributedDataParallel with its defaults (torch 2.13 nn/parallel/distributed.py, csrc/distributed/c10d/reducer.cpp).
 
-Wrapping broadcasts rank 0's parameters in flat buffers of 250 MiB, then allocates one bucket for all gradients. The
-second forward replaces it by buckets of 25 MiB in the order in which gradients became ready. Gradients are copied into
-buckets, and stay beside them (gradient_as_bucket_view=False).
+The constructor broadcasts rank 0's parameters in flat buffers of 250 MiB, then allocates one bucket for all gradients.
+The second forward replaces it by buckets of 25 MiB in the order in which gradients became ready. Gradients are copied
+into buckets and stay allocated in addition (gradient_as_bucket_view=False).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class DDP(Engine):
     """One rank of DistributedDataParallel.
 
     Args:
-        requests: where they are written.
-        parameters: all, in registration order.
-        choice: of the run.
+        requests: where they are recorded.
+        parameters: all parameters, in registration order.
+        choice: state options of the run.
     """
 
     def __init__(self, requests: Requests, parameters: Sequence[Held], choice: Choice) -> None:
@@ -46,7 +46,7 @@ class DDP(Engine):
         del weights
         in_flight: deque[int] = deque()
         for sizes in in_order_of_first(self._sized(self.parameters), [BROADCAST_BYTES]):
-            flat = sum(sizes) if len(sizes) > 1 else 0  # csrc/utils/tensor_flatten.h: a tensor alone is not copied
+            flat = sum(sizes) if len(sizes) > 1 else 0  # csrc/utils/tensor_flatten.h: a single tensor is not copied
             in_flight.append(self.requests.take(flat))
             if len(in_flight) == FLAT_BUFFERS_AT_ONCE:
                 self.requests.drop((in_flight.popleft(),))
@@ -64,13 +64,13 @@ class DDP(Engine):
         self.buckets = [self.requests.take(sum(bucket.sizes)) for bucket in buckets]
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
-        """Note the order of gradients."""
+        """Record the order in which gradients become ready."""
         if not self.rebuilt:
             parameters = _as_accumulated(each.parameter for each in gradients if each.parameter is not None)
             if unit == ROOT:
                 first = [held for held in parameters if held.where != "embedding"]
                 last = [held for held in parameters if held.where == "embedding"]
-                last.sort(key=lambda held: held.module == "embed_tokens")  # it is looked up first
+                last.sort(key=lambda held: held.module == "embed_tokens")  # token embeddings are looked up first
                 self.ready = [*first, *self.ready, *last]
             else:
                 self.ready += parameters
@@ -78,16 +78,16 @@ class DDP(Engine):
 
     def _sized(self, parameters: Iterable[Held]) -> Iterable[tuple[str, int]]:
         for held in parameters:
-            if held.beside:  # a 4-bit matrix's scales are attributes of it, which DDP does not know
+            if held.beside:  # scales of a 4-bit weight are its attributes, which DDP does not see
                 continue
             dtype = held.dtype or self.choice.base
             yield dtype, DTYPE_BYTES[dtype] * held.elements
 
 
 def _as_accumulated(produced: Iterable[Held]) -> list[Held]:
-    """The parameters in the order in which their gradients are accumulated.
+    """Return the parameters in the order in which their gradients are accumulated.
 
-    addmm produces the gradients of weight and bias; that of the weight still has to be transposed.
+    addmm produces the gradients of weight and bias; the weight's gradient still has to be transposed.
     """
     found: list[Held] = []
     for held in produced:
@@ -100,14 +100,14 @@ def _as_accumulated(produced: Iterable[Held]) -> list[Held]:
 
 
 class Bucket(NamedTuple):
-    """Tensors of one dtype: which is the first of them, and the bytes of each."""
+    """Tensors of one dtype: the index of the first one, and the bytes of each."""
 
     first: int
     sizes: list[int]
 
 
 def in_order_of_first(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[list[int]]:
-    """Return the bytes of each tensor in each bucket, sorted by their first tensors, where none is ready yet.
+    """Return the bytes of each tensor per bucket, buckets sorted by their first tensor, before any gradient is ready.
 
     Source: reducer.cpp, compute_bucket_assignment_by_size, without tensor_indices.
     """
@@ -121,7 +121,9 @@ def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[Buc
 
     Args:
         sizes: dtype and bytes of each tensor, in order.
-        limits: bytes of the first, second ... bucket of each dtype, the last one for all that follow; none: no limit.
+        limits: bytes of the first, second ... bucket of each dtype; the last limit applies to all later ones. Empty for
+            no
+            limit.
     """
     done: list[Bucket] = []
     filling: dict[str, Bucket] = {}

@@ -1,4 +1,4 @@
-"""What a rank of DeepSpeed's ZeRO does around its units, and which runs of it are known (DeepSpeed 0.19)."""
+"""The DeepSpeed ZeRO engine of a rank, and the runs for which it is modelled (DeepSpeed 0.19)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from memcalc.stream.requests import Requests
 
 # Optimizers whose updates of a flat tensor were compared with runs of DeepSpeed.
 COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
-RECIPE, DTYPE = "mixed-16", "bf16"  # what "bf16": {"enabled": true} does
+RECIPE, DTYPE = "mixed-16", "bf16"  # the effect of "bf16": {"enabled": true}
 
 
 def deepspeed_engine(
     requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec, plan: Segment
 ) -> Engine:
-    """The engine of a run that nothing `lacks`.
+    """Return the engine of a run for which `lacks` yields nothing.
 
     Args:
-        requests: where they are written.
+        requests: where they are recorded.
         ordered: all parameters, in registration order.
         units: the same by unit.
         spec: the run.
-        plan: its layers, and which of them run again.
+        plan: its recomputation plan.
     """
     choice = choice_of(spec)
     if choice.zero_stage < 3:
@@ -41,7 +41,7 @@ def deepspeed_engine(
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
-    """What of a run with several ranks of DeepSpeed has an order of requests that is not known."""
+    """Yield the properties of a multi-rank DeepSpeed run for which the order of requests is not modelled."""
     training, parallelism, choice = spec.training, spec.parallelism, choice_of(spec)
     whole = choice.zero_stage == 3
     nested = any(not isinstance(part, int) for item in plan if not isinstance(item, int) for part in item)

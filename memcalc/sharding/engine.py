@@ -1,4 +1,4 @@
-"""The hooks that a sharding engine has around the units of a model: its layers, and the root, which has all else."""
+"""The hooks of a sharding engine around the units of a model: its layers, and the root with all other parameters."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from memcalc.estimation.engines.fsdp2 import is_embedding
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.stream.requests import Requests
 
-# Layers are units by their number; the root has embeddings, final norm and LM head, unless the ends are units.
+# Layers are numbered units; the root has embeddings, final norm and LM head, unless these are separate units.
 ROOT, EMBEDDING, TAIL = -1, -2, -3
 
 
 class Gradient(NamedTuple):
-    """A gradient that autograd has produced: the storage, and its parameter (None: of no known one)."""
+    """A gradient that autograd has produced: its storage, and its parameter (None if unknown)."""
 
     storage: int
     parameter: Held | None
 
 
 class Engine:
-    """One GPU alone: weights are resident, gradients stay where autograd puts them.
+    """A single GPU without sharding: weights are resident, gradients stay where autograd allocates them.
 
-    Subclasses say what PyTorch or DeepSpeed allocate around units, in the order of their sources.
+    Subclasses model the allocations of PyTorch or DeepSpeed around units, in the order of their sources.
 
     Args:
-        requests: where they are written.
+        requests: where they are recorded.
     """
 
-    keeps_gradients = True  # whether gradients stay as autograd made them, and a later micro-batch is added to them
-    hooks_gradients = False  # whether it takes each gradient as soon as its operator's backward has ended
-    hooks_modules = False  # whether it has hooks around each module that has parameters, not only around units
-    wraps_ends = False  # whether the embedding is a unit, and final norm and LM head are one
-    output_is_loss = False  # whether the loss is part of the forward of the root
-    repeats = True  # whether micro-batches and steps but for the first ask for the same, and drop what they are given
+    keeps_gradients = True  # whether gradients stay as autograd made them, and later micro-batches are added to them
+    hooks_gradients = False  # whether the engine takes over each gradient when its operator's backward has ended
+    hooks_modules = False  # whether it has hooks around each module with parameters, not only around units
+    wraps_ends = False  # whether the embedding is a unit, and final norm and LM head are another
+    output_is_loss = False  # whether the loss is part of the root's forward
+    repeats = True  # whether micro-batches and steps after the first make the same requests and frees
     scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
 
     def __init__(self, requests: Requests) -> None:
@@ -43,7 +43,7 @@ class Engine:
 
     @property
     def has_unsharded_gradients(self) -> bool:
-        """Whether gradients of earlier micro-batches are there that no engine has reduced."""
+        """Whether unreduced gradients of earlier micro-batches exist."""
         return False
 
     def wrap(self, weights: Sequence[int]) -> None:
@@ -54,31 +54,31 @@ class Engine:
         """
 
     def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
-        """What the optimizer updates, given the parameters that train by their dtype."""
+        """Return the parameters that the optimizer updates, given the trained parameters by dtype."""
         return groups
 
     def prepare(self) -> None:
-        """Before each micro-batch: what is done only once."""
+        """Run one-time work before a micro-batch; called before each of them."""
 
     def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch.
 
         Args:
-            have_gradients: whether earlier ones have left gradients, to which it adds.
-            last: whether the optimizer's step follows it.
+            have_gradients: whether earlier micro-batches have left gradients, to which it adds.
+            last: whether the optimizer step follows it.
         """
 
     def before_forward(self, unit: int) -> None:
-        """Before a unit's forward; that of the root spans the whole forward."""
+        """Run before a unit's forward; the root's forward spans the whole forward."""
 
     def after_forward(self, unit: int) -> None:
-        """After a unit's forward."""
+        """Run after a unit's forward."""
 
     def before_backward(self, unit: int) -> None:
-        """When the gradient of a unit's output has been produced."""
+        """Run when the gradient of a unit's output has been produced."""
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:  # noqa: ARG002 -- for subclasses
-        """When the gradient of a unit's input has been produced, and for the root at the end of backward.
+        """Run when the gradient of a unit's input has been produced, and for the root at the end of backward.
 
         Args:
             unit: the unit.
@@ -90,56 +90,56 @@ class Engine:
         return [gradient.storage for gradient in gradients]
 
     def gradient_ready(self, gradient: Gradient) -> None:
-        """When autograd has produced a gradient, if the engine hooks them; the engine takes it over."""
+        """Take over a gradient that autograd has produced, if the engine hooks gradients."""
         raise NotImplementedError
 
     def after_last_backward(self, gradients: list[int]) -> list[int]:
-        """After the backward of a step's last micro-batch, while the script still holds the loss and the logits.
+        """Run after the last backward of a step, while the script still references the loss and the logits.
 
         Args:
-            gradients: the storages that stay, of all micro-batches.
+            gradients: the storages of gradients of all micro-batches.
 
         Returns:
-            Those that still stay.
+            The storages that still stay.
         """
         return gradients
 
     def before_module(self, unit: int, module: str, *, again: bool) -> None:
-        """Before a module's forward or backward, if the engine hooks modules.
+        """Run before a module's forward or backward, if the engine hooks modules.
 
         Args:
-            unit: that it is part of.
+            unit: the unit of the module.
             module: its name in the unit.
-            again: whether its forward runs again in backward.
+            again: whether it is a recomputation during backward.
         """
 
     def after_module(self) -> None:
-        """After the forward or backward of the last module that was entered."""
+        """Run after the forward or backward of the last module that was entered."""
 
     def before_step(self, gradients: list[int]) -> None:
-        """Before the optimizer's step, which drops the gradients if the engine hooks them.
+        """Run before the optimizer step, which frees the gradients if the engine hooks them.
 
         Args:
-            gradients: the storages that stay.
+            gradients: the storages of gradients.
         """
 
     def before_update(self, number: int) -> None:
-        """Before the update of one of the groups that `updated` has returned."""
+        """Run before the update of one of the groups that `updated` has returned."""
 
     def after_update(self, number: int) -> None:
-        """After it."""
+        """Run after the update of a group."""
 
     def after_step(self) -> None:
-        """After the optimizer's step."""
+        """Run after the optimizer step."""
 
 
 def by_unit(ordered: Sequence[Held], layers: int, *, ends: bool = False) -> Mapping[int, tuple[Held, ...]]:
-    """The parameters of each unit in the order in which modules register them.
+    """Return the parameters of each unit in registration order.
 
     Args:
         ordered: all parameters, as `in_order` yields them.
-        layers: how many layers there are.
-        ends: whether the embedding is a unit, and final norm and LM head are one.
+        layers: number of layers.
+        ends: whether the embedding is a unit, and final norm and LM head are another.
     """
     inside = [held for held in ordered if held.where == "layer"]
     units: dict[int, list[Held]] = {ROOT: []}

@@ -1,11 +1,11 @@
-"""FSDP2: fully_shard around each layer, the root, and the ends where they are units (torch 2.13 fsdp/_fully_shard/).
+"""FSDP2: fully_shard of each layer, the root, and optionally embedding and LM head (torch 2.13 fsdp/_fully_shard/).
 
 Each unit's parameters are gathered into one buffer on the all-gather stream and copied out of it on the default stream.
 In forward that buffer stays until the next unit has been copied out, so that the copy overlaps with the next
-all-gather; in backward it is freed after the copy-out, and the unit before is prefetched. Gradients are copied into the
-input of a reduce-scatter, which stays until the next unit's, and reduced into an output on the reduce-scatter stream,
-of which the sharded gradients are views. Under CPUOffloadPolicy shards come from the host one by one on their way into
-the all-gather, and gradients are copied to it at once; the optimizer runs there.
+all-gather; in backward it is freed after the copy-out, and the previous unit is prefetched. Gradients are copied into
+the input of a reduce-scatter, which stays until the next unit's reduce-scatter. They are reduced into an output on the
+reduce-scatter stream, of which the sharded gradients are views. Under CPUOffloadPolicy shards are copied from the host
+one at a time before the all-gather, and gradients are copied to the host at once; the optimizer runs there.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.stream.requests import Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy
 
-ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams beside the default one (_fsdp_param_group.py, FSDPCommContext)
+ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams in addition to the default one (_fsdp_param_group.py, FSDPCommContext)
 
 
 class Gather(NamedTuple):
-    """What gathering one unit allocates, in bytes.
+    """Allocations for the all-gather of one unit, in bytes.
 
     Args:
-        fetched: shards that come from the host, one by one, each of which is cast where there are `copies`.
-        copies: on the way into the all-gather: shards cast to the compute dtype, all at once where none is fetched.
-        output: the buffer that all ranks' shards arrive in.
+        fetched: shards copied from the host, one at a time; each is cast if there are `copies`.
+        copies: shards cast to the compute dtype, before the all-gather; in one buffer if nothing is fetched.
+        output: the all-gather output, with all ranks' shards.
         parameters: each parameter that is copied out of it.
-        table: scratch of the kernel that copies them out.
+        table: scratch of the copy-out kernel.
     """
 
     fetched: tuple[int, ...]
@@ -45,14 +45,14 @@ class Gather(NamedTuple):
 
 
 class Reduce(NamedTuple):
-    """What reducing the gradients of one unit allocates, in bytes.
+    """Allocations for the reduce-scatter of one unit's gradients, in bytes.
 
     Args:
         source: the input of the reduce-scatter.
-        output: the rank's share.
+        output: the rank's shard.
         shards: the same in the dtype of the parameters' shards.
-        table: scratch of the kernel that copies gradients in.
-        last: the parameter whose gradient a loop variable holds until the output exists.
+        table: scratch of the copy-in kernel.
+        last: the parameter whose gradient a loop variable references until the output exists.
     """
 
     source: int
@@ -66,9 +66,9 @@ class FSDP2(Engine):
     """One rank of FSDP2. Stage 3 is reshard_after_forward=True, stage 2 False; the root is never resharded in forward.
 
     Args:
-        requests: where they are written.
+        requests: where they are recorded.
         units: the parameters of each unit, in registration order.
-        choice: of the run.
+        choice: state options of the run.
     """
 
     keeps_gradients = False
@@ -78,29 +78,29 @@ class FSDP2(Engine):
         self.choice = choice
         self.wraps_ends = choice.wraps_ends
         self.output_is_loss = choice.loss_in_model
-        self.repeats = not choice.sums_unsharded  # the last micro-batch alone reduces
+        self.repeats = not choice.sums_unsharded  # only the last micro-batch reduces
         known: dict[Sequence[Held], tuple[Gather, Reduce | None]] = {}
         for parameters in units.values():
             if parameters and parameters not in known:
                 known[parameters] = self._gather_of(parameters), self._reduce_of(parameters)
         self.sizes = {unit: known[parameters] for unit, parameters in units.items() if parameters}
         self.last = max(units)
-        self.gathering: dict[int, int] = {}  # all-gather outputs that are not copied out yet, by unit
-        self.parameters: dict[int, list[int]] = {}  # gathered parameters, by unit
-        self.copied: list[int] = []  # the last all-gather output of forward, which is copied out
+        self.gathering: dict[int, int] = {}  # unit -> all-gather output that is not copied out yet
+        self.parameters: dict[int, list[int]] = {}  # unit -> gathered parameters
+        self.copied: list[int] = []  # the last all-gather output of forward, already copied out
         self.reducing: list[int] = []  # the input of the last reduce-scatter
-        self.added_up: list[int] = []  # what HSDP's groups have added up, on its way to the host
-        self.unsharded: dict[int, list[Gradient]] = {}  # sums of earlier micro-batches, by unit
+        self.added_up: list[int] = []  # HSDP's all-reduced gradients, before the copy to the host
+        self.unsharded: dict[int, list[Gradient]] = {}  # unit -> sums of earlier micro-batches
         self.have_gradients = False
         self.reduces = True
 
     @property
     def has_unsharded_gradients(self) -> bool:
-        """Whether gradients of earlier micro-batches are there that no engine has reduced."""
+        """Whether unreduced gradients of earlier micro-batches exist."""
         return bool(self.unsharded)
 
     def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
-        """What the optimizer updates: nothing on the device, where shards are on the host."""
+        """Return the parameters updated on the device: none if shards are on the host."""
         return () if self.choice.weights_on_host else groups
 
     def begin(self, *, have_gradients: bool, last: bool) -> None:
@@ -118,7 +118,7 @@ class FSDP2(Engine):
         self.copied = [output]
 
     def after_forward(self, unit: int) -> None:
-        """Post-forward: reshard, but for the tail; the root frees the last all-gather output."""
+        """Post-forward: reshard, except the tail; the root frees the last all-gather output."""
         if unit == ROOT:
             self.requests.drop(self.copied)
             self.copied = []
@@ -126,7 +126,7 @@ class FSDP2(Engine):
             self.requests.drop(self.parameters.pop(unit))
 
     def _stays(self, unit: int) -> bool:
-        """Whether a unit is not resharded after forward, where others are."""
+        """Return whether a unit is not resharded after forward although other units are."""
         return unit == TAIL or (unit == self.last and self.choice.gathers_last_layer_once)
 
     def before_backward(self, unit: int) -> None:
@@ -140,13 +140,13 @@ class FSDP2(Engine):
             self._all_gather(before)
 
     def _before(self, unit: int) -> int | None:
-        """The unit whose forward ran before that of this one."""
+        """Return the unit whose forward ran before this one's."""
         if unit >= 0:
             return unit - 1 if unit else EMBEDDING
         return {TAIL: self.last, ROOT: TAIL if self.wraps_ends else self.last}.get(unit)
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
-        """Post-backward: reshard, free the last reduce-scatter's input, reduce; the root's is the final callback."""
+        """Post-backward: reshard, free the last reduce-scatter's input, reduce; for the root, the final callback."""
         self.requests.drop(self.parameters.pop(unit, ()))
         kept: list[int] = []
         if not self.reduces:
@@ -168,7 +168,7 @@ class FSDP2(Engine):
         return kept
 
     def _add_up(self, unit: int, gradients: Sequence[Gradient]) -> None:
-        """Put unsharded gradients aside in the dtype in which they are reduced, or add them to those of earlier ones.
+        """Keep unsharded gradients in the reduce dtype, or add them to those of earlier micro-batches.
 
         Source: _fsdp_param.py, to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed.
         """
@@ -222,14 +222,14 @@ class FSDP2(Engine):
             return [output]
         if self.choice.weights_on_host and self.choice.replicates:  # _fsdp_param_group.py, _all_reduce_state
             self.added_up.append(output)
-        else:  # it was added to the gradients of earlier micro-batches, or copied to the host
+        else:  # already added to earlier gradients, or copied to the host
             self.requests.drop((output,))
         return []
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
     def _shard_elements(self, held: Held) -> int:
-        """Elements of a rank's shard: rows are rounded up, and padded on the last ranks."""
+        """Return the elements of a rank's shard: rows are rounded up, and padded on the last ranks."""
         return prod(self.choice.spread(2).shape(held))
 
     def _gather_of(self, parameters: Sequence[Held]) -> Gather:

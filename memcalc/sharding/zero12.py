@@ -1,8 +1,8 @@
-"""ZeRO's stages 1 and 2 (DeepSpeed 0.19 runtime/zero/stage_1_and_2.py) on rank 0, on the default stream alone.
+"""ZeRO stages 1 and 2 (DeepSpeed 0.19 runtime/zero/stage_1_and_2.py) on rank 0, on the default stream only.
 
-The parameters are flattened into one tensor, of which they are views from then on; a rank's partition of it has a
-master in fp32. Gradients go through one bucket, which is allocated whole: at stage 2 each as soon as it is ready, at
-stage 1 all of them after the backward of the last micro-batch. What the rank's own parameters get is copied out of it.
+The parameters are flattened into one tensor and become views of it; a rank's partition of it has an fp32 master copy.
+Gradients go through one bucket, which is allocated in full: at stage 2 each gradient as soon as it is ready, at stage 1
+all of them after the backward of the last micro-batch. The rank's own gradients are copied out of the bucket.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.stream.requests import Requests
 from memcalc.workspaces.reductions import Reduction, reduction
 
-ALIGNMENT = 2  # elements of each partition are a multiple of it: nccl_start_alignment_factor
+ALIGNMENT = 2  # elements; nccl_start_alignment_factor: each partition is a multiple of it
 FLOAT, DOUBLE = 4, 8  # bytes
 
 
 class Waiting(NamedTuple):
-    """A parameter whose gradient waits to be reduced: where it begins in the flat tensor, and its own storage.
+    """A parameter whose gradient waits for reduction: its begin in the flat tensor, elements, and gradient storage.
 
-    The storage is None for what was copied into the bucket.
+    The storage is None if the gradient was copied into the bucket.
     """
 
     begin: int
@@ -36,12 +36,12 @@ class Waiting(NamedTuple):
 
 
 class ZeRO12(Engine):
-    """Rank 0 at ZeRO's stage 1 or 2.
+    """Rank 0 at ZeRO stage 1 or 2.
 
     Args:
-        requests: where they are written.
+        requests: where they are recorded.
         ordered: all parameters, in registration order.
-        choice: of the run.
+        choice: state options of the run.
     """
 
     hooks_gradients = True
@@ -54,7 +54,7 @@ class ZeRO12(Engine):
         self.ordered = ordered
         self.trained = tuple(held for held in ordered if held.trains)
         self.dtype_bytes = DTYPE_BYTES[choice.compute]
-        self.begins = [0]  # of each parameter that trains in the flat tensor, and the end of the last one
+        self.begins = [0]  # of each trained parameter in the flat tensor, and the end of the last one
         for held in self.trained:
             self.begins.append(self.begins[-1] + held.elements)
         aligned = ALIGNMENT * choice.data_parallel
@@ -63,13 +63,13 @@ class ZeRO12(Engine):
         self.have_gradients = False
         self.bucket: int | None = None
         self.waiting: list[Waiting] = []
-        self.inside = 0  # elements that wait
-        self.own: int | None = None  # the gradients of the rank's own parameters
-        self.positions: dict[Held, deque[int]] = {}  # in registration order, of gradients that are not ready yet
-        self.ready: list[tuple[int, int]] = []  # positions and storages of gradients that stay whole (stage 1)
+        self.inside = 0  # elements that wait for reduction
+        self.own: int | None = None  # the gradients of the rank's own partition
+        self.positions: dict[Held, deque[int]] = {}  # parameter -> positions of gradients that are not ready yet
+        self.ready: list[tuple[int, int]] = []  # positions and storages of unreduced gradients (stage 1)
         self.order: list[int] = []  # their positions, after the first backward
         self.pieces = 0  # gradients that make up the rank's partition
-        self.stepping: list[int] = []  # storages of gradients that the step drops
+        self.stepping: list[int] = []  # storages of gradients that the step frees
 
     def wrap(self, weights: Sequence[int]) -> None:
         """Source: __init__, initialize_optimizer_states."""
@@ -82,11 +82,11 @@ class ZeRO12(Engine):
         clone = take(self.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS)
         take(self.share * FLOAT, 0, Component.MASTER_WEIGHTS)
         drop((clone,))
-        # Zeros as the master's gradient, for optimizers that make their states now.
+        # A zero gradient of the master weights, for optimizers that create their states now.
         drop((take(self.share * FLOAT, 0, Component.GRADIENTS),))
 
     def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
-        """The rank's partition of the flat tensor, in one piece."""
+        """Return the rank's partition of the flat tensor, as one parameter."""
         return [
             (flat_tensor(self.share), choice._replace(zero_stage=0, data_parallel=1, clips=False))
             for _, choice in groups
@@ -95,7 +95,7 @@ class ZeRO12(Engine):
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def begin(self, *, have_gradients: bool, last: bool) -> None:
-        """Begin a micro-batch: the last parameter's gradient comes first."""
+        """Begin a micro-batch: the last parameter's gradient is ready first."""
         del last
         self.have_gradients = have_gradients
         self.positions = {}
@@ -127,7 +127,7 @@ class ZeRO12(Engine):
         assert own is not None
         if not self.have_gradients:
             return [own]
-        self.requests.drop((own,))  # it was added to that of earlier micro-batches
+        self.requests.drop((own,))  # already added to the gradient of earlier micro-batches
         return []
 
     def after_last_backward(self, gradients: list[int]) -> list[int]:
@@ -144,7 +144,7 @@ class ZeRO12(Engine):
         return [own]
 
     def _whole(self) -> list[int]:
-        """The bucket and the gradients that the first micro-batch of a step has made."""
+        """Return the bucket and the gradients that a step's first micro-batch has produced."""
         if self.bucket is None:
             return []
         self.order = [position for position, _ in self.ready]
@@ -167,7 +167,7 @@ class ZeRO12(Engine):
     def _reduce(self) -> None:
         """Source: reduce_ipg_grads, average_tensor, allreduce_and_scatter, copy_grads_in_partition."""
         for together in reduced_together(self.waiting, self.share):
-            if len(together) > 1:  # one tensor alone is not copied by flattening
+            if len(together) > 1:  # flattening does not copy a single tensor
                 self.requests.drop((self.requests.take(sum(together) * self.dtype_bytes),))
         for each in self.waiting:
             if each.begin < self.share and self.own is None:
@@ -194,7 +194,7 @@ class ZeRO12(Engine):
         self.pieces, self.stepping = len(pieces), gradients
 
     def before_update(self, number: int) -> None:
-        """The gradients, flattened, and in fp32."""
+        """Allocate the flattened gradients, then their fp32 copy."""
         del number
         take = self.requests.take
         flat = [take(self.share * self.dtype_bytes, 0, Component.TEMPORARIES)] if self.pieces > 1 else []
@@ -203,18 +203,18 @@ class ZeRO12(Engine):
         self.stepping = [wide]
 
     def after_update(self, number: int) -> None:
-        """The gradient in fp32 goes."""
+        """Free the fp32 gradient."""
         del number
         self.requests.drop(self.stepping)
 
 
 def norms(requests: Requests, pieces: Iterable[int], choice: Choice) -> None:
-    """The norm of each piece of gradients, in double precision, and that of all.
+    """Record the norm of each gradient piece, in double precision, and the total norm.
 
     Args:
-        requests: where they are written.
-        pieces: their elements.
-        choice: of the run.
+        requests: where they are recorded.
+        pieces: the elements of each piece.
+        choice: state options of the run.
     """
     found: list[int] = []
     for elements in pieces:
@@ -226,12 +226,12 @@ def norms(requests: Requests, pieces: Iterable[int], choice: Choice) -> None:
 
 
 def flat_tensor(elements: int) -> Parameters:
-    """One flat tensor as the only parameter of an optimizer."""
+    """Return one flat tensor as the only parameter of an optimizer."""
     return Parameters([Held("partition", "flat", (("P/N", elements),), 1, "head")])
 
 
 def reduced_together(waiting: Sequence[Waiting], share: int) -> Iterator[list[int]]:
-    """The elements of slices that are flattened into one buffer: consecutive ones of one rank are one slice."""
+    """Yield the sizes of slices that are flattened into one buffer; consecutive slices of one rank are merged."""
     slices: list[tuple[int, int]] = []  # rank and elements
     for each in waiting:
         begin, end = each.begin, each.begin + each.elements

@@ -1,9 +1,9 @@
-"""ZeRO's stage 3 (DeepSpeed 0.19 runtime/zero/), one rank.
+"""ZeRO stage 3 (DeepSpeed 0.19 runtime/zero/), one rank.
 
-Before a module runs its parameters are gathered, and, from the second micro-batch on, parameters of the next modules;
-after it they are freed, unless they are used again soon. Parameters of a few elements stay from the first step on. All
-of that is allocated on the stream of all-gathers. Gradients are copied into a bucket, which stays, and reduced on a
-third stream into one buffer of the rank's shares, which stays, too.
+Before a module runs, its parameters are gathered; from the second micro-batch on, parameters of the next modules are
+prefetched, too. After the module they are freed, unless they are used again soon. Parameters of a few elements stay
+from the first step on. All of these are allocated on the all-gather stream. Gradients are copied into a persistent
+bucket, and reduced on a third stream into one persistent buffer of the rank's shards.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from memcalc.sharding.zero12 import FLOAT, flat_tensor, norms
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.stream.requests import Requests
 
-GATHER, REDUCE = 1, 2  # CUDA streams beside the default one: parameter_offload.py, stage3.py (overlap_comm)
+GATHER, REDUCE = 1, 2  # CUDA streams in addition to the default one: parameter_offload.py, stage3.py (overlap_comm)
 SUB_GROUP = 1_000_000_000  # runtime/zero/config.py, sub_group_size: elements that are updated at once
 
 
 class Together:
-    """Parameters that arrive in one buffer, and are copied out of it when the first one is needed.
+    """Parameters of one all-gather: they share its output buffer, and are copied out when the first one is needed.
 
     Args:
         members: their numbers, in the order of modules.
-        buffer: the storage; of a single parameter it is its own.
+        buffer: the storage of the output; a single parameter uses it directly.
     """
 
     def __init__(self, members: Sequence[int], buffer: int) -> None:
@@ -44,20 +44,20 @@ class Together:
 
 
 class Gradients(NamedTuple):
-    """A gradient in the bucket: its parameter's number, and its own storage if it was too large to be copied."""
+    """A gradient in the bucket: its parameter's number, and its storage if it was too large to be copied."""
 
     number: int
     storage: int | None
 
 
 class ZeRO3(Engine):
-    """One rank at ZeRO's stage 3.
+    """One rank at ZeRO stage 3.
 
     Args:
-        requests: where they are written.
+        requests: where they are recorded.
         ordered: all parameters, in registration order.
-        turns: of modules in a micro-batch, whose parameters are numbers in that order.
-        choice: of the run.
+        turns: the modules of a micro-batch in order; their parameters are positions in `ordered`.
+        choice: state options of the run.
     """
 
     hooks_gradients = hooks_modules = scales_output_gradient = True
@@ -73,19 +73,19 @@ class ZeRO3(Engine):
         self.shares = [-(-elements // self.ranks) for elements in self.elements]
         self.trained = [number for number, held in enumerate(ordered) if held.trains]
         self.turns = turns
-        self.uses: dict[int, list[int]] = {}  # turns of each parameter
+        self.uses: dict[int, list[int]] = {}  # parameter -> indices of its turns
         for at, turn in enumerate(turns):
             for number in turn.parameters:
                 self.uses.setdefault(number, []).append(at)
         sizes = (sum(self.elements[number] for number in turn.parameters) for turn in turns)
         self.passed = [0, *accumulate(sizes)]  # elements of modules before each turn
-        self.there: dict[int, int] = {}  # storages of gathered parameters
-        self.views: dict[int, int] = {}  # those that autograd still has views of
+        self.there: dict[int, int] = {}  # gathered parameter -> storage
+        self.views: dict[int, int] = {}  # parameters that autograd still has views of -> storage
         self.arriving: dict[int, Together] = {}
-        self.live = 0  # elements, as a bound on what is prefetched counts them
-        self.traced = 0  # micro-batches that have begun: the order of modules is known after the first
+        self.live = 0  # elements, counted for the limit on prefetching
+        self.traced = 0  # micro-batches begun: the order of modules is known after the first
         self.turn = 0
-        self.of_module: dict[tuple[int, str], list[int]] = {}  # turns of each module
+        self.of_module: dict[tuple[int, str], list[int]] = {}  # module -> indices of its turns
         for at, turn in enumerate(turns):
             for name in turn.names:
                 self.of_module.setdefault((turn.unit, name), []).append(at)
@@ -119,7 +119,7 @@ class ZeRO3(Engine):
             drop((take(self._gathered_bytes(number)),))
 
     def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
-        """Sub-groups of the rank's shares, each in one piece."""
+        """Return the sub-groups of the rank's shards, each as one parameter."""
         return [
             (flat_tensor(elements), choice._replace(zero_stage=0, data_parallel=1, clips=False))
             for _, choice in groups
@@ -155,9 +155,9 @@ class ZeRO3(Engine):
             self.positions.setdefault(self.ordered[number], deque()).append(number)
 
     def before_module(self, unit: int, module: str, *, again: bool) -> None:
-        """Modules without parameters, which the programs do not have, take their turns on the way to this one.
+        """Advance to the turn of this module, past the turns of modules without parameters, which programs omit.
 
-        A module that has no turn any more has had it: its backward began before its forward ran again.
+        A module without a remaining turn has already had it: its backward began before its recomputation.
         """
         all_of_it = self.of_module[unit, module]
         left = [at for at in all_of_it if at >= self.turn]
@@ -233,17 +233,18 @@ class ZeRO3(Engine):
                 self._release(number, viewed=self._is_viewed(number, turn))
 
     def _is_far(self, number: int) -> bool:
-        """Whether a parameter is released before the next turn, once the order of modules is known."""
+        """Return whether a parameter is freed before its next use, once the order of modules is known."""
         if self.elements[number] <= PERSISTENT or self.fetched_for[number] > self.turn:
             return False
         again = next((later for later in self.uses[number] if later >= self.turn), None)
         return again is None or self.passed[again] - self.passed[self.turn] >= REUSE_DISTANCE
 
     def _is_viewed(self, number: int, turn: Turn) -> bool:
-        """Whether autograd keeps a view of a weight, and so its memory, until its backward.
+        """Return whether autograd keeps a view of a weight, and so its memory, until the weight's backward.
 
-        That is so of routed experts, whose products read views (linear.py knows of Linear alone), and of all that a
-        checkpoint runs again: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
+        That is so for routed experts, whose matmuls read views (linear.py handles Linear only), and for everything that
+        a
+        checkpoint recomputes: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
         """
         return turn.again or (self.ordered[number].routed and not turn.backward and not turn.checkpointed)
 
@@ -292,7 +293,7 @@ class ZeRO3(Engine):
         self.bucket, self.inside = [], 0
 
     def _paddings(self, numbers: Sequence[int]) -> Iterator[int]:
-        """Elements that each rank's share of some gradients lacks."""
+        """Yield the elements that each rank's shard of some gradients lacks."""
         for rank in range(self.ranks):
             for number in numbers:
                 share = self.shares[number]

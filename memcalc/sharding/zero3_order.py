@@ -1,7 +1,7 @@
-"""The order in which a micro-batch comes to the reference decoder's modules, each of which has hooks around it.
+"""The order of modules in a micro-batch of the reference decoder; each module has hooks around it.
 
-Modules without parameters count, because something may be prefetched whenever a module begins: those that hold others,
-and what stands where there is no norm.
+Modules without parameters count, because prefetching may happen whenever a module begins: containers, and placeholders
+for absent norms.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from memcalc.estimation.sharding import Held
 from memcalc.sharding.engine import ROOT
 from memcalc.spec.segments import Segment, leaves
 
-HEAD_NORMS = (".q_norm", ".k_norm")  # modules around a norm
+HEAD_NORMS = (".q_norm", ".k_norm")  # suffixes of modules that contain a norm
 
 
 class Turn(NamedTuple):
-    """A module's turn.
+    """One run of a module, in forward or backward.
 
     Args:
-        unit: that it is part of.
-        names: what programs call it; none: it has no parameters, and no operator.
-        parameters: their numbers in registration order.
+        unit: the unit of the module.
+        names: its names in programs; empty if it has no parameters, and so no operator.
+        parameters: their positions in registration order.
         backward: whether it is in backward.
-        again: whether it is a forward that runs again.
-        releases: whether its parameters may be released when its operator has ended.
-        checkpointed: whether a checkpoint keeps autograd from saving anything.
+        again: whether it is a recomputation.
+        releases: whether its parameters may be freed when its operator has ended.
+        checkpointed: whether it runs under a checkpoint, where autograd saves nothing.
     """
 
     unit: int
@@ -40,33 +40,33 @@ class Turn(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A module: what programs call it, the numbers of its own parameters, and the modules in it."""
+    """A module: its names in programs, the positions of its own parameters, and its submodules."""
 
     names: frozenset[str] = frozenset()
     parameters: tuple[int, ...] = ()
     children: tuple[Module, ...] = ()
 
     def forward(self) -> Iterator[Module]:
-        """It and all in it, as they begin."""
+        """Yield the module and its submodules in forward order."""
         yield self
         for child in self.children:
             yield from child.forward()
 
     def backward(self) -> Iterator[Module]:
-        """The same in backward: what holds others still begins first."""
+        """Yield the module and its submodules in backward order: a container still begins first."""
         yield self
         for child in reversed(self.children):
             yield from child.backward()
 
 
 class Order:
-    """The modules of a model in the order of its forward.
+    """The modules of a model in forward order.
 
     Args:
-        ordered: all parameters, in registration order, which is that of forward.
+        ordered: all parameters, in registration order, which is forward order.
         units: the same by unit.
         tied: whether the LM head has the embedding's weight.
-        stops_inside: whether what the last module keeps is the last that a layer that runs again is run for.
+        stops_inside: whether recomputation of a layer stops at the last module that saves something.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Order:
         self.before, self.after, self.layers = Module(children=before), Module(children=after), layers
 
     def turns(self, plan: Segment) -> Iterator[Turn]:
-        """All turns of a micro-batch, the root's first; `plan`: the layers, and which of them run again."""
+        """Yield all turns of a micro-batch, the root's first; `plan`: the recomputation plan."""
         yield from _turns(ROOT, self.before.forward())
         for item in plan:
             for layer in [item] if isinstance(item, int) else leaves(item):
@@ -106,10 +106,10 @@ class Order:
         yield from _turns(layer, self.layers[layer].backward(), backward=True)
 
     def _again(self, items: Segment) -> Iterator[Turn]:
-        """A segment: all runs again but what follows the last layer's last module.
+        """Yield the turns of a checkpoint segment: all is recomputed except what follows the last layer's last module.
 
-        If that is what first reads something that was not kept, its backward has begun by then. Its forward stops where
-        it would keep that, so that its end is not seen.
+        If that module's backward is the first to read a tensor that was not saved, its backward has begun by then. Its
+        recomputation stops where it would save that tensor, so its end hook does not run.
         """
         last = items[-1]
         begun: list[Turn] = []
@@ -172,7 +172,7 @@ def _modules(parameters: Sequence[Held], numbers: Iterator[int]) -> tuple[Module
 
 
 def module_names(held: Held) -> Iterator[str]:
-    """What programs call the module of a parameter: the reference decoder's have other words for experts."""
+    """Yield the names of a parameter's module in programs: the reference decoder names experts differently."""
     module = held.module.rpartition("*.")[2]
     yield module
     if held.routed:
