@@ -1,4 +1,4 @@
-"""What if: a run's events through other allocators and other settings, and what they would save."""
+"""Allocator replay: a run's events under other allocators and settings, and what they would save."""
 
 from memcalc.replaying.replaying import replaying
 from memcalc.replaying.result import Recommendation, Replay, Trial

@@ -1,4 +1,4 @@
-"""One source of events through one allocator, or several."""
+"""Replay of one source of events through one allocator, or several."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from memcalc.spec.cards import Card
 
 
 def replaying(source: Source, card: Card | None = None, **options: Unpack[Question]) -> Replay:
-    """Asks one allocator, then all others that are to be compared.
+    """Replay a source through one allocator, then through all others to be compared.
 
     Args:
         source: the events.
-        card: the device; None for one that never runs out.
+        card: the GPU; None for a device that never runs out of memory.
         options: see `Question`.
 
     Raises:
-        InputError: for settings that are refused.
+        InputError: for invalid settings.
     """
     config, release, memory_fraction = (
         options.get("alloc_conf", ""),
@@ -50,7 +50,7 @@ def replaying(source: Source, card: Card | None = None, **options: Unpack[Questi
     rivals = [(name, settings, True) for name, settings in wanted]
     rivals += [(name, settings, False) for name, settings in COMPARED] if compare else []
     asked = made(policy, config)
-    for name, settings, strict in rivals:  # what is refused is refused before anything long begins
+    for name, settings, strict in rivals:  # invalid settings are rejected before any long replay
         if strict:
             made(name, settings)
     result, course, events = _followed(source.events, asked)
@@ -79,7 +79,7 @@ def replaying(source: Source, card: Card | None = None, **options: Unpack[Questi
 
 
 def device_of(card: Card | None) -> Device:
-    """The device that a card is: what a process can use of it, less its context and kernels."""
+    """Return the device model of a GPU: its usable memory, minus its context and kernels."""
     if card is None:
         return Device()
     major = card.compute_capability[0] if card.compute_capability else None
@@ -89,7 +89,7 @@ def device_of(card: Card | None) -> Device:
 def _trial(
     events: Sequence[Event], policy: str, config: str, made: Callable[[str, str], Made], *, strict: bool
 ) -> Trial:
-    """One of the others. What `strict` leaves out is skipped with a word: not every allocator works without a card."""
+    """Replay another allocator. Unless `strict`, one that cannot run (for example without a GPU) is skipped."""
     try:
         found = made(policy, config)
     except InputError as error:
@@ -100,19 +100,19 @@ def _trial(
 
 
 def _for(events: Sequence[Event], made: Made) -> Sequence[Event]:
-    """The events that reach the allocator."""
+    """Return the events that reach the allocator."""
     return events if made.paddle is None else transformed(events, made.paddle)
 
 
 def _followed(events: Sequence[Event], made: Made) -> tuple[ReplayResult, Course, Sequence[Event]]:
-    """The run with its course: what was allocated and reserved after every event."""
+    """Replay the events; return the result, and the curve of allocated and reserved memory."""
     allocated: list[int] = []
     reserved: list[int] = []
     counters = made.allocator.counters
 
     small, large, held = counters.small, counters.large, counters.reserved
 
-    def note() -> None:  # once for each event: without the properties that do the same
+    def note() -> None:  # once per event: inlined instead of calling the counters' properties
         allocated.append(small.allocated_now + large.allocated_now)
         reserved.append(held.current)
 

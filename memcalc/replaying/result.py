@@ -1,4 +1,4 @@
-"""What `replay` answers."""
+"""The result of `replay`."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ class Trial:
 
     policy: str
     config: str
-    result: ReplayResult | None  # None where it cannot be asked; `refused` says why
+    result: ReplayResult | None  # None if it cannot run; `refused` gives the reason
     refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The setting that serves the run best."""
+    """The setting with the least reserved memory."""
 
     trial: Trial
-    saved_bytes: int | None  # of reserved memory, against the setting asked about; None where that one fails
-    makes_it_fit: bool  # whether the setting asked about fails and this one does not
+    saved_bytes: int | None  # of reserved memory, compared with the requested setting; None if that one fails
+    makes_it_fit: bool  # whether the requested setting fails and this one does not
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A run through one allocator, and beside others."""
+    """A run under one allocator, compared with others."""
 
     source: Source
     card: Card | None
-    trials: tuple[Trial, ...]  # the first is the one that was asked about
+    trials: tuple[Trial, ...]  # the first is the requested one
     recommendation: Recommendation | None
     course: Course  # of the first trial: memory over time
-    shown_event: int  # the moment of `segments`: the most reserved memory, or the end where the run died
+    shown_event: int  # the position of `segments`: the peak of reserved memory, or the end if the run failed
     segments: tuple[SegmentView, ...]
-    owners: Mapping[int, Event]  # which allocation lies at an address, at that moment
-    verification: Verification | None  # of a snapshot whose begin is known: whether the model makes its segments
-    composition: Composition | None  # of a snapshot: what its memory is made of
+    owners: Mapping[int, Event]  # address -> the allocation there, at that point
+    verification: Verification | None  # for complete histories: whether the model reproduces the segments
+    composition: Composition | None  # for snapshots: the composition of their memory
 
     @property
     def result(self) -> ReplayResult:
-        """Of the setting that was asked about."""
+        """The result of the requested setting."""
         found = self.trials[0].result
         assert found is not None
         return found
 
     @property
     def failed(self) -> bool:
-        """Whether the run dies with the setting that was asked about."""
+        """Whether the run runs out of memory with the requested setting."""
         return not self.result.fits
 
 
 def best(trials: Sequence[Trial]) -> Recommendation | None:
-    """Of the settings of the first trial's allocator, the one that fits with the least reserved memory.
+    """Return the setting of the first trial's allocator that fits with the least reserved memory.
 
-    None where that is the first one itself, or where nothing fits.
+    None if that is the first trial itself, or if nothing fits.
     """
     asked = trials[0]
     assert asked.result is not None

@@ -1,4 +1,4 @@
-"""Where events come from: a file of them, a memory snapshot of a run, or a configuration that is traced."""
+"""Sources of events: a file of events, a memory snapshot of a run, or a configuration to trace."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from memcalc.snapshots.recording import Recording, Snapshot
 from memcalc.spec.spec import Spec
 
 _PICKLES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
-_PICKLED = (b"\x80", b"\x1f\x8b")  # how pickles since protocol 2, and files compressed by gzip, begin
+_PICKLED = (b"\x80", b"\x1f\x8b")  # first bytes of pickles since protocol 2, and of gzip files
 
 
 class Recorded(NamedTuple):
-    """One device of a snapshot, with what it held when its history begins."""
+    """One device of a snapshot, with its state at the start of the history."""
 
     snapshot: Snapshot
     recording: Recording
@@ -32,28 +32,28 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A run's events, and the snapshot that they were taken from."""
+    """A run's events, and the snapshot that they were read from."""
 
     name: str
     kind: Literal["events", "snapshot", "trace"]
     events: Sequence[Event]
     recorded: Recorded | None = None
-    gpu: str | None = None  # the card that a configuration names
+    gpu: str | None = None  # the GPU in the configuration
 
 
 def open_source(
     path: Path | str | None, load: Callable[[], Spec], device: int | None = None, progress: Progress = silent
 ) -> Source:
-    """The events of a file, or those of a configuration's training step.
+    """Return the events of a file, or those of a configuration's training step.
 
     Args:
-        path: the file, or a configuration's name; None: a configuration that is no file.
-        load: reads the configuration, when `path` is neither events nor a snapshot.
-        device: the number of the device in a snapshot; None: the only one, or the one with the longest history.
-        progress: told how far a trace is.
+        path: the file, or a configuration's name; None: a configuration that is not a file.
+        load: reads the configuration, if `path` is neither events nor a snapshot.
+        device: the index of the device in a snapshot; None: the only one, or the one with the longest history.
+        progress: called with the progress of a trace.
 
     Raises:
-        InputError: for a file that is neither, or a device that the snapshot has not.
+        InputError: for a file that is neither, or a device that the snapshot does not have.
     """
     kind = "config" if path is None else kind_of(Path(path))
     if path is not None and kind == "snapshot":
@@ -68,7 +68,7 @@ def open_source(
 
 
 def kind_of(path: Path) -> Literal["events", "snapshot", "config"]:
-    """What a file is, by how it begins; what is no file is a configuration's name."""
+    """Return the type of a file by its first bytes; a path that is not a file is a configuration's name."""
     if not is_file(path):
         return "snapshot" if path.name.endswith(_PICKLES) else "config"
     with open_file(path) as file:
@@ -98,7 +98,7 @@ def _snapshot(path: Path, device: int | None) -> Source:
 
 
 def source_of(name: str, snapshot: Snapshot, recording: Recording) -> Source:
-    """The events of one device of a snapshot."""
+    """Return the events of one device of a snapshot."""
     from memcalc.snapshots.beginning import beginning
     from memcalc.snapshots.stream import events_of
 
@@ -107,7 +107,7 @@ def source_of(name: str, snapshot: Snapshot, recording: Recording) -> Source:
 
 
 def _traced(spec: Spec, progress: Progress) -> Source:
-    """The events of a traced training step. The one place that knows where they come from."""
+    """Trace a training step and return its events; the only function here that depends on the tracer."""
     from memcalc.tracing import trace
 
     return Source(spec.name, "trace", trace(spec, progress=progress).events, gpu=spec.hardware.gpu)

@@ -1,4 +1,4 @@
-"""Which allocators and settings to try."""
+"""The allocators and settings to try."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import product
 
 from memcalc.errors import InputError
 
-# What --compare tries: each allocator as it comes, and the settings of PyTorch's that people reach for.
+# The trials of --compare: each allocator with default settings, and common settings of the PyTorch allocator.
 COMPARED = (
     ("pytorch", ""),
     ("pytorch", "expandable_segments:True"),
@@ -21,14 +21,14 @@ COMPARED = (
     ("tensorflow", "allow_growth=true"),
     ("ideal", ""),
 )
-NONE = "none"  # in a sweep: the setting is left out
+NONE = "none"  # in a sweep: the setting is omitted
 
 
 def swept(policy: str, config: str, sweeps: Iterable[str]) -> list[str]:
-    """The settings of a sweep, each with one value of each "key=v1,v2,none" in place of its own.
+    """Return the settings of a sweep, with one value of each "key=v1,v2,none" replaced at a time.
 
     Raises:
-        InputError: for a sweep that cannot be read.
+        InputError: for a sweep with invalid syntax.
     """
     axes = []
     for sweep in sweeps:
@@ -43,7 +43,7 @@ def swept(policy: str, config: str, sweeps: Iterable[str]) -> list[str]:
 
 
 def _with(policy: str, config: str, choice: Iterable[tuple[str, str]]) -> str:
-    """The settings with some of them replaced; "none" leaves one out."""
+    """Return the settings with some of them replaced; "none" removes one."""
     joint = ":" if policy == "pytorch" else "="
     pairs = re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", config)
     for key, value in choice:
