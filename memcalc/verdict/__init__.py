@@ -1,1 +1,1 @@
-"""Whether a run fits: bounds, the allocator replay, and how far recorded runs of its kind were off."""
+"""Whether a run fits: bounds, the allocator replay, and the errors of recorded runs of its kind."""

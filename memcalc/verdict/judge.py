@@ -1,4 +1,4 @@
-"""The verdict of every command: whether a run fits its card, or a budget; and the whole result of one run."""
+"""The verdict of every command: whether a run fits its GPU, or a budget; and the complete result of one run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from memcalc.verdict.needs import Need, answer_of, can_replay, gets_through, lea
 
 
 def judge(spec: Spec, limit: int | None = None) -> Verdict:
-    """Whether a run fits, as `estimate` says it, and no sooner than needed: bounds, then the replay.
+    """Return whether a run fits, with as little work as possible: bounds first, then the replay.
 
     Args:
         spec: the run.
-        limit: bytes of a device that it may hold; None: the usable memory of its card, which it then must name.
+        limit: bytes of the device that it may use; None: the usable memory of its GPU, which must then be given.
 
     Raises:
         InputError: the family, or this implementation of it, is not modelled.
@@ -33,7 +33,7 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
         assert card is not None
         limit = card.usable_bytes
     limits, replays = limits_of(spec), can_replay(spec)
-    # Formulas know the remainders of model states, but a replay is exact: only what it cannot go below is a bound.
+    # Formulas estimate the remainders of model states, but a replay is exact: only its lower bound may be used here.
     least = least_bytes(spec, card, limit, tails=not replays)
     known = _decided(least, limit, limits)
     if known is not None:
@@ -43,9 +43,9 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
 
 
 def is_expected_to_fit(spec: Spec) -> bool:
-    """Whether a run gets through on its card by its replay, errors aside; else, whether it fits.
+    """Return whether a run's replay finishes on its GPU, ignoring errors; without a replay, whether the run fits.
 
-    As `judge(spec).expected`, with one replay where that may need two.
+    Equals `judge(spec).expected`, with one replay where that may need two.
     """
     card = card_of(spec)
     assert card is not None
@@ -57,7 +57,7 @@ def is_expected_to_fit(spec: Spec) -> bool:
 
 
 def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
-    """The verdict where the lower bound is beyond the limit; None: it says nothing."""
+    """Return the verdict if the lower bound exceeds the limit; otherwise None."""
     unmodelled = holding_memory(limits)
     beyond = least + sum(each.at_least_bytes for each in unmodelled)
     if beyond <= limit:
@@ -66,12 +66,12 @@ def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
 
 
 def verdict_of(need: Need, card: Card | None, limit: int, least: int, limits: Sequence[Limit]) -> Verdict:
-    """The verdict of a run whose need is known.
+    """Return the verdict of a run with a known need.
 
     Args:
         need: of the rank that needs most.
-        card: the card; None: the limit is a budget alone.
-        limit: what it may hold. A card that is full makes the allocator free cached blocks; a smaller budget does not.
+        card: the GPU; None if the limit is only a budget.
+        limit: bytes it may use. A full GPU makes the allocator free cached blocks; a smaller budget does not.
         least: the lower bound of device memory.
         limits: what is not modelled.
     """
@@ -91,14 +91,14 @@ def verdict_of(need: Need, card: Card | None, limit: int, least: int, limits: Se
 
 
 def _is_expected(need: Need, limit: int, *, on_card: bool) -> bool:
-    """Whether the replay gets through; where there is none, whether even the upper end of the interval does."""
+    """Return whether the replay finishes; without a replay, whether the upper end of the interval fits."""
     if need.played is None:
         return need.high_bytes <= limit
     return bool(need.gets_through) if on_card else need.device_bytes <= limit
 
 
 def _interval(need: Need, answer: Answer, limit: int) -> Interval:
-    """The interval, cut where the answer says more: a run that gets through on a full card needs no more than it."""
+    """Return the interval, narrowed by the answer: a run that finishes on a full GPU needs no more than its memory."""
     low, high = need.low_bytes, need.high_bytes
     if answer == "fits":
         high = min(high, limit)
@@ -108,21 +108,22 @@ def _interval(need: Need, answer: Answer, limit: int) -> Interval:
 
 
 def card_of(spec: Spec) -> Card | None:
-    """The card that a run names."""
+    """Return the GPU of a run, or None."""
     return None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
 
 
 def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Result:
-    """What each GPU of a run holds, at which point of the step, and whether it fits: replayed where it can be.
+    """Return the memory of each rank at each phase, and the verdict, with an allocator replay if possible.
 
     Args:
         spec: the run.
-        limit: bytes of a device that it may hold; None: the usable memory of its card, if it names one.
-        least: the lower bound of device memory for this limit, where that is known already.
+        limit: bytes of the device that it may use; None: the usable memory of its GPU, if it has one.
+        least: the lower bound of device memory for this limit, if already known.
 
     Raises:
-        InputError: the family, or this implementation of it, is not modelled; or PyTorch's release does not take the
-            settings of the allocator.
+        InputError: the family, or this implementation of it, is not modelled; or the PyTorch version does not accept
+            the
+            allocator settings.
     """
     card = card_of(spec)
     why = "" if spec.inference is not None else why_not(spec)
@@ -152,9 +153,9 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
 
 
 def size_against(spec: Spec, limit: int) -> Result:
-    """As `size`, but without a replay where the lower bound alone is beyond the limit.
+    """Return the result of `size`, but skip the replay if the lower bound alone exceeds the limit.
 
-    Reserved and device memory of such a run are not known, and its verdict has no interval.
+    Reserved and device memory of such a run are unknown, and its verdict has no interval.
     """
     least = least_bytes(spec, card_of(spec), limit)
     known = _decided(least, limit, limits_of(spec))
@@ -165,9 +166,9 @@ def size_against(spec: Spec, limit: int) -> Result:
 
 
 def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
-    """The verdict of a run whose file leaves something open: a run that may be a smaller one is not said not to fit.
+    """Return the verdict of a run with open values: unknown, not does-not-fit, if another candidate may fit.
 
-    The candidate with the largest peak is counted, so a run that fits does so with every other one.
+    The candidate with the largest peak is counted, so a run that fits does so with every candidate.
     """
     moved = max((each.moved_bytes for each in spec.origin.assumptions), default=0)
     if verdict.answer != "does-not-fit" or verdict.needed_bytes - moved > verdict.limit_bytes:
@@ -176,7 +177,7 @@ def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
 
 
 def _with_largest(result: Result) -> Result:
-    """The estimate of a generation with the most that its card holds."""
+    """Add the largest batch and context that fit the GPU to the estimate of a generation."""
     if result.card is None or result.generation is None:
         return result
     from memcalc.estimation.generation.largest import largest
@@ -186,7 +187,7 @@ def _with_largest(result: Result) -> Result:
 
 
 def _with_memory(spec: Spec, card: Card | None, rank: RankResult, need: Need | None) -> RankResult:
-    """The rank with what it reserves, by the replay or by recorded runs."""
+    """Return the rank with its reserved memory, from the replay or from recorded runs."""
     found = need or recorded_need(spec, card, rank.ledger.peak_bytes)
     context = 0 if card is None else card.context_bytes
     cached = found.reserved_bytes - rank.ledger.peak_bytes
@@ -199,9 +200,9 @@ def _with_memory(spec: Spec, card: Card | None, rank: RankResult, need: Need | N
 
 
 def size_lazily(spec: Spec) -> Result:
-    """As `size`, with the replay made when reserved or device memory or the verdict is first read.
+    """Return the result of `size`, with the replay delayed until reserved or device memory or the verdict is read.
 
-    Generation is not replayed, so all of it is sized at once.
+    Generation is not replayed, so it is estimated at once.
     """
     if spec.inference is not None:
         return size(spec)

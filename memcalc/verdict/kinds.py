@@ -1,4 +1,4 @@
-"""The kinds of runs that errors are told apart by, from the narrowest to the widest."""
+"""The kinds of runs with separate error statistics, from the narrowest to the widest."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ENGINES = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "megatron": "Megat
 
 
 def kinds_of(spec: Spec) -> tuple[str, ...]:
-    """The kinds that a run belongs to; the errors of the first that was recorded often enough are the run's.
+    """Return the kinds of a run, narrowest first; the first one with enough recorded runs gives its errors.
 
-    Settings of the allocator are a kind of their own: runs under the default settings say nothing about them.
+    Allocator settings form a separate kind: runs under default settings do not predict them.
     """
     if spec.inference is not None:
         return (GENERATION,)

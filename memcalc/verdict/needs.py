@@ -1,4 +1,4 @@
-"""What a run needs of its device: bounds first, the allocator replay where they do not decide, else recorded runs."""
+"""The device memory that a run needs: bounds first, then an allocator replay, else ratios of recorded runs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from memcalc.verdict.recorded import replay_errors, reserve_ratio
 
 
 class Need(NamedTuple):
-    """What one run needs of its device. Bytes.
+    """The device memory that one run needs. Bytes.
 
     Args:
-        reserved_bytes: the best estimate of what the allocator holds at most; on a card that it fills, what it holds
-            there, having freed cached blocks.
+        reserved_bytes: best estimate of peak reserved memory; on a GPU that it fills, after cached blocks are freed.
         errors: of recorded runs of its kind.
-        outside_bytes: context and communication library.
-        played: what the replay found beside the requests; None where the run was not replayed.
-        on_card: whether the run gets through on its whole card, errors included; None without a card.
-        gets_through: whether its replay does, errors aside; None without a card or a replay.
+        outside_bytes: device context and communication library.
+        played: allocator overhead found by the replay; None if the run was not replayed.
+        on_card: whether the run finishes on its GPU, errors included; None without a GPU.
+        gets_through: whether its replay finishes, ignoring errors; None without a GPU or a replay.
     """
 
     reserved_bytes: int
@@ -60,13 +59,13 @@ class Need(NamedTuple):
 
 
 def least_bytes(spec: Spec, card: Card | None, limit: int | None = None, *, tails: bool = False) -> int:
-    """A lower bound of device memory: what the worst rank requests at once, its context and communication library.
+    """Return a lower bound of device memory: live requests of the worst rank, its context and communication library.
 
     Args:
         spec: the run.
-        card: its card, if it has one.
-        limit: stop at the first stage that is beyond this: what is returned is then no maximum, but above it.
-        tails: with the remainders of model states that formulas expect the allocator not to split off.
+        card: its GPU, if it has one.
+        limit: stop at the first stage that exceeds this; the result then exceeds it, too, but is not the maximum.
+        tails: include the remainders of model states that the allocator is expected not to split off.
 
     Raises:
         InputError: there are no formulas for this family.
@@ -85,7 +84,7 @@ def least_bytes(spec: Spec, card: Card | None, limit: int | None = None, *, tail
 
 
 def can_replay(spec: Spec) -> bool:
-    """Whether the order of all requests of the run is known.
+    """Return whether the order of all requests of the run is modelled.
 
     Raises:
         InputError: there are no formulas for this family.
@@ -95,15 +94,15 @@ def can_replay(spec: Spec) -> bool:
 
 
 def need_of(spec: Spec, card: Card | None, allocated: int | None = None) -> Need:
-    """The need of the rank that needs most, by replay where the run can be replayed.
+    """Return the need of the rank that needs most, by replay if possible.
 
     Args:
         spec: the run.
-        card: its card, if it has one.
-        allocated: its allocated peak, where that is known already.
+        card: its GPU, if it has one.
+        allocated: its allocated peak, if already known.
 
     Returns:
-        The need; its `played` is None where the run was not replayed.
+        The need; its `played` is None if the run was not replayed.
     """
     found = _replayed(spec, card) if can_replay(spec) else None
     if found is not None:
@@ -112,18 +111,18 @@ def need_of(spec: Spec, card: Card | None, allocated: int | None = None) -> Need
 
 
 def recorded_need(spec: Spec, card: Card | None, allocated: int) -> Need:
-    """The need of a rank that allocates so much, by what recorded runs of its kind reserved. Bytes."""
+    """Return the need for an allocated peak in bytes, from the reserved-to-allocated ratio of recorded runs."""
     ratio, errors = reserve_ratio(kinds_of(spec))
     outside = outside_bytes(spec, card)
     found = Need(ceil(allocated * ratio), errors, outside, None, None, None)
-    # No run reserves less than it allocates.
+    # Reserved memory is never less than allocated memory.
     least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
     found = found._replace(errors=errors._replace(low=max(errors.low, least)))
     return found if card is None else found._replace(on_card=answer_of(found, card.usable_bytes))
 
 
 def gets_through(spec: Spec, card: Card) -> bool:
-    """Whether the replay of a run gets through on its card, errors aside."""
+    """Return whether the replay of a run finishes on its GPU, ignoring errors."""
     room, requests = card.usable_bytes - outside_bytes(spec, card), requests_of(spec)
     if not spec.training.alloc_conf and reserved_upper_bound(requests) <= room:
         return True  # proven for default settings, without a replay
@@ -131,7 +130,7 @@ def gets_through(spec: Spec, card: Card) -> bool:
 
 
 def _replays(spec: Spec, requests: Requests) -> Callable[[int | None], Replay | None]:
-    """Returns the replay of a run on its card with so many bytes for the allocator; None: it runs out of memory."""
+    """Return a function that replays the run with so many bytes for the allocator; it returns None on out of memory."""
     training = spec.training
     capacity = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu).usable_bytes
 
@@ -145,7 +144,7 @@ def _replays(spec: Spec, requests: Requests) -> Callable[[int | None], Replay | 
 
 
 def answer_of(need: Need, limit: int) -> Answer:
-    """Where a limit lies: above the interval, below it, or inside."""
+    """Return the answer for a limit above the interval, below it, or inside."""
     if need.high_bytes <= limit:
         return "fits"
     return "does-not-fit" if need.low_bytes > limit else "unknown"
@@ -158,12 +157,13 @@ def _allocated(spec: Spec, card: Card | None) -> int:
 
 
 def _replayed(spec: Spec, card: Card | None) -> Need | None:
-    """The replay on the card, where the allocator frees cached blocks before it runs out of memory.
+    """Replay on the GPU, where the allocator frees cached blocks before it runs out of memory.
 
-    None where the run needs more than the largest device on which the allocator is modelled with its settings.
+    None if the run needs more than the largest device on which the allocator is modelled with its settings.
 
-    The replay's errors are a matter of reserved memory, so a run gets through for sure where it gets through on a
-    device that is smaller by the largest error, and for sure not where one that is larger by it is not enough.
+    The replay's errors are relative to reserved memory. So a run is certain to finish if it finishes on a device
+    smaller by
+    the largest error, and certain to fail if a device larger by the largest error is not enough.
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
     on = _replays(spec, requests_of(spec))
@@ -177,7 +177,7 @@ def _replayed(spec: Spec, card: Card | None) -> Need | None:
         return need
     if on_card is None:
         larger = floor(room / (1 + errors.low))
-        perhaps = found.reserved_bytes <= larger or on(larger) is not None  # nothing is freed where all has room
+        perhaps = found.reserved_bytes <= larger or on(larger) is not None  # no block is freed if everything fits
         return need._replace(on_card="unknown" if perhaps else "does-not-fit", gets_through=False)
     sure = need.high_bytes <= card.usable_bytes or on(floor(room / (1 + errors.high))) is not None
     return need._replace(on_card="fits" if sure else "unknown", gets_through=True)

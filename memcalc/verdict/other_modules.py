@@ -1,4 +1,4 @@
-"""Whose modules run: what a run of plain modules would need with transformers' own, where that is much more or less."""
+"""Plain compared with transformers' modules: the need of the same run, if it differs much."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from memcalc.ledger.result import Result
 from memcalc.spec.families import attends_eagerly, known_families
 from memcalc.spec.loading import load
 
-WORTH_SAYING = 0.1  # of the allocated peak: a difference from which on the other modules are named
+WORTH_SAYING = 0.1  # fraction of the allocated peak: smaller differences are not reported
 
 
 class OtherModules(NamedTuple):
     """The same run with transformers' modules.
 
     Args:
-        allocated_bytes: the peak of allocated memory.
-        attention: the kernel that they attend with, where the family knows no fused one; "": that of the run.
+        allocated_bytes: peak allocated memory.
+        attention: their attention kernel, if the family has no fused one; "": the same as the run's.
     """
 
     allocated_bytes: int
@@ -26,9 +26,9 @@ class OtherModules(NamedTuple):
 
 
 def with_transformers(result: Result) -> OtherModules | None:
-    """Return what a run of plain modules allocates with transformers', from formulas; None: about the same, or unknown.
+    """Return the allocated peak of a plain-module run with transformers' modules; None if about equal or unknown.
 
-    None also for another run than training with plain modules, and for families whose modules are not modelled.
+    None also for runs other than training with plain modules, and for families without modelled modules.
     """
     spec = result.spec
     family = spec.model.architecture
@@ -38,7 +38,7 @@ def with_transformers(result: Result) -> OtherModules | None:
     changes = ["implementation=huggingface", "attention_windows=mask", *(["attention=eager"] if eager else [])]
     try:
         other = estimate(load(spec.model_dump(), changes)).ledger.peak_bytes
-    except InputError:  # modules that are not modelled, or that cannot run as the spec asks for
+    except InputError:  # the modules are not modelled, or cannot run with this spec
         return None
     if abs(other - result.ledger.peak_bytes) <= WORTH_SAYING * result.ledger.peak_bytes:
         return None

@@ -1,4 +1,4 @@
-"""Why a run needs what it needs, and the cheapest single change that would make it fit."""
+"""The reason for a run's peak, and the cheapest single change that would make it fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from memcalc.spec.systems import system_of
 from memcalc.verdict.judge import card_of, judge
 from memcalc.verdict.needs import need_of
 
-WORTH_SAYING = 0.1  # of the peak: temporaries from which on the sentence names them
+WORTH_SAYING = 0.1  # fraction of the peak: smaller temporaries are not reported
 
 
 class Remedy(NamedTuple):
@@ -26,10 +26,10 @@ class Remedy(NamedTuple):
 
     Args:
         overrides: as --set takes them.
-        device_bytes: what a GPU needs with it.
-        cost: what it takes in time or money.
+        device_bytes: device memory of a GPU with the change.
+        cost: in time or money.
         host_bytes: host memory of a rank.
-        node_host_bytes: what all ranks of a node hold there.
+        node_host_bytes: host memory of all ranks of a node.
     """
 
     overrides: tuple[str, ...]
@@ -40,13 +40,13 @@ class Remedy(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """What decides the peak. Bytes.
+    """The reason for the peak. Bytes.
 
     Args:
         phase: of the peak.
         largest: the largest components at the peak.
-        lists: what the foreach update of the optimizer allocates for a step, if that is a large part of the peak.
-        fragmented: what the allocator reserves beyond the peak, if that alone makes the run too large for its card.
+        lists: temporaries of the optimizer's foreach update, if they are a large part of the peak; otherwise 0.
+        fragmented: reserved memory beyond the peak, if only that makes the run exceed its GPU; otherwise 0.
         remedy: the cheapest single change that keeps the result of training and makes the run fit.
     """
 
@@ -58,7 +58,7 @@ class Reason(NamedTuple):
 
 
 def reason_of(result: Result) -> Reason:
-    """The reason for a training run's verdict; a remedy is looked for where the run does not fit or may not."""
+    """Return the reason for a training run's verdict, with a remedy if the run does not or may not fit."""
     ledger, spec, verdict = result.ledger, result.spec, result.decision
     parts = ledger.components(ledger.peak_phase)
     ordered = sorted(parts.items(), key=lambda part: -part[1])
@@ -77,11 +77,11 @@ def reason_of(result: Result) -> Reason:
 
 
 def remedy_of(run: Run, limit: int | None = None) -> Remedy | None:
-    """The cheapest single change with which a run fits; None: none that keeps the result of training does.
+    """Return the cheapest single change with which a run fits; None if none that keeps the training result does.
 
     Args:
         run: the run.
-        limit: bytes of a GPU that it may hold; None: the usable memory of its card.
+        limit: bytes of a GPU that it may use; None: the usable memory of its GPU.
     """
     for candidate in candidates(run.spec):
         if candidate.result != SAME:
@@ -98,7 +98,7 @@ def remedy_of(run: Run, limit: int | None = None) -> Remedy | None:
 
 
 def host_bytes(spec: Spec) -> tuple[int, int]:
-    """What a rank holds in host memory at its peak, and all ranks of a node together."""
+    """Return the peak host memory of a rank, and of all ranks of a node, in bytes."""
     card = card_of(spec)
     held = max(
         (Ledger((rows,), PHASES).peak_bytes for stage in stages_of(spec) if (rows := host_rows(spec, stage))), default=0

@@ -1,4 +1,4 @@
-"""How far recorded runs lay from what is said of them, by kind: memcalc/data/recorded_errors.json.
+"""Errors of estimates for recorded runs, by kind: memcalc/data/recorded_errors.json.
 
 The file is generated from the raw records by tools/recorded_errors.py; docs/explanations/verdict.md shows it.
 """
@@ -15,14 +15,15 @@ from memcalc.ledger.verdict import Errors
 
 FILE = Path(__file__).parents[1] / "data" / "recorded_errors.json"
 
-# Runs of a kind from which on its own figures are taken, with fewer those of the next wider kind: 20 for the central
-# 95 % of errors to mean something, 10 for a full range.
+# Number of runs from which on a kind's own figures are used, instead of the next wider kind's: 20 for the central 95 %
+# of
+# errors to be meaningful, 10 for a full range.
 ENOUGH, ENOUGH_FOR_A_RANGE = 20, 10
-UNRECORDED = 0.1  # what is allowed on both sides for a kind without records
+UNRECORDED = 0.1  # allowed error on both sides for a kind without records
 
 
 def replay_errors(kinds: Iterable[str]) -> Errors:
-    """Errors of allocator replays, relative to the reserved memory that the replay gives.
+    """Return the errors of allocator replays, relative to the replay's reserved memory.
 
     The interval is the central 95 % of the errors of the first kind that has ENOUGH runs.
     """
@@ -44,11 +45,11 @@ def replay_errors(kinds: Iterable[str]) -> Errors:
 
 
 def reserve_ratio(kinds: Iterable[str]) -> tuple[float, Errors]:
-    """Reserved over allocated memory of recorded runs, for runs that cannot be replayed.
+    """Return the ratio of reserved to allocated memory of recorded runs, for runs that cannot be replayed.
 
     Returns:
         The median ratio, and the errors around it: the full recorded range. A kind with fewer than ENOUGH_FOR_A_RANGE
-        runs has the range of the next wider one.
+        runs uses the next wider one.
     """
     table: dict[str, dict[str, Any]] = _table()["reserved over allocated"]
     names = tuple(kinds)

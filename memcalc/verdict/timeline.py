@@ -1,4 +1,4 @@
-"""Memory over the run that a verdict rests on: its requests, replayed as the verdict replays them."""
+"""The memory curve behind a verdict: the run's requests, replayed as for the verdict."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from memcalc.stream.course import course_of
 
 
 def timeline_of(spec: Spec, device_bytes: int | None = None) -> Course:
-    """Memory after every request of three steps, on the GPU of the run.
+    """Return the memory curve of three steps on the GPU of the run, after every request.
 
-    On a GPU that the run fills, the allocator frees cached blocks; a run that it cannot hold is shown as on one that
-    never runs out.
+    On a GPU that the run fills, the allocator frees cached blocks; a run that does not fit is replayed without a limit.
 
     Args:
         spec: the run.
-        device_bytes: what its replay has found that it needs, if that is known: then it is not tried on a GPU that
-            has less.
+        device_bytes: the need that its replay has found, if known: then a GPU with less is not tried.
 
     Raises:
-        InputError: the order of the run's requests is not known, or there are no formulas for its family.
+        InputError: the order of the run's requests is not modelled, or there are no formulas for its family.
     """
     refuse_foreign(spec)
     why = why_not(spec)
