@@ -1,1 +1,1 @@
-"""Which small changes of a run save memory, what each costs, and whether training comes out the same."""
+"""Small changes of a run that save memory, the cost of each, and whether they keep the training result."""

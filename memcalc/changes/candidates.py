@@ -14,19 +14,19 @@ RESULTS = (SAME, MORE_GPUS, OTHER_CARD, OTHER_RESULT) = (
     "same result, more GPUs",
     "same result, another GPU",
     "another result",
-)  # what a change asks for: time at most; cards; another card; another training
+)  # what a change requires: at most time; more GPUs; another GPU; a different training result
 
-NONE = "none"  # the price of what is free
+NONE = "none"  # the cost of a change that is free
 
-# Segments that grow instead of new ones: reserved memory comes close to what is allocated (CUDA 11.3 and later).
+# Segments that expand instead of new ones: reserved memory is close to allocated memory (CUDA 11.3 and later).
 EXPANDABLE = "expandable_segments:True"
 ALLOCATOR = "allocator settings"
 
-FACTORS = (2, 4, 8)  # how many times as many GPUs are offered
+FACTORS = (2, 4, 8)  # multiples of the number of GPUs to try
 
 
 class Candidate(NamedTuple):
-    """A change: of several with one lever, the first that fits is enough."""
+    """A change; of several with the same lever, the first that fits is enough."""
 
     lever: str
     overrides: tuple[str, ...]
@@ -35,9 +35,9 @@ class Candidate(NamedTuple):
 
 
 def candidates(spec: Spec) -> Iterator[Candidate]:
-    """What can be changed, by rising cost: nothing, time, communication, GPUs, the result of training.
+    """Yield possible changes by rising cost: nothing, time, communication, GPUs, the result of training.
 
-    What keeps the result keeps the sequences of a step, too.
+    Changes that keep the result also keep the number of sequences per step.
     """
     training = spec.training
     if not training.alloc_conf:
@@ -71,7 +71,7 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
 
 
 def _smaller_micro_batches(spec: Spec) -> Iterator[Candidate]:
-    """The next smaller ones with as much more accumulation, so that a step sees the same sequences."""
+    """Yield smaller micro-batches with more accumulation, so that a step has the same sequences."""
     largest = spec.training.micro_batch_size
     sequences = largest * spec.training.gradient_accumulation_steps
     for size in reversed([each for each in divisors(sequences) if each < largest]):
@@ -81,7 +81,7 @@ def _smaller_micro_batches(spec: Spec) -> Iterator[Candidate]:
 
 
 def _sharding(spec: Spec) -> Iterator[Candidate]:
-    """What the ranks that are there can share: ZeRO's next stages, the host beside them, and experts."""
+    """Yield changes that use the existing ranks: higher ZeRO stages, offload to the host, and expert parallelism."""
     parallelism = spec.parallelism
     if parallelism.data_parallel == 1:
         return
@@ -97,17 +97,17 @@ def _sharding(spec: Spec) -> Iterator[Candidate]:
 
 
 def _of_megatron(spec: Spec) -> bool:
-    """Whether Megatron-Core shards the run: its modules run under its own engine or plain DDP, and no other."""
+    """Return whether Megatron-Core shards the run: its modules run under its own engine or plain DDP only."""
     return spec.parallelism.engine == "megatron" or spec.training.implementation == "megatron"
 
 
 def _stages(spec: Spec) -> range:
-    """ZeRO stages above the run's; Megatron-Core's distributed optimizer is stage 1, and it has no other."""
+    """Return the ZeRO stages above the run's; Megatron-Core's distributed optimizer is stage 1, and it has no other."""
     return range(spec.parallelism.zero_stage + 1, 2 if _of_megatron(spec) else 4)
 
 
 def _offloads(spec: Spec) -> Iterator[tuple[str, ...]]:
-    """DeepSpeed's optimizer on the host where it shards that already; then all that FSDP2 shards, as PyTorch has it."""
+    """Yield DeepSpeed's optimizer offload if it shards that already; then FSDP2's CPUOffloadPolicy."""
     parallelism = spec.parallelism
     if parallelism.engine == "deepspeed" and parallelism.zero_stage > 1:
         yield ("parallelism.offload=optimizer",)
@@ -129,7 +129,7 @@ def _stage(spec: Spec, stage: int) -> tuple[str, ...]:
 
 
 def _replicas(spec: Spec) -> Iterator[Candidate]:
-    """More ranks to shard over; as many sequences a step where those that there are can be dealt out to them."""
+    """Yield more data-parallel ranks; the sequences per step stay the same if they can be divided among the ranks."""
     training, parallelism = spec.training, spec.parallelism
     sharded = () if parallelism.zero_stage else _stage(spec, _stages(spec)[-1])
     own = training.micro_batch_size * training.gradient_accumulation_steps  # sequences of a replica

@@ -1,4 +1,4 @@
-"""The smallest changes of a run that would make it fit: single ones, and pairs of which neither half is enough."""
+"""The smallest changes that make a run fit: single ones, and pairs of which neither half is enough."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
 from memcalc.spec.spec import Spec
 
-MOST_PAIRS = 2  # of each kind of result
+MOST_PAIRS = 2  # per kind of result
 
-# What a run needs, and whether that is there; None where nothing says how much there is. Bytes.
+# Returns the bytes that a run needs, and whether they fit; None if there is no limit.
 Judge = Callable[[Result], tuple[int, bool | None]]
 
-Price = Callable[["Change"], tuple[float, ...]]  # of several that ask for the same kind of thing, what comes first
+Price = Callable[["Change"], tuple[float, ...]]  # sort key of changes with the same kind of result
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One or two changes, as `--set` takes them, and what they save. Bytes."""
+    """One or two changes, as `--set` takes them, and their savings. Bytes."""
 
     levers: tuple[str, ...]
     overrides: tuple[str, ...]
     cost: str
-    result: str  # the worst that one of them asks for
-    asks: int  # how many of them ask for more than time
+    result: str  # the most costly kind of result among them
+    asks: int  # number of changes that require more than time
     allocated: int  # peak, as estimated
     saved: int  # of the estimated peak
-    needed: int  # as the judge says
-    fits: bool | None  # None where nothing says how much there is
-    spec: Spec  # the run with them
+    needed: int  # according to the judge
+    fits: bool | None  # None if there is no limit
+    spec: Spec  # the changed run
 
 
 class Finder:
-    """Tries changes of one run.
+    """Search for changes of one run.
 
     Args:
         run: the run.
-        offered: the changes to try, the cheapest first, of each lever the mildest first.
-        peak: allocated bytes of the run as it is.
-        judge: says of an estimate what it needs, and whether that fits.
-        hopeless: says, sooner than an estimate, of what runs a pair need not be looked at: they do not fit.
-        price: what a change costs, to choose by; else its GPUs, then how much it asks for.
-        words: what leads from the run as it is written to the one that is changed: part of each change.
+        offered: the changes to try, cheapest first; of each lever the mildest first.
+        peak: allocated bytes of the unchanged run.
+        judge: returns the need of an estimate, and whether it fits.
+        hopeless: returns, faster than an estimate, whether a pair's run cannot fit, so that it is skipped.
+        price: sort key of changes; default: number of GPUs, then number of changes that require more than time.
+        words: overrides from the run as written to the changed one, added to each change.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Finder:
         self._possible = [(candidate, change) for candidate, change in tried if change is not None]
 
     def singles(self) -> list[Change]:
-        """Return single changes that help: the mildest that fits, else the strongest; those that fit first."""
+        """Return single changes that help: per lever the mildest that fits, else the strongest; fitting ones first."""
         kept: dict[str, Change] = {}
         for candidate, change in self._possible:
             known = kept.get(candidate.lever)
@@ -77,10 +77,13 @@ class Finder:
         return [*fitting, *sorted(others, key=lambda change: -change.saved)]
 
     def pairs(self) -> list[Change]:
-        """Return pairs that fit and of which neither is enough alone; the mildest pair of each two.
+        """Return pairs that fit although neither half does alone; the mildest pair of each two levers.
 
-        Of each kind of result the cheapest, so that none hides behind another: who has no more GPUs wants to know what
-        another training would do. No lever comes twice in one kind, nor where it keeps the result without more GPUs.
+        The cheapest pairs of each kind of result are returned, because a user without more GPUs needs alternatives that
+        change
+        the training result. Within one kind no lever is repeated; levers of pairs that keep the result without more
+        GPUs are
+        not repeated in other kinds, either.
         """
         enough = {candidate.lever for candidate, change in self._possible if change.fits}
         levers: dict[tuple[str, str], list[Candidate]] = {}
@@ -88,7 +91,7 @@ class Finder:
             if candidate.lever not in enough:
                 levers.setdefault((candidate.lever, candidate.result), []).append(candidate)
         found: list[Change] = []
-        free: set[str] = set()  # levers of pairs that ask for neither GPUs nor another training
+        free: set[str] = set()  # levers of pairs that require neither GPUs nor another training result
         for result in RESULTS:
             paired = set(free)
             for change in self._of_kind(result, [*levers.values()], free):
@@ -100,7 +103,7 @@ class Finder:
         return found
 
     def _of_kind(self, result: str, levers: list[list[Candidate]], passed: set[str]) -> list[Change]:
-        """Yield the mildest pair of any two changes with this kind of result, the cheapest first."""
+        """Return the mildest pair of each two levers with this kind of result, the cheapest first."""
         found = []
         for one, other in combinations(levers, 2):
             kinds = (one[0].result, other[0].result)
@@ -113,7 +116,7 @@ class Finder:
     def _mildest(self, levers: tuple[list[Candidate], list[Candidate]]) -> Change | None:
         """Return the mildest pair that fits, the cheapest of equally mild ones.
 
-        The strongest ones are tried first: if they do not fit, milder ones are not looked at.
+        The strongest pair is tried first: if it does not fit, milder ones are skipped.
         """
         pairs = {steps: pair for steps, pair in _pairs_of(levers) if _apart(pair)}
         weak: list[tuple[int, int]] = []
@@ -122,7 +125,7 @@ class Finder:
                 continue
             spec = self._loaded(pairs[steps])
             if spec is None:
-                continue  # such a run cannot be, but a milder one can
+                continue  # invalid, but a milder change may be valid
             if self._fitting(pairs[steps], spec) is not None:
                 break
             weak.append(steps)
@@ -139,14 +142,14 @@ class Finder:
         return min((change for _, change in found), key=self._price)
 
     def _fitting(self, parts: tuple[Candidate, ...], spec: Spec) -> Change | None:
-        """The run with the changes; None: it does not fit, or is not modelled."""
+        """Return the changed run, or None if it does not fit or is not modelled."""
         if self._hopeless(spec):
             return None
         change = self._sized(parts, spec)
         return change if change is not None and change.fits else None
 
     def _loaded(self, parts: tuple[Candidate, ...]) -> Spec | None:
-        """The run with the changes; None: they contradict the rest of it."""
+        """Return the changed run, or None if the changes contradict the rest of it."""
         try:
             return self._run.changed(self._overrides(parts))
         except InputError:
@@ -178,7 +181,7 @@ class Finder:
         )
 
     def _overrides(self, parts: tuple[Candidate, ...]) -> tuple[str, ...]:
-        """Return all `--set` words of the changed run, each field once."""
+        """Return all `--set` overrides of the changed run, each field once."""
         changes = (override for part in parts for override in part.overrides)
         return joined(dict(word.split("=", 1) for word in (*self._words, *changes)))
 
@@ -186,7 +189,7 @@ class Finder:
 def _pairs_of(
     levers: tuple[list[Candidate], list[Candidate]],
 ) -> Iterator[tuple[tuple[int, int], tuple[Candidate, Candidate]]]:
-    """Every pair with the number of its step of each lever."""
+    """Yield every pair with the number of its step of each lever."""
     for (first, one), (second, other) in product(*map(enumerate, levers)):
         yield (first, second), (one, other)
 

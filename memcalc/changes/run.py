@@ -1,4 +1,4 @@
-"""A run that can be loaded again with more overrides, and the overrides between two runs."""
+"""A run that can be reloaded with more overrides, and the overrides between two runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memcalc.spec.spec import Spec
 
 BLOCKS = ("model", "training", "parallelism", "hardware")
 
-ROUNDS = 3  # a value that is set moves defaults of others, which are set in turn
+ROUNDS = 3  # setting a value may change defaults of other fields, which are set in the next round
 
 
 class Run(NamedTuple):
@@ -22,9 +22,9 @@ class Run(NamedTuple):
 
     Args:
         spec: the run.
-        changed: the run with further words after its own, as --set takes them: defaults follow them. Raises
-            `InputError` where there is no such run.
-        implied: words that its configuration lacks and that the question gives: whoever writes the run down needs them.
+        changed: returns the run with further overrides after its own, as --set takes them; defaults follow them. Raises
+            `InputError` if the result is invalid.
+        implied: overrides that the query adds to the configuration: a written-out run needs them.
     """
 
     spec: Spec
@@ -60,7 +60,7 @@ def joined(words: dict[str, str]) -> tuple[str, ...]:
 
 
 def _unlike(name: str, one: Any, other: Any) -> Iterator[tuple[str, str]]:
-    """The fields below this one that differ, with the second value."""
+    """Yield the fields at or below `name` that differ, with the second value."""
     field = name.rpartition(".")[2]
     first, second = getattr(one, field, None), getattr(other, field)
     if first == second:
@@ -73,7 +73,7 @@ def _unlike(name: str, one: Any, other: Any) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    """A value as YAML on one line."""
+    """Return a value as YAML on one line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
