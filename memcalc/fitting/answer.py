@@ -27,14 +27,14 @@ class Question:
     """The query of `fit`.
 
     Args:
-        gpus: cards in all; None: as many as the run has. Where the fewest are asked for: the most of them that may be.
-        maximize: one of `maxima.MAXIMA`; None: all is asked.
-        minimize: one of `minima.MINIMA`; None: all is asked.
+        gpus: total number of GPUs; None: the run's. For the fewest GPUs: the maximum to try.
+        maximize: one of `maxima.MAXIMA`; None: everything is requested.
+        minimize: one of `minima.MINIMA`; None: everything is requested.
         hold: fields that keep the run's own value in every layout.
-        node: GPUs per node; None: as the card's table says.
-        nic_gbit: 10^9 bits a second of network for each card; None: as the table says.
-        top: how many layouts are wanted in full.
-        prices: of one GPU for one hour, by its name, where the least cost is asked for.
+        node: GPUs per node; None: from the GPU's table.
+        nic_gbit: network bandwidth per GPU in 10^9 bit/s; None: from the table.
+        top: number of layouts to return in full.
+        prices: of one GPU for one hour, by its name, for the lowest cost.
     """
 
     gpus: int | None = None
@@ -59,8 +59,8 @@ class Nearest(NamedTuple):
     """A change that makes the run fit.
 
     Args:
-        change: what changes.
-        slowdown: how much more card time a token takes then by the cost model (0.33: a third more); None: not known.
+        change: the change.
+        slowdown: relative increase of GPU time per token by the cost model (0.33: a third more); None: unknown.
         host_bytes: host memory of a rank.
         node_host_bytes: host memory of all ranks of a node.
     """
@@ -73,33 +73,34 @@ class Nearest(NamedTuple):
 
 @dataclass(slots=True)
 class Fit(Displayed):
-    """The result of `fit`; what was not requested is empty.
+    """The result of `fit`; fields that were not requested are empty.
 
     Args:
-        question: what was asked.
-        card: on which card.
-        system: in which nodes.
-        gpus: how many of them.
-        sequences: of one optimizer step, in every layout.
-        asked: the estimate of the run as it is, spread by data over more or fewer cards where it must be.
+        question: the query.
+        card: the GPU.
+        system: the node and network.
+        gpus: number of GPUs.
+        sequences: per optimizer step, in every layout.
+        asked: the estimate of the unchanged run; data parallelism is adjusted if the number of GPUs differs.
         unasked: why there is no such run.
         name: of the run.
-        base: the run that maxima and minima are about: the run as it is, else the best layout; None: there is neither.
+        base: the run that maxima and minima refer to: the unchanged run, else the best layout; None: there is neither.
         base_is_best: whether it is the best layout.
-        maxima: by what was made larger.
+        maxima: by the quantity that was maximized.
         ranking: all layouts that fit, the cheapest first.
-        best: the first of them, in full.
-        pruned: what was left out and how often.
-        nearest: changes that make the run fit, by what they ask for, the smallest first; where the least
-            recomputation was asked for and all of it is not enough, changes beside recomputing every layer.
-        fewest: the fewest cards; None: no number that is tried is enough.
-        may_be_fewer: whether a layout over fewer cards may fit, or where no number is enough, over any.
-        offers: every GPU that has a price, the one on which a token costs least first.
-        cards: what the run needs on every card of the same vendor, the smallest first.
-        least_recompute: the least recomputation; None: all of it is not enough.
-        all_recomputed: the run with every layer recomputed, where that is not enough.
-        reason: what decides the peak of a run that does not fit, with the cheapest change that makes it fit, where no
-            list of changes says that.
+        best: the cheapest ones, in full.
+        pruned: excluded layouts and their number.
+        nearest: changes that make the run fit, by kind of result, the smallest first. If the least recomputation was
+            requested and full recomputation is not enough: changes in addition to it.
+        fewest: the fewest GPUs; None: no number tried is enough.
+        may_be_fewer: whether a layout over fewer GPUs may fit, or, if no number is enough, over any.
+        offers: every GPU with a price, the one with the lowest cost per token first.
+        cards: the need of the run on every GPU of the same vendor, the smallest first.
+        least_recompute: the least recomputation; None: full recomputation is not enough.
+        all_recomputed: the run with full recomputation, if that is not enough.
+        reason: the reason for the peak of a run that does not fit, with the cheapest change that makes it fit, if there
+            is
+            no list of changes.
     """
 
     question: Question
@@ -126,19 +127,19 @@ class Fit(Displayed):
     reason: Reason | None = None
 
     def __repr__(self) -> str:
-        """The verdict and how much was found, in one line."""
+        """Return the verdict and the number of layouts that fit, in one line."""
         layouts = 0 if self.ranking is None else len(self.ranking.fitting)
         return f"<Fit {harmless(self.name)} on {self.gpus} {self.card.name}: {self.verdict}; {layouts} layouts fit>"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes on the file of the run."""
+        """Notes on the config file of the run."""
         known = self.asked or (self.best[0].result if self.best else None)
         return () if known is None else known.notes
 
     @property
     def changed(self) -> Result | None:
-        """The run that does not fit and that changes were tried for; None if there is none."""
+        """The run that does not fit and for which changes were tried; None if there is none."""
         if self.all_recomputed is not None:
             return self.all_recomputed
         everything = self.question.maximize is None and self.question.minimize is None

@@ -1,7 +1,7 @@
 """Cost model: seconds of one optimizer step at published peak rates, as a sum of terms.
 
-It ranks layouts and does not predict a clock: every rate is a peak that no run reaches, and nothing overlaps. All terms
-are of the slowest rank, for the same sequences a step. TERMS says what each is, and where its formula comes from.
+It ranks layouts and does not predict wall-clock time: no run reaches these rates, and nothing overlaps. All terms are
+of the slowest rank, for the same sequences per step. TERMS gives the meaning and the source of each.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class Costs(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Their sum, rounded once: `sum` of floats differs between versions of Python in the last digit."""
+        """Sum of all terms, rounded once: `sum` of floats differs between versions of Python in the last digit."""
         return fsum(self)
 
 
 def sequences_of(spec: Spec) -> int:
-    """Sequences of one optimizer step."""
+    """Return the sequences of one optimizer step."""
     training = spec.training
     if training.global_batch_size is not None:
         return training.global_batch_size
@@ -81,9 +81,9 @@ def sequences_of(spec: Spec) -> int:
 
 
 def fixed_sequences(spec: Spec) -> int | None:
-    """Sequences of one optimizer step on any number of GPUs; None: the run's micro-batch and accumulation on each GPU.
+    """Return the sequences per optimizer step for any number of GPUs; None: micro-batch and accumulation per GPU.
 
-    The global batch where it is given; else that of the run where it is spread over several GPUs already.
+    The global batch if given; else the batch of a run that already uses several GPUs.
     """
     if spec.training.global_batch_size is not None:
         return spec.training.global_batch_size
@@ -103,7 +103,7 @@ def token_seconds(spec: Spec, system: System) -> float:
 
 
 def costs_of(spec: Spec, system: System) -> Costs:
-    """The costs of a run as it is."""
+    """Return the costs of the unchanged run."""
     training = spec.training
     step = Step(spec, system, sequences_of(spec))
     return step.costs(training.recompute, training.micro_batch_size)
@@ -113,9 +113,9 @@ class Step:
     """One optimizer step of a layout: its costs for any recomputation and micro-batch.
 
     Args:
-        spec: the layout; its recompute and micro-batch do not matter.
-        system: where it runs.
-        sequences: of one optimizer step, over all replicas.
+        spec: the layout; its recomputation and micro-batch are ignored.
+        system: the node and network.
+        sequences: per optimizer step, over all replicas.
     """
 
     def __init__(self, spec: Spec, system: System, sequences: int) -> None:
@@ -137,7 +137,7 @@ class Step:
         self._forward = self._slowest_forward(work.head_flops * per_layer)
 
     def costs(self, recompute: Recompute, micro_batch: int) -> Costs:
-        """The terms; `recompute` as in a configuration."""
+        """Return the terms; `recompute` as in a configuration."""
         parallelism = self._spec.parallelism
         again = self._again(recompute)
         core = recompute == "selective" and "core_attn" in self._spec.training.recompute_modules
@@ -163,7 +163,7 @@ class Step:
         return 1.0 if recompute == "full" else 0.0
 
     def _slowest_forward(self, head: float) -> float:
-        """Seconds of the forward of the slowest stage: the fullest one, or the last with its logits."""
+        """Return the seconds of the slowest stage's forward: the fullest stage, or the last one with its logits."""
         layers, stages = self._spec.model.num_layers, self._spec.parallelism.pipeline_parallel
         return max(self._layers * self._layer, layers // stages * self._layer + head)
 
@@ -175,20 +175,20 @@ class Step:
         return sums * 2 * (t - 1) / t * size / self._system.group_bytes(t, 1)
 
     def _rings_of_a_layer(self) -> float:
-        """Seconds of context parallelism's exchange in the forward of one layer."""
+        """Return the seconds of the context-parallel exchange in the forward of one layer."""
         model, parallelism = self._spec.model, self._spec.parallelism
         c, t = parallelism.context_parallel, parallelism.tensor_parallel
         if c == 1:
             return 0.0
         keys_and_values = 2 * max(model.key_value_size / t, model.head_dim)
         if parallelism.context_parallel_method == "ring":
-            elements = (c - 1) * keys_and_values  # each rank passes on every other rank's share
+            elements = (c - 1) * keys_and_values  # each rank forwards every other rank's shard
         else:
             elements = (c - 1) / c * (keys_and_values + 2 * model.query_size / t)
         return self._tokens * elements * self._width / self._system.group_bytes(c, t)
 
     def _experts_of_a_layer(self) -> float:
-        """Seconds of the two exchanges of tokens in the forward of the mean layer."""
+        """Return the seconds of the two token exchanges (all-to-all) in the forward of the average layer."""
         model, parallelism = self._spec.model, self._spec.parallelism
         e = parallelism.expert_parallel
         if model.moe is None or e == 1:
@@ -236,7 +236,7 @@ class Step:
             3: steps * (2 * weights + gradients),
         }[parallelism.zero_stage]
         seconds = (inner - 1) / inner * size / self._system.group_bytes(inner, stride)
-        if groups > 1:  # what a group has reduced is summed over the groups, each rank its share
+        if groups > 1:  # all-reduce of each rank's reduced shard over the groups
             outer = self._system.group_bytes(groups, stride * inner)
             seconds += 2 * (groups - 1) / groups * gradients / inner / outer
         return seconds

@@ -1,4 +1,4 @@
-"""`memcalc fit`: layouts, largest and smallest values, and changes that fit."""
+"""The search of `memcalc fit`: layouts, largest and smallest values, and changes that fit."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from memcalc.verdict.reasons import Reason, host_bytes, reason_of
 
 
 def fit(run: Run, question: Question, progress: Progress = silent) -> Fit:
-    """What fits.
+    """Return what fits.
 
     Args:
         run: the run.
-        question: what is asked of it.
-        progress: told how many layouts and changes are done.
+        question: the query.
+        progress: called with the number of layouts and changes done.
 
     Raises:
-        InputError: no card is named, or the question is wrong.
+        InputError: no GPU is given, or the query is invalid.
     """
     spec = run.spec
     card, held = _checked(spec, question)
@@ -70,7 +70,7 @@ def fit(run: Run, question: Question, progress: Progress = silent) -> Fit:
 
 
 def _reason(answer: Fit) -> Reason | None:
-    """Return why the run with the smallest value, or the run that no change makes fit, does not fit."""
+    """Return the reason for a run that does not fit: with the smallest value, or if no change makes it fit."""
     if answer.question.maximize is not None:
         failed = next((found for found in answer.maxima.values() if found.smallest is not None), None)
         return None if failed is None or failed.smallest is None else reason_of(size(failed.smallest))
@@ -145,7 +145,7 @@ def _minimized(answer: Fit, spec: Spec, held: frozenset[str], progress: Progress
 
 
 def _offered(answer: Fit, spec: Spec, held: frozenset[str], progress: Progress) -> None:
-    """Fill in the offers, and the layouts of the one on which a token costs least."""
+    """Fill in the offers, and the layouts of the offer with the lowest cost per token."""
     question = answer.question
     search = Search(held, question.gpus or MOST_GPUS, question.top, progress)
     answer.offers = offers(spec, checked_prices(question.prices), search, question.node, question.nic_gbit)

@@ -1,14 +1,14 @@
 """Boundary search: doubling, bisection, then the next larger values.
 
-"Largest" means: it fits, and the next NEIGHBOURS larger values do not. A peak grows with the size of a batch, a
-sequence or a model, but not value for value: the allocator fragments, kernels take other workspaces at other sizes, and
-what is padded to a multiple (PyTorch pads attention masks to 8 columns) needs less at multiples than between them.
-Such a peak rises along every NEIGHBOURS-th value. So after the bisection the values above the border are tried too, and
-where one of them fits, the search goes on along every NEIGHBOURS-th value from there.
-The allocator rounds large segments to 2 MiB, so round values can fit beyond others that do not: where `round_places` is
-given, the next NEIGHBOURS of these places are tried as well.
-A still larger value could fit only if the peak fell by more than it grows over NEIGHBOURS steps. Smaller values are not
-all tried: each is a replay, and whoever asks for the largest runs the largest.
+The "largest" value fits, and the next NEIGHBOURS larger values do not. The peak grows with the size of a batch, a
+sequence or a model, but not monotonically: the allocator fragments, kernels use other workspaces at other sizes, and
+dimensions padded to a multiple (PyTorch pads attention masks to 8 columns) need less at multiples than between them.
+Such a peak rises along every NEIGHBOURS-th value. So after the bisection the values above the boundary are tried, too,
+and if one of them fits, the search continues along every NEIGHBOURS-th value from there.
+The allocator rounds large segments to 2 MiB, so round values can fit beyond others that do not: with `round_places`,
+the next NEIGHBOURS of these indices are tried as well.
+A still larger value could fit only if the peak fell by more than it grows over NEIGHBOURS steps. Not all smaller values
+are tried: each is a replay, and users who search for the largest value run the largest.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Border:
 
     Args:
         value: the largest that fits; 0: none does.
-        next_value: the next one, which does not; None: the ladder ends.
-        tried: every value that was tried, and whether it fits.
-        gaps: smaller values that were tried and do not fit, although `value` does.
-        above: how many next larger values were tried, and do not fit: NEIGHBOURS, or fewer where the ladder ends.
+        next_value: the next one, which does not fit; None: the sequence ends.
+        tried: every value tried, and whether it fits.
+        gaps: smaller values tried that do not fit, although `value` does.
+        above: number of next larger values tried that do not fit: NEIGHBOURS, or fewer at the end of the sequence.
     """
 
     value: int
@@ -49,12 +49,12 @@ def border(
     """Return the largest of increasing values that fits: doubling, bisection, then the next values.
 
     Args:
-        ladder: rising values; a list or a range.
-        fits: asked once for each value.
-        start: the place in the ladder where the search begins.
-        step: how many places the search first moves from there.
-        least: a place that the answer is not below if that fits, such as that of the run as it is; -1: there is none.
-        round_places: every how many places of the ladder, counted from 1, a value is round; 0: none is.
+        ladder: increasing values; a list or a range.
+        fits: called once for each value.
+        start: the index at which the search starts.
+        step: the first step size from there, in indices.
+        least: a lower bound of the result's index if it fits, for example the unchanged run's; -1: none.
+        round_places: a value is round at every multiple of this, counting indices from 1; 0: no value is.
     """
     tried: dict[int, bool] = {}
 
@@ -110,7 +110,7 @@ def _climbed(length: int, at: Callable[[int], bool], low: int) -> int:
 def _rounded(length: int, at: Callable[[int], bool], low: int, every: int) -> int:
     """Return the last index that fits, after also trying the NEIGHBOURS round values after it."""
     while True:
-        first = (low + 1) // every * every + every - 1  # the next place of which place + 1 is a multiple
+        first = (low + 1) // every * every + every - 1  # the next index for which index + 1 is a multiple
         fitting = [place for place in range(first, min(length, first + NEIGHBOURS * every), every) if at(place)]
         if not fitting:
             return low

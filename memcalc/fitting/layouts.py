@@ -1,7 +1,7 @@
-"""All parallel layouts of a run on a number of GPUs, and why others are excluded.
+"""All parallel layouts of a run on a number of GPUs, and the reasons for excluded ones.
 
-A layout is a choice of every parallel degree, the pipeline's schedule and the ZeRO stage. Which micro-batch it runs and
-what it recomputes is chosen for it afterwards, in `ranking`.
+A layout is a choice of every parallel degree, the pipeline schedule and the ZeRO stage. Its micro-batch and
+recomputation are chosen afterwards, in `ranking`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from memcalc.fitting.varying import broken_rule, varied
 from memcalc.spec.spec import Spec
 
-# Stages 2 and 3 are DeepSpeed's or FSDP2's, 1 is DeepSpeed's; Megatron-Core has 0 and 1.
+# Stages 2 and 3 are DeepSpeed's or FSDP2's, stage 1 is DeepSpeed's; Megatron-Core has 0 and 1.
 ENGINES = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
-MOST_CHUNKS = 64  # of layers in a stage; each makes the bubble smaller, and sends once more
+MOST_CHUNKS = 64  # of layers in a stage; each reduces the bubble, and adds a send
 
-# What makes a layout.
+# The fields that define a layout.
 DEGREES = (
     "tensor_parallel",
     "context_parallel",
@@ -65,17 +65,17 @@ class Space:
 
     Args:
         spec: the run.
-        gpus: cards in all.
-        node: cards of one node: tensor parallelism stays inside.
-        sequences: of one optimizer step.
+        gpus: total number of GPUs.
+        node: GPUs per node; tensor parallelism stays inside a node.
+        sequences: per optimizer step.
         held: fields that keep the run's own value.
 
-    After `layouts` was gone through, `pruned` has what was left out.
+    After `layouts` is exhausted, `pruned` holds the excluded ones.
     """
 
     def __init__(self, spec: Spec, gpus: int, node: int, sequences: int, held: frozenset[str] = frozenset()) -> None:
         self._spec, self.gpus, self._node, self._sequences, self._held = spec, gpus, node, sequences, held
-        self.pruned: dict[Pruned, int] = {}  # and how often
+        self.pruned: dict[Pruned, int] = {}  # excluded layouts -> their number
 
     def layouts(self, skipped: Callable[[dict[str, Any]], bool] = lambda _: False) -> Iterator[Layout]:
         """Yield every valid layout, except those with degrees to skip."""
@@ -158,7 +158,7 @@ class Space:
         return (1,) if moe is None else [e for e in divisors(moe.num_experts) if ranks % e == 0]
 
     def _schedules(self, stages: int) -> Iterator[tuple[str, int]]:
-        """1F1B, and interleaved chunks of whole layers; a schedule of another kind that the run has is kept."""
+        """Yield 1F1B, and interleaved chunks of whole layers; any other schedule of the run is kept."""
         own = self._spec.parallelism
         if "schedule" in self._held or own.schedule not in ("1f1b", "interleaved"):
             yield (own.schedule, own.virtual_stages) if stages > 1 else ("1f1b", 1)

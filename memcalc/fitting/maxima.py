@@ -20,15 +20,15 @@ from memcalc.spec.spec import Spec
 from memcalc.units import divisors
 from memcalc.verdict.judge import size
 
-# Beyond any batch, sequence or model; the longest range whose length Python can give where sizes have 32 bits, as in a
+# Larger than any batch, sequence or model; the longest range whose length Python can return with 32-bit sizes, as in a
 # browser.
 MOST = 2**31 - 1
 
-# A replayed search begins at the largest value that its lower bound admits, and first moves down by this fraction of
-# it: allocators reserve little more than is allocated.
+# A replayed search starts at the largest value that its lower bound admits, and first moves down by this fraction of
+# it, because allocators reserve little more than is allocated.
 FIRST_STEP = 1 / 32
 
-# With so many tokens hidden states of the usual widths (multiples of 4,096 values of 16 bits) fill blocks of 2 MiB.
+# With so many tokens, hidden states of common sizes (multiples of 4,096 16-bit values) fill blocks of 2 MiB.
 ROUND_TOKENS = 256
 
 MAXIMA = ("micro_batch_size", "sequence_length", "layers", "parameters")
@@ -39,10 +39,10 @@ class Scale(NamedTuple):
 
     ladder: Sequence[int]
     run: Callable[[int], Spec]
-    now: int  # the value that the run has
-    end: str  # why there is no value after the last one of the ladder
+    now: int  # the run's value
+    end: str  # why there is no value after the last one
     note: str  # what changes along with it, or how it is counted
-    round_to: int = 0  # multiples of this may fit beyond others that do not; 0: there is no such number
+    round_to: int = 0  # multiples of this may fit beyond others that do not; 0: no such number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,18 @@ class Maximum:
     Args:
         what: one of MAXIMA.
         value: the largest; 0: none fits.
-        now: what the run has.
-        step: from one value to the next, where it is always the same.
+        now: the run's value.
+        step: from one value to the next, if constant.
         next_value: the next larger one; None: there is none.
-        next_verdict: of the run with it; None: there is none, or no rule allows it.
-        end: why there is no next one, or why it is not allowed; empty where memory is why.
-        gaps: smaller values that the search tried and that do not fit, although `value` does.
-        above: how many of the next larger values were tried: none of them fits.
-        result: the estimate at `value`; None where that is 0.
+        next_verdict: of the run with it; None: there is none, or a rule forbids it.
+        end: why there is no next value, or why it is not allowed; empty if memory is the reason.
+        gaps: smaller values tried that do not fit, although `value` does.
+        above: number of next larger values tried, none of which fits.
+        result: the estimate at `value`; None if `value` is 0.
         parameters: of the model at `value`.
         note: how it is counted.
-        words: what makes the run that was asked about this one, as --set takes it.
-        smallest: the run with the smallest value, if it is a run and does not fit.
+        words: overrides from the original run to this one, as --set takes them.
+        smallest: the run with the smallest value, if that is valid and does not fit.
     """
 
     what: str
@@ -83,7 +83,7 @@ class Maximum:
 
     @property
     def next_bytes(self) -> int | None:
-        """Memory of a GPU with the next value; a lower bound where bounds decide."""
+        """Memory of a GPU with the next value; a lower bound if bounds decided."""
         return None if self.next_verdict is None else self.next_verdict.needed_bytes
 
     @property
@@ -98,14 +98,15 @@ class Maximum:
 
 
 def maximum(what: str, spec: Spec) -> Maximum:
-    """The largest value that fits on the card, everything else unchanged; see `ladder` for what "largest" means.
+    """Return the largest value that fits the GPU, everything else unchanged; see `ladder` for "largest".
 
-    A value fits where its allocator replay gets through; whether recorded runs of its kind were close enough to their
-    replays to be sure of that, the verdict of `result` says. A run that is not replayed fits where its verdict says so.
+    A value fits if its allocator replay finishes. The verdict of `result` reports whether recorded runs of its kind
+    were
+    close enough to their replays to be sure. A run without a replay fits if its verdict is "fits".
 
     Args:
         what: one of MAXIMA.
-        spec: the run; `hardware.gpu` names the card.
+        spec: the run; `hardware.gpu` is the GPU.
     """
     scale = SCALES[what](spec)
     refused: dict[int, str] = {}

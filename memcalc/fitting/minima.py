@@ -22,7 +22,7 @@ from memcalc.spec.systems import System
 
 MINIMA = ("gpus", "gpu_kind", "recompute", "cost")
 
-MOST_GPUS = 4096  # a search ends there, unless another number is given
+MOST_GPUS = 4096  # default limit of a search
 
 ONE_GPU = {
     "data_parallel": 1,
@@ -46,7 +46,7 @@ class Sized(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """Memory of the run on this GPU; a lower bound where bounds decided."""
+        """Memory of the run on this GPU; a lower bound if bounds decided."""
         return self.verdict.needed_bytes
 
     @property
@@ -64,7 +64,7 @@ class Fewest(NamedTuple):
     """The fewest GPUs.
 
     Args:
-        gpus: on which some layout fits for sure; None: no number that was tried is enough.
+        gpus: on which some layout fits for sure; None: no number tried is enough.
         may_be_fewer: whether a layout over fewer GPUs may fit.
     """
 
@@ -77,9 +77,9 @@ class LeastRecompute(NamedTuple):
 
     Args:
         recompute: as in a configuration.
-        layers: of each stage (each chunk of layers, where a stage has several) that are recomputed.
-        of: how many it has.
-        device_bytes: what a GPU needs then.
+        layers: recomputed layers per stage (per chunk of layers, if a stage has several).
+        of: layers of the stage or chunk.
+        device_bytes: device memory of a GPU.
     """
 
     recompute: str | tuple[int, ...]
@@ -99,18 +99,18 @@ def fewest_gpus(
 ) -> Fewest:
     """Return the fewest GPUs up to `most` on which some layout fits.
 
-    Numbers up to a node, then whole nodes, and `most`: none is passed over but those whose cards together cannot hold
-    weights, masters and optimizer states once. Numbers that double come first, to find one that is enough; those below
-    it from the largest down, since a split that fails with many replicas need not be sized with fewer.
+    Candidates are numbers up to a node, then whole nodes, and `most`, except numbers of GPUs that together cannot hold
+    weights, master weights and optimizer state once. Doubling numbers are tried first, to find one that is enough. The
+    numbers below it follow in decreasing order: a split that fails with many replicas need not be estimated with fewer.
 
     Args:
         spec: the run.
-        card: the card.
-        system: where it runs.
-        sequences: of one optimizer step; None: the run's micro-batch on every card.
+        card: the GPU.
+        system: the node and network.
+        sequences: per optimizer step; None: the run's micro-batch on every GPU.
         held: fields that keep the run's own value.
-        most: the search ends there.
-        progress: told which number of cards is tried, and how many layouts over them are done.
+        most: the largest number to try.
+        progress: called with the number of GPUs tried, and the number of layouts done.
     """
     failing: Failing = {}
     least = -(-resident_bytes(spec) // card.usable_bytes)
@@ -136,7 +136,7 @@ def fewest_gpus(
 
 
 def node_counts(node: int, most: int = MOST_GPUS) -> Iterator[int]:
-    """1, 2, ... up to a node, then whole nodes: 16, 24, 32, ...; at last `most`."""
+    """Yield 1, 2, ... up to a node, then whole nodes: 16, 24, 32, ...; finally `most`."""
     yield from range(1, min(node, most) + 1)
     yield from range(2 * node, most + 1, node)
     if most > node and most % node:
@@ -176,7 +176,7 @@ def lacking(spec: Spec, card: Card) -> str:
 def least_recompute(spec: Spec) -> LeastRecompute | None:
     """Return none, else attention alone (if its kernel saves the scores), else the fewest layers per stage that fit.
 
-    Everything else stays as it is. None: to recompute all is not enough.
+    Everything else stays unchanged. None: full recomputation is not enough.
     """
     chunks = [piece for stage in stages_of(spec) for piece in stage.chunks]
     most = max(piece.stop - piece.first for piece in chunks)
@@ -197,8 +197,8 @@ def least_recompute(spec: Spec) -> LeastRecompute | None:
 
     if spec.training.attention == "eager" and not fits("none") and fits("selective"):
         return LeastRecompute("selective", 0, most, needed("selective"))
-    numbers = range(1, most + 2)  # one more than are kept
-    # From nothing recomputed down by halves: each number is a replay, of seconds where layers are many.
+    numbers = range(1, most + 2)  # layers without recomputation, plus one
+    # Starts without recomputation and halves: each number is a replay, which takes seconds for many layers.
     kept = border(numbers, lambda layers: fits(plan(most + 1 - layers)), start=most, step=max(1, most // 2)).value
     if kept == 0:
         return None

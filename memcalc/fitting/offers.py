@@ -1,4 +1,4 @@
-"""The GPUs, and how many of them, on which a token costs least, by prices that the user gives."""
+"""The type and number of GPUs with the lowest cost per token, from prices that the user gives."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.systems import System, system_of
 
 HOUR = 3600  # seconds
-TOKENS = 1_000_000  # that the cost of a run is printed for
+TOKENS = 1_000_000  # unit of the printed cost
 FORM = "GPU=PRICE, the price of one GPU for one hour, e.g. h100-80gb=2.10"
 
 
 class Found(NamedTuple):
-    """The layouts over one number of GPUs of one kind."""
+    """The layouts over one number of GPUs of one type."""
 
     gpus: int
     sequences: int
     ranking: Ranking
     best: list[Best]
     pruned: dict[Pruned, int]
-    seconds: float  # GPU seconds of a token, by the cost model, in the cheapest layout
+    seconds: float  # GPU seconds per token, by the cost model, in the cheapest layout
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A kind of GPU at its price.
+    """A type of GPU at its price.
 
     Args:
         card: the GPU.
         price: of one GPU for one hour, in the currency of the user.
-        system: the nodes that the GPU is in.
-        found: the number of GPUs on which a token costs least; None: no number that was tried is enough.
-        may_be_fewer: whether a layout over fewer GPUs may fit, or over any where none is enough.
-        lacks: what the GPU lacks for the run, regardless of memory; empty: nothing.
+        system: the node and network of the GPU.
+        found: the number of GPUs with the lowest cost per token; None: no number tried is enough.
+        may_be_fewer: whether a layout over fewer GPUs may fit, or, if no number is enough, over any.
+        lacks: features that the run needs and the GPU lacks, regardless of memory; "": none.
     """
 
     card: Card
@@ -77,7 +77,7 @@ def parse_prices(words: Iterable[str]) -> dict[str, float]:
     """Return prices by GPU, from words such as "h100-80gb=2.10".
 
     Raises:
-        InputError: a word is no GPU with a price, or names a GPU twice.
+        InputError: a word is not a GPU with a price, or repeats a GPU.
     """
     prices: dict[str, float] = {}
     for word in words:
@@ -98,7 +98,7 @@ def checked_prices(prices: Mapping[str, float]) -> dict[Card, float]:
     """Return the GPUs with their prices.
 
     Raises:
-        InputError: a GPU is not known, has a size of its own or is named twice, or a price is not above 0.
+        InputError: a GPU is unknown, has a custom size or is repeated, or a price is not positive.
     """
     found: dict[Card, float] = {}
     for name, price in prices.items():
@@ -119,13 +119,13 @@ def checked_prices(prices: Mapping[str, float]) -> dict[Card, float]:
 
 
 class Search(NamedTuple):
-    """What the search of every kind of GPU shares.
+    """Options of the search, the same for every type of GPU.
 
     Args:
         held: fields that keep the run's own value.
-        most: GPUs of one kind.
-        top: how many layouts are wanted in full.
-        progress: told how many layouts are done.
+        most: maximum number of GPUs of one type.
+        top: number of layouts to return in full.
+        progress: called with the number of layouts done.
     """
 
     held: frozenset[str]
@@ -137,24 +137,25 @@ class Search(NamedTuple):
 def offers(
     spec: Spec, prices: Mapping[Card, float], search: Search, node: int | None = None, nic_gbit: float | None = None
 ) -> list[Offer]:
-    """Return every priced kind of GPU, the one on which a token costs least first.
+    """Return an offer for every GPU with a price, the one with the lowest cost per token first.
 
-    Of each kind the fewest GPUs that are enough are tried, then twice as many, as long as a token costs less: more GPUs
-    may save recomputation, and communicate more.
+    For each type the fewest GPUs that are enough are tried, then twice as many, while the cost per token falls: more
+    GPUs
+    may avoid recomputation, but communicate more.
 
     Args:
         spec: the run.
         prices: of one GPU for one hour.
-        search: how far the search goes.
-        node: GPUs per node; None: as the GPU's table says.
-        nic_gbit: 10^9 bits a second of network for each GPU; None: as the table says.
+        search: options of the search.
+        node: GPUs per node; None: from the GPU's table.
+        nic_gbit: network bandwidth per GPU in 10^9 bit/s; None: from the table.
     """
     found = [_offer(spec, card, price, search, system_of(card, node, nic_gbit)) for card, price in prices.items()]
     return sorted(found, key=lambda offer: (offer.of_tokens, offer.price, offer.card.name))
 
 
 def _offer(spec: Spec, card: Card, price: float, search: Search, system: System) -> Offer:
-    _, sign, budget = (spec.hardware.gpu or "").partition(":")  # of memory, which holds for every GPU
+    _, sign, budget = (spec.hardware.gpu or "").partition(":")  # of memory, the same for every GPU
     card = find_card(f"{card.name}{sign}{budget}")
     run = varied(spec, hardware={"gpu": card.name})
     if lacks := lacking(run, card):
@@ -170,7 +171,7 @@ def _offer(spec: Spec, card: Card, price: float, search: Search, system: System)
 
 
 def _doubled(run: Spec, system: System, fewest: int | None, search: Search) -> Iterator[Found]:
-    """Yield the layouts over the fewest GPUs, twice as many, and so on; numbers on which nothing fits are left out."""
+    """Yield the layouts over the fewest GPUs, twice as many, and so on; numbers on which nothing fits are omitted."""
     gpus = fewest or search.most + 1
     while gpus <= search.most:
         sequences = step_sequences(run, gpus)

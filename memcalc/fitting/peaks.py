@@ -14,7 +14,7 @@ def verdict(spec: Spec) -> Verdict:
 
 
 def is_replayed(spec: Spec) -> bool:
-    """Whether the verdict of a run is that of its allocator replay; else it is made from recorded runs."""
+    """Return whether a run's verdict comes from an allocator replay; otherwise it comes from recorded runs."""
     return can_replay(spec)
 
 

@@ -1,9 +1,9 @@
 """Ranking of layouts that fit by cost, each with its cheapest micro-batch and recomputation.
 
-What is tried for a layout: to recompute nothing, attention or all layers (and what the run itself says), and
-micro-batches of powers of two. Keeping more, or larger micro-batches, needs more memory: a choice that needs more than
-one that is known to be too much is not sized. On one GPU that holds for the lower bound alone: what the allocator
-reserves beside it may be less for the larger of two choices.
+Per layout, no recomputation, attention or all layers (and the run's own setting) are tried, and micro-batches of powers
+of two. Saving more, or larger micro-batches, need more memory: a choice that needs more than one known not to fit is
+not estimated. On one GPU that holds for the lower bound only: the allocator may reserve less for the larger of two
+choices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
     """A micro-batch and recomputation for one layout."""
 
     costs: Costs
-    thrift: int  # place in the order of recomputation: the more, the less memory
+    thrift: int  # position in the order of recomputation: higher needs less memory
     micro_batch: int
     steps: int  # micro-batches of one optimizer step
     recompute: Recompute
@@ -47,9 +47,9 @@ class Ranking(NamedTuple):
     """The result for all layouts."""
 
     fitting: tuple[Ranked, ...]  # the cheapest first
-    tried: int  # layouts that the rules allow
-    sized: int  # estimates made
-    undecided: int  # layouts of which no choice fits for sure, and some may
+    tried: int  # valid layouts
+    sized: int  # number of estimates
+    undecided: int  # layouts for which no choice fits for sure, but some may
 
 
 class Best(NamedTuple):
@@ -59,7 +59,7 @@ class Best(NamedTuple):
     costs: Costs
 
 
-# How a model is split over the cards of a replica, and the most replicas with which that is known not to fit.
+# Split of a model over the GPUs of a replica -> the most replicas with which it is known not to fit.
 Failing = dict[tuple[Any, ...], int]
 
 
@@ -71,11 +71,12 @@ def some_layout_fits(
     failing: Failing,
     progress: Progress = silent,
 ) -> Answer:
-    """Return whether any layout fits; unknown if none does for sure and some may. Arguments as for `rank`.
+    """Return whether any layout fits; unknown if none does for sure but some may. Arguments as for `rank`.
 
-    Fewer replicas hold no less each, of the states that they share and of as many sequences or more: what `failing`
-    knows is not sized, and what does not fit for sure is added to it. One GPU is always sized: it is replayed, so its
-    verdict is closer than that of several.
+    With fewer replicas, each replica holds no less of the sharded states, and as many sequences or more. So splits in
+    `failing` are not estimated, and splits that certainly do not fit are added to it. One GPU is always estimated: it
+    is
+    replayed, so its verdict is more precise than that of several GPUs.
     """
     search = _Search()
     recomputes = recompute_choices(spec, held)
@@ -89,7 +90,7 @@ def some_layout_fits(
         sizes = micro_batches(spec, layout, held)
         if search.cheapest(layout, system, recomputes, sizes) is not None:
             return "fits"
-        if sizes:  # else no micro-batch divides the sequences, but one may with other replicas
+        if sizes:  # otherwise no micro-batch divides the sequences, but one may with other replicas
             degrees = layout.spec.parallelism
             split = _split({field: getattr(degrees, field) for field in DEGREES})
             failing[split] = max(degrees.data_parallel, failing.get(split, 0))
@@ -108,14 +109,14 @@ def _split(degrees: dict[str, Any]) -> tuple[Any, ...]:
 def rank(
     space: Space, system: System, spec: Spec, held: frozenset[str] = frozenset(), progress: Progress = silent
 ) -> Ranking:
-    """Every layout that fits.
+    """Return every layout that fits.
 
     Args:
         space: the layouts.
-        system: where they run.
-        spec: the run, for what it recomputes and its micro-batch.
+        system: the node and network.
+        spec: the run, for its recomputation and micro-batch.
         held: fields that keep the run's own value.
-        progress: told how many layouts are done.
+        progress: called with the number of layouts done.
     """
     search = _Search()
     recomputes = recompute_choices(spec, held)
@@ -148,9 +149,9 @@ def recompute_choices(spec: Spec, held: frozenset[str]) -> list[Recompute]:
 
 
 def micro_batches(spec: Spec, layout: Layout, held: frozenset[str]) -> list[int]:
-    """The sizes that divide a replica's sequences: powers of two, and the run's own.
+    """Return the sizes that divide a replica's sequences: powers of two, and the run's own.
 
-    Interleaved stages take micro-batches in rounds of as many as there are stages (Megatron-LM core_r0.14,
+    Interleaved schedules process micro-batches in groups of the number of stages (Megatron-LM core_r0.14,
     megatron/core/pipeline_parallel/schedules.py).
     """
     own, parallelism = spec.training.micro_batch_size, layout.spec.parallelism
@@ -160,7 +161,7 @@ def micro_batches(spec: Spec, layout: Layout, held: frozenset[str]) -> list[int]
 
 
 class _Search:
-    """Estimates choices, and counts them."""
+    """Estimates and counts choices."""
 
     def __init__(self) -> None:
         self.sized = 0
@@ -190,13 +191,13 @@ class _Search:
             run = chosen(layout, choice.recompute, choice.micro_batch)
             if not is_replayed(run):
                 tried(choice)
-            elif is_hopeless(run):  # by its bound: a replay is made only of what is the answer if it fits
+            elif is_hopeless(run):  # by its bound: a replay is made only if the choice is the result when it fits
                 known[choice] = None
                 too_much.append(choice)
         return next((ranked for choice in choices if (ranked := tried(choice)) is not None), None)
 
     def _ranked(self, layout: Layout, choice: Choice, too_much: list[Choice]) -> Ranked | None:
-        """Return the choice if it fits for sure; else exclude what needs more, unless a replay decided."""
+        """Return the choice if it fits for sure; else exclude choices that need more, unless a replay decided."""
         run = chosen(layout, choice.recompute, choice.micro_batch)
         self.sized += 1
         found = verdict(run)
@@ -209,9 +210,9 @@ class _Search:
 
 
 def _thriftiest(choices: list[Choice]) -> Iterator[Choice]:
-    """Return the choices that need least, with and without accumulation, to look at first.
+    """Yield the choices that need the least memory, with and without accumulation, to try first.
 
-    Where they are too much, most others need no look.
+    If they do not fit, most other choices can be skipped.
     """
     for accumulates in (True, False):
         alike = [choice for choice in choices if (choice.steps > 1) == accumulates]
@@ -222,8 +223,8 @@ def _thriftiest(choices: list[Choice]) -> Iterator[Choice]:
 def _needs_more(choice: Choice, known: Choice) -> bool:
     """Return whether a choice needs at least as much as another: it saves more, or its micro-batch is larger.
 
-    A pipeline of few micro-batches holds fewer of them, but never fewer sequences. A single micro-batch accumulates
-    nothing, which may need less than several smaller ones.
+    A pipeline with few micro-batches has fewer in flight, but never fewer sequences. A single micro-batch does not
+    accumulate, which may need less than several smaller ones.
     """
     accumulates = choice.steps > 1 or known.steps == 1
     return accumulates and choice.thrift <= known.thrift and choice.micro_batch >= known.micro_batch

@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.spec.model import ModelSpec
 
-# Widths that do not scale to whole numbers are rounded up to multiples of this: tensor cores want multiples of 8 16-bit
+# Sizes that do not scale to integers are rounded up to multiples of this: tensor cores need multiples of 8 16-bit
 # numbers (NVIDIA, Matrix Multiplication Background User's Guide, section 4), and 16 ranks may share a matrix.
 ROUND = 128
 
@@ -22,8 +22,8 @@ def heads_step(model: ModelSpec, tensor_parallel: int) -> int:
 def scaled(model: ModelSpec, heads: int) -> dict[str, Any]:
     """Return the fields of the model with `heads` query heads, everything else in proportion.
 
-    The width of a head stays; hidden size, widths of the MLP and of experts, and the number of layers keep their ratio
-    to the number of heads, rounded: widths up to multiples of ROUND, layers to the nearest number.
+    head_dim stays. Hidden size, MLP and expert sizes, and the number of layers keep their ratio to the number of heads:
+    sizes are rounded up to multiples of ROUND, layers to the nearest integer.
     """
     whole = model.num_attention_heads
 

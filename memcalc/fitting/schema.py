@@ -1,4 +1,4 @@
-"""The JSON of `fit` described as Pydantic models: they give its JSON Schema and check it in tests."""
+"""Pydantic models of the JSON of `fit`: the source of its JSON Schema, and its check in tests."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class FitRecompute(Block):
 
 
 class FitOffer(Block):
-    """A kind of GPU at the price that the user gives."""
+    """A type of GPU at the user's price."""
 
     name: str
     price_per_hour: float = Field(description="price of one GPU for one hour, as given")
@@ -194,7 +194,7 @@ class FitRemedy(Block):
 
 
 class FitReason(Block):
-    """What dominates the peak of the run that does not fit."""
+    """The reason for the peak of the run that does not fit."""
 
     phase: str
     largest: dict[str, int] = Field(description="the largest components at the peak")
@@ -227,7 +227,7 @@ class FitWritten(Block):
 
 
 class FitDocument(Block):
-    """What `fit --format json` prints."""
+    """The document that `fit --format json` prints."""
 
     schema_version: Literal[2]
     source: Literal["fit"]

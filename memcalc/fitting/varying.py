@@ -12,7 +12,7 @@ from memcalc.spec.spec import Spec
 def varied(spec: Spec, **blocks: dict[str, Any]) -> Spec:
     """Return the run with other values, by block: `varied(spec, training={"micro_batch_size": 2})`.
 
-    Values are taken as they are: of the right type, and what follows from them filled in by the caller.
+    Values are not validated: they must have the right type, and the caller sets fields that depend on them.
     """
     return spec.model_copy(
         update={name: getattr(spec, name).model_copy(update=fields) for name, fields in blocks.items() if fields}

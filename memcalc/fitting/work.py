@@ -13,12 +13,12 @@ class Work(NamedTuple):
     """Sizes of a model. Operations are FLOPs (multiplications plus additions) of one token's forward.
 
     Args:
-        layers: parameters of all layers but for routed experts.
+        layers: parameters of all layers without routed experts.
         experts: parameters of routed experts.
-        ends: parameters of embedding, head and final norm, the larger end if they lie apart.
-        both_ends: the same together; a tied matrix counts once.
-        layer_flops: of the mean layer's matrices.
-        attention_flops: of the mean layer's attention itself, for each token of context.
+        ends: parameters of embedding, LM head and final norm; the larger end if they are on different stages.
+        both_ends: parameters of both ends together; a tied weight counts once.
+        layer_flops: of the weight matrices of the average layer.
+        attention_flops: of the average layer's attention itself, per token of context.
         head_flops: of the logits.
     """
 
@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 @lru_cache(maxsize=64)
 def work_of(model: ModelSpec) -> Work:
-    """The sizes of a model."""
+    """Return the sizes of a model."""
     layers = experts = 0
     ends = {"embedding": 0, "head": 0}
     for row in parameter_table(model):
@@ -43,7 +43,7 @@ def work_of(model: ModelSpec) -> Work:
             experts += row.total
         else:
             layers += row.total
-    visited = 0.0  # parameters of experts that a token passes through
+    visited = 0.0  # parameters of the experts that one token is routed to
     if model.moe is not None:
         visited = experts * model.moe.num_experts_per_token / model.moe.num_experts
     logits = model.head_rows * model.embedding_size
@@ -52,10 +52,11 @@ def work_of(model: ModelSpec) -> Work:
         experts=experts,
         ends=max(ends["embedding"], ends["head"], logits),
         both_ends=sum(ends.values()),
-        # two operations a parameter (Kaplan et al., arXiv 2001.08361, section 2.1)
+        # two operations per parameter (Kaplan et al., arXiv 2001.08361, section 2.1)
         layer_flops=2 * (layers + visited) / model.num_layers,
-        # scores and their product with the values: 2 x 2·s·h·d_h (Megatron-LM, arXiv 2104.04473, appendix), of which a
-        # causal kernel computes half
+        # attention scores and their product with the values: 2 x 2·s·h·d_h (Megatron-LM, arXiv 2104.04473, appendix),
+        # of
+        # which a causal kernel computes half
         attention_flops=4 * model.query_size / 2,
         head_flops=2 * logits,
     )

@@ -1,5 +1,5 @@
-"""Which activations to keep and which to compute a second time: chains, plans, and what a plan costs.
+"""Activation recomputation: chains, plans, and the cost of a plan.
 
-`Chain` is what is planned: blocks in the order in which forward runs them. `Plan` is an answer as plain data.
-`evaluate` says what a plan needs, moment by moment; each file in `strategies` finds plans, and knows no other.
+`Chain` is the input: blocks in forward order. `Plan` is the result as plain data. `evaluate` computes what a plan needs
+at each point of the step. Each file in `strategies` finds plans, independently of the others.
 """

@@ -1,8 +1,8 @@
-"""The chain that is planned: blocks with their bytes and their forward's cost, in the order in which forward runs them.
+"""The chain to plan for: blocks in forward order, with their bytes and the FLOPs of their forward.
 
-A block's backward may need what is inside it (its activations) and its input, the boundary to the block before.
-Branches that join are a chain as well: forward runs them one after the other, and what it leaves behind of one until
-the join is memory beside the others (`join`).
+A block's backward may need its activations and its input, the boundary to the block before. Parallel branches that
+join form a chain as well: forward runs them one at a time, and what it leaves of one until the join is memory in
+addition to the others (`join`).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from memcalc.errors import InputError
 
 
 class Block(NamedTuple):
-    """One block. Bytes; a `_top` is the peak of something, its input included.
+    """One block. Bytes; each `_top` is a peak and includes the block's input.
 
     Args:
-        name: what it is called.
-        input_bytes: what the block before hands to it.
-        inside_bytes: what it keeps for its backward beside its input and its output.
-        output_bytes: what it hands to the next block; its gradient is as large.
+        name: of the block.
+        input_bytes: output of the block before.
+        inside_bytes: saved for backward, other than its input and its output.
+        output_bytes: input of the next block; its gradient has the same size.
         flops: of one forward.
-        left_bytes: what its backward leaves behind: gradients of parameters.
-        forward_top: of a forward that keeps what is inside; the output is made.
-        bare_top: of a forward that keeps nothing; the output is made.
-        backward_top: of backward, with what is inside and the gradient of the output.
-        rerun_top: the same where the block has run again, with others behind it.
-        again_top: of a forward and a backward right after each other, beside the gradient of the output, where the
-            block is the last of a checkpoint segment. PyTorch stops such a forward before the output.
-        recomputable: whether it may run twice.
-        stays_bytes: of what is inside, kept where the block is recomputed all the same: selective checkpointing's.
-        again_flops: of a recomputation by itself; None: of a whole forward.
+        left_bytes: persistent after its backward: gradients of parameters.
+        forward_top: peak of a forward that saves activations, output included.
+        bare_top: peak of a forward that saves nothing, output included.
+        backward_top: peak of backward, with saved activations and the gradient of the output.
+        rerun_top: peak of backward if the block was recomputed, followed by others of its segment.
+        again_top: peak of a recomputation directly followed by its backward, in addition to the gradient of the output,
+            for the last block of a checkpoint segment. PyTorch stops such a recomputation before the output.
+        recomputable: whether it may be recomputed.
+        stays_bytes: part of `inside_bytes` that selective checkpointing saves although the block is recomputed.
+        again_flops: of its recomputation; None: of a whole forward.
     """
 
     name: str
@@ -63,10 +63,10 @@ def simple_block(
     temporary_bytes: int = 0,
     recomputable: bool = True,
 ) -> Block:
-    """A block of which no more is known than its sizes.
+    """Return a block from its sizes alone.
 
-    Forward holds input, inside and output at once. Backward holds input, inside, the gradient of the output, that of
-    the input, and the gradients of its parameters. `temporary_bytes` are beside either.
+    Forward holds input, activations and output at once. Backward holds input, activations, the gradients of output and
+    input, and the gradients of its parameters. `temporary_bytes` are added to both.
     """
     forward = input_bytes + inside_bytes + output_bytes + temporary_bytes
     backward = 2 * input_bytes + inside_bytes + output_bytes + left_bytes + temporary_bytes
@@ -88,17 +88,17 @@ def simple_block(
 
 @dataclass(frozen=True)
 class Chain:
-    """Blocks, and what lies beside them.
+    """Blocks in forward order, and the memory besides them.
 
     Args:
-        blocks: in the order of forward.
-        resident: bytes that are there throughout: weights, states of the optimizer, inputs.
-        forward_beside: bytes beside each block's first forward, which later blocks' forwards share.
-        backward_beside: bytes beside each block's backward, gradients of later blocks' parameters left out.
-        borders: positions (of the first block behind the border) that no checkpoint segment may cross.
-        elsewhere: the highest of the moments that no plan changes, such as the optimizer's step.
+        blocks: in forward order.
+        resident: bytes allocated throughout: weights, optimizer state, inputs.
+        forward_beside: additional bytes at each block's first forward, shared by later blocks' forwards.
+        backward_beside: additional bytes at each block's backward, without gradients of later blocks' parameters.
+        borders: positions (of the first block after the border) that no checkpoint segment may cross.
+        elsewhere: the largest peak that no plan changes, for example of the optimizer step.
         elsewhere_name: its phase.
-        longest: how many blocks may be one segment; None: any number.
+        longest: maximum number of blocks in a segment; None: any number.
     """
 
     blocks: tuple[Block, ...]
@@ -111,10 +111,10 @@ class Chain:
     longest: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no chain.
+        """Check the chain.
 
         Raises:
-            InputError: no blocks, negative sizes, or neighbours that do not agree about what lies between them.
+            InputError: no blocks, negative sizes, or neighbors that disagree about the boundary between them.
         """
         if not self.blocks:
             raise InputError("the chain has no blocks.", "Add at least one block.", "blocks")
@@ -132,18 +132,18 @@ class Chain:
                 )
 
     def __len__(self) -> int:
-        """How many blocks there are."""
+        """Return the number of blocks."""
         return len(self.blocks)
 
     @cached_property
     def forward_aside(self) -> tuple[int, ...]:
-        """All bytes beside each block's first forward."""
+        """All additional bytes at each block's first forward."""
         beside = self.forward_beside or (0,) * len(self)
         return tuple(self.resident + extra for extra in beside)
 
     @cached_property
     def backward_aside(self) -> tuple[int, ...]:
-        """All bytes beside each block's backward: resident ones, and gradients that later blocks have left."""
+        """All additional bytes at each block's backward: resident ones, and gradients of later blocks' parameters."""
         beside = self.backward_beside or (0,) * len(self)
         left, result = 0, []
         for block, extra in zip(reversed(self.blocks), reversed(beside), strict=True):
@@ -153,9 +153,9 @@ class Chain:
 
     @cached_property
     def reach(self) -> tuple[int, ...]:
-        """For each block the first one behind it that cannot share a segment with it; itself if it never can.
+        """For each block, the first later one that cannot share a segment with it; itself if it has no segment.
 
-        The last block is never recomputed: its backward follows its forward at once.
+        The last block is never recomputed: its backward directly follows its forward.
         """
         result = [0] * len(self)
         stop = len(self) - 1
@@ -169,24 +169,25 @@ class Chain:
 
     @cached_property
     def flops(self) -> int:
-        """Of one forward of all blocks."""
+        """FLOPs of one forward of all blocks."""
         return sum(block.flops for block in self.blocks)
 
 
 def join(branches: Sequence[Sequence[Block]], shared_input: int, joined: Sequence[Block], resident: int = 0) -> Chain:
-    """Branches that read one input and are concatenated: forward runs them one after the other, backward in reverse.
+    """Return the chain of branches that read one input and are concatenated; forward runs them one at a time.
 
-    Each branch's output waits for the join, and the gradient of what was joined until all branches have had theirs:
-    what each gets is a view of it.
+    Each branch's output stays live until the join. The gradient of the joined tensor stays live until all branches have
+    run backward, because each branch's gradient is a view of it.
 
     Args:
-        branches: the blocks of each, the first one reading the shared input, the last one making its share.
-        shared_input: bytes of the input that all read; it stays throughout.
-        joined: the blocks from the concatenation on. The first one's input is what all branches made.
-        resident: as of `Chain`.
+        branches: the blocks of each branch; the first one reads the shared input, the last one produces the branch's
+            part.
+        shared_input: bytes of the input that all branches read; it stays live throughout.
+        joined: the blocks from the concatenation on. The first one's input is the output of all branches.
+        resident: as for `Chain`.
 
     Raises:
-        InputError: the shares are not what is joined.
+        InputError: the sum of the branches' outputs differs from the joined input.
     """
     shares = [branch[-1].output_bytes for branch in branches]
     if sum(shares) != joined[0].input_bytes:
@@ -216,7 +217,7 @@ def join(branches: Sequence[Sequence[Block]], shared_input: int, joined: Sequenc
 
 
 def _without_ends(block: Block, shared: int, share: int) -> Block:
-    """The block less the input that stands beside it and the output (or its gradient) that does."""
+    """Return the block without the shared input and the branch output (or its gradient), counted separately."""
     both = shared + share
     return block._replace(
         input_bytes=block.input_bytes - shared,

@@ -1,4 +1,4 @@
-"""The chain of a configuration, from the formulas of the estimate: embedding, layers, head. No torch."""
+"""The chain of a configuration, from the estimate's formulas: embedding, layers, LM head. Does not need torch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from memcalc.planning.plan import Segment
 from memcalc.spec.segments import as_recompute
 from memcalc.spec.spec import Spec
 
-STEP = 2  # the steady state, which holds the optimizer's states
+STEP = 2  # the steady state, with the optimizer state allocated
 
 
 class Configured(NamedTuple):
-    """A configuration's chain, and which of its blocks are layers.
+    """The chain of a configuration, and the positions of its layers.
 
     Args:
-        spec: the configuration, nothing recomputed.
+        spec: the configuration, without recomputation.
         chain: its blocks.
         first: the block of layer 0.
-        stop: the block behind the last layer.
+        stop: the block after the last layer.
     """
 
     spec: Spec
@@ -33,20 +33,20 @@ class Configured(NamedTuple):
     stop: int
 
     def recompute(self, items: Segment) -> list[Any] | str:
-        """A plan as `training.recompute` says it."""
+        """Return a plan in the syntax of `training.recompute`."""
         return as_recompute(items, self.first, self.stop)
 
 
 def with_recompute(spec: Spec, recompute: list[Any] | str, keep: tuple[str, ...] = ()) -> Spec:
-    """The same run with another plan.
+    """Return the same run with another plan.
 
     Args:
         spec: the run.
         recompute: as `training.recompute`.
-        keep: what recomputed layers keep all the same, as `training.recompute_keep`.
+        keep: operators whose results recomputed layers save, as `training.recompute_keep`.
 
     Raises:
-        InputError: the plan is none.
+        InputError: the plan is invalid.
     """
     from memcalc.importers.loading import load
 
@@ -56,12 +56,12 @@ def with_recompute(spec: Spec, recompute: list[Any] | str, keep: tuple[str, ...]
 
 
 def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> Configured:
-    """The chain of a run.
+    """Return the chain of a run.
 
     Args:
-        spec: the run; its own plan is left aside.
-        keep: operators whose results a layer keeps where it is recomputed, layers being recomputed separately then,
-            with FLOPs to the operator; None: nothing is said of operators.
+        spec: the run; its own plan is ignored.
+        keep: operators whose results recomputed layers save; layers are then recomputed one at a time, with FLOPs per
+            operator. None: plan whole layers only.
 
     Raises:
         InputError: the model is split into pipeline stages, or the implementation is not modelled.
@@ -84,7 +84,7 @@ def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> Configured:
     resident = {phase: totals[f"{phase}_{STEP}"] - amount for phase, amount in moving.items()}
     base = min(resident.values())
     blocks: list[Block] = []
-    aside: list[int] = []  # beside each block's forward: what earlier blocks hold until forward or loss have ended
+    aside: list[int] = []  # additional bytes at each block's forward: live tensors of earlier blocks
     until_forward = until_loss = 0
     head = len(timeline.blocks) - 1
     opening = [number for number, block in enumerate(timeline.blocks) if block.opens]
@@ -126,13 +126,13 @@ def _sum(timeline: PlannedTimeline, number: int, storages: tuple[int, ...]) -> i
 
 
 def _entry(timeline: PlannedTimeline, number: int) -> int:
-    """Bytes of the hidden state that a layer, or the head, is given."""
+    """Return the bytes of the hidden state that a layer, or the LM head, reads."""
     block = timeline.blocks[number]
     return block.sizes[block.program.entry]
 
 
 def _plain_block(timeline: PlannedTimeline, number: int, given: int, made: int, flops: int) -> Block:
-    """Embedding, shared tables or head: never recomputed."""
+    """Return the block of the embedding, shared tensors or LM head, which is never recomputed."""
     block = timeline.blocks[number]
     kept = _sum(timeline, number, block.program.kept)
     backward = kept + highest(block.program.backward, block.sizes).bytes
@@ -174,7 +174,7 @@ def _layer_block(timeline: PlannedTimeline, layer: int, number: int, given: int,
 
 
 def _keeping(timeline: PlannedTimeline, layer: int, block: Block, flops: dict[str, int]) -> Block:
-    """A layer that keeps some results where it is recomputed: these, and the FLOPs of what still runs again."""
+    """Return a recomputed layer's block that saves some results: their bytes, and the FLOPs still recomputed."""
     program, sizes = (alone := timeline.blocks[timeline.block_of(layer, again=True)]).program, alone.sizes
     again = {event.operator.name for event in program.backward if event.operator.when is When.AGAIN}
     return block._replace(

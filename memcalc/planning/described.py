@@ -1,4 +1,4 @@
-"""Chains that a YAML file describes: blocks by their sizes, alone or in parallel branches that are joined."""
+"""Chains described in a YAML file: blocks by their sizes, alone or in parallel branches that are joined."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _size(given: Any) -> Any:
     return parse_bytes(given) if isinstance(given, str) else given
 
 
-# A size, up to more than any computer has: sums of many still fit the 64 bits that plans are computed in.
+# A size larger than the memory of any computer, small enough that sums of many fit the planner's 64 bits.
 Size = Annotated[int, BeforeValidator(_size), Field(ge=0, le=2**50)]
-MOST_BLOCKS = 200  # in a row: some 10 seconds, which grow with the square
-GIVEN = "given"  # in place of a strategy: the user's own plan
+MOST_BLOCKS = 200  # in sequence: about 10 seconds, growing quadratically
+GIVEN = "given"  # instead of a strategy: the user's own plan
 MOST_SAMPLES = 2**40  # of a batch
-MOST_FLOPS = 2**57  # of a block: with more, all blocks together would not fit those bits
+MOST_FLOPS = 2**57  # per block; larger values could overflow 64 bits in sums
 
 
 class _Described(BaseModel):
@@ -42,7 +42,7 @@ class _Described(BaseModel):
 
 
 class BlockSizes(_Described):
-    """One block, or several that are alike; see `memcalc.planning.chain.simple_block`."""
+    """One block, or several identical ones; see `memcalc.planning.chain.simple_block`."""
 
     name: str = "block"
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -56,9 +56,9 @@ class BlockSizes(_Described):
 
 
 class ChainSizes(_Described):
-    """Blocks in the order of forward; or one branch of several that read `input` and are joined.
+    """Blocks in forward order; or one of several branches that read `input` and are joined.
 
-    With `batch` all sizes but `resident` and `left` are of one sample, and so are FLOPs.
+    With `batch`, all sizes except `resident` and `left` are per sample, and so are FLOPs.
     """
 
     batch: Annotated[int, Field(ge=1, le=2**31)] = 1
@@ -70,14 +70,14 @@ class ChainSizes(_Described):
 
 
 class ChainFile(_Described):
-    """The file."""
+    """The content of the file."""
 
     name: str = "chain"
     chain: ChainSizes
 
 
 class Span(NamedTuple):
-    """A chain all of whose blocks are planned, as `memcalc.planning.configured.Configured` has it."""
+    """A chain whose blocks are all planned, with the fields of `memcalc.planning.configured.Configured`."""
 
     chain: Chain
     first: int
@@ -85,12 +85,12 @@ class Span(NamedTuple):
 
 
 class Reserve(NamedTuple):
-    """What a GPU must have for what a chain allocates: a chain has no requests that could be replayed.
+    """The memory budget of a chain on a GPU, from recorded runs: a chain has no requests to replay.
 
     Args:
-        room_bytes: of the GPU, less its context.
-        ratio: the most that recorded runs reserved for what they allocated.
-        runs: how many were recorded.
+        room_bytes: usable memory of the GPU, minus its context.
+        ratio: maximum ratio of reserved to allocated memory of recorded runs.
+        runs: number of recorded runs.
         kind: of runs.
     """
 
@@ -101,18 +101,18 @@ class Reserve(NamedTuple):
 
 
 class ChainPlanning(NamedTuple):
-    """The answer for a chain.
+    """The result for a chain.
 
     Args:
-        name: what the file calls it.
-        batch: samples, where the file's sizes are of one; else 1.
+        name: of the chain, from the file.
+        batch: samples, if the file's sizes are per sample; else 1.
         configured: the chain.
         budget: bytes that may be allocated.
-        reserve: what the budget rests on, where a GPU is named; None: it was given.
+        reserve: the basis of the budget, if a GPU is given; None: the budget was given.
         found: the plan.
-        rules: what the rules of thumb need and cost.
-        front: plans from the smallest to the fastest; of a given plan none.
-        gain: the largest batches that fit; None: not asked for.
+        rules: needs and costs of the rules of thumb.
+        front: plans from the smallest to the fastest; empty for a given plan.
+        gain: the largest batches that fit; None: not requested.
     """
 
     name: str
@@ -127,22 +127,22 @@ class ChainPlanning(NamedTuple):
 
 
 def describes_chain(path: str) -> bool:
-    """Whether this is a YAML file with `chain:` in it."""
+    """Return whether a path is a YAML file with a `chain:` key."""
     if not path.endswith((".yaml", ".yml")):
         return False
     try:
         text = read_bytes(path).decode(errors="replace")
-    except InputError:  # whoever reads it as a configuration says why
+    except InputError:  # the reader of configurations reports the error
         return False
     return any(line.startswith("chain:") for line in text.splitlines())
 
 
 class DescribedChain(NamedTuple):
-    """A file that was read.
+    """A chain file after parsing.
 
     Args:
         path: of the file, for messages.
-        name: what the file calls the chain.
+        name: of the chain.
         sizes: of its blocks.
     """
 
@@ -151,7 +151,7 @@ class DescribedChain(NamedTuple):
     sizes: ChainSizes
 
     def chain(self, batch: int | None = None) -> Chain:
-        """The chain with so many samples; None: as many as the file says."""
+        """Return the chain with so many samples; None: the number in the file."""
         sizes = self.sizes
         batch = sizes.batch if batch is None else batch
         blocks, joined = _blocks(sizes.blocks, batch), _blocks(sizes.joined, batch)
@@ -160,14 +160,14 @@ class DescribedChain(NamedTuple):
         return join([blocks] * sizes.branches, sizes.input * batch, joined, sizes.resident)
 
     def keeping(self, chain: Chain, saved: Sequence[int]) -> Plan:
-        """The plan that saves the outputs of some blocks in each branch and recomputes what lies between them.
+        """Return the plan that saves the outputs of some blocks in each branch and recomputes the blocks between them.
 
         Args:
             chain: of this file.
             saved: positions in a branch, from 1.
 
         Raises:
-            InputError: they do not rise, or there is no such block.
+            InputError: the positions do not increase, or do not exist.
         """
         row = sum(block.count for block in self.sizes.blocks)
         if list(saved) != sorted(set(saved)) or not all(1 <= position <= row for position in saved):
@@ -189,7 +189,7 @@ class DescribedChain(NamedTuple):
 
 
 def _recomputed(chain: Chain, start: int, stop: int) -> list[int | Segment]:
-    """Blocks as one segment, those saved that cannot be recomputed; so is the chain's last one."""
+    """Return blocks as one segment, except those that cannot be recomputed and the chain's last, which are saved."""
     items: list[int | Segment] = []
     segment: list[int] = []
     for position in range(start, stop):
@@ -203,10 +203,10 @@ def _recomputed(chain: Chain, start: int, stop: int) -> list[int | Segment]:
 
 
 def open_chain(path: str) -> DescribedChain:
-    """A file that describes a chain.
+    """Read a file that describes a chain.
 
     Raises:
-        InputError: it is no YAML, or says something that no chain has.
+        InputError: the file is not YAML, or has invalid content.
     """
     data = parse_yaml(read_text(path), path).data
     try:
@@ -241,7 +241,7 @@ def open_chain(path: str) -> DescribedChain:
 
 
 def read_chain(path: str) -> tuple[str, Chain]:
-    """The name and the chain of a file.
+    """Return the name and the chain of a file.
 
     Raises:
         InputError: as `open_chain`.
@@ -276,16 +276,16 @@ def plan_chain(
     saved: Sequence[int] | None = None,
     maximize: bool = False,
 ) -> ChainPlanning:
-    """The plan of a chain that a file describes.
+    """Plan recomputation for a chain from a file.
 
     Args:
         path: of the file.
-        limit: bytes that may be allocated; None: what the card has, less its context, divided by the most that
-            recorded runs of one GPU reserved for each allocated byte.
-        gpu: the card.
+        limit: bytes that may be allocated; None: the usable memory of the GPU minus its context, divided by the maximum
+            ratio of reserved to allocated memory of recorded one-GPU runs.
+        gpu: the GPU.
         strategy: "optimal", or a rule of `memcalc.planning.planner.STRATEGIES`.
-        saved: positions, from 1, of the blocks of each branch whose outputs are saved: a plan to be evaluated.
-        maximize: whether to raise the batch to the largest that fits.
+        saved: positions, from 1, of the blocks of each branch whose outputs are saved: a given plan to evaluate.
+        maximize: whether to increase the batch to the largest that fits.
 
     Raises:
         InputError: no budget, no chain, an unknown strategy, or a plan of other blocks.
@@ -328,7 +328,7 @@ def plan_chain(
 
 
 def _too_large(chain: Chain, budget: int, least: Evaluation, strategy: str | None) -> DoesNotFit:
-    """What to say of a chain that does not fit; strategy None: of a plan that was given."""
+    """Return the error for a chain that does not fit; strategy None: for a given plan."""
     need = f"{format_bytes(least.peak_bytes)}, in {least.peak.block or least.peak.phase}"
     resident = f"{format_bytes(chain.resident)} are resident."
     if strategy is None:
@@ -339,7 +339,7 @@ def _too_large(chain: Chain, budget: int, least: Evaluation, strategy: str | Non
 
 
 def _largest(need: Callable[[int], Evaluation], budget: int) -> int:
-    """The largest batch that fits, by doubling and bisection; 0: not even one sample."""
+    """Return the largest batch that fits, by doubling and bisection; 0 if not even one sample fits."""
     low, high = 0, 1
     while need(high).peak_bytes <= budget:
         low, high = high, 2 * high

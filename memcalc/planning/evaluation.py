@@ -1,4 +1,4 @@
-"""What a plan needs and costs: the training step walked through, block by block, every moment looked at."""
+"""Memory and cost of a plan: a simulation of the training step, block by block."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from memcalc.planning.plan import Plan, Segment, kept_all, leaves
 
 
 class Moment(NamedTuple):
-    """A moment and what is allocated in it."""
+    """Allocated bytes at one point of the step."""
 
     bytes: int
-    phase: str  # "forward", "again" or "backward", or one that no plan changes
+    phase: str  # "forward", "again" or "backward", or a phase that no plan changes
     block: str
     position: int  # of the block; -1: none
 
 
 class Evaluation(NamedTuple):
-    """A plan's price.
+    """Memory and cost of a plan.
 
     Args:
         peak: the peak.
-        kept_bytes: what is kept when forward has ended.
+        kept_bytes: saved activations at the end of forward.
         flops: of all forwards.
-        again_flops: of those that are not the first.
-        moments: all of them in order, where they were asked for.
+        again_flops: of recomputation.
+        moments: all points of the step in order, if requested.
     """
 
     peak: Moment
@@ -41,7 +41,7 @@ class Evaluation(NamedTuple):
 
 
 class _Walk:
-    """The state of the walk: bytes of activations held, forwards run, the peak."""
+    """The state of the simulation: live activation bytes, FLOPs so far, the peak."""
 
     def __init__(self, chain: Chain, *, record: bool) -> None:
         self.chain = chain
@@ -53,7 +53,7 @@ class _Walk:
         self.record = record
 
     def moment(self, amount: int, phase: str, position: int) -> None:
-        """Something is `amount` bytes high."""
+        """Record a point of the step with `amount` allocated bytes."""
         if amount > self.peak.bytes or self.record:
             moment = Moment(amount, phase, self.chain.blocks[position].name, position)
             if self.record:
@@ -62,11 +62,12 @@ class _Walk:
                 self.peak = moment
 
     def run(self, items: Segment, again: int | None) -> None:
-        """Forward and backward of some items, whose first input is held already and stays with its owner.
+        """Simulate forward and backward of some items; their first input is live and stays live.
 
         Args:
             items: in order.
-            again: the bytes beside a forward that runs again: states, gradients, among them that of the items' output.
+            again: additional bytes during a recomputation: states, gradients, including the gradient of the items'
+                output.
                 None: the first forward.
         """
         blocks, start, last = self.chain.blocks, self.held, items[-1]
@@ -82,18 +83,18 @@ class _Walk:
                 self.moment(self.held - block.input_bytes + block.again_top + aside, "again", end)
                 self.flops += block.flops if block.again_flops is None else block.again_flops
                 continue
-            self.held -= block.output_bytes  # the blocks behind are done with it; its gradient is of the same size
+            self.held -= block.output_bytes  # freed by later blocks; its gradient has the same size
             if isinstance(item, int):
                 self.held -= block.inside_bytes
                 top = block.backward_top if again is None else block.rerun_top
                 self.moment(self.held - block.input_bytes + top + aside, "backward", end)
             else:
-                self.held -= self.staying(item)  # its tops count them
+                self.held -= self.staying(item)  # included in the blocks' tops
                 self.run(item, aside + block.output_bytes)
         assert self.held == start
 
     def forward(self, item: int | Segment, again: int | None) -> None:
-        """Forward of one item; afterwards its output is held, and what is inside it if it is a block."""
+        """Simulate the forward of one item; afterwards its output is live, and for a block its activations."""
         phase = "forward" if again is None else "again"
         if isinstance(item, int):
             block = self.chain.blocks[item]
@@ -102,7 +103,7 @@ class _Walk:
             self.flops += block.flops
             self.held += block.inside_bytes + block.output_bytes
             return
-        passing = 0  # what lies between two blocks of the segment; the input of the first one is held
+        passing = 0  # boundary between two blocks of the segment; the first one's input is live
         for number, position in enumerate(leaves(item)):
             block = self.chain.blocks[position]
             aside = self.chain.forward_aside[position] if again is None else again
@@ -113,17 +114,17 @@ class _Walk:
         self.held += passing + self.staying(item)
 
     def staying(self, item: Segment) -> int:
-        """What a recomputed block keeps all the same."""
+        """Return the bytes that recomputed blocks save."""
         return sum(self.chain.blocks[position].stays_bytes for position in leaves(item))
 
 
 def evaluate(chain: Chain, plan: Plan | Segment, *, record: bool = False) -> Evaluation:
-    """What a plan needs: the highest of all moments of forward, of every recomputation, and of backward.
+    """Return the memory and cost of a plan: the peak over forward, all recomputations, and backward.
 
     Args:
-        chain: what is planned.
-        plan: an answer, or its items.
-        record: whether to keep every moment.
+        chain: the chain.
+        plan: a plan, or its items.
+        record: whether to keep every point of the step.
     """
     items = plan.items if isinstance(plan, Plan) else plan
     walk = _Walk(chain, record=record)
@@ -134,5 +135,5 @@ def evaluate(chain: Chain, plan: Plan | Segment, *, record: bool = False) -> Eva
 
 
 def evaluate_all_kept(chain: Chain) -> Evaluation:
-    """What the chain needs where nothing is recomputed."""
+    """Return the memory and cost without recomputation."""
     return evaluate(chain, kept_all(len(chain)))

@@ -1,4 +1,4 @@
-"""FLOPs of a layer's forward: matrix products alone, a multiply-add counted as two, as by PyTorch's FLOP counter."""
+"""FLOPs of a layer's forward: matmuls only, a multiply-add counted as two, as by PyTorch's FLOP counter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.spec.spec import Spec
 
 
 def layer_flops(spec: Spec, layer: int) -> int:
-    """One rank's forward of one layer, for one micro-batch."""
+    """Return the FLOPs of one rank's forward of one layer, for one micro-batch."""
     model, parallelism = spec.model, spec.parallelism
     tokens = spec.training.micro_batch_size * spec.training.sequence_length
     experts = model.moe is not None and model.moe.has_experts(layer)
@@ -18,7 +18,7 @@ def layer_flops(spec: Spec, layer: int) -> int:
     for row in parameter_table(model):
         if row.where != "layer" or len(row.shape) < 2 or not row.module.startswith(("layers.*", kind)):
             continue
-        if ".experts." in row.module and model.moe is not None:  # a token visits k of E
+        if ".experts." in row.module and model.moe is not None:  # a token is routed to k of E
             weights += row.elements * model.moe.num_experts_per_token // model.moe.num_experts
         else:
             weights += row.elements
@@ -28,24 +28,24 @@ def layer_flops(spec: Spec, layer: int) -> int:
         * weights
     )
     attention = (
-        2  # scores, and the weighted sum of values
+        2  # attention scores, and the weighted sum of values
         * 2  # multiply and add
         * tokens
-        * spec.training.sequence_length  # all pairs: kernels that leave out the masked half need less
+        * spec.training.sequence_length  # all pairs: kernels that skip the masked half compute less
         * model.query_size
     )
     return (products + attention) // (parallelism.tensor_parallel * parallelism.context_parallel)
 
 
 def head_flops(spec: Spec) -> int:
-    """One rank's forward of the output projection."""
+    """Return the FLOPs of one rank's forward of the LM head."""
     tokens = spec.training.micro_batch_size * spec.training.sequence_length
     whole = 2 * tokens * spec.model.embedding_size * spec.model.head_rows
     return whole // (spec.parallelism.tensor_parallel * spec.parallelism.context_parallel)
 
 
 def product_flops(spec: Spec) -> dict[str, int]:
-    """One rank's forward of one plain layer, operator by operator; they sum to `layer_flops`."""
+    """Return the FLOPs of one rank's forward of one plain layer by operator; they sum to `layer_flops`."""
     model, parallelism, training = spec.model, spec.parallelism, spec.training
     tokens = training.micro_batch_size * training.sequence_length
     ranks = parallelism.tensor_parallel * parallelism.context_parallel

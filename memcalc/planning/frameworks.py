@@ -1,4 +1,4 @@
-"""A plan in the words of training frameworks: the nearest that each can say, with what that needs and costs."""
+"""A plan as code or options for training frameworks: the closest plan that each supports, with memory and cost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Writer = Callable[["Configured", Segment, int], tuple[str, tuple[str, ...], Segm
 
 
 class Said(NamedTuple):
-    """What to paste.
+    """Text to paste for one framework.
 
     Args:
-        framework: whose words these are.
-        lines: to be pasted.
-        items: the plan that they ask for.
-        evaluation: what it needs and costs.
-        difference: from the plan, in words; "": what the evaluations say.
+        framework: its name.
+        lines: to paste.
+        items: the plan that they express.
+        evaluation: memory and cost of that plan.
+        difference: from the planned one, in words; "": only what the evaluations show.
     """
 
     framework: str
@@ -34,7 +34,7 @@ class Said(NamedTuple):
 def in_all_words(
     configured: Configured, items: Segment, budget: int, writers: tuple[Writer, ...] | None = None
 ) -> list[Said]:
-    """The plan for every framework, or for those whose writers are given."""
+    """Return the plan for every framework, or for those of the given writers."""
     said = []
     for write in (_pytorch, transformers, _megatron, deepspeed, torchtitan) if writers is None else writers:
         framework, lines, nearest = write(configured, items, budget)
@@ -43,7 +43,7 @@ def in_all_words(
 
 
 def _pytorch(configured: Configured, items: Segment, _: int) -> tuple[str, tuple[str, ...], Segment]:
-    """torch.utils.checkpoint, nested as the plan is: exactly the plan."""
+    """torch.utils.checkpoint, nested like the plan: exactly the plan."""
     plan = _numbered([item for item in items if next(leaves(item)) in _layers(configured)], configured.first)
     lines = (
         "from torch.utils.checkpoint import checkpoint",
@@ -60,7 +60,7 @@ def _pytorch(configured: Configured, items: Segment, _: int) -> tuple[str, tuple
 
 
 def transformers(configured: Configured, items: Segment, _: int) -> tuple[str, tuple[str, ...], Segment]:
-    """Single layers: modeling_layers.GradientCheckpointingLayer asks each layer whether it is checkpointed."""
+    """Single layers: modeling_layers.GradientCheckpointingLayer has a switch per layer."""
     again = {block for item in items if not isinstance(item, int) for block in leaves(item)}
     lines = (
         'model.gradient_checkpointing_enable({"use_reentrant": False})',
@@ -72,7 +72,7 @@ def transformers(configured: Configured, items: Segment, _: int) -> tuple[str, t
 
 
 def _megatron(configured: Configured, _: Segment, budget: int) -> tuple[str, tuple[str, ...], Segment]:
-    """--recompute-method uniform: segments of k layers; block: the first n layers one by one."""
+    """--recompute-method uniform: segments of k layers; block: the first n layers, one at a time."""
     layers = configured.stop - configured.first
     choices: list[tuple[str, int, Segment]] = [("block", n, _first(configured, n)) for n in range(layers + 1)]
     if configured.chain.longest is None:
@@ -85,7 +85,7 @@ def _megatron(configured: Configured, _: Segment, budget: int) -> tuple[str, tup
 
 
 def deepspeed(configured: Configured, items: Segment, _: int) -> tuple[str, tuple[str, ...], Segment]:
-    """deepspeed.checkpointing.checkpoint: PyTorch's reentrant kind, which does not nest."""
+    """deepspeed.checkpointing.checkpoint: PyTorch's reentrant variant, which cannot be nested."""
     outer = tuple(
         item if isinstance(item, int) or all(isinstance(inner, int) for inner in item) else tuple(leaves(item))
         for item in items
@@ -106,7 +106,7 @@ def deepspeed(configured: Configured, items: Segment, _: int) -> tuple[str, tupl
 
 
 def torchtitan(configured: Configured, _: Segment, budget: int) -> tuple[str, tuple[str, ...], Segment]:
-    """mode full; or selective with selective_ac_option "k": layers k-1, 2k-1, ... one by one."""
+    """mode full; or selective with selective_ac_option "k": layers k-1, 2k-1, ..., one at a time."""
     layers = configured.stop - configured.first
     choices: list[tuple[str, int, Segment]] = [("none", 0, tuple(range(len(configured.chain))))]
     for k in range(1, layers + 1):
@@ -121,7 +121,7 @@ def torchtitan(configured: Configured, _: Segment, budget: int) -> tuple[str, tu
 
 
 def _cheapest(configured: Configured, choices: list[tuple[str, int, Segment]], budget: int) -> tuple[str, int, Segment]:
-    """Of what fits the cheapest; where nothing does, the smallest."""
+    """Return the cheapest choice that fits; if none does, the smallest."""
 
     def price(choice: tuple[str, int, Segment]) -> tuple[bool, int, int]:
         evaluation = evaluate(configured.chain, choice[2])
@@ -141,7 +141,7 @@ def _layers(configured: Configured) -> range:
 
 
 def _numbered(items: list[int | Segment], first: int) -> str:
-    """Blocks as layers, in Python's words."""
+    """Return blocks as a Python list of layers."""
     return "[" + ", ".join(_word(item, first) for item in items) + "]"
 
 
@@ -150,7 +150,7 @@ def _word(item: int | Segment, first: int) -> str:
 
 
 def ranges(numbers: list[int]) -> str:
-    """Numbers in Python's words, as a range where they are one."""
+    """Return numbers as Python code, as a range if they are consecutive."""
     if numbers and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"range({numbers[0]}, {numbers[-1] + 1})"
     return "{" + ", ".join(map(str, numbers)) + "}"

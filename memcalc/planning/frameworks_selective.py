@@ -1,4 +1,4 @@
-"""A plan inside the layers in the words of training frameworks."""
+"""A plan inside layers (selective checkpointing) as code or options for training frameworks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from memcalc.spec.products import layer_products
 from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes
 
-# Modules of --recompute-modules that a layer has, with the beginnings of those of our operators that run again with
-# each; where it has experts, "moe" is all of them. Source: Megatron-LM megatron/training/arguments.py,
+# Modules of --recompute-modules that a layer has, with prefixes of memcalc's operators that are recomputed with each.
+# With experts, "moe" covers all of them. Source: Megatron-LM megatron/training/arguments.py,
 # megatron/core/transformer/transformer_layer.py.
 CORE = ("attention", "scores", "attention output")
 DENSE = {"core_attn": CORE, "mlp": ("mlp.",), "layernorm": ()}
@@ -28,14 +28,14 @@ EXPERTS = {"core_attn": CORE, "moe": ("mlp.",), "layernorm": ()}
 def in_selective_words(
     configured: Configured, found: Found, keep: tuple[str, ...], budget: int, kept: int
 ) -> list[Said]:
-    """The plan for every framework.
+    """Return the plan for every framework.
 
     Args:
         configured: the chain of whole layers.
         found: the plan.
-        keep: operators whose results recomputed layers keep.
+        keep: operators whose results recomputed layers save.
         budget: bytes that may be allocated.
-        kept: activations of the planned run when forward has ended.
+        kept: activation bytes of the planned run at the end of forward.
     """
     again = [next(leaves(item)) - configured.first for item in found.plan.items if not isinstance(item, int)]
     spec = configured.spec
@@ -60,7 +60,7 @@ def in_selective_words(
     )
     own = "the same operators; transformers' modules keep other tensors beside them"
     theirs = Said("transformers", lines, found.plan.items, found.evaluation, own)
-    if spec.model.moe is not None:  # its experts' products are other ones, and as many as the kernels say
+    if spec.model.moe is not None:  # its experts run other matmuls, and their number depends on the kernels
         theirs = in_all_words(configured, found.plan.items, budget, (transformers,))[0]
     return [
         Said("PyTorch", pytorch, found.plan.items, found.evaluation),
@@ -71,7 +71,7 @@ def in_selective_words(
 
 
 def _policy(numbers: list[int]) -> tuple[str, ...]:
-    """Code of a context_fn that keeps a layer's products by their numbers."""
+    """Return code of a context_fn that saves a layer's matmuls by their numbers."""
     return (
         "import torch",
         "from torch.utils.checkpoint import CheckpointPolicy, checkpoint",
@@ -98,7 +98,7 @@ def _set(numbers: list[int]) -> str:
 
 
 def _apart(numbers: list[int], *, fused: bool) -> list[int]:
-    """The numbers where q, k and v are three products instead of one."""
+    """Return the numbers if q, k and v are three matmuls instead of one."""
     if fused:
         return numbers
     first = [0, 1, 2] if 0 in numbers else []
@@ -106,7 +106,7 @@ def _apart(numbers: list[int], *, fused: bool) -> list[int]:
 
 
 def _megatron(configured: Configured, found: Found, kept: int) -> Said:
-    """--recompute-modules: of all choices that keep no more than the plan the cheapest; else the smallest."""
+    """--recompute-modules: the cheapest choice that saves no more than the plan; if none does, the smallest."""
     flops = product_flops(configured.spec)
     layers = configured.stop - configured.first
     known = DENSE if configured.spec.model.moe is None else EXPERTS
@@ -129,18 +129,18 @@ def _megatron(configured: Configured, found: Found, kept: int) -> Said:
 
 
 def _flops_of(flops: dict[str, int], operators: tuple[str, ...]) -> int:
-    """Of operators by their names; one that ends in a dot stands for all that begin with it."""
+    """Return the FLOPs of operators by name; a name that ends in a dot matches all names with that prefix."""
     every = tuple(name for name in operators if name.endswith("."))
     return sum(amount for name, amount in flops.items() if name in operators or (every and name.startswith(every)))
 
 
 def activation_bytes(result: Result) -> int:
-    """Activations when forward has ended."""
+    """Return the activation bytes at the end of forward."""
     return result.ledger.components("loss_2").get(Component.ACTIVATIONS, 0)
 
 
 def _as_megatron(spec: Spec, modules: tuple[str, ...]) -> Spec:
-    """The same layers in Megatron-Core, which keeps fp32 main gradients; activations do not depend on that."""
+    """Return the same layers in Megatron-Core, with fp32 main gradients, which do not affect activations."""
     from memcalc.importers.loading import load
 
     raw = spec.model_dump()

@@ -1,4 +1,4 @@
-"""What a plan buys: the largest micro-batch with and without, when the larger one pays, and offload in its place."""
+"""Gain of a plan: the largest micro-batch with and without it, when the larger one is faster, and offload instead."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ HOST_BYTES_PER_SECOND = 25 * 10**9  # a default, not a measurement: what PCIe 4.
 
 
 class Gain(NamedTuple):
-    """What recomputation buys.
+    """Gain from recomputation.
 
     Args:
-        without: the largest micro-batch where everything is kept; 0: none.
-        most: the largest that a plan fits.
-        slow_down: of a sequence's step at that one: its time over that without recomputation, by FLOPs.
-        pays_below: the share of its rate that a card reaches at `without`, below which the larger batch gives more
-            sequences a second; None: it never does, or there is nothing to compare.
-        replayed: whether both micro-batches were judged, and the next larger ones; else they are estimated.
+        without: the largest micro-batch without recomputation; 0: none.
+        most: the largest micro-batch for which a plan fits.
+        slow_down: time per sequence at `most`, relative to no recomputation, by FLOPs.
+        pays_below: fraction of its peak rate that the GPU reaches at `without`, below which the larger batch has the
+            higher
+            throughput; None: never, or there is nothing to compare.
+        replayed: whether both micro-batches, and the next larger ones, have verdicts; else they are estimated.
     """
 
     without: int
@@ -34,11 +35,11 @@ class Gain(NamedTuple):
 
 
 class Third(NamedTuple):
-    """Activations on the host, for the same budget.
+    """Offload of activations to the host, for the same budget.
 
     Args:
-        offload: which layers', and what is waited for; None: all of them are not enough.
-        step_seconds: of a step that waits for nothing, at the card's full rate.
+        offload: the offloaded layers, and the exposed copy time; None: offloading all of them is not enough.
+        step_seconds: of a step without waiting, at the GPU's peak rate.
         bytes_per_second: of the link to the host, each way.
         node_ranks: ranks of the run on one node.
     """
@@ -50,17 +51,17 @@ class Third(NamedTuple):
 
     @property
     def host_bytes_per_rank(self) -> int:
-        """Held in host memory by a rank: what its GPU does not keep."""
+        """Host memory of a rank: the activations that its GPU does not keep."""
         return 0 if self.offload is None else self.offload.freed_bytes
 
     @property
     def host_bytes_per_node(self) -> int:
-        """Held in host memory by all ranks of a node."""
+        """Host memory of all ranks of a node."""
         return self.node_ranks * self.host_bytes_per_rank
 
 
 def gain_of(batches: tuple[int, int], slow_down: float, *, replayed: bool) -> Gain:
-    """The batches, and when the larger one pays."""
+    """Return the gain from the largest micro-batches without and with a plan."""
     without, most = batches
     half = break_even(without, most, slow_down) if 0 < without < most else None
     return Gain(without, most, slow_down, None if half is None else without / (without + half), replayed)
@@ -69,7 +70,7 @@ def gain_of(batches: tuple[int, int], slow_down: float, *, replayed: bool) -> Ga
 def offloaded(
     configured: Configured, before: Evaluation, budget: int, card: Card | None, bytes_per_second: int
 ) -> Third | None:
-    """Offload in place of recomputation; None: everything fits, or nobody knows the card's rate."""
+    """Return offload in place of recomputation; None: everything fits, or the GPU's rate is unknown."""
     if card is None or card.bf16_tflops is None or before.peak_bytes <= budget:
         return None
     rate = card.bf16_tflops * 1e12

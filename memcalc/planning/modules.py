@@ -1,4 +1,4 @@
-"""Chains of somebody's own `nn.Module`s: each is run on fake tensors, and the chain is planned as any other."""
+"""Chains of the user's `nn.Module`s: each is run on fake tensors, and the chain is planned like any other."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def measured(
     modules: Sequence[UserModule], given: Any, gpu: str | None = None, optimizer: OptimizerFactory | None = None
 ) -> MeasuredModules:
-    """What each module holds and computes. Needs torch; see `memcalc.tracing.module_chain.measure_modules`."""
+    """Return the memory and FLOPs of each module. Needs torch; see `memcalc.tracing.module_chain.measure_modules`."""
     from memcalc.tracing.module_chain import measure_modules
 
     return measure_modules(modules, given, gpu, optimizer)
 
 
 def as_block(module: MeasuredModule) -> Block:
-    """A measured module as a block of a chain. What a module drops of its input counts as held."""
+    """Return a measured module as a block of a chain. Input memory that a module frees still counts as live."""
     return Block(
         module.name,
         module.input_bytes,
@@ -44,16 +44,16 @@ def as_block(module: MeasuredModule) -> Block:
 def chain_of_modules(
     modules: Sequence[UserModule], given: Any, gpu: str | None = None, optimizer: OptimizerFactory | None = None
 ) -> Chain:
-    """The chain of modules that follow one another, with an optimizer's step.
+    """Return the chain of consecutive modules, with an optimizer step.
 
     Args:
-        modules: in order, each of one tensor to one tensor; the last one makes the loss, and is never recomputed.
+        modules: in order, each from one tensor to one tensor; the last one computes the loss, and is never recomputed.
         given: the first one's input; its values are not read.
-        gpu: the card whose operators run; None: an A100 80 GB.
-        optimizer: parameters to an optimizer, such as `torch.optim.Adam`; None: there is none.
+        gpu: the GPU whose operators run; None: an A100 80 GB.
+        optimizer: parameters to an optimizer, for example `torch.optim.Adam`; None: no optimizer.
 
     Raises:
-        InputError: a module makes no single tensor, or nothing that has a gradient.
+        InputError: a module does not return a single tensor, or returns nothing that has a gradient.
     """
     found = measured(modules, given, gpu, optimizer)
     blocks = tuple(as_block(module) for module in found.modules)
@@ -63,7 +63,7 @@ def chain_of_modules(
 
 
 def planned(modules: Sequence[UserModule], items: Segment) -> Planned:
-    """The modules as one that runs a plan by `torch.utils.checkpoint`."""
+    """Return the modules as one module that runs a plan with `torch.utils.checkpoint`."""
     from memcalc.step.module_chain import Planned
 
     return Planned(modules, items)

@@ -1,7 +1,7 @@
-"""The third choice: what a layer keeps goes to the host during forward, and comes back for its backward.
+"""Offload as an alternative: saved activations are copied to the host during forward, and back for backward.
 
-Copies hide behind compute as far as the link is quick enough: while a layer's forward runs, its share leaves; what is
-slower than that is waited for.
+Copies overlap with compute if the link is fast enough: a layer's activations are copied while its forward runs. The
+remaining copy time is exposed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from memcalc.planning.chain import Chain
 
 
 class Offload(NamedTuple):
-    """Blocks whose activations go to the host.
+    """Blocks with offloaded activations.
 
     Args:
-        blocks: which.
-        freed_bytes: that the card does not keep at the end of forward.
-        waited_seconds: in forward and backward together, copies that nothing hides.
+        blocks: their positions.
+        freed_bytes: not kept on the GPU at the end of forward.
+        waited_seconds: exposed copy time in forward and backward together.
     """
 
     blocks: tuple[int, ...]
@@ -26,13 +26,13 @@ class Offload(NamedTuple):
 
 
 def offload(chain: Chain, wanted_bytes: int, bytes_per_second: float, flops_per_second: float) -> Offload | None:
-    """The first blocks, whose activations wait longest, until enough is freed; None: all of them are not enough.
+    """Return the first blocks, whose activations stay longest, until enough is freed; None: all are not enough.
 
     Args:
-        chain: what is planned.
-        wanted_bytes: that the card shall not keep.
+        chain: the chain.
+        wanted_bytes: to free on the GPU.
         bytes_per_second: of the link, in each direction.
-        flops_per_second: of the card.
+        flops_per_second: of the GPU.
     """
     blocks: list[int] = []
     freed = 0

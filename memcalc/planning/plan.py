@@ -1,10 +1,10 @@
-"""A plan as plain data: which blocks keep their activations, and which are computed a second time, together with whom.
+"""A plan as plain data: which blocks save their activations, and which are recomputed, in which checkpoint segments.
 
-A plan lists blocks in order. A number is a block that keeps what is inside it. A tuple is a segment: forward keeps its
-input only, and when backward reaches its end the segment runs again, by the plan that the tuple itself is; so a tuple
-inside a tuple is kept as an input only even then, and runs a third time. Such plans are what nested calls of
-`torch.utils.checkpoint` run, and what the literature calls memory-persistent schedules (Beaumont et al., Optimal
-checkpointing for heterogeneous chains, arXiv 1911.13214).
+A plan lists blocks in order. A number is a block that saves its activations. A tuple is a segment: forward saves only
+its input, and when backward reaches its end the segment is recomputed, by the plan that the tuple itself is. So a tuple
+inside a tuple saves only its input even then, and is recomputed twice. Nested calls of `torch.utils.checkpoint` run
+such plans; the literature calls them memory-persistent schedules (Beaumont et al., Optimal checkpointing for
+heterogeneous chains, arXiv 1911.13214).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ __all__ = ["Plan", "Segment", "depth", "kept_all", "leaves", "segmented", "times
 
 
 class Plan(NamedTuple):
-    """What a strategy answers: its items, and the strategy's name."""
+    """The result of a strategy: its items, and the strategy's name."""
 
     items: Segment
     strategy: str
 
 
 def depth(items: Segment) -> int:
-    """How deep segments lie in each other: 0 where everything is kept."""
+    """Return how deeply segments are nested: 0 if nothing is recomputed."""
     return max((1 + depth(item) for item in items if not isinstance(item, int)), default=0)
 
 
 def times_again(items: Segment) -> dict[int, int]:
-    """How often each block's forward runs again."""
+    """Return how often each block's forward is recomputed."""
     times: dict[int, int] = {}
     for item in items:
         if isinstance(item, int):
@@ -42,12 +42,12 @@ def times_again(items: Segment) -> dict[int, int]:
 
 
 def kept_all(blocks: int) -> Segment:
-    """The plan that keeps everything."""
+    """Return the plan without recomputation."""
     return tuple(range(blocks))
 
 
 def segmented(blocks: int, spans: Iterator[tuple[int, int]]) -> Segment:
-    """Everything is kept, but for some spans [start, stop), each recomputed as a whole."""
+    """Return the plan that recomputes some spans [start, stop), each as one segment, and saves everything else."""
     items: list[int | Segment] = []
     position = 0
     for start, stop in spans:

@@ -28,7 +28,7 @@ from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes
 from memcalc.verdict.reasons import remedy_of
 
-SEARCHES = ("optimal", "selective")  # they look for the cheapest plan that fits
+SEARCHES = ("optimal", "selective")  # they search for the cheapest plan that fits
 
 STRATEGIES: dict[str, Callable[[Chain], Plan]] = {
     "none": keep_everything,
@@ -42,13 +42,13 @@ _LEAST: dict[str, Callable[[Chain], Plan]] = {"optimal": smallest, "selective": 
 
 
 class Planner:
-    """Plans one run by one strategy, for any micro-batch.
+    """Planner for one run and one strategy, for any micro-batch.
 
     Args:
         spec: the run.
-        limit: bytes of a GPU that it may hold.
+        limit: bytes of a GPU that it may use.
         strategy: of `SEARCHES` or `STRATEGIES`.
-        progress: told how many plans are judged.
+        progress: called with the number of plans judged.
     """
 
     def __init__(self, spec: Spec, limit: int, strategy: str, progress: Progress = silent) -> None:
@@ -58,12 +58,12 @@ class Planner:
         self.plan = cache(self._plan)
 
     def _configured(self, batch: int) -> Configured:
-        """The chain of the run with another micro-batch."""
+        """Return the chain of the run with another micro-batch."""
         same = batch == self.spec.training.micro_batch_size
         return chain_of(self.spec if same else _with_batch(self.spec, batch))
 
     def _plan(self, batch: int) -> Judged | None:
-        """The cheapest plan of a micro-batch that fits, else one that may fit; None: none does."""
+        """Return the cheapest plan of a micro-batch that fits, else one that may fit; None: none does."""
         configured = self.configured(batch)
         chain, least = configured.chain, self.least(configured)
         free = _proposal(configured, keep_everything)
@@ -87,40 +87,40 @@ class Planner:
         return judged._replace(room=max(self.judge.scaled(judged.room, judged.verdict), judged.room))
 
     def least(self, configured: Configured) -> Proposal:
-        """The plan of the strategy with the lowest peak, of those that a configuration can write down."""
+        """Return the strategy's plan with the lowest peak, of those that a configuration can express."""
         found = _proposal(configured, _LEAST[self.strategy])
         return found if depth(found.found.plan.items) < DEEPEST else _proposal(configured, every_layer)
 
     def largest(self) -> tuple[int, int]:
-        """The largest micro-batch without recomputation, and with a plan: each fits, and one more does not.
+        """Return the largest micro-batch without recomputation, and with a plan: each fits, and one more does not.
 
-        What is allocated says where to begin; each end is judged as any run is.
+        The search starts from estimates of allocated memory; the results have verdicts like any run.
         """
         without, most = self._estimated(self.judge.first_room)
         return largest(self._kept_fits, without), largest(self._planned_fits, most)
 
     def _estimated(self, room: int) -> tuple[int, int]:
-        """The same by allocated memory alone, of which there is so much."""
+        """Return the same from allocated memory alone, with so many bytes available."""
         without = _most(lambda batch: _proposal(self.configured(batch), keep_everything).peak_bytes <= room)
         return without, _most(lambda batch: self.least(self.configured(batch)).peak_bytes <= room)
 
     def _kept_fits(self, batch: int) -> bool:
-        """Whether a micro-batch fits without recomputation."""
+        """Return whether a micro-batch fits without recomputation."""
         return self.judge.passes(self.judge.judged(_proposal(self.configured(batch), keep_everything)).verdict)
 
     def _planned_fits(self, batch: int) -> bool:
-        """Whether a micro-batch fits with some plan: the smallest, or one that the search finds."""
+        """Return whether a micro-batch fits with some plan: the smallest, or one that the search finds."""
         if self.judge.passes(self.judge.judged(self.least(self.configured(batch))).verdict):
             return True
         found = self.plan(batch)
         return found is not None and self.judge.passes(found.verdict)
 
     def gain(self, judged: Judged, batches: tuple[int, int] | None) -> Gain:
-        """What recomputation gains.
+        """Return the gain from recomputation.
 
         Args:
             judged: the plan.
-            batches: of `largest`; None: they are estimated, with as much allocated as this plan's search allowed.
+            batches: from `largest`; None: estimated, with as much allocated memory as this plan's search allowed.
         """
         chain, again = judged.proposal.configured.chain, judged.proposal.again_flops
         if batches is not None:
@@ -134,13 +134,13 @@ class Planner:
         return gain_of((without, most), slow_down(chain.flops, again) if without < most else 1.0, replayed=False)
 
     def _cheapest(self, batch: int, room: int) -> Proposal:
-        """The plan of a micro-batch by allocated memory alone."""
+        """Return the cheapest plan of a micro-batch by allocated memory alone."""
         configured = self.configured(batch)
         found = optimal(configured.chain, room, bounded=False) if self.strategy in SEARCHES else None
         return self.least(configured) if found is None else Proposal(configured, found)
 
     def too_small(self, batch: int) -> DoesNotFit:
-        """What the smallest plan of a micro-batch needs, what holds that, and what would help."""
+        """Return the error if no plan fits: the need of the smallest plan, its components, and a remedy."""
         judged = self.judge.judged(self.least(self.configured(batch)))
         ledger = estimate(judged.spec).ledger
         held = sorted(ledger.components(ledger.peak_phase).items(), key=lambda row: -row[1])[:3]
@@ -161,7 +161,7 @@ class Planner:
         return f"{format_bytes(self.limit)} usable on {card.label}"
 
     def _help(self, planned: Spec, phase: str) -> str:
-        """What would help where no plan does."""
+        """Return what would help if no plan does."""
         stated = "Recomputation does not reduce the optimizer step. " if phase.startswith("optimizer") else ""
         remedy = remedy_of(written_out(planned), self.limit)
         if remedy is None:
@@ -179,7 +179,7 @@ class Planner:
 
 
 def _needed(verdict: Verdict, least: int) -> str:
-    """Device memory as far as it is known: a range after a replay, else what is allocated with what is outside it."""
+    """Return known device memory as text: a range after a replay, else allocated plus outside memory."""
     interval = verdict.interval
     if interval is None:
         return f"at least {format_bytes(max(verdict.least_bytes, least))}"
@@ -198,7 +198,7 @@ def _with_batch(spec: Spec, batch: int) -> Spec:
 
 
 def _most(fits: Callable[[int], bool]) -> int:
-    """The largest number of 1, 2, ... that fits, fitting being a matter of size; 0: none."""
+    """Return the largest of 1, 2, ... that fits, if fitting is monotonic in size; 0: none."""
     high = 1
     while high < MOST and fits(high):
         high *= 2

@@ -1,4 +1,4 @@
-"""The command `recompute`: a run and the memory of its GPU in, the plan and its cost out."""
+"""The command `recompute`: from a run and the memory of its GPU to a plan and its cost."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from memcalc.text import harmless
 from memcalc.units import format_bytes
 from memcalc.verdict.judge import size
 
-MOST_LAYERS = 144  # of one GPU: some 15 seconds, which grow with the square; the deepest preset has 126
+MOST_LAYERS = 144  # per GPU: about 15 seconds, growing quadratically; the deepest preset has 126
 
 
 @dataclass(frozen=True, slots=True)
 class Planning(Displayed):
-    """The answer.
+    """The result of `recompute`.
 
     Args:
         configured: the chain of the run.
-        card: the GPU, where one is named.
-        limit: bytes of a GPU that the run may hold in all.
-        budget: allocated bytes that were found to fit in these; no cheaper plan that fits was found within them.
+        card: the GPU, if given.
+        limit: bytes of a GPU that the run may use in total.
+        budget: allocated bytes that were found to fit within `limit`; no cheaper plan that fits was found within them.
         found: the plan.
-        before: everything kept.
-        rules: what the rules of thumb need and cost.
+        before: memory and cost without recomputation.
+        rules: memory and cost of the rules of thumb.
         front: plans from the smallest to the fastest.
-        recompute: the plan as `training.recompute` takes it.
-        keep: operators whose results recomputed layers keep, as `training.recompute_keep`: of a selective plan.
-        result: the estimate of the run with the plan, replayed where that is possible.
+        recompute: the plan in the syntax of `training.recompute`.
+        keep: for a selective plan, operators whose results recomputed layers save, as `training.recompute_keep`.
+        result: the estimate of the run with the plan, replayed if possible.
         verdict: of the run with the plan, on a GPU that has `limit` bytes.
-        said: the plan in the words of frameworks.
-        gain: what it gains.
-        third: offload to the host in its place; None: everything fits, or the speed of the GPU is not known.
+        said: the plan as text for frameworks.
+        gain: from recomputation.
+        third: offload to the host instead; None: everything fits, or the speed of the GPU is unknown.
     """
 
     configured: Configured
@@ -67,7 +67,7 @@ class Planning(Displayed):
     third: Third | None
 
     def __repr__(self) -> str:
-        """The plan, its peak and its cost, in one line."""
+        """Return the plan, its peak and its cost in one line."""
         share = self.found.evaluation.again_flops / self.configured.chain.flops
         peak = format_bytes(self.peak_bytes, "GiB")
         plan = f"{self.found.plan.strategy}, peak {peak}, recomputes {share:.1%} of a forward"
@@ -80,7 +80,7 @@ class Planning(Displayed):
 
     @property
     def remainder_bytes(self) -> int:
-        """The difference of the replay to the formulas, by which plans are compared: unsplit remainders of blocks."""
+        """Replayed minus estimated peak, in bytes: unsplit block remainders. Plans are compared by the estimate."""
         return self.peak_bytes - self.found.evaluation.peak_bytes
 
 
@@ -93,19 +93,20 @@ def plan_recompute(
     host_bytes_per_second: int = HOST_BYTES_PER_SECOND,
     progress: Progress = silent,
 ) -> Planning:
-    """Plan which activations to keep.
+    """Plan which activations to save.
 
     Args:
         spec: the run; its own plan is ignored.
-        limit: bytes of a GPU that it may hold: reserved, context and communication library; None, or more than the
-            GPU has: what the GPU has.
+        limit: bytes of a GPU that it may use, including reserved memory, context and communication library. None, or
+            more
+            than the GPU has: the GPU's usable memory.
         strategy: "optimal", "selective", or a rule of `STRATEGIES`.
-        maximize: whether to raise the micro-batch as long as a plan fits.
+        maximize: whether to increase the micro-batch as long as a plan fits.
         host_bytes_per_second: of the link to the host, each way.
-        progress: told how many plans are made.
+        progress: called with the number of plans made.
 
     Raises:
-        InputError: no budget, an unknown strategy, or a run that is not planned for.
+        InputError: no budget, an unknown strategy, or a run that cannot be planned.
         DoesNotFit: no plan is small enough.
     """
     layers = -(-spec.model.num_layers // spec.parallelism.pipeline_parallel)
@@ -138,7 +139,7 @@ def plan_recompute(
     configured = planner.configured(batch)
     chain = configured.chain
     chosen, found, keep = judged.proposal
-    if strategy == "optimal":  # how much another plan could save is asked of the answer alone
+    if strategy == "optimal":  # the bound is computed for the final plan only
         bounded = optimal(chain, judged.room)
         if bounded is not None and bounded.bound is not None:
             found = found._replace(bound=min(bounded.bound, found.evaluation.again_flops))
@@ -172,7 +173,7 @@ def plan_recompute(
 
 
 def planned_yaml(planning: Planning) -> str:
-    """The whole configuration with the plan in it."""
+    """Return the whole configuration with the plan in it, as YAML."""
     content = planning.result.spec.model_dump(mode="json", exclude_none=True)
     content["training"]["recompute"] = planning.recompute
     if not planning.keep:

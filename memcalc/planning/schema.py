@@ -1,4 +1,4 @@
-"""The JSON of `recompute` described as Pydantic models: they give its JSON Schema and check it in tests."""
+"""Pydantic models of the JSON of `recompute`: the source of its JSON Schema, and its check in tests."""
 
 from __future__ import annotations
 
@@ -12,41 +12,39 @@ from memcalc.spec.spec import Spec
 
 
 class RecomputePrice(Block):
-    """What a plan needs and costs."""
+    """Memory and cost of a plan."""
 
     peak_bytes: int
-    moment: str = Field(description="phase of the peak")
-    kept_bytes: int = Field(description="bytes saved from forward to backward")
-    again_flops: int = Field(description="recomputed FLOPs")
+    moment: str = Field(description="of the peak")
+    kept_bytes: int = Field(description="from forward to backward")
+    again_flops: int = Field(description="of recomputed forwards")
 
 
 class RecomputePoint(RecomputePrice):
-    """A plan of the front: less memory costs more."""
+    """A plan of the Pareto front: less memory costs more."""
 
     recompute: str | list[Any]
 
 
 class RecomputeFramework(RecomputePrice):
-    """The plan in a framework's syntax, as close as it allows."""
+    """The closest plan that a framework supports, as text to paste."""
 
     lines: list[str]
     difference: str
 
 
 class RecomputeBatches(Block):
-    """The largest micro-batches that fit, and when the larger one pays."""
+    """The largest micro-batches that fit, and when the larger one has the higher throughput."""
 
     replayed: bool = Field(description="whether both, and the next larger ones, were replayed; else they are estimates")
     without: int
     with_: int = Field(alias="with")
-    slow_down: float = Field(description="how much longer a step takes per sequence, by FLOPs")
-    pays_below_share_of_rate: float | None = Field(
-        description="share of the GPU's peak rate at the smaller micro-batch below which the larger pays; null: never"
-    )
+    slow_down: float = Field(description="of a sequence's step, by FLOPs")
+    pays_below_share_of_rate: float | None = Field(description="of the GPU's peak rate at the smaller one; null: never")
 
 
 class RecomputeOffload(Block):
-    """Offload of activations to host memory within the same budget."""
+    """Offload of activations to the host instead, for the same budget."""
 
     host_bytes_per_rank: int | None = Field(description="held in host memory")
     host_bytes_per_node: int | None = Field(description="by all ranks of a node")
@@ -68,7 +66,7 @@ class RecomputeVerified(Block):
 
 
 class RecomputeReserved(Block):
-    """What the allocator reserves for the planned step, by the replay and on an emulated device. Bytes."""
+    """Reserved memory of the planned step, from the replay and from an emulated device. Bytes."""
 
     device: str
     planned: int
@@ -76,7 +74,7 @@ class RecomputeReserved(Block):
 
 
 class RecomputeDocument(Block):
-    """What `recompute --format json` prints."""
+    """The document that `recompute --format json` prints."""
 
     schema_version: Literal[2]
     source: Literal["recompute"]
@@ -85,7 +83,7 @@ class RecomputeDocument(Block):
     verdict: Literal["fits", "unknown"] = Field(description="of the run with the plan")
     fits: bool | None
     limit_bytes: int = Field(description="of a GPU: its usable memory, or the budget")
-    least_bytes: int = Field(description="lower bound of device memory")
+    least_bytes: int = Field(description="a lower bound of device memory")
     device_bytes: int | None = Field(description="of the run with the plan; null without a GPU")
     reserved_bytes: int | None
     interval: IntervalBytes | None
@@ -94,9 +92,7 @@ class RecomputeDocument(Block):
     recompute: str | list[Any] = Field(description="for training.recompute; a nested list is one checkpoint segment")
     recompute_keep: list[str]
     peak_bytes: int = Field(description="allocated by the plan, after the allocator replay")
-    rests_bytes: int = Field(
-        description="unsplit remainders of blocks in peak_bytes, which before, rules and front leave out"
-    )
+    rests_bytes: int = Field(description="of that, beyond the formulas of before, rules and front")
     peak_phase: str
     kept_bytes: int
     forward_flops: int

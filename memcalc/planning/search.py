@@ -1,7 +1,7 @@
-"""The cheapest plan whose verdict is "fits": planned by allocated memory, judged by what the allocator reserves for it.
+"""Search for the cheapest plan whose verdict is "fits": planned by allocated memory, judged by reserved memory.
 
-What a plan allocates is known at once, what is reserved for it only from an allocator replay. So a first guess says how
-much may be allocated, the plan for that is judged, and the guess is corrected until no cheaper plan that fits is left.
+Allocated memory of a plan is known at once, reserved memory only after an allocator replay. So an initial budget of
+allocated bytes is assumed and the plan for it judged. The budget is corrected until no cheaper plan fits.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from memcalc.verdict.kinds import kinds_of
 from memcalc.verdict.recorded import reserve_ratio
 
 TRIES = 8  # plans that are judged; each may take a replay
-QUESTIONS = 24  # plans that are asked for; most of them are known already
-CLOSE = 0.002  # of the memory there is: allocated rooms that are closer than this are not told apart
+QUESTIONS = 24  # plans that are computed; most have been judged before
+CLOSE = 0.002  # fraction of the memory: budgets of allocated bytes closer than this count as equal
 MOST = 2**20  # sequences of a micro-batch
 FORMULAS = 1.003  # formulas of allocated memory are off by less than this
 
@@ -35,7 +35,7 @@ class Proposal(NamedTuple):
     Args:
         configured: the chain that it was made for.
         found: the plan.
-        keep: operators whose results recomputed layers keep, as `training.recompute_keep`.
+        keep: operators whose results recomputed layers save, as `training.recompute_keep`.
     """
 
     configured: Configured
@@ -44,12 +44,12 @@ class Proposal(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """Allocated bytes at its peak, by formulas."""
+        """Allocated bytes at its peak, from formulas."""
         return self.found.evaluation.peak_bytes
 
     @property
     def again_flops(self) -> int:
-        """FLOPs that are recomputed."""
+        """FLOPs of recomputation."""
         return self.found.evaluation.again_flops
 
     @property
@@ -66,7 +66,7 @@ class Judged(NamedTuple):
         proposal: the plan.
         spec: the run with it.
         verdict: whether that fits.
-        room: bytes that may be allocated: no cheaper plan that fits was found within them.
+        room: budget of allocated bytes within which no cheaper plan that fits was found.
     """
 
     proposal: Proposal
@@ -76,12 +76,12 @@ class Judged(NamedTuple):
 
 
 class Judge:
-    """Judges the plans of one run by the memory that its GPU has.
+    """Verdicts on the plans of one run.
 
     Args:
         spec: the run.
-        limit: bytes of a GPU that it may hold.
-        progress: told how many plans are judged.
+        limit: bytes of a GPU that it may use.
+        progress: called with the number of plans judged.
     """
 
     def __init__(self, spec: Spec, limit: int, progress: Progress = silent) -> None:
@@ -95,16 +95,16 @@ class Judge:
 
     @property
     def reservable_bytes(self) -> int:
-        """What the allocator may reserve."""
+        """Bytes that the allocator may reserve."""
         return max(self.limit - self.outside_bytes - self.unmodelled_bytes, 0)
 
     @property
     def first_room(self) -> int:
-        """A first guess at what may be allocated, by what recorded runs of this kind reserve. It decides nothing."""
+        """Initial budget of allocated bytes, from the reserved-to-allocated ratio of recorded runs; decides nothing."""
         return int(self.reservable_bytes / self._ratio)
 
     def judged(self, proposal: Proposal) -> Judged:
-        """A plan with its verdict."""
+        """Return a plan with its verdict."""
         configured, found, keep = proposal
         key = (configured.spec.training.micro_batch_size, found.plan.items, keep)
         if key not in self._known:
@@ -114,33 +114,33 @@ class Judge:
         return self._known[key]
 
     def passes(self, verdict: Verdict) -> bool:
-        """Whether a run fits, as far as it is modelled."""
+        """Return whether a run fits, ignoring parts that are not modelled."""
         if verdict.answer == "fits":
             return True
         modelled = verdict.interval is not None and self.needed(verdict) <= self.reservable_bytes
         return verdict.answer == "unknown" and bool(verdict.unmodelled) and modelled
 
     def scaled(self, allocated: int, verdict: Verdict) -> int:
-        """What could be allocated if as much were reserved for each byte as under this verdict."""
+        """Return the allocated bytes possible if the reserved-to-allocated ratio stays as under this verdict."""
         return allocated * self.reservable_bytes // max(self.needed(verdict), 1)
 
     def needed(self, verdict: Verdict) -> int:
-        """The upper end of reserved memory; where bounds decided, the lower one."""
+        """Return the upper end of reserved memory; the lower bound if bounds decided."""
         if verdict.interval is None:
             return verdict.least_bytes - self.unmodelled_bytes - self.outside_bytes
         return verdict.interval.high_bytes - self.outside_bytes
 
 
 class Search:
-    """Looks for the cheapest plan that fits.
+    """Search for the cheapest plan that fits.
 
     Args:
-        ask: the cheapest plan by allocated memory within so many bytes; None: there is none.
-        judge: says which plans fit.
-        free: the plan that keeps everything.
+        ask: returns the cheapest plan within so many allocated bytes; None: there is none.
+        judge: decides which plans fit.
+        free: the plan without recomputation.
         floor: allocated bytes below which there is no plan.
-        others: plans to judge where they are cheaper than the best of those asked for. Reserved memory does not always
-            grow with what is allocated: plans of layers that are recomputed separately leave fewer fragments.
+        others: plans to judge if they are cheaper than the best one found. Reserved memory does not always grow with
+            allocated memory: plans that recompute layers separately cause less fragmentation.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Search:
         self._best: Judged | None = None
 
     def found(self) -> Judged | None:
-        """The cheapest plan that was found to fit; else the one that is likeliest to; None: no plan fits."""
+        """Return the cheapest plan found to fit; else the one most likely to fit; None: no plan fits."""
         if self._free.peak_bytes < self._high:
             if self._passes(self._free):
                 return self._tried[0]
@@ -181,7 +181,7 @@ class Search:
         return self._best or self._likeliest()
 
     def _after(self, room: int, proposal: Proposal) -> int | None:
-        """The room to try after a plan was made for this one; None: no better plan is to be found."""
+        """Return the next budget to try after a plan for this one; None: no better plan can be found."""
         best = self._best
         if best is not None and not self._cheaper(proposal):
             self._best, self._low = best._replace(room=room), room
@@ -200,7 +200,7 @@ class Search:
         return None if close else (self._low + self._high) // 2
 
     def _cheaper(self, proposal: Proposal) -> bool:
-        """Whether a plan recomputes less than the best that is known to fit."""
+        """Return whether a plan recomputes less than the best one known to fit."""
         return self._best is None or proposal.again_flops < self._best.proposal.again_flops
 
     def _passes(self, proposal: Proposal) -> bool:
@@ -208,13 +208,13 @@ class Search:
         return self._judge.passes(self._tried[-1].verdict)
 
     def _likeliest(self) -> Judged | None:
-        """Of the plans that may fit the one that needs least."""
+        """Return the plan with the smallest need, of those that may fit."""
         unknown = [judged for judged in self._tried if judged.verdict.answer == "unknown"]
         return min(unknown, key=lambda judged: self._judge.needed(judged.verdict), default=None)
 
 
 def largest(fits: Callable[[int], bool], start: int) -> int:
-    """The largest of 1, 2, ... that fits while the next one does not, looked for from `start` on; 0: not even 1."""
+    """Return the largest of 1, 2, ... that fits while the next does not, searched from `start`; 0: not even 1."""
     low, high = 0, MOST + 1
     at, stride = max(start, 1), 1
     while high - low > 1:

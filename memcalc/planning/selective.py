@@ -1,4 +1,4 @@
-"""Plans inside a layer: which layers are recomputed, and which of their operators' results are kept all the same."""
+"""Plans inside a layer (selective checkpointing): recomputed layers, and the operators whose results they save."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from memcalc.planning.strategies.selective import Product, choose
 from memcalc.spec.products import keeps_products, layer_products
 from memcalc.spec.spec import Spec
 
-TRIES = 12  # corrections of the room, each by what a plan allocates in excess
+TRIES = 12  # corrections of the budget, each by the excess of a plan's allocated memory
 
 
 class Selective:
     """Plans inside the layers of one run.
 
-    The integer program counts what is held when forward has ended. What a layer's own backward takes in addition is
-    not linear: the plan is evaluated, and what it has in excess comes off the room of the next one.
+    The integer program counts memory at the end of forward. The memory of a layer's own backward is not linear, so each
+    plan is evaluated, and its excess is subtracted from the next one's budget.
 
     Args:
         spec: the run.
 
     Raises:
-        InputError: the layers' operators cannot be told apart.
+        InputError: the operators of the layers are not modelled separately.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -39,11 +39,11 @@ class Selective:
         self._base = base = chain_of(spec, ())
         self._products = _products(base)
         every = evaluate(base.chain, every_layer(base.chain), record=True)
-        # What the head needs with nothing but inputs of layers kept.
+        # Memory of the LM head if only the inputs of layers are saved.
         self._head = max(moment.bytes for moment in every.moments if moment.position == len(base.chain) - 1)
 
     def ask(self, budget: int) -> Proposal | None:
-        """The cheapest plan found that allocates no more than this; None: there is none.
+        """Return the cheapest plan found within so many allocated bytes; None: there is none.
 
         Raises:
             Unavailable: SciPy is missing.
@@ -66,7 +66,7 @@ class Selective:
 
 
 def _products(base: Configured) -> list[Product]:
-    """What keeping each operator's result takes and spares."""
+    """Return the bytes and the FLOPs saved by keeping each operator's result."""
     names = layer_products(base.spec.model, base.spec.training)
     bare = base.chain.blocks[base.first].again_flops or 0
     found = {name: chain_of(base.spec, (name,)).chain.blocks[base.first] for name in names}

@@ -1,4 +1,4 @@
-"""A planned step run on emulated devices: what each phase was planned to allocate, and what it allocated."""
+"""Verification of a plan on emulated devices: planned and allocated memory of each phase."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ STEPS = 2  # the second one is the steady state
 
 
 class Verified(NamedTuple):
-    """One device's answer.
+    """The result of one device.
 
     Args:
-        device: "fake:cuda" or "null:a100-80gb"; "null" where it is not there.
+        device: "fake:cuda" or "null:a100-80gb"; "null" if it is not available.
         phases: each with its planned and its traced bytes.
-        reserved: what the allocator reserves at most: planned, and traced.
-        missing: why the device could not be asked; "" where it was.
+        reserved: peak reserved memory: planned, and traced.
+        missing: why the device is not available; "" if it is.
     """
 
     device: str
@@ -30,12 +30,12 @@ class Verified(NamedTuple):
 
     @property
     def planned(self) -> int:
-        """The highest planned phase."""
+        """The largest planned phase."""
         return max(planned for _, planned, _ in self.phases)
 
     @property
     def traced(self) -> int:
-        """The highest traced phase."""
+        """The largest traced phase."""
         return max(traced for _, _, traced in self.phases)
 
 
@@ -45,17 +45,17 @@ def verified(
     python: str | None = None,
     progress: Progress = silent,
 ) -> list[Verified]:
-    """The planned step, traced: on fake tensors, and by PyTorch's CUDA build where the null device is there.
+    """Trace the planned step: on fake tensors, and with PyTorch's CUDA build if the null CUDA device is available.
 
     Args:
         planning: the plan.
         devices: "fake", "null" or both.
         python: an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON, else this one.
-        progress: told how far the traces are.
+        progress: called with the progress of the traces.
 
     Raises:
         InputError: an unknown device.
-        Unavailable: fake tensors need torch; or the null device alone was asked for, and is not there.
+        Unavailable: fake tensors need torch; or only the null device was requested, and is not available.
     """
     for device in devices:
         if device not in DEVICES:

@@ -1,1 +1,1 @@
-"""One file a strategy; each returns a `Plan` as plain data."""
+"""One file per strategy; each returns a `Plan` as plain data."""

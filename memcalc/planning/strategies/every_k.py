@@ -1,4 +1,4 @@
-"""Segments of k blocks, each recomputed as a whole, and the k that needs least.
+"""Segments of k blocks, each recomputed as a whole, and the k with the lowest peak.
 
 Source: Chen et al., Training deep nets with sublinear memory cost (arXiv 1604.06174).
 """
@@ -14,19 +14,20 @@ from memcalc.planning.plan import Plan, Segment, segmented
 
 
 def every_k(chain: Chain, k: int, *, last_kept: bool = False) -> Plan:
-    """Segments of k blocks.
+    """Return the plan of segments of k blocks.
 
     Args:
-        chain: what is planned.
-        k: blocks in a segment; fewer where a segment would cross a border.
-        last_kept: whether the last segment is kept, as by `torch.utils.checkpoint.checkpoint_sequential`: backward
-            begins there, so that running it again would cost time and save little.
+        chain: the chain.
+        k: blocks per segment; fewer if a segment would cross a border.
+        last_kept: whether the last segment is saved, as by `torch.utils.checkpoint.checkpoint_sequential`: backward
+            starts
+            there, so recomputing it would cost time and save little.
     """
     return Plan(cut(chain, k, last_kept=last_kept), f"every {k}")
 
 
 def cut(chain: Chain, k: int, *, last_kept: bool = False) -> Segment:
-    """The items of `every_k`."""
+    """Return the items of `every_k`."""
     spans = list(_spans(chain, k))
     return segmented(len(chain), iter(spans[:-1] if last_kept else spans))
 
@@ -41,12 +42,12 @@ def _spans(chain: Chain, k: int) -> Iterator[tuple[int, int]]:
 
 
 def uniform_optimum(blocks: int, inside_bytes: int, boundary_bytes: int) -> int:
-    """sqrt(l·B/A), rounded to a whole number of at least 1: the k at which ceil(l/k)·B + k·A is least.
+    """sqrt(l·B/A), rounded to an integer of at least 1: the k that minimizes ceil(l/k)·B + k·A.
 
     Args:
-        blocks: l, all alike.
-        inside_bytes: A, of everything that one block keeps.
-        boundary_bytes: B, of what lies between two.
+        blocks: l, all identical.
+        inside_bytes: A, activations of one block.
+        boundary_bytes: B, the boundary between two blocks.
     """
     square = blocks * boundary_bytes // max(inside_bytes, 1)
     low = max(isqrt(square), 1)
@@ -54,7 +55,7 @@ def uniform_optimum(blocks: int, inside_bytes: int, boundary_bytes: int) -> int:
 
 
 def best_k(chain: Chain) -> Plan:
-    """The k with the lowest peak, all of them tried: blocks need not be alike. Of equal ones the smallest."""
+    """Return the plan for the k with the lowest peak, trying all, as blocks may differ; the smallest of equals."""
     longest = max((stop - start for start, stop in enumerate(chain.reach)), default=1)
     plans = [every_k(chain, k) for k in range(1, max(longest, 1) + 1)]
     best = min(plans, key=lambda plan: evaluate(chain, plan).peak_bytes)

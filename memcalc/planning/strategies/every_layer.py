@@ -1,4 +1,4 @@
-"""Recompute every block by itself, as frameworks do where gradient checkpointing is switched on."""
+"""Recompute every block separately, the default of gradient checkpointing in frameworks."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from memcalc.planning.strategies.every_k import cut
 
 
 def every_layer(chain: Chain) -> Plan:
-    """Each block that may run twice does."""
+    """Return the plan that recomputes each recomputable block separately."""
     return Plan(cut(chain, 1), "every layer")

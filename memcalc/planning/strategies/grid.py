@@ -1,9 +1,9 @@
-"""The optimum on a grid of memory: for chains too long for the exact front.
+"""The optimum on a discretized memory axis, for chains too long for the exact Pareto front.
 
-What runs again together is looked up in `stretches`, over some hundred slots; the chain around it is planned over finer
-slots. What is held while something else runs is rounded to slots: up, and every plan found fits; down, and no plan that
-fits is missed, so its cost is a lower bound for all plans. The distance between the two is what the grid may have lost.
-Moments are compared in bytes.
+Costs of recomputed segments are looked up in `stretches`, with some hundred slots; the chain around them is planned
+with finer slots. Live memory during another computation is rounded to slots. Rounded up, every plan found fits. Rounded
+down, no plan that fits is missed, so its cost is a lower bound for all plans. The difference of the two bounds the loss
+from discretization. Peaks are compared in bytes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from memcalc.planning.chain import Chain
 from memcalc.planning.plan import Segment
 from memcalc.planning.strategies.stretches import NEVER, Memory, Numbers, Stretches, moved
 
-SLOTS = 80  # of stretches that run again
-MOST_FLOPS = int(NEVER) // 2  # of a forward: what does not fit must cost more than any plan
-WORK = 12 * 10**6  # slots times pairs of blocks that are looked at for the chain around them
+SLOTS = 80  # for recomputed intervals
+MOST_FLOPS = int(NEVER) // 2  # of a forward: not fitting must cost more than any plan
+WORK = 12 * 10**6  # slots times pairs of blocks that are evaluated for the chain around the segments
 
 
 class Grid:
     """The whole chain, for every number of slots up to a budget.
 
     Args:
-        chain: what is planned.
+        chain: the chain.
         budget: bytes at the last slot.
-        rounding: of what is held, "up" or "down".
-        slots: how many of them at least, what is always there not counted.
+        rounding: of live memory, "up" or "down".
+        slots: minimum number of slots, without permanently allocated memory.
 
     Raises:
-        InputError: its FLOPs are beyond what 64 bits can compare.
+        InputError: its FLOPs exceed what 64 bits can compare.
     """
 
     def __init__(self, chain: Chain, budget: int, rounding: Literal["up", "down"], slots: int = SLOTS) -> None:
@@ -49,7 +49,7 @@ class Grid:
         room = max(budget - base - blocks[0].input_bytes, 1)
         up = rounding == "up"
         pairs = sum(stop - start + 1 for start, stop in enumerate(chain.reach))
-        self.parts = max(1, min(WORK // (pairs * slots), room // slots))  # fine slots in a coarse one
+        self.parts = max(1, min(WORK // (pairs * slots), room // slots))  # fine slots per coarse slot
         held = [block.input_bytes for block in blocks] + [block.inside_bytes + block.output_bytes for block in blocks]
         unit = _unit(room, slots * self.parts, held, up=up)
         self.fine = Memory(unit, base, up=up)
@@ -63,14 +63,14 @@ class Grid:
         self.costs = np.concatenate([[0], np.cumsum([block.flops for block in blocks], dtype=np.int64)])
         self._flops = np.diff(self.costs)
         index = np.arange(self.slots + 1)
-        self._coarse = index // self.parts if self.fine.up else -(-index // self.parts)  # slot of each fine one
+        self._coarse = index // self.parts if self.fine.up else -(-index // self.parts)  # coarse slot of each fine one
         self.whole: list[Numbers] = [np.full(self.slots + 1, NEVER) for _ in range(len(chain) + 1)]
         for i in range(len(chain) - 1, -1, -1):
             for _, cost in self._choices(i):
                 np.minimum(self.whole[i], cost, out=self.whole[i])
 
     def _choices(self, i: int) -> list[tuple[int, Numbers]]:
-        """What the chain may go on with at block i: i, it is kept; q, a segment i to q-1. Each with costs by slots."""
+        """Return the options at block i with costs by slots: i, it is saved; q, a segment of blocks i to q-1."""
         chain, block, aside = self.chain, self.chain.blocks[i], self.chain.forward_aside
         cost = np.full(self.slots + 1, NEVER)
         if i == len(chain) - 1:
@@ -93,10 +93,10 @@ class Grid:
         return found
 
     def _again(self, i: int, j: int) -> Numbers:
-        """What a stretch costs beyond its forward, by fine slots; where all is kept, from the very byte on."""
+        """Return the cost of an interval beyond its forward, by fine slots; 0 from the byte at which all is saved."""
         run = self.stretches[i]
         coarse = run.tables[j - i][i - run.start]
-        # A coarse slot that is not full counts as not there where we round up, as full where we round down.
+        # A partial coarse slot counts as empty if we round up, as full if we round down.
         found = coarse[self._coarse if self.fine.up else np.minimum(self._coarse, len(coarse) - 1)]
         full = self.fine.first(int(run.needs[j - i][i - run.start]))
         found[full:] = 0
@@ -105,13 +105,13 @@ class Grid:
         return found
 
     def slot_of(self, budget: int) -> int:
-        """The slots of a budget: what is rounded up may not use more; what is rounded down may not get less."""
+        """Return the slots of a budget: rounded up, it may not use more; rounded down, it may not get less."""
         room = budget - self.fine.base - self.chain.blocks[0].input_bytes
         slot = room // self.fine.unit if self.fine.up else -(-room // self.fine.unit)
         return min(max(slot, -1), self.slots)
 
     def again(self, budget: int) -> int | None:
-        """The least FLOPs of recomputation within a budget; None: nothing fits."""
+        """Return the minimum FLOPs of recomputation within a budget; None: nothing fits."""
         slot = self.slot_of(budget)
         if slot < 0 or budget < self.chain.elsewhere:
             return None
@@ -119,7 +119,7 @@ class Grid:
         return None if found >= NEVER else found
 
     def items(self, budget: int) -> Segment:
-        """The plan that `again` is the cost of."""
+        """Return the plan with the cost that `again` returns."""
         items: list[int | Segment] = []
         i, slot = 0, self.slot_of(budget)
         while i < len(self.chain):
@@ -136,7 +136,7 @@ class Grid:
         return tuple(items)
 
     def _choices_at(self, i: int, slot: int) -> Iterator[tuple[int, int]]:
-        """`_choices` for one number of slots: costs, and what the chain goes on with."""
+        """Yield `_choices` for one number of slots: the cost, and the next position."""
         chain, block, aside = self.chain, self.chain.blocks[i], self.chain.forward_aside
         floor = max(block.forward_top + aside[i], block.backward_top + chain.backward_aside[i]) - block.input_bytes
         if slot >= self.fine.first(floor):
@@ -168,7 +168,7 @@ class Grid:
 
 
 def _runs(chain: Chain) -> list[tuple[int, int]]:
-    """Stretches within which any blocks may share a segment: up to a border, or a block that runs once."""
+    """Return the intervals whose blocks may share a segment: up to a border, or a block that is not recomputable."""
     runs: list[tuple[int, int]] = []
     position = 0
     while position < len(chain) - 1:
@@ -186,7 +186,7 @@ def _runs(chain: Chain) -> list[tuple[int, int]]:
 
 
 def _unit(room: int, slots: int, held: list[int], *, up: bool) -> int:
-    """Bytes of a slot: of up to half as many more slots the number at which rounding what is held loses least."""
+    """Return the bytes of a slot, with up to half as many more slots, that minimize the rounding loss."""
     counts = np.linspace(slots, slots + slots // 2, 200).astype(np.int64)
     units = np.maximum(-(-room // counts), 1)
     sizes = np.array([size for size in held if size], dtype=np.int64)[:, None]

@@ -1,4 +1,4 @@
-"""Keep everything."""
+"""No recomputation."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from memcalc.planning.plan import Plan, kept_all
 
 
 def keep_everything(chain: Chain) -> Plan:
-    """The plan that recomputes nothing: the fastest, and the largest."""
+    """Return the plan without recomputation: the fastest, and the largest."""
     return Plan(kept_all(len(chain)), "none")

@@ -1,4 +1,4 @@
-"""The cheapest plan within a budget of bytes: exact for short chains, with its possible loss stated for long ones."""
+"""The cheapest plan within a memory budget: exact for short chains, with a bound on the loss for long ones."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from memcalc.planning.strategies.grid import Grid
 from memcalc.planning.strategies.pareto import Fronts, TooMuch, items_of
 from memcalc.planning.strategies.smallest import smallest
 
-EXACT = 24  # blocks up to which the exact front is tried
-EFFORT = 150_000  # points that it may look at, some 10 microseconds each
+EXACT = 24  # maximum blocks for the exact Pareto front
+EFFORT = 150_000  # points that it may evaluate, about 10 microseconds each
 
 
 class Found(NamedTuple):
-    """A plan, its price, and a price that no plan within the budget can be below.
+    """A plan, its cost, and a lower bound of the cost of all plans within the budget.
 
     Args:
         plan: the plan.
-        evaluation: what it needs and costs.
-        bound: FLOPs of recomputation that every plan within the budget needs at least; None: it was not asked for.
+        evaluation: its memory and cost.
+        bound: minimum FLOPs of recomputation of every plan within the budget; None: not computed.
     """
 
     plan: Plan
@@ -32,17 +32,17 @@ class Found(NamedTuple):
 
     @property
     def loss(self) -> int | None:
-        """FLOPs that a better plan could save at most: 0 means that there is none."""
+        """Maximum FLOPs that a better plan could save: 0 means that there is none."""
         return None if self.bound is None else self.evaluation.again_flops - self.bound
 
 
 def optimal(chain: Chain, budget: int, *, bounded: bool = True) -> Found | None:
-    """The plan with the fewest FLOPs of recomputation within a budget; None: nothing fits.
+    """Return the plan with the fewest FLOPs of recomputation within a budget; None: nothing fits.
 
     Args:
-        chain: what is planned.
+        chain: the chain.
         budget: bytes.
-        bounded: whether to ask how much better any plan could be; that takes as long as the plan itself.
+        bounded: whether to compute the bound, which takes as long as the plan itself.
     """
     fitting = [found for found in candidates(chain) if found.evaluation.peak_bytes <= budget]
     if not fitting:
@@ -61,11 +61,11 @@ def optimal(chain: Chain, budget: int, *, bounded: bool = True) -> Found | None:
 
 
 def front(chain: Chain, points: int = 20) -> list[Found]:
-    """Plans between the lowest peak and keeping everything, none of which another one beats in memory and compute.
+    """Return the Pareto front of memory and compute, from the lowest peak to no recomputation.
 
     Args:
-        chain: what is planned.
-        points: budgets that are tried, evenly spread.
+        chain: the chain.
+        points: number of budgets tried, evenly spaced.
     """
     known = list(candidates(chain))
     low = min(found.evaluation.peak_bytes for found in known)
@@ -80,7 +80,7 @@ def front(chain: Chain, points: int = 20) -> list[Found]:
 
 
 def undominated(plans: Sequence[Found]) -> list[Found]:
-    """Those that no other one beats in both, by rising peak."""
+    """Return the plans that no other plan beats in both memory and compute, by rising peak."""
     kept: list[Found] = []
     for found in sorted(plans, key=lambda found: (found.evaluation.peak_bytes, found.evaluation.again_flops)):
         if not kept or found.evaluation.again_flops < kept[-1].evaluation.again_flops:
@@ -89,7 +89,7 @@ def undominated(plans: Sequence[Found]) -> list[Found]:
 
 
 def candidates(chain: Chain) -> Iterator[Found]:
-    """Plans that cost nothing to find: everything kept, segments of every k, the lowest peak."""
+    """Yield plans that are found at no cost: no recomputation, segments of every k, the lowest peak."""
     yield _found(chain, Plan(kept_all(len(chain)), "none"))
     longest = max((stop - start for start, stop in enumerate(chain.reach)), default=0)
     for k in range(1, longest + 1):

@@ -1,12 +1,12 @@
-"""The optimum, exactly: all plans that no other plan beats in both memory and compute.
+"""The exact optimum: the Pareto front of all plans in memory and compute.
 
 The recursion is that of Beaumont et al. (Optimal checkpointing for heterogeneous chains, arXiv 1911.13214, theorem 1),
-who ask for the cheapest plan within m units of memory. Here m is not cut into units: for every stretch of the chain the
-whole front of (bytes, FLOPs) is kept, points that another one beats in both left out. So nothing is rounded.
+who compute the cheapest plan within m units of memory. Here memory is not discretized: the whole Pareto front of
+(bytes, FLOPs) is kept for every interval of the chain. So nothing is rounded.
 
-A stretch is blocks i to j, whose input is there and whose output's gradient has arrived. It either keeps block i and
-goes on with i+1 to j; or runs i to q-1 keeping nothing, goes on with q to j, and then is a stretch i to q-1.
-The whole chain is the same with its first forward: there no gradients lie beside it.
+An interval is blocks i to j; its input is live, and the gradient of its output has been produced. It either saves block
+i and continues with i+1 to j; or runs i to q-1 saving nothing, continues with q to j, and then is an interval i to q-1.
+The whole chain is the same with its first forward, where no gradients are live.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from memcalc.planning.plan import Segment
 
 
 class Point(NamedTuple):
-    """A plan for a stretch.
+    """A plan for an interval.
 
     Args:
-        need: its peak, in bytes, the stretch's own input included; what blocks before it hold left out.
-        again: FLOPs of forwards beyond the stretch's own.
-        stop: the first block behind what it begins with: one block that is kept, or a segment.
-        inside: the segment's own plan; None: the block is kept.
+        need: its peak, in bytes, including the interval's input, but not memory of blocks before it.
+        again: FLOPs of forwards beyond the interval's own.
+        stop: the first block after its first item: one saved block, or a segment.
+        inside: the segment's own plan; None: the block is saved.
         rest: the plan of what follows; None: nothing does.
     """
 
@@ -42,20 +42,20 @@ Front = Sequence[Point]  # needs rising, costs falling
 
 
 class TooMuch(Exception):
-    """More points than were asked for."""
+    """More points than requested."""
 
 
 class Fronts:
-    """All stretches of a chain.
+    """The Pareto fronts of all intervals of a chain.
 
     Args:
-        chain: what is planned.
-        budget: bytes above which no plan is of interest; None: every plan is.
-        again: FLOPs of recomputation above which no plan is of interest; None: every plan is.
-        effort: how many points may be looked at.
+        chain: the chain.
+        budget: bytes above which plans are ignored; None: no limit.
+        again: FLOPs of recomputation above which plans are ignored; None: no limit.
+        effort: how many points may be evaluated.
 
     Raises:
-        TooMuch: more would have to be looked at.
+        TooMuch: more points would have to be evaluated.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Fronts:
                     break
                 found += self._joined(block.input_bytes, floor, i, q, behind[q])
             behind[i] = self._pruned(found)
-        # What no plan changes counts once, for the whole.
+        # The peak that no plan changes counts once, for the whole chain.
         return self._pruned([point._replace(need=max(point.need, chain.elsewhere)) for point in behind[0]])
 
     def inner(self, i: int, j: int) -> Front:
-        """The front of blocks i to j, both included, when they run again."""
+        """Return the front of blocks i to j, inclusive, when they are recomputed."""
         if (i, j) not in self._inner:
             self._inner[i, j] = self._pruned(list(self._inner_points(i, j)))
         return self._inner[i, j]
@@ -116,7 +116,7 @@ class Fronts:
             yield from self._joined(block.input_bytes, floor, i, q, self.inner(q, j))
 
     def _joined(self, held: int, floor: int, i: int, q: int, rest: Front) -> Iterator[Point]:
-        """A segment i to q-1 before the plans of what follows: of each pair of plans the ones worth having."""
+        """Yield a segment i to q-1 before the plans of what follows: the undominated pairs of plans."""
         inside, cost = self.inner(i, q - 1), self.costs[q] - self.costs[i]
         a = b = 0
         while a < len(inside) and b < len(rest):
@@ -126,7 +126,7 @@ class Fronts:
             while b + 1 < len(rest) and held + rest[b + 1].need <= need:
                 b += 1
             yield Point(need, cost + inside[a].again + rest[b].again, q, inside[a], rest[b])
-            # Only more memory buys less compute: of the one that asks for less of it first.
+            # Only more memory reduces compute: advance the plan whose next point needs less.
             next_a = inside[a + 1].need if a + 1 < len(inside) else None
             next_b = held + rest[b + 1].need if b + 1 < len(rest) else None
             if next_a is None and next_b is None:
@@ -141,7 +141,7 @@ class Fronts:
         return over_budget or (self.again is not None and again > self.again)
 
     def _pruned(self, points: list[Point]) -> Front:
-        """Those that no other one beats in both."""
+        """Return the points that no other point beats in both memory and compute."""
         if self.effort is not None:
             self.effort -= len(points)
             if self.effort < 0:
@@ -156,12 +156,12 @@ class Fronts:
 
 
 def _before(held: int, floor: int, stop: int, rest: Front) -> Iterator[Point]:
-    """A block that is kept, before the plans of what follows."""
+    """Return a saved block before each plan of what follows."""
     return (Point(max(floor, held + point.need), point.again, stop, None, point) for point in rest)
 
 
 def items_of(point: Point) -> Segment:
-    """The plan of a point that begins with the chain's first block."""
+    """Return the plan of a point that begins with the chain's first block."""
     return _items(point, 0)
 
 

@@ -1,6 +1,6 @@
-"""Revolve (Griewank and Walther, ACM Trans. Math. Softw. 26(1), 2000): chains of equal steps, c states kept at most.
+"""Revolve (Griewank and Walther, ACM Trans. Math. Softw. 26(1), 2000): chains of equal steps, at most c saved states.
 
-What is known in closed form is what the optimum for any chain is held against.
+The closed forms for this case validate the optimum for general chains.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from math import comb
 
 
 def repetitions(length: int, checkpoints: int) -> int:
-    """The least r with C(c + r, c) >= l: how often the most repeated step runs forward again."""
+    """The least r with C(c + r, c) >= l: how often the most repeated step is recomputed."""
     often = 0
     while comb(checkpoints + often, checkpoints) < length:
         often += 1
@@ -17,6 +17,6 @@ def repetitions(length: int, checkpoints: int) -> int:
 
 
 def extra_forwards(length: int, checkpoints: int) -> int:
-    """r·l - C(c + r, c + 1): forward steps that run again at least, with c states in memory, the first one included."""
+    """r·l - C(c + r, c + 1): minimum forward steps to recompute, with c states in memory, the first one included."""
     often = repetitions(length, checkpoints)
     return often * length - comb(checkpoints + often, checkpoints + 1)

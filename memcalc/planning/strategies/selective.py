@@ -1,9 +1,9 @@
-"""Which results recomputed layers keep, and how many layers are recomputed: a knapsack of bytes against FLOPs.
+"""Selective checkpointing as a knapsack of bytes against FLOPs: which results to save, in how many layers.
 
-An integer programme, solved by HiGHS through SciPy. Of L layers that are alike n are recomputed; k(o) says whether
-these keep the result of operator o, and w(o) = n·k(o) how many do. Minimise n·F - sum w(o)·f(o), F being the FLOPs of
-a layer that keeps its input alone, subject to (L - n)·A + sum w(o)·s(o) <= room, A being what a kept layer holds
-beyond it.
+An integer program, solved by HiGHS through SciPy. Of L identical layers n are recomputed; k(o) is 1 if these save the
+result of operator o, and w(o) = n·k(o) is the number of layers that do. Minimize n·F - sum w(o)·f(o), where F is the
+FLOPs of a layer that saves only its input, subject to (L - n)·A + sum w(o)·s(o) <= room, where A is the memory of a
+layer without recomputation beyond its input.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 from memcalc.errors import Unavailable
 from memcalc.extras import installation
 
-TIE = 1e-6  # of a layer's FLOPs: what a plan may cost more if it needs no memory at all rather than all of the room
+TIE = 1e-6  # fraction of a layer's FLOPs: the extra cost allowed to a plan that needs no memory
 
 
 class Product(NamedTuple):
-    """An operator of a layer: bytes of its result beyond what is kept already, and FLOPs that keeping it spares."""
+    """An operator of a layer: additional bytes to save its result, and FLOPs that saving it avoids."""
 
     name: str
     kept_bytes: int
@@ -26,7 +26,7 @@ class Product(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How many layers are recomputed, and the operators whose results these keep."""
+    """The number of recomputed layers, and the operators whose results they save."""
 
     recomputed: int
     keep: tuple[str, ...]
@@ -35,14 +35,14 @@ class Choice(NamedTuple):
 def choose(
     layers: int, inside_bytes: int, again_flops: int, products: Sequence[Product], room_bytes: int
 ) -> Choice | None:
-    """The choice with the fewest FLOPs that run again; None: the room is below nothing.
+    """Return the choice with the fewest recomputed FLOPs; None if the room is negative.
 
     Args:
-        layers: L, all alike.
-        inside_bytes: A, of a layer that is not recomputed, its input left out.
-        again_flops: F, of a layer that keeps its input alone.
-        products: what may be kept.
-        room_bytes: for all layers, their inputs left out.
+        layers: L, all identical.
+        inside_bytes: A, of a layer that is not recomputed, without its input.
+        again_flops: F, of a layer that saves only its input.
+        products: the operators whose results may be saved.
+        room_bytes: for all layers, without their inputs.
 
     Raises:
         Unavailable: SciPy is missing.

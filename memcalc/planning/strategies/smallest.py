@@ -1,4 +1,4 @@
-"""The plan with the lowest peak of all: what the smallest budget is, to the byte, and what it takes."""
+"""The plan with the lowest peak: the smallest feasible budget, in exact bytes, and its plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.planning.strategies.stretches import Numbers
 
 
 class _Least:
-    """The lowest peak of every stretch, its input included: the recursion of `pareto`, with memory alone in mind."""
+    """The lowest peak of every interval, input included: the recursion of `pareto` for memory alone."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
@@ -26,7 +26,7 @@ class _Least:
                     self.inner[i, j] = min(self.inner[i, j], int(self.segments(i, j).min()))
 
     def kept(self, i: int, j: int) -> int:
-        """Where block i is kept, or runs again alone."""
+        """Return the peak if block i is saved, or recomputed alone."""
         block, aside = self.chain.blocks[i], self.chain.backward_aside
         if i == j:
             return block.again_top + aside[i]
@@ -35,7 +35,7 @@ class _Least:
         return max(block.forward_top + beside, block.rerun_top + aside[i], rest)
 
     def segments(self, i: int, j: int) -> Numbers:
-        """Where a stretch begins with a segment: by the first block behind it, from i + 1 to j."""
+        """Return the peaks if an interval begins with a segment, by the first block after it, from i + 1 to j."""
         held = self.chain.blocks[i].input_bytes
         floors = held + self.bare[i:j]
         floors[0] -= held
@@ -43,7 +43,7 @@ class _Least:
         return np.maximum(np.maximum(floors, self.inner[i, i:j]), held + self.inner[i + 1 : j + 1, j])
 
     def items(self, i: int, j: int) -> Segment:
-        """The plan of a stretch."""
+        """Return the plan of an interval."""
         items: list[int | Segment] = []
         while i <= j:
             if i == j or self.kept(i, j) <= self.segments(i, j).min():
@@ -57,7 +57,7 @@ class _Least:
 
 
 def smallest(chain: Chain) -> Plan:
-    """The plan with the lowest peak; of equal ones that which keeps a block where it can."""
+    """Return the plan with the lowest peak; of equal ones, the one that saves a block where possible."""
     least = _Least(chain)
     size = len(chain)
     below = [0] * size

@@ -1,9 +1,9 @@
-"""Every stretch of blocks that may run again together: the least FLOPs of running parts of it more often, by slots.
+"""Minimum FLOPs of repeated recomputation for every interval of blocks, by memory slots.
 
-A stretch is blocks i to j whose input is there and whose output's gradient has arrived; its slots count what there is
-beside its input. It keeps block i and goes on with i+1 to j; or runs i to q-1 keeping nothing, goes on with q to j, and
-then is a stretch i to q-1 (Beaumont et al., arXiv 1911.13214, theorem 1). Where it keeps everything its need is known
-to the byte; where parts run more often, what is held meanwhile is rounded to slots.
+An interval is blocks i to j; its input is live, and the gradient of its output has been produced. Its slots count the
+memory besides its input. It saves block i and continues with i+1 to j; or runs i to q-1 saving nothing, continues with
+q to j, and then is an interval i to q-1 (Beaumont et al., arXiv 1911.13214, theorem 1). If it saves everything, its
+need is exact in bytes; if parts are recomputed more often, live memory meanwhile is rounded to slots.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 from memcalc.planning.chain import Chain
 from memcalc.planning.plan import Segment
 
-NEVER = np.int64(1) << 60  # FLOPs of what does not fit; three of them still are an int64
+NEVER = np.int64(1) << 60  # FLOPs of a plan that does not fit; the sum of three still fits an int64
 
 Numbers = Any  # an array of int64
 
 
 class Memory:
-    """Slots of memory: how bytes are rounded to them.
+    """Slots of memory, and the rounding of bytes to slots.
 
     Args:
         unit: bytes of a slot.
-        base: bytes that are always there and no slot holds.
-        up: whether what is held is rounded up; else down.
+        base: permanently allocated bytes, outside all slots.
+        up: whether live memory is rounded up; else down.
     """
 
     def __init__(self, unit: int, base: int, *, up: bool) -> None:
@@ -36,22 +36,22 @@ class Memory:
         self.up = up
 
     def held(self, amount: int) -> int:
-        """Slots of something that is held while something else runs."""
+        """Return the slots of memory that is live while something else runs."""
         return -(-amount // self.unit) if self.up else amount // self.unit
 
     def first(self, need: int) -> int:
-        """The first number of slots that is enough for a moment, of which `base` is a part."""
+        """Return the smallest number of slots for a peak that includes `base`."""
         return max(-(-(need - self.base) // self.unit), 0)
 
 
 class Stretches:
-    """The stretches of a run: blocks with no border between them, each of which may run again.
+    """The intervals between two borders, whose blocks are all recomputable.
 
     Args:
-        chain: what is planned.
+        chain: the chain.
         start: the first block.
-        stop: the one behind the last.
-        memory: how bytes become slots.
+        stop: the block after the last.
+        memory: the rounding of bytes to slots.
         slots: the largest number of slots.
     """
 
@@ -69,17 +69,17 @@ class Stretches:
         self.backward = np.array([block.rerun_top for block in blocks], dtype=np.int64) - self.inputs
         self.bare = np.array([block.bare_top for block in blocks], dtype=np.int64)
         self.aside = np.array(chain.backward_aside, dtype=np.int64)
-        self.needs: list[Numbers] = []  # by length less one, then start: bytes where everything is kept
-        self.tables: list[Numbers] = []  # likewise, by slots
-        self._least: list[Numbers] = []  # the first slot that is enough for anything
-        self._paid: list[Numbers] = []  # with the first forward of the stretch
-        self._behind: list[Numbers] = []  # when the stretch's input is held beside it
+        self.needs: list[Numbers] = []  # by length minus one, then start: bytes if everything is saved
+        self.tables: list[Numbers] = []  # by length minus one, then start, then slots: minimum FLOPs
+        self._least: list[Numbers] = []  # the first slot with any plan
+        self._paid: list[Numbers] = []  # including the first forward of the interval
+        self._behind: list[Numbers] = []  # with the interval's input live besides it
         count = stop - start
         for length in range(1, (count if chain.longest is None else min(count, chain.longest)) + 1):
             self._add(length, count - length + 1)
 
     def _add(self, length: int, rows: int) -> None:
-        """The stretches of one length, from those of all shorter ones."""
+        """Add the intervals of one length, from those of all shorter ones."""
         first = np.arange(self.start, self.start + rows)
         last = first + length - 1
         if length == 1:
@@ -95,7 +95,7 @@ class Stretches:
         for row, everything in enumerate(need.tolist()):
             full = self.memory.first(everything)
             table[row, full:] = 0
-            if not self.memory.up:  # with less something runs again, whatever rounding says
+            if not self.memory.up:  # with less memory something is recomputed, regardless of rounding
                 np.maximum(table[row, :full], cheapest[row], out=table[row, :full])
         self.needs.append(need)
         self.tables.append(table)
@@ -108,7 +108,7 @@ class Stretches:
         self._behind.append(behind)
 
     def _cheapest(self, first: Numbers, length: int) -> Numbers:
-        """The least FLOPs of a block that a stretch could run once more: not its last one."""
+        """Return the FLOPs of the cheapest block that an interval could recompute: any but its last one."""
         if length == 1:
             return np.full(len(first), NEVER)
         flops = np.diff(self.costs)
@@ -117,7 +117,7 @@ class Stretches:
         )
 
     def _joined(self, length: int, first: Numbers, beside: Numbers, floor: Numbers) -> Numbers:
-        """The cheapest of keeping the first block, and of beginning with a segment of each size."""
+        """Return the minimum of saving the first block, and of starting with a segment of each size."""
         rows = len(first)
         table = np.full((rows, self.width), NEVER)
         for row, (amount, enough) in enumerate(zip(self.kept[first].tolist(), floor.tolist(), strict=True)):
@@ -130,18 +130,18 @@ class Stretches:
             slots = np.maximum(-(-(bare + beside - self.memory.base) // self.memory.unit), 0)
             for row in np.flatnonzero(
                 slots > self._least[size - 1][:rows]
-            ).tolist():  # else the segment itself needs more
+            ).tolist():  # otherwise the segment itself needs more
                 sums[row, : slots[row]] = NEVER
             np.minimum(table, sums, out=table)
             bare = np.maximum(bare, self.bare[first + size])
         return table
 
     def cost(self, i: int, j: int, slots: int) -> int:
-        """The least FLOPs beyond one forward of blocks i to j, both included."""
+        """Return the minimum FLOPs beyond one forward of blocks i to j, inclusive."""
         return int(self.tables[j - i][i - self.start][slots]) if slots >= 0 else int(NEVER)
 
     def items(self, i: int, j: int, slots: int) -> Segment:
-        """The plan that `cost` is the cost of."""
+        """Return the plan with the cost that `cost` returns."""
         items: list[int | Segment] = []
         while i <= j:
             if slots >= self.memory.first(int(self.needs[j - i][i - self.start])):
@@ -158,7 +158,7 @@ class Stretches:
         return tuple(items)
 
     def _choices(self, i: int, j: int, slots: int) -> Iterator[tuple[int, int]]:
-        """What a stretch may begin with: its cost, and the first block behind the segment; i itself: i is kept."""
+        """Yield the options of an interval: the cost, and the first block after its segment; i itself: i is saved."""
         beside = int(self.aside[j] + self.outputs[j])
         floor = max(int(self.forward[i]) + beside, int(self.backward[i] + self.aside[i]))
         if i < j and slots >= self.memory.first(floor):
@@ -173,6 +173,6 @@ class Stretches:
 
 
 def moved(target: Numbers, source: Numbers, by: int) -> None:
-    """The source as it is seen when so many slots are taken."""
+    """Shift the source by so many slots that are in use."""
     if by < len(target):
         target[by:] = source[: len(source) - by]
