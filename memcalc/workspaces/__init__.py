@@ -1,30 +1,30 @@
-"""What CUDA's operators allocate inside, where no dispatcher sees it: rules on plain integers, without torch.
+"""Allocations inside CUDA operators, invisible to the dispatcher: rules on plain integers, without torch.
 
-A rule gives a *script*: sizes in bytes in the order of the allocator's calls, positive for memory that is taken,
-negative for memory that is given back (the newest block of that size). What a script has left over is kept.
+A rule returns a *script*: sizes in bytes in the order of the allocator's calls, positive for an allocation, negative
+for a free (of the newest block of that size). Blocks that are not freed stay allocated.
 """
 
 Script = tuple[int, ...]
 
 
 def transient(*blocks: int) -> Script:
-    """Blocks taken one after the other and given back in the opposite order."""
+    """Return the script of blocks that are allocated in order and freed in reverse order."""
     taken = tuple(block for block in blocks if block)
     return taken + tuple(-block for block in reversed(taken))
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
-    """The quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(-numerator // denominator)
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The next multiple."""
+    """Return `number` rounded up to a multiple."""
     return ceil_div(number, multiple) * multiple
 
 
 def most(script: Script) -> int:
-    """The most bytes that a script holds at once."""
+    """Return the peak bytes of a script."""
     level = highest = 0
     for change in script:
         level += change

@@ -1,4 +1,4 @@
-"""Fused attention's accumulators and workspaces. Shapes: b batch, h query heads, kv key heads, s queries, t keys, d.
+"""Workspaces of fused attention. Shapes: b batch, h query heads, kv KV heads, s queries, t keys, d.
 
 Flash: ATen native/transformers/cuda/flash_attn/flash_api.cpp; checked against the real allocator over 120 random shapes
 on torch 2.6 to 2.13. Memory-efficient: cuda/attention.cu, attention_backward.cu, mem_eff_attention/kernel_backward.h.
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from memcalc.workspaces import Script, ceil_div, round_up, transient
 
 FP32 = 4
-RANDOM_STATE = 16  # bytes of the seed and offset that a kernel with dropout draws
+RANDOM_STATE = 16  # bytes of the seed and offset of a kernel with dropout
 
 
 class Heads(NamedTuple):
-    """The sizes of one call; `values`: how wide those are, where not as wide as keys."""
+    """The sizes of one call; `values` is the head dimension of values if it differs from the keys'."""
 
     b: int
     h: int
@@ -28,12 +28,12 @@ class Heads(NamedTuple):
 
     @property
     def d_v(self) -> int:
-        """How wide values and outputs are."""
+        """Head dimension of values and outputs."""
         return self.d if self.values is None else self.values
 
 
 def flash_forward(sizes: Heads, dropout: float, multiprocessors: int) -> tuple[Script, Script]:
-    """Script between the outputs (output and log-sum-exp) and the random state, and after it."""
+    """Return the scripts between the outputs (output and log-sum-exp) and the random state, and after it."""
     if dropout:
         return (), transient(RANDOM_STATE)
     splits = flash_splits(sizes, multiprocessors)
@@ -45,7 +45,7 @@ def flash_forward(sizes: Heads, dropout: float, multiprocessors: int) -> tuple[S
 
 
 def flash_splits(sizes: Heads, multiprocessors: int) -> int:
-    """Over how many blocks the keys are split where queries alone do not fill the card (num_splits_heuristic)."""
+    """Return the number of splits of the keys if the queries alone do not fill the GPU (num_splits_heuristic)."""
     blocks = sizes.b * sizes.h * ceil_div(sizes.s, 64)
     places = 2 * multiprocessors
     if blocks >= 0.8 * places:
@@ -61,13 +61,13 @@ def flash_splits(sizes: Heads, multiprocessors: int) -> int:
 
 
 def rounded_head(d: int) -> int:
-    """The head dimension as flash's accumulators have it: in steps of 32, beyond 128 of 64 (torch 2.11 and later)."""
+    """Return the head dimension of flash's accumulators: in steps of 32, beyond 128 of 64 (torch 2.11 and later)."""
     padded = round_up(d, 8)
     return round_up(padded, 32) if padded <= 128 else round_up(padded, 64)
 
 
 def flash_backward(sizes: Heads) -> Script:
-    """After the gradients of q, k and v: row sums, q's gradient in fp32; with grouped heads, k's and v's for each."""
+    """Return the script after the gradients of q, k and v: row sums, q's fp32 gradient; for GQA, k's and v's."""
     rows = round_up(sizes.s, 128)
     row_sums = FP32 * sizes.b * sizes.h * rows
     accumulator = FP32 * sizes.b * sizes.h * rows * rounded_head(sizes.d)
@@ -76,13 +76,13 @@ def flash_backward(sizes: Heads) -> Script:
 
 
 def efficient_forward(sizes: Heads) -> Script:
-    """Where keys or values are wider than 128, the output is accumulated in fp32."""
+    """Return the script of an fp32 output accumulator, needed if keys or values are larger than 128."""
     wide = max(sizes.d, sizes.d_v) > 128 and sizes.item_bytes < FP32
     return transient(FP32 * sizes.b * sizes.s * sizes.h * sizes.d_v) if wide else ()
 
 
 def efficient_backward(sizes: Heads) -> Script:
-    """After the gradients of q, k and v: the rows' products (delta) and the accumulators of the gradients."""
+    """Return the script after the gradients of q, k and v: row-wise products (delta) and gradient accumulators."""
     delta = FP32 * sizes.b * sizes.h * sizes.s
     workspace = sizes.b * sizes.h * _accumulators(sizes)
     product: Script = ()
@@ -95,7 +95,7 @@ def efficient_backward(sizes: Heads) -> Script:
 
 
 def _accumulators(sizes: Heads) -> int:
-    """Bytes for one head of one sequence (workspace_elements_gq, _gk, _gv), with a lock and a counter for each tile."""
+    """Return bytes for one head of one sequence (workspace_elements_gq, _gk, _gv), with lock and counter per tile."""
     locks = 16
     b, h, s, t, d = sizes.b, sizes.h, sizes.s, sizes.t, sizes.d
     if sizes.item_bytes == FP32:

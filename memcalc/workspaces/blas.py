@@ -1,7 +1,7 @@
-"""cuBLAS's workspace, one for each thread and stream that multiplies matrices, kept from the first product on.
+"""The cuBLAS workspace: one per thread and stream that runs matmuls, kept from the first matmul on.
 
 ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper, since torch 2.12 on Blackwell too; else 2 x 4096 KiB + 8 x 16 KiB.
-CUBLAS_WORKSPACE_CONFIG, where it is set, gives the sizes instead: the sum of :SIZE:COUNT in KiB.
+If CUBLAS_WORKSPACE_CONFIG is set, it gives the sizes instead: the sum of :SIZE:COUNT in KiB.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import re
 
 DEFAULT = (2 * 4096 + 8 * 16) * 2**10
 HOPPER = 32 * 2**20
-LIKE_HOPPER_SINCE = (2, 12)  # the release from which capabilities beyond 9.x get as much
+LIKE_HOPPER_SINCE = (2, 12)  # the version from which capabilities beyond 9.x use the same size
 
 _PAIR = re.compile(r":(\d+):(\d+)")
 
 
 def cublas_workspace(capability: tuple[int, int], release: tuple[int, int] = (2, 13), config: str = "") -> int:
-    """Bytes of one workspace.
+    """Return the bytes of one workspace.
 
     Args:
-        capability: compute capability of the card.
-        release: of torch.
-        config: CUBLAS_WORKSPACE_CONFIG; what does not match its pattern counts as not set.
+        capability: compute capability of the GPU.
+        release: version of torch.
+        config: CUBLAS_WORKSPACE_CONFIG; a value that does not match its pattern counts as not set.
     """
     pairs = _PAIR.findall(config)
     if pairs:

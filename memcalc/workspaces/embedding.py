@@ -1,6 +1,7 @@
-"""The embedding's backward: beyond 3072 indices these are sorted, and gradients of one row are summed by segments.
+"""Backward of the embedding: more than 3072 indices are sorted, and gradients of one row are summed by segments.
 
-ATen native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu. CUB's scratch follows CUDA's version and the architecture.
+ATen native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu. CUB's scratch depends on the CUDA version and the
+architecture.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ SEARCH_SCRATCH = 1279  # CUB's select and scan: 1,279 to 2,047 bytes for 3,073 t
 
 
 def before_gradient(indices: int, rows: int, major: int) -> Script:
-    """What is taken before the gradient itself: sorted indices, where they came from, CUB's scratch."""
+    """Return the script before the gradient itself: sorted indices, their original positions, CUB's scratch."""
     if indices <= FEW:
         return ()
     size, scratch = INDEX * indices, sort_scratch(indices, INDEX, rows.bit_length(), major)
@@ -21,7 +22,7 @@ def before_gradient(indices: int, rows: int, major: int) -> Script:
 
 
 def after_gradient(indices: int, rows: int, width: int) -> Script:
-    """What is taken after it: the borders of segments, and their partial sums in fp32; last, sorted indices go."""
+    """Return the script after the gradient: segment borders and partial sums in fp32; sorted indices are freed last."""
     if indices <= FEW:
         return ()
     size, distinct = INDEX * indices, min(indices, rows)

@@ -1,4 +1,4 @@
-"""What kernels ask a card before they decide how to run."""
+"""The properties of a GPU that kernels query before they choose a configuration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Multiprocessors(NamedTuple):
-    """A card's multiprocessors.
+    """The multiprocessors of a GPU.
 
     Args:
-        count: how many there are.
-        threads: that one can hold: 2048 on A100 and H100, 1536 on consumer cards.
-        major: compute capability.
+        count: number of multiprocessors.
+        threads: maximum threads per multiprocessor: 2048 on A100 and H100, 1536 on consumer GPUs.
+        major: major compute capability.
     """
 
     count: int  # type: ignore[assignment] # hides tuple.count, which no card needs

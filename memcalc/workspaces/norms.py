@@ -1,7 +1,7 @@
-"""The backward of LayerNorm and RMSNorm for many rows.
+"""Backward of LayerNorm and RMSNorm for many rows.
 
 ATen native/cuda/layer_norm_kernel.cu, torch 2.8 and later: beyond 65536 rows of few columns the gradients of weight
-and bias are first summed in partial rows, then each of these in a column sum of its own. Checked at its boundaries.
+and bias are first summed in partial rows, then each of these in a separate column sum. Checked at its boundaries.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from memcalc.workspaces.multiprocessors import Multiprocessors
 from memcalc.workspaces.reductions import column_sum
 
 FEW_ROWS = 65536
-PARTIAL_ELEMENTS = 2**20  # the most of one buffer of partial rows
+PARTIAL_ELEMENTS = 2**20  # maximum of one buffer of partial rows
 
 
 def norm_backward(rows: int, columns: int, item_bytes: int, parameters: int, card: Multiprocessors) -> Script:
-    """What backward takes beside its outputs.
+    """Return the script of backward, without its outputs.
 
     Args:
-        rows: vectors that are normalised.
+        rows: vectors that are normalized.
         columns: their length.
         item_bytes: of the weight's dtype.
         parameters: 2 for weight and bias, 1 for a weight, 0 for neither.
-        card: the GPU.
+        card: multiprocessors of the GPU.
     """
     if rows <= FEW_ROWS or columns // 32 >= card.count // 2 or not parameters:
         return ()

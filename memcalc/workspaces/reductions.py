@@ -1,4 +1,4 @@
-"""Reductions that several thread blocks share: a staging buffer and a semaphore for each column.
+"""Reductions shared by several thread blocks: a staging buffer, and a semaphore per column.
 
 ATen native/cuda/Reduce.cuh, torch 2.6 to 2.13: setReduceConfig, global_memory_size, semaphore_size. Checked against the
 real allocator over 677 random shapes.
@@ -16,15 +16,15 @@ WARP = 32
 
 
 class Reduction(NamedTuple):
-    """What is reduced.
+    """The shape of a reduction.
 
     Args:
-        outputs: how many sums there are.
+        outputs: number of sums.
         inputs: elements in each.
-        contiguous: whether the elements of one sum lie side by side in memory.
-        inner: extent of the outputs' innermost dimension; they are read in vectors where it divides.
-        accumulator_bytes: of one running value: 4 for sums of up to fp32, more for variances and argmax.
-        one_dimension: whether a single dimension is reduced once neighbouring ones are taken together.
+        contiguous: whether the elements of one sum are contiguous in memory.
+        inner: extent of the outputs' innermost dimension; they are read in vectors that divide it.
+        accumulator_bytes: of one accumulator: 4 for sums of up to fp32, more for variances and argmax.
+        one_dimension: whether a single dimension is reduced after adjacent ones are merged.
     """
 
     outputs: int
@@ -36,7 +36,7 @@ class Reduction(NamedTuple):
 
 
 def reduction(what: Reduction, card: Multiprocessors) -> Script:
-    """Staging buffer and semaphores of one reduction; empty where no sum is shared between thread blocks."""
+    """Return the staging buffer and semaphores of one reduction; empty if thread blocks do not share any sum."""
     if not what.outputs or not what.inputs:
         return ()
     across, along = (what.inputs, what.outputs) if what.contiguous else (what.outputs, what.inputs)
@@ -77,7 +77,7 @@ def reduction(what: Reduction, card: Multiprocessors) -> Script:
 
 
 def column_sum(rows: int, columns: int, card: Multiprocessors) -> Script:
-    """The sum of each column of a (rows, columns) matrix: the gradient of a bias."""
+    """Return the script of summing the columns of a (rows, columns) matrix: the gradient of a bias."""
     return reduction(Reduction(columns, rows, contiguous=False, inner=columns), card)
 
 
