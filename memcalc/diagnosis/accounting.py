@@ -11,31 +11,32 @@ from memcalc.diagnosis.sizes import NOTHING, Printed, total
 class Account(NamedTuple):
     """Parts of the device's memory; None if the message lacks them.
 
-    `live` + `private` + `cached` = what the allocator holds; with `outside`, `others`, `unexplained` and `free` they
-    are the capacity, as far as all are known.
+    `live` + `private` + `cached` = reserved memory. With `outside`, `others`, `unexplained` and `free` they add up to
+    the
+    capacity, if all are known.
     """
 
     asked: Printed | None
     live: Printed | None  # in tensors
     private: Printed | None  # cached in private pools
-    cached: Printed | None  # reserved, not allocated, and not enough of it in one piece
+    cached: Printed | None  # reserved, not allocated, and without a large enough contiguous block
     outside: Printed | None  # of this process, outside its framework's allocator
-    others: Printed | None  # of other processes that the message names
-    unexplained: Printed | None  # held on the device, but the message does not say by whom
+    others: Printed | None  # of other processes in the message
+    unexplained: Printed | None  # in use on the device, but not attributed by the message
     free: Printed | None
-    room: Printed | None  # what the allocator could still have got: free memory, within its limit
-    own_pid: int | None  # the process listed that must be this one, seen from outside a container
+    room: Printed | None  # what the allocator could still have reserved: free memory, within its limit
+    own_pid: int | None  # the listed process that must be this one, under its pid outside a container
 
     @property
     def shortfall(self) -> int | None:
-        """Return the missing bytes; negative if there was enough memory."""
+        """The missing bytes; negative if there was enough memory."""
         if self.asked is None or self.room is None:
             return None
         return self.asked.bytes - self.room.bytes
 
     @property
     def usable_if_whole(self) -> Printed | None:
-        """Return the memory available to a request if the cache were contiguous."""
+        """The memory available to a request if the cache were contiguous."""
         if self.cached is None:
             return None
         return self.cached.plus(self.room or NOTHING)
@@ -46,7 +47,7 @@ def account_of(report: Report) -> Account:
     figures = report.figures
     reserved, live = figures.reserved, figures.allocated
     if reserved is None and figures.allowed is not None and report.framework in ("tensorflow", "xla"):
-        reserved = figures.allowed  # BFC takes its whole limit at once, unless it is told to grow
+        reserved = figures.allowed  # BFC reserves its whole limit at once, unless allow_growth is set
     cached = None
     if reserved is not None and live is not None:
         cached = _at_least_nothing(reserved.minus(live).minus(figures.private or NOTHING))
@@ -69,10 +70,10 @@ def account_of(report: Report) -> Account:
 
 
 def _processes(report: Report) -> tuple[int | None, Printed | None, Printed | None]:
-    """Which of the processes listed is this one, what it uses, and what the other processes use.
+    """Return the pid of this process if it is listed, its memory, and the memory of the other processes.
 
-    In a container the driver lists this process under its number outside, which PyTorch does not recognise; it must be
-    the one without which more memory would be held than is gone from the device.
+    In a container the driver lists this process under its pid outside, which PyTorch does not recognize. It must be the
+    process without which the total would exceed the memory in use on the device.
     """
     figures, holders = report.figures, report.holders
     if figures.process is not None or not holders:

@@ -12,7 +12,7 @@ from memcalc.units import format_bytes
 
 
 def advice_for(report: Report, account: Account, cause: Cause) -> tuple[Advice, ...]:
-    """Yield the remedies, the most promising first."""
+    """Return the remedies, the most promising first."""
     found = list(_for_cause(report, account, cause))
     if cause.name in ("real need", "memory outside the framework", "larger than the device", "a limit"):
         found += _need_less(report, account, cause)

@@ -1,11 +1,11 @@
 """Causes of a failed request, in order of precedence.
 
-host memory                   it was the host's memory, not the device's
-larger than the device        no device of this size holds the tensor
-a limit                       the device had room, but the allocator may not take it
-refused                       the device had room, and nothing in the message says why it was not given
-fragmentation                 the cache had the bytes, but not in one piece
-memory outside the framework  without what other processes and libraries hold it would have fitted
+host memory                   host memory ran out, not device memory
+larger than the device        the requested tensor exceeds any device of this size
+a limit                       the device had enough free memory, but the allocator's limit forbids it
+refused                       the device had enough free memory, and the message gives no reason for the failure
+fragmentation                 the cache had enough bytes, but no large enough contiguous block
+memory outside the framework  without the memory of other processes and libraries the request would fit
 real need                     the device is full of live tensors
 not told                      the message has no figures
 """
@@ -21,8 +21,8 @@ from memcalc.estimation.outside import FIRST_GROUP_BYTES
 from memcalc.verdict.kinds import ONE_GPU
 from memcalc.verdict.recorded import reserve_ratio
 
-# The largest contexts with kernels that were published: 1.78 GiB with PyTorch 1.10 and 0.92 GiB with 2.1 on an A100,
-# both with all kernels loaded at once (since CUDA 12.2 they are loaded as they are used, which takes less).
+# The largest published contexts, kernels included: 1.78 GiB with PyTorch 1.10 and 0.92 GiB with 2.1 on an A100, both
+# with all kernels loaded at once (since CUDA 12.2 kernels are loaded on first use, which needs less).
 EAGER_CONTEXT_BYTES = 1823 * 2**20
 CONTEXT_BYTES = 942 * 2**20
 
@@ -42,8 +42,8 @@ class Cause(NamedTuple):
     """The cause of a failed request."""
 
     name: Name
-    fragmented: bool  # whether the cache holds more than measured healthy runs do, whatever the cause
-    outside: int  # bytes held outside this process's allocator beyond what a training process usually needs
+    fragmented: bool  # whether the cache holds more than in measured healthy runs, regardless of the cause
+    outside: int  # bytes outside this process's allocator beyond the usual amount of a training process
 
 
 def cause_of(report: Report, account: Account) -> Cause:
@@ -88,9 +88,10 @@ def _would_fit_whole(account: Account) -> bool:
 
 
 def _fragmented(report: Report, account: Account) -> bool:
-    """Return whether more is cached than in healthy runs. PyTorch freed unused segments first, so it is fragmented.
+    """Return whether more is cached than in healthy runs. PyTorch frees unused segments first, so it is fragmented.
 
-    BFC takes all it may at once, so for it any request that would fit into what is not in use is a matter of pieces.
+    BFC reserves its limit at once, so with it any request that fits into its free memory fails because of
+    fragmentation.
     """
     if account.cached is None or account.live is None:
         return False
@@ -98,9 +99,11 @@ def _fragmented(report: Report, account: Account) -> bool:
         return _would_fit_whole(account)
     used = account.live.plus(account.private or NOTHING)
     held = used.plus(account.cached)
-    # The median of recorded runs of one GPU, not the most: at their peak these hold free segments too, which a run that
-    # fails has just returned, and those that reserve most are fragmented themselves. Of 75 published messages that were
-    # read by hand (tests/diagnosis/messages.yaml) none disagrees; with the most, seven would.
+    # The median of recorded one-GPU runs, not the maximum: at their peak these hold free segments, too, which a failing
+    # run
+    # has just freed, and the runs that reserve most are fragmented themselves. Of 75 published messages that were
+    # checked by
+    # hand (tests/diagnosis/messages.yaml) none disagrees with the median; with the maximum, seven would.
     ratio, _ = reserve_ratio((ONE_GPU,))
     return held.low > used.high * ratio
 

@@ -28,18 +28,18 @@ class Explained:
 
     Args:
         result: the estimate.
-        phase: the moment in which the run failed, as far as the traceback or the figures tell.
-        allocated: what the ledger holds then.
+        phase: the phase in which the run failed, from the traceback or the figures.
+        allocated: the ledger's allocated bytes in that phase.
         components: the same by component.
-        held: what the run had allocated, with what it asked for; None where the message does not say.
-        unexplained: how much of that the ledger does not know of.
-        budget: what the allocator could have held; None where nothing tells.
-        budget_source: what says so.
-        needed: what the allocator would have had to reserve for the whole step, by its replay where there is one, with
-            what is unexplained.
-        changes: those that save memory: first those that fit, by what they ask for; then those of which nothing can be
-            said; then those that do not fit.
-        notes: what to know before one believes this.
+        held: allocated plus requested bytes of the run; None if the message lacks them.
+        unexplained: the part of `held` that the ledger does not contain.
+        budget: what the allocator could have reserved; None if unknown.
+        budget_source: where the budget comes from.
+        needed: reserved memory of the whole step, from its replay if there is one, plus `unexplained`.
+        changes: changes that save memory: those that fit, by kind of result; then uncertain ones; then those that do
+            not
+            fit.
+        notes: caveats.
     """
 
     result: Result
@@ -62,7 +62,7 @@ class Reserved(NamedTuple):
         bytes: the best estimate.
         low_bytes: the lower end of its interval.
         high_bytes: the upper end.
-        errors: of recorded runs of its kind, which the interval rests on.
+        errors: of recorded runs of its kind, on which the interval is based.
     """
 
     bytes: int
@@ -140,7 +140,7 @@ def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple
     def judge(result: Result) -> tuple[int, bool | None]:
         """Return what a change needs; a lower bound, without a replay, if that exceeds the budget."""
         spec = result.spec
-        # Groups of ranks that the run did not have take what the allocator could have got.
+        # Communication groups that the original run did not have reduce the allocator's memory.
         extra = unexplained + max(communication_library_bytes(spec) - communication, 0)
         if budget is not None:
             around = outside_bytes(spec, None)
@@ -149,7 +149,8 @@ def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple
                 return least, False
         reserved = _reserved(need_of(spec, None, result.ledger.peak_bytes), extra)
         fits = None if budget is None else reserved.fits(budget)
-        # What is not modelled is unknown, unless the run shows what it held beyond the estimate.
+        # Features that are not modelled make the result unknown, unless the message shows the memory beyond the
+        # estimate.
         unknown = not unexplained and holding_memory(limits_of(spec))
         return reserved.bytes, None if fits and unknown else fits
 

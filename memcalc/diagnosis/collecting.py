@@ -8,8 +8,8 @@ from typing import Any
 
 from memcalc.diagnosis.report import Figures, Report
 
-MOST_REPORTS = 1000  # different ones that are kept; a run that survives its failures may have many more
-_MOST_SPEAKERS = 64  # named for one report
+MOST_REPORTS = 1000  # distinct reports to keep; a run that survives its failures may have many more
+_MOST_SPEAKERS = 64  # log sources listed per report
 
 _BFC = "BFC allocator"
 _FRAGMENTS = ("pool", "stats")
@@ -20,9 +20,9 @@ class Collection:
     """The reports of a log.
 
     Args:
-        reports: the different ones, in the order in which they first stand in the log.
-        not_kept: how many more messages there were.
-        harmless: messages that say themselves that the program went on.
+        reports: the distinct ones, in the order of their first occurrence.
+        not_kept: number of further messages.
+        harmless: number of messages that report that the program continued.
     """
 
     reports: list[Report] = field(default_factory=list)
@@ -46,8 +46,8 @@ class _Collector:
     def __init__(self) -> None:
         self._reports: dict[tuple[object, ...], Report] = {}
         self._not_kept = 0
-        self._open: dict[str, Report] = {}  # by speaker: an allocator's complaint whose exception has not come yet
-        self._whole: dict[str, Report] = {}  # by speaker: the last report made of both
+        self._open: dict[str, Report] = {}  # by log source: an allocator's message whose exception has not appeared yet
+        self._whole: dict[str, Report] = {}  # by log source: the last report merged from both
 
     def result(self) -> Collection:
         for speaker in list(self._open):

@@ -15,12 +15,12 @@ class Check(NamedTuple):
 
     relation: str
     holds: bool
-    off_bytes: int  # by how much it fails; 0 where it holds
-    meaning: str  # what it says of the run if it fails
+    off_bytes: int  # the violation in bytes; 0 if it holds
+    meaning: str  # what a violation means for the run
 
 
 def checks(report: Report, account: Account) -> tuple[Check, ...]:
-    """Yield every relation that the given figures allow to check."""
+    """Return every relation that the given figures allow to check."""
     return tuple(_checks(report, account))
 
 

@@ -1,4 +1,4 @@
-"""The diagnosis of a log: every report in it, and why each happened."""
+"""The diagnosis of a log: every report in it, and its cause."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from memcalc.text import harmless
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One report and what it means."""
+    """One report with its interpretation."""
 
     report: Report
     account: Account
@@ -38,11 +38,11 @@ class Diagnosis(Displayed):
 
     Args:
         log: its name.
-        findings: the different reports, in the order in which they first stand in the log.
-        not_kept: messages beyond the number of different ones that are kept.
-        harmless: messages that say themselves that the program went on.
-        chosen: which finding is explained: the first one, unless another was asked for.
-        explained: that finding against the configuration of the run; None where none was given.
+        findings: the distinct reports, in the order of their first occurrence.
+        not_kept: number of messages beyond the distinct reports that are kept.
+        harmless: number of messages that report that the program continued.
+        chosen: index of the finding that is explained: the first one, unless another was requested.
+        explained: that finding with the configuration of the run; None without a configuration.
     """
 
     log: str
@@ -53,7 +53,7 @@ class Diagnosis(Displayed):
     explained: Explained | None = None
 
     def __repr__(self) -> str:
-        """The log and how many reports it has, in one line."""
+        """Return the log and its number of reports, in one line."""
         return f"<Diagnosis of {harmless(self.log)}: {len(self.findings)} reports; line {self.finding.report.line}>"
 
     @property
@@ -66,13 +66,13 @@ def diagnose(log: str | Path, stream: Readable, run: Run | None = None, report: 
     """Find the out-of-memory reports of a log and explain them.
 
     Args:
-        log: the name to call it by.
+        log: the name of the log.
         stream: its bytes.
         run: the run's configuration, if there is one.
-        report: which of the reports to explain, from 1.
+        report: the number of the report to explain, from 1.
 
     Raises:
-        InputError: there is no such message in it, or no report of that number.
+        InputError: the log has no such message, or no report of that number.
     """
     try:
         scanner = Scanner()

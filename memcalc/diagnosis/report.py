@@ -30,18 +30,18 @@ class Figures:
     """The figures of one message; None if missing.
 
     Args:
-        asked: of the device (PyTorch's native allocator: a whole segment), or of the pool.
+        asked: bytes requested from the device (PyTorch's native allocator: a whole segment), or from the pool.
         capacity: of the device.
         free: on the device.
         allocated: in live tensors (or blocks) of this process.
-        reserved: that this process's allocator holds of the device, `allocated` included.
+        reserved: by this process's allocator, `allocated` included.
         private: cached in private pools (CUDA graphs), which only they can use.
-        allowed: the most that the allocator may hold.
-        process: of the device that this process holds in all, as the driver counts it.
-        elsewhere: that this process's framework knows of outside its allocator (MPS: "other allocations").
-        peak: highest allocated so far.
+        allowed: maximum that the allocator may reserve.
+        process: total device memory of this process, according to the driver.
+        elsewhere: memory that the framework knows of outside its allocator (MPS: "other allocations").
+        peak: peak allocated so far.
         exceeded: by how much a program is too large (TPU).
-        buffers: what a compiled program is made of, by name (XLA).
+        buffers: parts of a compiled program, by name (XLA).
     """
 
     asked: Printed | None = None
@@ -58,7 +58,7 @@ class Figures:
     buffers: tuple[tuple[str, Printed], ...] = ()
 
     def by_name(self) -> dict[str, Printed]:
-        """The single figures that the message gave."""
+        """Return the individual figures in the message."""
         names = (name for name in self.__slots__ if name != "buffers")
         found = ((name, getattr(self, name)) for name in names)
         return {name: figure for name, figure in found if figure is not None}
@@ -69,20 +69,20 @@ class Report:
     """One out-of-memory report, however often a log repeats it.
 
     Args:
-        framework: whose message it is.
-        wording: which of its messages, with the releases that print it.
-        kind: of device: "cuda", "hip", "xpu", "npu", "mps", "gpu", "tpu", "cpu".
-        device: its number.
-        figures: all that it says.
+        framework: the framework that wrote the message.
+        wording: the message format, with the versions that print it.
+        kind: device type: "cuda", "hip", "xpu", "npu", "mps", "gpu", "tpu", "cpu".
+        device: index of the device.
+        figures: all figures of the message.
         holders: other processes on the device, as listed in the message.
         tensor: shape and type that did not fit, e.g. "float [64, 2016, 9, 9]".
-        operator: which asked for it.
-        setting: what the message itself advises, e.g. "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".
-        fatal: False where the text alone says that the program went on.
-        line: where the log has it first.
-        speakers: the ranks, processes or hosts that said so, as far as the log tells.
-        count: how often it stands there.
-        phase: of a training step, as far as the traceback tells; "" otherwise.
+        operator: the operator that requested it.
+        setting: the setting that the message recommends, e.g. "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".
+        fatal: False if the text itself reports that the program continued.
+        line: line number of its first occurrence.
+        speakers: the ranks, processes or hosts that logged it, if known.
+        count: number of occurrences.
+        phase: of a training step, from the traceback; "" if unknown.
     """
 
     framework: Framework
@@ -102,5 +102,5 @@ class Report:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What makes two reports the same one."""
+        """The fields that identify equal reports."""
         return (self.framework, self.wording, self.kind, self.device, self.figures, self.holders, self.tensor)

@@ -22,17 +22,17 @@ from memcalc.diagnosis.wordings.catalogue import (
     read_message,
 )
 
-_REMEMBERED = 600  # letters before a head that may be needed to see it: two wrapped lines
+_REMEMBERED = 600  # characters before a head that may be needed to recognize it: two wrapped lines
 _MOST_LINES = 64  # of one message; the longest list the processes of a whole node
 _MOST_SPEAKERS = 512
 _FRAMES = 40  # of a traceback, the innermost
-_FRAME_LINES = 8  # from the innermost frame to the message: the line of code, its carets, a blank one
-_EFFORT = 24_000  # units of work that every log gets: a third of a second
-_EFFORT_PER_MEGABYTE = 2_000  # and for each megabyte of it: a thirtieth of a second
+_FRAME_LINES = 8  # from the innermost frame to the message: the source line, its carets, a blank line
+_EFFORT = 24_000  # units of work for every log: a third of a second
+_EFFORT_PER_MEGABYTE = 2_000  # additional units per megabyte: a thirtieth of a second
 _MOST_KNOWN = 20_000  # lines
 _MOST_PROMISING = 10_000  # units: a sixth of a second
 
-# A size inside a sentence, as all messages have it that tell any: "20.00 MiB (GPU 0", "123456 bytes."
+# A size inside a sentence, as in all messages with figures: "20.00 MiB (GPU 0", "123456 bytes."
 _FIGURE = re.compile(rb"\d ?(?:bytes|[KMGT]i?B)[.,;(]|\d ?(?:bytes|[KMGT]i?B) [(a-z]")
 _TRACEBACK = "Traceback (most recent call last)"
 
@@ -44,18 +44,18 @@ class _Voice:
     """The recent text of one log source, without whitespace."""
 
     text: str = ""
-    scanned: int = 0  # everything before has been looked at
-    marks: list[tuple[int, int]] = field(default_factory=list)  # where each line begins in the text, and its number
-    head: Head | None = None  # of a message whose end has not come yet
+    scanned: int = 0  # everything before has been searched
+    marks: list[tuple[int, int]] = field(default_factory=list)  # position of each line in the text, and its number
+    head: Head | None = None  # of an incomplete message
     waited: int = 0  # lines since that head was seen
-    alert: bool = False  # the line before had a trigger
+    alert: bool = False  # the previous line had a trigger
     frames: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=_FRAMES))
-    since_frame: int = 0  # lines since the last of them
-    phase: str = ""  # where the traceback before the head was
+    since_frame: int = 0  # lines since the last frame
+    phase: str = ""  # of the traceback before the head
     effort: Effort = field(default_factory=Effort)
 
     def hear(self, number: int, text: str) -> None:
-        """One more line."""
+        """Append a line."""
         frame = _FRAME.match(text)
         if frame is not None:
             self.frames.append((frame[1], frame[2]))
@@ -77,10 +77,10 @@ class _Voice:
         self.scanned = max(0, self.scanned - cut)
         self.marks = [(max(0, at - cut), number) for at, number in self.marks[-_MOST_LINES - 1 :]]
         if self.head is not None:
-            self.head = find_head(self.text, 0, self.effort)  # the same one, in the shorter text
+            self.head = find_head(self.text, 0, self.effort)  # the same head, in the shorter text
 
     def find(self) -> bool:
-        """Whether a message has begun."""
+        """Return whether a message has begun."""
         if self.head is None:
             self.head = find_head(self.text, self.scanned, self.effort)
             if self.head is None:
@@ -97,24 +97,24 @@ class _Voice:
 
 
 class Scanner:
-    """Reads lines and yields reports.
+    """Scanner that reads lines and yields reports.
 
-    Lines are followed speaker by speaker, across line breaks, as long as that takes no more time than the size of the
-    log allows: whatever it holds, it is read at some megabytes a second. Beyond that each line is read by itself, and
-    of lines that are alike only the first.
+    Lines are followed per log source, across line breaks, as long as the time budget for the log's size allows: any log
+    is
+    read at some megabytes per second. Beyond that each line is read separately, and identical lines only once.
     """
 
     def __init__(self) -> None:
-        self.passed = 0  # lines that may have held a message, and were not looked at for want of time
+        self.passed = 0  # lines that may hold a message and were skipped for lack of time
         self._voices: OrderedDict[str, _Voice] = OrderedDict()
-        self._last: tuple[int, str] = (0, "")  # the last line's number and speaker
+        self._last: tuple[int, str] = (0, "")  # number and log source of the last line
         self._effort = Effort()
         self._read = 0  # bytes
-        self._promising = 0  # units of work on lines that were read for their figures, whatever the time
-        self._known: dict[bytes, tuple[Report, ...]] = {}  # by lines that were read by themselves: what they hold
+        self._promising = 0  # units of work on lines with figures, which are read regardless of time
+        self._known: dict[bytes, tuple[Report, ...]] = {}  # line that was read separately -> its reports
 
     def reports(self, stream: Readable) -> Iterator[Report]:
-        """Every report of a log, in the order in which they end; fragments among them."""
+        """Yield every report of a log, in the order in which they end, including fragments."""
         for chunk in chunks_worth_reading(stream, self._wants):
             for line in lines_of(chunk):
                 if self._is_slow:
@@ -133,7 +133,7 @@ class Scanner:
         return self._effort.units > _EFFORT + _EFFORT_PER_MEGABYTE * self._read // 10**6
 
     def _reports_of_lines(self, chunk: Chunk, first: int) -> Iterator[Report]:
-        """The reports of a chunk's single lines, from the line numbered `first` on."""
+        """Yield the reports of a chunk's lines, each read separately, from line number `first` on."""
         number, counted = chunk.number, 0
         for begin, end in lines_with_triggers(chunk.content):
             number += chunk.content.count(b"\n", counted, begin)
@@ -161,7 +161,7 @@ class Scanner:
         return any(voice.head is not None for voice in self._voices.values())
 
     def feed(self, line: Line) -> Iterator[Report]:
-        """Reports that end with this line."""
+        """Yield the reports that end with this line."""
         self._effort.units += 1
         said = spoken(without_colours(line.text))
         speaker = self._speaker(line, said.speaker)

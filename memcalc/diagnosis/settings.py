@@ -10,8 +10,9 @@ from memcalc.diagnosis.report import Report
 
 MIB = 2**20
 
-# max_split_size_mb: the least that every release takes is 21 (allocator/versions.py); above 512 too few blocks are
-# large enough to be kept whole. Half of the request at most, so that a block that held such a tensor is never split.
+# max_split_size_mb: the minimum accepted by every version is 21 (allocator/pytorch/versions.py). Above 512 too few
+# blocks
+# are large enough to stay unsplit. At most half of the request, so that a block that held such a tensor is never split.
 _LEAST_SPLIT, _MOST_SPLIT = 32, 512
 
 _VARIABLES = {
@@ -22,12 +23,12 @@ _VARIABLES = {
 
 
 class Advice(NamedTuple):
-    """One thing to try."""
+    """One remedy."""
 
     lever: str
     effect: str
-    gain_bytes: int | None = None  # at most; None where the message cannot tell
-    enough: bool | None = None  # whether that much would let this request through
+    gain_bytes: int | None = None  # upper bound; None if the message has no figures for it
+    enough: bool | None = None  # whether that much would let the request succeed
 
 
 def gain_of(account: Account, gain: int) -> tuple[int, bool | None]:
@@ -58,7 +59,7 @@ def whole_cache(report: Report, account: Account) -> Iterator[Advice]:
     variable = _VARIABLES.get(report.kind)
     if variable is None:
         return
-    old = "1." in report.wording  # 1.x and 2.0 print the same words
+    old = "1." in report.wording  # 1.x and 2.0 print the same message
     yield Advice(
         f"{variable}=expandable_segments:True",
         "lets segments grow, so cached memory can serve requests of any size"

@@ -1,4 +1,4 @@
-"""Sizes as error messages print them: rounded, so each is known to half of its last digit."""
+"""Sizes as error messages print them: rounded, so each is known to within half of its last digit."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import string
 from fractions import Fraction
 from typing import NamedTuple
 
-# Every framework's own formatter divides by 1024, also where it prints "GB": format_size of PyTorch's allocators
+# Every framework's formatter divides by 1024, even if it prints "GB": format_size of PyTorch's allocators
 # (c10/cuda/CUDACachingAllocator.cpp, aten/src/ATen/mps/MPSAllocator.mm), HumanReadableSize of PaddlePaddle
 # (paddle/utils/string/printf.h), HumanReadableNumBytes of TensorFlow and XLA (tsl/platform/numbers.cc).
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
-# In a text without blanks: "20.00MiB", "0bytes", "98.000244MB", "10.51G", "0B".
+# In a text without whitespace: "20.00MiB", "0bytes", "98.000244MB", "10.51G", "0B".
 SIZE = r"(\d{1,20}(?:\.\d{1,9})?(?:bytes|[KkMGTPE]i?B?|B))"
 EXACT = r"(\d{1,20})"
 
 _LETTERS = string.ascii_letters
 
-NO_LIMIT = 2**60  # more than any device has: how allocators write "no limit"
+NO_LIMIT = 2**60  # more than the memory of any device: allocators print such numbers for "no limit"
 
 
 class Printed(NamedTuple):
     """A figure of a message."""
 
     bytes: int
-    slack: int = 0  # the true figure is at most this far off, in bytes
+    slack: int = 0  # maximum difference to the true figure, in bytes
 
     @property
     def low(self) -> int:
-        """Return the lower bound."""
+        """The lower bound."""
         return max(0, self.bytes - self.slack)
 
     @property
     def high(self) -> int:
-        """Return the upper bound."""
+        """The upper bound."""
         return self.bytes + self.slack
 
     def plus(self, other: Printed) -> Printed:
@@ -49,20 +49,20 @@ NOTHING = Printed(0)
 
 
 def total(figures: list[Printed]) -> Printed:
-    """The sum of several figures."""
+    """Return the sum of several figures."""
     return Printed(sum(figure.bytes for figure in figures), sum(figure.slack for figure in figures))
 
 
 def read_size(text: str) -> Printed:
-    """ "1.24GiB" -> 1.24 * 2^30 bytes, give or take 0.005 * 2^30; whole bytes are exact."""
+    """Return "1.24GiB" as 1.24 * 2^30 bytes with a slack of 0.005 * 2^30; whole bytes are exact."""
     number = text.rstrip(_LETTERS)
     unit = text[len(number) :].upper().removesuffix("YTES").removesuffix("B").removesuffix("I")
     size = 1024 ** _POWERS[unit]
     digits = len(number.partition(".")[2])
-    slack = 0 if size == 1 else -(-size // (2 * 10**digits))  # bytes are whole, however many zeros are printed
+    slack = 0 if size == 1 else -(-size // (2 * 10**digits))  # bytes are integers, regardless of printed zeros
     return Printed(round(Fraction(number) * size), slack)
 
 
 def read_exact(text: str) -> Printed:
-    """A whole number of bytes."""
+    """Return a whole number of bytes."""
     return Printed(int(text))

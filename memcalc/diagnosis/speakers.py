@@ -1,21 +1,22 @@
-"""Log prefixes: times, levels, ranks and hosts that loggers and launchers put before a message."""
+"""Log prefixes: times, levels, ranks and hosts that loggers and launchers print before a message."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-_LONGEST_PREFIX = 400  # letters
+_LONGEST_PREFIX = 400  # characters
 _MOST_UNITS = 12
 
 _ANSI = re.compile(
     r"\x1b(?:\[[0-?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)?|[@-Z\\^_])"
-    r"|\\(?:u001b|x1b|033)\[[\d;]{0,32}m",  # as JSON and repr() write it
+    r"|\\(?:u001b|x1b|033)\[[\d;]{0,32}m",  # as in JSON and repr()
     re.IGNORECASE,
 )
 
-# What may stand before a message, one unit after the other. Every branch is bounded and begins differently enough
-# that a line is read once.
+# Prefixes of a message, one unit at a time. Every branch is bounded, and branches start differently enough that a line
+# is
+# read once.
 _UNIT = re.compile(
     r"""\s*(?:
       \[(?P<kind>rank|default|worker|node|stage|gpu)[ -]?(?P<rank>\d{1,6})\]:?         # torchrun, torch.distributed
@@ -44,8 +45,8 @@ _BOX = " \t│┃|"
 class Spoken(NamedTuple):
     """A line split into its source and its text."""
 
-    speaker: str  # "rank 3", "process 90", "node07"; empty where the line does not say
-    text: str  # without what stood in front
+    speaker: str  # "rank 3", "process 90", "node07"; empty if the line has no source
+    text: str  # without the prefix
 
 
 def without_colours(text: str) -> str:
@@ -77,5 +78,5 @@ def _name(unit: re.Match[str]) -> str:
 
 
 def squeezed(text: str) -> str:
-    """The text without any blanks, so that it does not matter where a terminal or a logger broke a message."""
+    """Return the text without whitespace, so that line breaks by a terminal or a logger do not matter."""
     return "".join(text.replace("\\n", " ").replace("\\t", " ").strip(_BOX).split())

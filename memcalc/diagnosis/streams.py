@@ -1,4 +1,4 @@
-"""A log of any size as chunks of whole lines: gzip and UTF-16 (PowerShell's redirection) are undone on the way."""
+"""A log of any size as chunks of whole lines; gzip and UTF-16 (PowerShell redirection) are decoded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from memcalc.files import open_file
 from memcalc.progress import Progress, silent
 
 CHUNK = 2**16
-_KEPT = 2**14  # of a chunk without any report, what the next one may need: a traceback's frames, a wrapped head
+_KEPT = 2**14  # bytes of an unwanted chunk that the next one may need: a traceback's frames, a wrapped head
 
-# Logs pack to a tenth or a fiftieth; deflate's own limit, for a file of one letter, is 1032.
+# Logs compress to a tenth or a fiftieth; deflate's limit, for a file of one repeated byte, is 1032.
 MOST_UNPACKED = 300
-SUSPECT_BYTES = 2**28  # unpacked: up to here every ratio is read
+SUSPECT_BYTES = 2**28  # unpacked: up to this size every ratio is accepted
 
 _NO_BREAK_SPACE = "\u00a0".encode()
 _GZIP = b"\x1f\x8b"
@@ -37,10 +37,10 @@ class Line(NamedTuple):
 
 @contextmanager
 def open_log(log: str | Path) -> Iterator[tuple[str, BinaryIO]]:
-    """The log's name and its bytes; "-" is standard input.
+    """Yield the log's name and its bytes; "-" is standard input.
 
     Raises:
-        InputError: it cannot be opened.
+        InputError: the log cannot be opened.
     """
     if str(log) == "-":
         yield "standard input", sys.stdin.buffer
@@ -50,14 +50,14 @@ def open_log(log: str | Path) -> Iterator[tuple[str, BinaryIO]]:
 
 
 class Readable(Protocol):
-    """A stream of bytes, as far as it is asked."""
+    """The part of a byte stream's interface that is used here."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, at most so many."""
+        """Return the next bytes, at most so many."""
 
 
 class _Told:
-    """A stream that tells how much of it is read."""
+    """A stream that reports how much of it has been read."""
 
     def __init__(self, stream: BinaryIO, progress: Progress) -> None:
         self._stream = stream
@@ -69,7 +69,7 @@ class _Told:
             self._total = about.st_size >> 20 if stat.S_ISREG(about.st_mode) else None
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         found = self._stream.read(size)
         self._read += len(found)
         self._progress("MiB of the log", self._read >> 20, self._total)
@@ -77,26 +77,26 @@ class _Told:
 
 
 def told(stream: BinaryIO, progress: Progress) -> Readable:
-    """The stream; `progress` is told how much of it is read, in MiB."""
+    """Return the stream; `progress` is called with the MiB read."""
     return stream if progress is silent else _Told(stream, progress)
 
 
 class Chunk(NamedTuple):
     """Whole lines of a log."""
 
-    number: int  # of the first one
+    number: int  # of the first line
     content: bytes
-    before: bytes  # the lines before it, as far as they may be needed and were not wanted themselves
+    before: bytes  # earlier lines that may be needed, if their chunk was not wanted
 
 
 def chunks_worth_reading(stream: Readable, wanted: Callable[[bytes], bool]) -> Iterator[Chunk]:
-    """The chunks that `wanted` wants, each with the last lines of the chunk before it.
+    """Yield the wanted chunks, each with the last lines of the chunk before it.
 
-    Memory is bounded by two chunks: a longer line comes in pieces.
+    Memory is bounded by two chunks: a longer line is split.
     """
     number, kept = 1, b""
     for lines in _whole_lines(_plain(stream)):
-        chunk = lines.replace(_NO_BREAK_SPACE, b" ")  # what is copied from a web page has some
+        chunk = lines.replace(_NO_BREAK_SPACE, b" ")  # text copied from web pages contains no-break spaces
         if wanted(chunk):
             yield Chunk(number, chunk, kept)
             kept = b""
@@ -106,7 +106,7 @@ def chunks_worth_reading(stream: Readable, wanted: Callable[[bytes], bool]) -> I
 
 
 def lines_of(chunk: Chunk) -> Iterator[Line]:
-    """The lines of a chunk and of what was kept before it."""
+    """Yield the lines of a chunk and of the part kept before it."""
     yield from _lines(chunk.before, chunk.number - chunk.before.count(b"\n"))
     yield from _lines(chunk.content, chunk.number)
 
@@ -116,13 +116,13 @@ def _lines(chunk: bytes, number: int) -> Iterator[Line]:
     if chunk.endswith(b"\n"):
         parts.pop()
     for offset, part in enumerate(parts):
-        for piece in part.split(b"\r"):  # a progress bar writes over its own line
+        for piece in part.split(b"\r"):  # a progress bar overwrites its own line
             if piece:
                 yield Line(number + offset, piece.decode("utf-8", "replace"))
 
 
 def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Chunks cut at the end of a line, as far as there is one."""
+    """Yield chunks split at the end of a line, if there is one."""
     rest = b""
     for chunk in chunks:
         cut = chunk.rfind(b"\n") + 1
@@ -139,7 +139,7 @@ def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _plain(stream: Readable) -> Iterator[bytes]:
-    """The bytes as UTF-8, unpacked, never more than a few chunks at once."""
+    """Yield the bytes as UTF-8, unpacked, a few chunks at a time."""
     chunks = iter(lambda: stream.read(CHUNK), b"")
     first = next(chunks, b"")
     whole = _chain(first, chunks)
@@ -163,7 +163,7 @@ def _recoded(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    unpacker = zlib.decompressobj(wbits=31)  # 31: with gzip's header
+    unpacker = zlib.decompressobj(wbits=31)  # 31: with a gzip header
     read = made = 0
     try:
         for chunk in chunks:
@@ -178,7 +178,7 @@ def _unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
                     )
                 yield piece
                 packed = unpacker.unconsumed_tail
-                if unpacker.eof:  # a file may hold several members, one after the other
+                if unpacker.eof:  # a file may consist of several gzip members
                     packed = unpacker.unused_data
                     unpacker = zlib.decompressobj(wbits=31)
     except zlib.error as error:

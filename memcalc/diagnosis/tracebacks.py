@@ -1,11 +1,11 @@
-"""In which part of a training step a traceback was, as far as its frames tell."""
+"""The phase of a training step in which a traceback occurred, from its frames."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-# The innermost telling frame decides: a loss is computed inside forward, a gathered weight inside backward.
-# Words of files and functions of PyTorch, transformers, accelerate and DeepSpeed.
+# The innermost frame with a phase decides: a loss is computed inside forward, a weight is gathered inside backward.
+# Files and functions of PyTorch, transformers, accelerate and DeepSpeed.
 _FILES = (
     ("torch/optim/", "optimizer_step"),
     ("torch/autograd/", "backward"),
@@ -25,11 +25,11 @@ _FUNCTIONS = {
     "forward": "forward",
     "_call_impl": "forward",
 }
-_OUTERMOST = ("backward", "optimizer_step")  # forward runs inside backward where it is recomputed
+_OUTERMOST = ("backward", "optimizer_step")  # recomputation runs forward inside backward
 
 
 def phase_of(frames: Iterable[tuple[str, str]]) -> str:
-    """ "forward", "loss", "backward", "optimizer_step" or "model"; "" where the frames do not tell.
+    """Return "forward", "loss", "backward", "optimizer_step" or "model"; "" if the frames do not show the phase.
 
     Args:
         frames: file and function of each frame, outermost first.

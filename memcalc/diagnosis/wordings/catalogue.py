@@ -1,4 +1,4 @@
-"""All wordings behind one search: where a message begins, and who reads it."""
+"""All message formats in one search: where a message begins, and which module parses it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _HEADS = [(module, name, pattern) for module in _MODULES for name, pattern in mo
 _READERS = {f"head_{number}": (module, name) for number, (module, name, _) in enumerate(_HEADS)}
 _HEAD = re.compile("|".join(f"(?P<head_{number}>{pattern})" for number, (_, _, pattern) in enumerate(_HEADS)))
 
-# Every head has one of these words in it: looking for them first is ten times quicker.
+# Every head contains one of these words: searching for them first is ten times faster.
 _ANCHOR = re.compile(
     "utofmemory|Triedtoallocate|wouldexceedallowedmemory|youtriedtoallocate|OOMondevice|OOMwhenallocating|bytesinpool:"
     "|_allocated_bytes_:|Stats:Limit:|ailedtoallocate|Attemptingto|_STATUS_ALLOC_FAILED"
 )
-LONGEST_HEAD = 160  # letters
+LONGEST_HEAD = 160  # characters
 
-# PaddlePaddle's message names its limit after some lines of advice.
+# PaddlePaddle's message reports its limit after some lines of advice.
 _WAIT = {paddle: paddle.TEXT_BEFORE_LIMIT}
 
-# What a log must hold for a message to be in it, wherever lines were broken: each message has several of them.
+# Strings of which a log with a message contains at least one, regardless of line breaks: each message has several.
 TRIGGERS = tuple(
     word.encode()
     for word in (
@@ -52,7 +52,7 @@ TRIGGERS = tuple(
 
 
 class Head(NamedTuple):
-    """Where a message begins."""
+    """The position at which a message begins."""
 
     module: ModuleType
     name: str
@@ -60,28 +60,28 @@ class Head(NamedTuple):
 
     @property
     def fragment(self) -> bool:
-        """Whether it is only part of a report that began before."""
+        """Whether it is only a part of a report that began before."""
         return self.module is tensorflow and self.name in tensorflow.FRAGMENTS
 
     @property
     def wait(self) -> int:
-        """How many letters after what was understood may still belong to the message."""
+        """Number of characters after the parsed text that may still belong to the message."""
         return _WAIT.get(self.module, LONGEST_PART)
 
 
 class Effort:
-    """How much work reading a log has taken, in units of some 15 microseconds, as a line takes."""
+    """Work spent on reading a log, in units of about 15 microseconds, the time of one line."""
 
-    SEARCH = 10  # the places around a word searched for a head in vain
-    MESSAGE = 4  # a message of usual length found and read
-    LETTERS = 20  # of a message, for each further unit
+    SEARCH = 10  # a failed search for a head around a word
+    MESSAGE = 4  # a message of usual length found and parsed
+    LETTERS = 20  # characters of a message per further unit
 
     def __init__(self) -> None:
         self.units = 0
 
 
 def find_head(text: str, start: int, effort: Effort) -> Head | None:
-    """The first message of a text without blanks that begins at `start` or later."""
+    """Return the first head at `start` or later, in a text without whitespace."""
     at = start
     while (anchor := _ANCHOR.search(text, at)) is not None:
         found = _HEAD.search(text, max(start, anchor.start() - LONGEST_HEAD), anchor.end() + LONGEST_HEAD)
@@ -94,7 +94,7 @@ def find_head(text: str, start: int, effort: Effort) -> Head | None:
 
 
 def read_message(head: Head, text: str, effort: Effort) -> tuple[Report | None, int]:
-    """The report that begins there, and where its text ends."""
+    """Return the report that begins at a head, and the end of its text."""
     cursor = Cursor(text, head.match.end())
     report: Report | None = head.module.parse(head.name, head.match, cursor)
     effort.units += Effort.MESSAGE + (cursor.at - head.match.start()) // Effort.LETTERS
@@ -102,7 +102,7 @@ def read_message(head: Head, text: str, effort: Effort) -> tuple[Report | None, 
 
 
 def has_trigger(chunk: bytes) -> bool:
-    """Whether a piece of a log may hold (part of) a message."""
+    """Return whether a piece of a log may contain a message or a part of one."""
     return any(word in chunk for word in TRIGGERS)
 
 
@@ -110,7 +110,7 @@ _TRIGGER = re.compile(b"|".join(map(re.escape, TRIGGERS)))
 
 
 def lines_with_triggers(chunk: bytes) -> Iterator[tuple[int, int]]:
-    """Where the lines of a chunk that may hold (part of) a message begin and end."""
+    """Yield begin and end of the lines in a chunk that may contain a message or a part of one."""
     end = -1
     for found in _TRIGGER.finditer(chunk):
         if found.start() < end:

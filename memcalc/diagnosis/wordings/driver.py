@@ -1,4 +1,4 @@
-"""What drivers and libraries say when they run out: a code without any figure."""
+"""Out-of-memory errors of drivers and libraries: a code without figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADS: tuple[tuple[str, str], ...] = (
 
 
 def parse(name: str, head: re.Match[str], _: Cursor) -> Report | None:
-    """The message whose head was found."""
+    """Return the report of the message at this head."""
     kind = "hip" if head[0].startswith("HIP") else "cuda"
     if name == "library":
         library = {"CUBLAS": "cuBLAS", "HIPBLAS": "hipBLAS", "CUDNN": "cuDNN"}

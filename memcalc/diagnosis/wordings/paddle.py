@@ -20,14 +20,14 @@ _ASKED = re.compile(r"(?:GPU\d{1,4})?[Cc]annotallocate" + SIZE + r"(?:GPU)?memor
 _HELD = re.compile(SIZE + "memoryhasbeenallocatedand")
 _FREE = re.compile("availablememoryis(?:only)?" + SIZE)
 _LIMIT = re.compile(r"`?FLAGS_gpu_memory_limit_mb`?is(\d{1,12})")
-TEXT_BEFORE_LIMIT = 700  # letters of advice without blanks
+TEXT_BEFORE_LIMIT = 700  # characters of advice, without whitespace
 
-# Above the memory of any card: a counter that went below zero, as PaddlePaddle printed in 2022 (85 TB).
+# Above the memory of any GPU: a counter that went below zero, as PaddlePaddle printed in 2022 (85 TB).
 _WRAPPED = 2**46
 
 
 def parse(_: str, __: re.Match[str], cursor: Cursor) -> Report | None:
-    """The message whose head was found; the cursor stands behind it. None where it is none after all."""
+    """Return the report of the message at this head; the cursor is after it. None if it is not a message."""
     place = cursor.take(_PLACE)
     if place is None:
         return None

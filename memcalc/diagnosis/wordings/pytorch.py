@@ -1,7 +1,7 @@
-"""The messages of PyTorch's caching allocators since 1.0: CUDA, HIP, XPU, and NPU by torch_npu.
+"""Messages of PyTorch's caching allocators since 1.0: CUDA, HIP, XPU, and NPU (torch_npu).
 
 Sources: c10/cuda/CUDACachingAllocator.cpp (malloc), c10/xpu/XPUCachingAllocator.cpp; torch_npu's
-NPUCachingAllocator.cpp keeps the words of PyTorch 1.x. Messages of each wording, with the threads they stand in, are in
+NPUCachingAllocator.cpp keeps the format of PyTorch 1.x. Examples of each format, with links to their threads, are in
 tests/diagnosis/messages.yaml.
 """
 
@@ -49,7 +49,7 @@ _ITEMS = {
 
 
 def parse(_: str, head: re.Match[str], cursor: Cursor) -> Report | None:
-    """The message whose head was found; the cursor stands behind it. None where it is none after all."""
+    """Return the report of the message at this head; the cursor is after it. None if it is not a message."""
     kind = (head["kind"] or "").lower()
     asked = cursor.take(_ASKED)
     if asked is None:
@@ -65,11 +65,11 @@ def parse(_: str, head: re.Match[str], cursor: Cursor) -> Report | None:
 
 
 def _native_1(kind: str, figures: Figures, place: re.Match[str], cursor: Cursor) -> Report:
-    """1.0 to 2.0, and torch_npu: everything in one pair of parentheses."""
+    """1.0 to 2.0, and torch_npu: all figures in one pair of parentheses."""
     cached = None
     found: dict[str, Any] = {}
     while (item := cursor.take(_ITEM_1)) is not None:
-        if item[2] == "cached":  # 1.0 to 1.3: without what is allocated
+        if item[2] == "cached":  # 1.0 to 1.3: without allocated memory
             cached = read_size(item[1])
         elif item[2] in _ITEMS:
             found[_ITEMS[item[2]]] = read_size(item[1])
@@ -90,7 +90,7 @@ def _native_1(kind: str, figures: Figures, place: re.Match[str], cursor: Cursor)
 
 
 def _native_2(kind: str, figures: Figures, place: re.Match[str], cursor: Cursor) -> Report:
-    """2.1 and later: sentences, with what each process holds where the driver tells."""
+    """2.1 and later: sentences, with the memory of each process if the driver reports it."""
     figures = replace(figures, capacity=read_size(place[3]), free=read_size(place[4]))
     holders = []
     while True:
@@ -105,7 +105,7 @@ def _native_2(kind: str, figures: Figures, place: re.Match[str], cursor: Cursor)
     private = NOTHING
     if (allocated := cursor.take(_ALLOCATED)) is not None:
         in_use = read_size(allocated[1])
-        if (pools := cursor.take(_PRIVATE)) is not None:  # what is cached there is counted as allocated
+        if (pools := cursor.take(_PRIVATE)) is not None:  # memory cached there is counted as allocated
             private = read_size(pools[1])
             figures = replace(figures, private=private)
         figures = replace(figures, allocated=in_use.minus(private))

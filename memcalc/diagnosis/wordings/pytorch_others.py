@@ -1,4 +1,4 @@
-"""PyTorch's messages beside those of its caching allocator: other allocators, Apple's GPUs, the host.
+"""PyTorch's other messages: other allocators, Apple GPUs, host memory.
 
 Sources: c10/cuda/CUDAMallocAsyncAllocator.cpp, c10/cuda/CUDACachingAllocator.cpp, aten/src/ATen/mps/MPSAllocator.mm,
 c10/core/impl/alloc_cpu.cpp.
@@ -50,7 +50,7 @@ _ATTEMPT = re.compile(r"(\d{1,4})whiletryingtoallocate(\d{1,20})bytes\(free:(\d{
 
 
 def parse(name: str, head: re.Match[str], cursor: Cursor) -> Report | None:
-    """The message whose head was found; the cursor stands behind it. None where it is none after all."""
+    """Return the report of the message at this head; the cursor is after it. None if it is not a message."""
     kind = (head["endless"] or head["rejected"] or "").lower()
     if name == "endless":
         return Report(framework="pytorch", wording="more than 2^60 bytes", kind=kind)
@@ -71,7 +71,7 @@ def _pool(_: str, cursor: Cursor) -> Report | None:
     for name, pattern in _POOL_LINES:
         if (line := cursor.take(pattern)) is not None:
             figures[name] = read_size(line[1])
-    if "allowed" in figures and figures["allowed"].bytes >= NO_LIMIT:  # 2^64 - 1 is printed where there is none
+    if "allowed" in figures and figures["allowed"].bytes >= NO_LIMIT:  # 2^64 - 1 is printed if there is no limit
         del figures["allowed"]
     return Report(
         framework="pytorch",
@@ -99,7 +99,7 @@ def _host(_: str, cursor: Cursor) -> Report | None:
 
 
 def _attempt(_: str, cursor: Cursor) -> Report | None:
-    """2.13: a line for each refusal of the driver, also where the next attempt succeeds."""
+    """2.13: one line per failed driver call, even if the next attempt succeeds."""
     parts = cursor.take(_ATTEMPT)
     if parts is None:
         return None

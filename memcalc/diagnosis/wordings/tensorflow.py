@@ -1,4 +1,4 @@
-"""The messages of TensorFlow, and of the BFC allocator that it shares with XLA.
+"""Messages of TensorFlow, and of the BFC allocator that it shares with XLA.
 
 Sources: tsl/framework/bfc_allocator.cc (AllocateRawInternal, DumpMemoryLog), allocator.cc (AllocatorStats),
 tensorflow/core/framework/op_kernel.cc (allocate_tensor), tsl's cuda_driver.cc.
@@ -22,13 +22,13 @@ HEADS: tuple[tuple[str, str], ...] = (
     ("eager", r"ResourceExhaustedError:failedtoallocatememory"),
 )
 
-FRAGMENTS = ("pool", "stats")  # no reports: they complete one
+FRAGMENTS = ("pool", "stats")  # not reports by themselves: they complete one
 
 _SIZE = re.compile(SIZE)
 _ROUNDED = re.compile(r"\(roundedto(\d{1,20})\)")
 _OPERATOR = re.compile(r"requestedbyop(.{1,150}?)(?=Ifthecause|Currentallocation)")
 _HARMLESS = re.compile(r"(?:withfreed_by_count=\d{1,9})?\.Thecallerindicatesthatthisisnotafailure")
-_SHAPE = re.compile(r"\[((?:\d{1,12}(?:,\d{1,12}){0,11},?)?)\]")  # one way to read it: no number is tried in pieces
+_SHAPE = re.compile(r"\[((?:\d{1,12}(?:,\d{1,12}){0,11},?)?)\]")  # unambiguous: no backtracking into numbers
 _TYPE = re.compile(r"andtype([a-z_]{1,20}?\d{0,3}(?:_[a-z0-9]{1,8})?)on/")
 _DEVICE = re.compile(r"device:([A-Z]{3}):(\d{1,4})")
 _POOL = re.compile(r"(\d{1,20})memory_limit_:(\d{1,20})")
@@ -47,7 +47,7 @@ _BYTES = {
 
 
 def parse(name: str, head: re.Match[str], cursor: Cursor) -> Report | None:
-    """The message, or the part of one, whose head was found. None where it is none after all."""
+    """Return the report of the message, or part of one, at this head. None if it is not a message."""
     if name == "bfc":
         return _bfc(head["allocator"] or "", cursor)
     if name == "tensor":
@@ -100,7 +100,7 @@ def _tensor(cursor: Cursor) -> Report | None:
 
 
 def _chunk(cursor: Cursor) -> Report | None:
-    """The driver refused a region; the allocator goes on with a smaller one."""
+    """The driver failed to allocate a region; the allocator continues with a smaller one."""
     sizes = cursor.take(_CHUNK)
     if sizes is None:
         return None

@@ -1,7 +1,7 @@
-"""The messages of XLA: JAX, torch_xla and TensorFlow's compiled functions.
+"""Messages of XLA: JAX, torch_xla and TensorFlow's compiled functions.
 
 Sources: xla/pjrt/pjrt_stream_executor_client.cc, xla/tsl/framework/bfc_allocator.cc, xla/service/buffer_assignment.cc
-(Stats::ToString); those of the TPU compiler and runtime are known from their texts only.
+(Stats::ToString); the formats of the TPU compiler and runtime are known only from published messages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMES = {"preallocatedtemp": "preallocated temp", "unpreallocatedtemp": "unprea
 
 
 def parse(name: str, _: re.Match[str], cursor: Cursor) -> Report | None:
-    """The message whose head was found; the cursor stands behind it. None where it is none after all."""
+    """Return the report of the message at this head; the cursor is after it. None if it is not a message."""
     if name == "runtime":
         return _runtime(cursor)
     if name == "request":
