@@ -1,1 +1,1 @@
-"""PyTorch's memory snapshots: read without running anything, turned into events, and checked against the allocator."""
+"""PyTorch memory snapshots: read without executing anything, converted to events, verified by the allocator model."""

@@ -1,4 +1,4 @@
-"""What a device held when its history begins: the end of the snapshot, with the history undone step by step."""
+"""The state of a device at the start of its history: the final state, with the history undone entry by entry."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from memcalc.snapshots.recording import Entry, RecordedSegment, Recording
 
 @dataclass(slots=True)
 class Held:
-    """A block that is in use. Bytes."""
+    """A block in use. Bytes."""
 
     address: int
     requested: int
-    size: int | None  # None where the snapshot does not tell, because it was freed before the end
+    size: int | None  # None if unknown, because it was freed before the end
     stream: int
     stack: int
     is_waiting: bool = False  # freed, but other streams may still use it
@@ -26,7 +26,7 @@ class Held:
 
 @dataclass(slots=True)
 class Range:
-    """Memory that came from the driver: a segment, or a mapped range of an expandable one. Bytes."""
+    """Memory from the driver: a segment, or a mapped range of an expandable one. Bytes."""
 
     address: int
     size: int
@@ -38,7 +38,7 @@ class Range:
 
 @dataclass(slots=True)
 class Beginning:
-    """The state before the first entry. `gaps` counts entries that do not fit what came after them."""
+    """The state before the first entry. `gaps` counts entries that are inconsistent with later ones."""
 
     held: dict[int, Held] = field(default_factory=dict)  # by address
     ranges: dict[int, Range] = field(default_factory=dict)  # by address; expandable ones page by page
@@ -46,12 +46,12 @@ class Beginning:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the history begins with the first allocation."""
+        """Whether the history starts with the first allocation."""
         return not self.held and not self.ranges
 
 
 def beginning(recording: Recording) -> Beginning:
-    """Walks the history backwards from the segments at the end; forwards where its end is missing."""
+    """Return the initial state, going backwards from the final segments; forwards if the history's end is missing."""
     if recording.is_cut and recording.entries:
         return _used_before(recording)
     state = Beginning()
@@ -68,13 +68,15 @@ def beginning(recording: Recording) -> Beginning:
 
 
 def _used_before(recording: Recording) -> Beginning:
-    """What a history uses that it has not allocated: of the state at its begin all that can be told without its end.
+    """Return the part of the initial state that is known without the end of the history.
 
-    Blocks are those that it frees; segments are those that it gives back, or that are still there at the end.
+    Blocks are those that the history frees without allocating them; segments are those that it frees to the driver, or
+    that
+    still exist at the end.
     """
     state = Beginning()
-    known: set[int] = set()  # blocks of the history's own
-    ranges: list[tuple[int, int]] = []  # likewise, segments
+    known: set[int] = set()  # blocks that the history allocates
+    ranges: list[tuple[int, int]] = []  # segments that the history allocates
     for entry in recording.entries:
         action, address, size = entry.action, entry.address, entry.size
         if action in ("segment_alloc", "segment_map"):
@@ -97,9 +99,9 @@ def _used_before(recording: Recording) -> Beginning:
 
 
 def _undo(state: Beginning, entries: Sequence[Entry]) -> None:
-    """The state before the entries. Written out: it runs once for each of them.
+    """Compute the state before the entries. Inlined, because the loop runs once per entry.
 
-    What was freed is kept as the entry that tells so, since most of it was allocated within the history.
+    A freed block is represented by its entry, since most were allocated within the history.
     """
     held: dict[int, Held | Entry] = dict(state.held)
     gaps = 0
@@ -125,35 +127,36 @@ def _undo(state: Beginning, entries: Sequence[Entry]) -> None:
 
 
 def _freed(entry: Entry) -> Held:
-    """What an entry takes back; it waits where that was asked for before the history begins."""
+    """Return the block that an entry frees; it is waiting if its free was requested before the history begins."""
     waits = entry.action == "free_completed"
     return Held(entry.address, entry.size, None, entry.stream, entry.stack, is_waiting=waits)
 
 
 def _undo_segment(state: Beginning, entry: Entry) -> None:
-    """The state before memory came from the driver or went back to it."""
+    """Undo a segment's allocation, release, mapping or unmapping."""
     action, address, size = entry.action, entry.address, entry.size
     if action == "segment_alloc":
         state.gaps += state.ranges.pop(address, None) is None
     elif action == "segment_free":
-        is_small = size == SMALL_SEGMENT  # as good as always: large ones are of 20 MiB or made to measure
+        is_small = size == SMALL_SEGMENT  # reliable: large segments have 20 MiB, or the size of their first request
         state.ranges[address] = Range(address, size, entry.stream, is_small, entry.pool or 0, is_expandable=False)
     elif action == "segment_map":
         _unmap(state, address, size)
     else:
-        is_small = size % LARGE_SEGMENT != 0  # a page of the large pool is a whole segment of it
+        is_small = size % LARGE_SEGMENT != 0  # a page of the large pool has the size of a large segment
         _map(state, Range(address, size, entry.stream, is_small, entry.pool or 0, is_expandable=True))
 
 
 def block_sizes(state: Beginning, settings: Settings) -> None:
-    """Fills in the sizes that the snapshot does not tell.
+    """Fill in block sizes that are missing in the snapshot.
 
-    A block is its request, rounded up, and a rest behind it that was too small to be split off: in the large pool up to
-    1 MiB, and whatever follows a request that is larger than max_split_size.
+    A block is its rounded request plus an unsplit remainder: in the large pool up to 1 MiB, and of any size if the
+    request
+    is larger than max_split_size.
 
     Args:
-        state: the state at the beginning.
-        settings: those of the run.
+        state: the initial state; modified.
+        settings: of the run.
     """
     ends = sorted(state.held)
     for number, address in enumerate(ends):
@@ -171,7 +174,7 @@ def block_sizes(state: Beginning, settings: Settings) -> None:
 
 
 def contradiction(state: Beginning) -> str:
-    """Why there can be no such state, in words; "" where there can. Sizes of blocks must be filled in."""
+    """Return why the state is impossible; "" if it is possible. Sizes of blocks must be filled in."""
     end = -1
     for found in sorted(state.ranges.values(), key=lambda found: found.address):
         if found.size <= 0 or found.address < end:
@@ -195,7 +198,7 @@ def _range(segment: RecordedSegment) -> Range:
 
 
 def _unmap(state: Beginning, address: int, size: int) -> None:
-    """Takes a range out of the mapped one that it lies in."""
+    """Remove a range from the mapped range that contains it."""
     for begin, found in list(state.ranges.items()):
         if found.is_expandable and begin <= address and address + size <= begin + found.size:
             del state.ranges[begin]
@@ -210,7 +213,7 @@ def _unmap(state: Beginning, address: int, size: int) -> None:
 
 
 def _map(state: Beginning, new: Range) -> None:
-    """Adds a mapped range, joined with the ones at its ends."""
+    """Add a mapped range, merged with adjacent ones."""
     for begin, found in list(state.ranges.items()):
         if found.is_expandable and found.stream == new.stream and new.address in (begin + found.size, begin - new.size):
             del state.ranges[begin]

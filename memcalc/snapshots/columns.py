@@ -1,6 +1,6 @@
-"""The history of a device in columns: from the reader's process to ours, a million entries are a few long texts.
+"""The history of a device in columns, to transfer a million entries between processes as a few byte strings.
 
-Written by `columns_of` in the reader's process, and read by `entries_of` in ours.
+`columns_of` writes them in the reader process, and `entries_of` reads them in the main process.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from memcalc.snapshots.unpickling import Refused
 ACTIONS = tuple("alloc free_requested free_completed segment_alloc segment_free segment_map segment_unmap oom".split())
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _OTHER = 255  # the code of marks: snapshot, user_defined
-LARGEST = 2**63  # no address, size or time is as large
+LARGEST = 2**63  # all addresses, sizes and times are smaller
 _UNKNOWN_POOL = -1
 
 
 def columns_of(
     trace: list[Any], stack: Callable[[Any], int], pool: Callable[[Any], int]
 ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
-    """The fields of `Entry`, each as the bytes of an array; actions by their place in `ACTIONS`.
+    """Return the fields of `Entry`, each as the bytes of an array; actions by their position in `ACTIONS`.
 
     Args:
-        trace: what should be dictionaries with an action, an address and so on.
-        stack: the number of a list of frames.
-        pool: the number of a pool's id.
+        trace: should be dictionaries with an action, an address and so on.
+        stack: returns the number of a list of frames.
+        pool: returns the number of a pool's id.
 
     Raises:
-        Refused: for anything else.
+        Refused: the trace has any other content.
     """
     try:
         actions = bytes([_CODES.get(entry["action"], _OTHER) for entry in trace])
@@ -57,7 +57,7 @@ def columns_of(
 
 
 def entries_of(columns: tuple[bytes, ...]) -> tuple[Entry, ...]:
-    """The history again."""
+    """Return the entries of the history."""
     actions, *numbers, pools = columns
     told: Iterable[int | None] = repeat(None)
     if pools:
@@ -67,7 +67,7 @@ def entries_of(columns: tuple[bytes, ...]) -> tuple[Entry, ...]:
 
 
 def _refused(trace: list[Any]) -> Refused:
-    """The first entry that is none."""
+    """Return the error for the first invalid entry."""
     for entry in trace:
         try:
             if entry["action"] not in _CODES:

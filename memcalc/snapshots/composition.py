@@ -1,4 +1,4 @@
-"""What a recorded run's memory is made of: by component, by line, what leaks, and what is of no use."""
+"""The composition of a recorded run's memory: by component, by source line, leaks, and unusable memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from memcalc.snapshots.beginning import Beginning
 from memcalc.snapshots.frames import component, is_backward, place
 from memcalc.snapshots.recording import Recording, Snapshot
 
-LONG_LIVED = 2  # steps that a tensor outlives before it counts as leaked
+LONG_LIVED = 2  # steps after which a live tensor counts as leaked
 
 
 class Line(NamedTuple):
-    """The tensors of one line of the program. Bytes asked for."""
+    """The tensors of one source line. Requested bytes."""
 
     where: str
     component: Component | None
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 class Leak(NamedTuple):
-    """Tensors that a line allocated in several steps and that are still alive at the end."""
+    """Tensors that one source line allocated in several steps and that are live at the end."""
 
     where: str
     steps: int
@@ -35,29 +35,29 @@ class Leak(NamedTuple):
 
 @dataclass(frozen=True)
 class Composition:
-    """What was alive at the moment of most bytes, and at the end. Bytes asked for, unless said otherwise."""
+    """Live memory at the peak and at the end. Requested bytes, unless stated otherwise."""
 
-    peak_entry: int  # its position in the history; -1 before the first
+    peak_entry: int  # its position in the history; -1 before the first entry
     peak_bytes: int
-    by_component: dict[Component | None, int]  # at the peak; None where the stack does not tell
+    by_component: dict[Component | None, int]  # at the peak; None if the stack does not show the component
     lines: tuple[Line, ...]  # at the peak, the largest first
     leaks: tuple[Leak, ...]
-    steps: int  # that the recording has; without at least three nothing is called a leak
+    steps: int  # in the recording; leaks are detected from three steps on
     allocated_bytes: int  # at the end, in blocks
     reserved_bytes: int
     inactive_split_bytes: int
-    rounding_bytes: int  # what blocks in use have beyond what was asked for
+    rounding_bytes: int  # allocated minus requested bytes of blocks in use
 
 
 class Attribution(NamedTuple):
-    """What each entry belongs to."""
+    """The component and the step of each entry."""
 
     kinds: list[Component | None]  # of allocations
-    steps: list[int]  # how many optimizer steps had begun; empty where the recording does not tell
+    steps: list[int]  # number of optimizer steps begun; empty if unknown
 
 
 def attribute(snapshot: Snapshot, recording: Recording) -> Attribution:
-    """Goes through a history for `compose` and for its events."""
+    """Return the components and steps of a history, for `compose` and for its events."""
     steps = _steps(snapshot, recording)
     return Attribution(_kinds(snapshot, recording, steps), steps)
 
@@ -65,13 +65,13 @@ def attribute(snapshot: Snapshot, recording: Recording) -> Attribution:
 def compose(
     snapshot: Snapshot, recording: Recording, start: Beginning, known: Attribution | None = None
 ) -> Composition:
-    """Adds a recording up.
+    """Return the composition of a recording.
 
     Args:
         snapshot: the file.
         recording: one device of it.
-        start: what the device held at the beginning.
-        known: what `attribute` found, where it was asked already.
+        start: its initial state.
+        known: the result of `attribute`, if already computed.
     """
     kinds, steps = known or attribute(snapshot, recording)
     alive: dict[int, tuple[int, int, int]] = {
@@ -114,10 +114,10 @@ def compose(
 
 
 def _kinds(snapshot: Snapshot, recording: Recording, steps: list[int]) -> list[Component | None]:
-    """The kind of memory of each entry that is an allocation.
+    """Return the component of each entry that is an allocation.
 
-    What backward allocates is a gradient where it lives until the optimizer steps, else a temporary. Where no stack is
-    recorded beside others that are, backward's own threads made it.
+    Allocations of backward are gradients if they stay live until the optimizer steps, else temporaries. An allocation
+    without a stack, among others with stacks, was made by backward's own threads.
     """
     told = [component(stack) for stack in snapshot.stacks]
     backward = [is_backward(stack) for stack in snapshot.stacks]
@@ -140,9 +140,9 @@ def _kinds(snapshot: Snapshot, recording: Recording, steps: list[int]) -> list[C
 
 
 def _steps(snapshot: Snapshot, recording: Recording) -> list[int]:
-    """How many optimizer steps had begun at each entry; empty where the recording does not tell.
+    """Return the number of optimizer steps begun at each entry; empty if unknown.
 
-    By PyTorch's annotations, else by the stacks of the optimizer's allocations.
+    Steps are recognized by PyTorch's annotations, else by the stacks of the optimizer's allocations.
     """
     starts = [a.time_us for a in recording.annotations if a.name.startswith("Optimizer.step") and a.stage == "START"]
     found, count = [], 0
@@ -165,7 +165,7 @@ def _steps(snapshot: Snapshot, recording: Recording) -> list[int]:
 
 
 def _alive(recording: Recording, start: Beginning, until: int) -> list[tuple[int, int, int]]:
-    """Bytes, stack and position of what is alive after an entry."""
+    """Return bytes, stack and position of the allocations that are live after an entry."""
     alive = {held.address: (held.requested, held.stack, -1) for held in start.held.values()}
     for index, entry in enumerate(recording.entries[: until + 1]):
         if entry.action == "alloc":
@@ -197,9 +197,9 @@ def _lines(alive: list[tuple[int, int, int]], kinds: list[Component | None], sna
 
 
 def _leaks(alive: dict[int, tuple[int, int, int]], steps: list[int], snapshot: Snapshot) -> tuple[Leak, ...]:
-    """Lines whose tensors of two or more steps are alive at the end, each of them a step or more old.
+    """Return source lines with live tensors from two or more steps at the end, each at least one step old.
 
-    The first step's are left out: the optimizer's state is made there and stays.
+    The first step is ignored, because it allocates the persistent optimizer state.
     """
     if not steps or steps[-1] <= LONG_LIVED:
         return ()

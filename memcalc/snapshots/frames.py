@@ -1,4 +1,4 @@
-"""What a stack tells about an allocation: the line of the program, and the kind of memory."""
+"""Attribution of an allocation by its stack: source line and component."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LOADERS = frozenset(("_apply", "reset_parameters", "from_pretrained", "load_sta
 
 
 def is_python(frame: Frame) -> bool:
-    """Whether a frame is Python's; others are C++."""
+    """Return whether a frame is Python; others are C++."""
     return frame.filename.endswith(".py") or frame.filename.startswith("<")
 
 
 def place(stack: Stack) -> str:
-    """The line of the program that allocated, its own code before that of libraries: "train.py:12 main"."""
+    """Return the source line that allocated, user code before library code: "train.py:12 main"."""
     lines = [frame for frame in stack if is_python(frame)]
     if not lines:
         return BACKWARD if any("autograd" in frame.name for frame in stack) or not stack else _native(stack)
@@ -42,10 +42,11 @@ def place(stack: Stack) -> str:
 
 
 def component(stack: Stack) -> Component | None:
-    """The kind of memory, as far as the stack tells; None where it does not.
+    """Return the component, if the stack shows it; otherwise None.
 
-    What backward allocates is told by how long it lives (see `composition`), not by its stack. A snapshot that memcalc
-    has written names it.
+    Allocations of backward are classified by their lifetime (see `composition`), not by their stack. Snapshots written
+    by
+    memcalc name the component.
     """
     told = next((frame.name for frame in stack if frame.filename == COMPONENT), None)
     if told in set(Component):
@@ -62,7 +63,7 @@ def component(stack: Stack) -> Component | None:
 
 
 def _of_model(names: set[str], files: list[str]) -> Component | None:
-    """Of the model: the loss, parameters, or what its layers keep."""
+    """Return the component of a model's allocation: loss, weights, or activations."""
     if any(map(_LOSS.search, names)):
         return Component.LOGITS_AND_LOSS
     if _LOADERS & names or ("__init__" in names and any(map(_LAYERS.search, files))):
@@ -73,7 +74,7 @@ def _of_model(names: set[str], files: list[str]) -> Component | None:
 
 
 def is_backward(stack: Stack) -> bool:
-    """Whether autograd's engine allocated: in a thread of its own, or under Tensor.backward."""
+    """Return whether autograd's engine allocated: in a separate thread, or under Tensor.backward."""
     names = " ".join(frame.name for frame in stack)
     if "torch::autograd::Engine" in names or "torch::autograd::Node" in names or "_engine_run_backward" in names:
         return True
@@ -81,11 +82,11 @@ def is_backward(stack: Stack) -> bool:
 
 
 def _native(stack: Stack) -> str:
-    """The innermost frame of C++ that says something."""
+    """Return the innermost informative C++ frame."""
     return next((frame.name.partition("(")[0] for frame in stack if "CapturedTraceback" not in frame.name), NO_STACK)
 
 
 def was_asked_for(snapshot: Snapshot, stack: int) -> bool:
-    """Whether memory went back to the driver because the program emptied the cache."""
+    """Return whether memory was freed to the driver because the program emptied the cache."""
     frames = snapshot.stacks[stack]
     return any(name in frame.name for frame in frames for name in ("empty_cache", "emptyCache"))

@@ -1,4 +1,4 @@
-"""A snapshot's dictionaries, checked and packed into plain tuples: done in the reader's own process.
+"""Validation and packing of a snapshot's dictionaries into plain tuples, in the reader process.
 
 Source of the format: torch/csrc/cuda/Module.cpp: THCPModule_memorySnapshot.
 """
@@ -16,14 +16,14 @@ STATES = frozenset(("active_allocated", "active_pending_free", "active_awaiting_
 
 
 def pack(found: object, lacks: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The snapshot as nested tuples, every value of the type that it must have.
+    """Return the snapshot as nested tuples, with all types checked.
 
     Args:
-        found: what the pickle holds.
-        lacks: the parts of it that are missing or incomplete, because it was cut off.
+        found: the content of the pickle.
+        lacks: its parts that are missing or incomplete, because it was truncated.
 
     Raises:
-        Refused: for anything that is no snapshot.
+        Refused: the content is not a snapshot.
     """
     top = _dictionary(found, "the file")
     if not {"segments", "device_traces"} <= top.keys():
@@ -45,16 +45,16 @@ def pack(found: object, lacks: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 class _Stacks:
-    """The stacks, each once. A pickle shares its frames, so that stacks are known by the identity of theirs."""
+    """The unique stacks. A pickle shares its frames, so stacks are compared by the identity of their frames."""
 
     def __init__(self) -> None:
         self.found: list[tuple[tuple[str, int, str], ...]] = [()]
         self._contents: dict[tuple[tuple[str, int, str], ...], int] = {(): 0}
         self._numbers: dict[tuple[int, ...], int] = {}  # by all frames
-        self._alike: dict[tuple[int, ...], tuple[list[Any], int]] = {}  # the first one with some of its frames
+        self._alike: dict[tuple[int, ...], tuple[list[Any], int]] = {}  # the first stack with the same sample of frames
 
     def number(self, frames: Any) -> int:
-        """The number of a stack."""
+        """Return the number of a stack."""
         if not frames:
             return 0
         try:
@@ -63,7 +63,7 @@ class _Stacks:
         except (TypeError, KeyError):
             raise Refused(f"the stack {shown(frames)} is not a list of frames") from None
         known = self._alike.get(some)
-        if known is not None and known[0] == frames:  # quick: the same objects are not looked into
+        if known is not None and known[0] == frames:  # fast: identical objects are not compared in depth
             return known[1]
         number = self._number(frames)
         self._alike.setdefault(some, (frames, number))
@@ -82,7 +82,7 @@ class _Stacks:
 
 
 class _Pools:
-    """Memory pools by number; the default one is 0."""
+    """Memory pools by number; the default pool is 0."""
 
     def __init__(self) -> None:
         self._numbers = {(0, 0): 0}

@@ -1,4 +1,4 @@
-"""Puts PyTorch's allocator into the state in which a recording begins."""
+"""Initialization of the PyTorch allocator model with the initial state of a recording."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from memcalc.snapshots.recording import Entry
 
 
 def preload(allocator: CachingAllocator, state: Beginning, entries: Sequence[Entry]) -> dict[int, Block]:
-    """Gives the allocator the segments and blocks of a state; which segment came first is not known: by address.
+    """Add the segments and blocks of a state to an allocator; their unknown creation order is taken by address.
 
     Args:
-        allocator: nothing was asked of it yet.
-        state: what the device held.
-        entries: what follows: pages that are mapped later belong to expandable segments that began below them.
+        allocator: a new allocator.
+        state: the initial state.
+        entries: the history: pages mapped later may belong to expandable segments that begin below them.
 
     Returns:
         the blocks in use, by address.
@@ -42,9 +42,10 @@ def preload(allocator: CachingAllocator, state: Beginning, entries: Sequence[Ent
 
 
 def _begin(group: list[Range], ranges: list[Range], entries: Sequence[Entry]) -> int:
-    """Where an expandable segment begins: at its lowest page that is mapped now or will be.
+    """Return the begin of an expandable segment: its lowest page that is mapped now or later.
 
-    Pages below it are its own where the same stream maps whole pages there later, with no other segment in between.
+    A page below belongs to the segment if the same stream maps whole pages there later, and no other segment is in
+    between.
     """
     first = group[0]
     page = SMALL_SEGMENT if first.is_small else LARGE_SEGMENT
@@ -78,7 +79,7 @@ def _shelf(allocator: CachingAllocator, found: Range) -> Shelf:
 def _expandable(
     allocator: CachingAllocator, ranges: list[Range], begin: int, held: list[Held], blocks: dict[int, Block]
 ) -> None:
-    """One expandable segment with all mapped ranges of a stream and pool in it."""
+    """Create one expandable segment with all mapped ranges of a stream and pool."""
     settings, capacity = allocator.settings, allocator.memory.driver.capacity
     page = SMALL_SEGMENT if ranges[0].is_small else settings.large_segment_size
     size = multiple(capacity + capacity // 8, page)
@@ -101,7 +102,7 @@ def _fill(
     held: list[Held],
     blocks: dict[int, Block],
 ) -> Block:
-    """Divides a segment: blocks in use, free ones between them, unmapped ones between ranges."""
+    """Divide a segment: blocks in use, free blocks between them, unmapped blocks between ranges."""
     for found in ranges:
         at, end = found.address, found.address + found.size
         if last is not None and last.address + last.size < at:
@@ -145,7 +146,7 @@ def _append(
 
 
 def _count(allocator: CachingAllocator, block: Block, item: Held) -> None:
-    """Counts a block in use, or one that waits for other streams."""
+    """Count a block in use, or one that waits for other streams."""
     tally = block.shelf.pool.tally
     block.requested = item.requested
     allocator.counters.handed_out(tally, block.size, item.requested)

@@ -1,4 +1,4 @@
-"""Snapshot files, read in a process of their own."""
+"""Reader of snapshot files, which are unpickled in a separate process."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PATIENCE = 120  # seconds; a million events take a few
 
 
 def read_snapshot(path: Path | str) -> Snapshot:
-    """A file of torch.cuda.memory._dump_snapshot, of torch 2.1 or later; nothing in it is executed.
+    """Read a file of torch.cuda.memory._dump_snapshot, of torch 2.1 or later; nothing in it is executed.
 
     Raises:
         InputError: for any other file, with the reason, or one that cannot be read.
     """
     with open_file(path, "Name a file of torch.cuda.memory._dump_snapshot."):
-        pass  # a missing file, or a pipe, is its own error
+        pass  # a missing file, or a pipe, raises a separate error
     command = [sys.executable, "-I", worker.__file__, str(path)]
     try:
         done = subprocess.run(  # noqa: S603 - our own program
@@ -55,7 +55,7 @@ def _refused(path: Path | str, why: str) -> InputError:
 
 
 def unpacked(name: str, packed: dict[str, Any]) -> Snapshot:
-    """The snapshot that `packing.pack` made tuples of."""
+    """Return the snapshot from the tuples of `packing.pack`."""
     traces = packed["traces"]
     devices = sorted({i for i, trace in enumerate(traces) if trace[0]} | {row[0] for row in packed["segments"]})
     return Snapshot(

@@ -1,4 +1,4 @@
-"""A snapshot as data: what one device held in the end, and the history that led there."""
+"""A snapshot as data: the final segments of each device, and its history."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class Frame(NamedTuple):
     name: str
 
 
-Stack = tuple[Frame, ...]  # innermost first; empty where none was recorded
+Stack = tuple[Frame, ...]  # innermost first; empty if not recorded
 
 
 class Entry(NamedTuple):
-    """One line of the history, in PyTorch's words."""
+    """One entry of the history, with PyTorch's names."""
 
     action: str  # alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom
     address: int  # -1 for an oom
-    size: int  # bytes: asked for by the caller; of segments from the driver; of an oom the rounded request
+    size: int  # bytes: requested by the caller; for segments, from the driver; for an oom, the rounded request
     stream: int
-    time_us: int  # since the epoch; 0 where it was not recorded
+    time_us: int  # since the epoch; 0 if not recorded
     stack: int  # its number in the snapshot's stacks
-    pool: int | None  # 0 is the default pool; None where it was not recorded
+    pool: int | None  # 0 is the default pool; None if not recorded
 
 
 class RecordedBlock(NamedTuple):
@@ -34,28 +34,28 @@ class RecordedBlock(NamedTuple):
 
     address: int
     size: int
-    requested_size: int  # stale where it is inactive
+    requested_size: int  # stale in an inactive block
     state: str  # active_allocated, active_pending_free, inactive
     stack: int
 
 
 class RecordedSegment(NamedTuple):
-    """What came from the driver in one piece, or a mapped range of an expandable segment. Bytes."""
+    """Memory from one driver allocation, or a mapped range of an expandable segment. Bytes."""
 
     address: int
     total_size: int
     allocated_size: int
     active_size: int
-    requested_size: int  # -1 where it was not recorded
+    requested_size: int  # -1 if not recorded
     stream: int
     is_small: bool
     pool: int
     is_expandable: bool
-    blocks: tuple[RecordedBlock, ...]  # by address
+    blocks: tuple[RecordedBlock, ...]  # sorted by address
 
 
 class Annotation(NamedTuple):
-    """What the program was doing: "Optimizer.step#AdamW.step" from START to END."""
+    """A mark of the program: "Optimizer.step#AdamW.step" from START to END."""
 
     stage: str
     name: str
@@ -68,7 +68,7 @@ class Recording:
 
     device: int
     entries: tuple[Entry, ...]  # in order; the oldest ones may have been overwritten
-    segments: tuple[RecordedSegment, ...]  # at the end, by address
+    segments: tuple[RecordedSegment, ...]  # at the end, sorted by address
     annotations: tuple[Annotation, ...]
     is_cut: bool = False  # whether entries are missing between the last one and the end
 
@@ -78,8 +78,8 @@ class Snapshot:
     """A file of torch.cuda.memory._dump_snapshot."""
 
     name: str
-    recordings: tuple[Recording, ...]  # the devices that held or recorded anything
+    recordings: tuple[Recording, ...]  # the devices with segments or a history
     stacks: tuple[Stack, ...]
     settings: dict[str, Any]  # allocator_settings; empty in old files
-    keys: frozenset[str]  # of an entry, which tell the release
-    lacks: tuple[str, ...] = ()  # the parts of the file that are missing or incomplete: it was cut off
+    keys: frozenset[str]  # of an entry; they depend on the version
+    lacks: tuple[str, ...] = ()  # parts of the file that are missing or incomplete, because it was truncated

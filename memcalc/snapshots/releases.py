@@ -1,4 +1,4 @@
-"""Which release of PyTorch wrote a snapshot, and with which settings: files do not say, but their keys tell."""
+"""The PyTorch version and settings of a snapshot: files do not contain the version, but their keys depend on it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from memcalc.allocator.sizes import UNLIMITED
 from memcalc.errors import InputError
 from memcalc.snapshots.recording import Recording, Snapshot
 
-# What first had a key, in the settings or in an entry of the history; the newest first.
+# The version that introduced a key, in the settings or in an entry of the history; the newest first.
 _SETTINGS_SINCE = (("max_cached_size", 13), ("max_round_threshold", 13))
 _ENTRIES_SINCE = (("pool_id", 12), ("user_metadata", 10), ("compile_context", 8))
 
 
 def releases_of(snapshot: Snapshot) -> tuple[Version, ...]:
-    """The releases that may have written a file; more than one only where its settings were cut off."""
+    """Return the versions that may have written a file; several only if its settings were truncated."""
     found = release_of(snapshot)
     if snapshot.lacks and not snapshot.settings and found >= Version(2, _ENTRIES_SINCE[0][1]):
         return (found, *(Version(2, minor) for minor in sorted({minor for _, minor in _SETTINGS_SINCE})))
@@ -25,26 +25,26 @@ def releases_of(snapshot: Snapshot) -> tuple[Version, ...]:
 
 
 def release_of(snapshot: Snapshot) -> Version:
-    """The oldest release that writes such files: its rules are those of all up to the next key."""
+    """Return the oldest version that writes such files; its rules hold up to the version of the next key."""
     for key, minor in _SETTINGS_SINCE:
         if key in snapshot.settings:
             return Version(2, minor)
     for key, minor in _ENTRIES_SINCE:
         if key in snapshot.keys:
             return Version(2, minor)
-    return Version(2, 6)  # as far as it matters here, the rules of 2.1 to 2.7
+    return Version(2, 6)  # for this purpose, 2.1 to 2.7 have the same rules
 
 
 def settings_of(snapshot: Snapshot, recording: Recording, version: Version, told: str = "") -> Settings:
-    """The allocator's settings during the recording.
+    """Return the allocator's settings during the recording.
 
-    A memory fraction is not recorded; what it forces is in the history.
+    A memory fraction is not recorded; its effect is in the history.
 
     Args:
         snapshot: the file.
         recording: one device of it.
-        version: whose options are known.
-        told: the settings as the user knows them, for files that do not have them (before torch 2.2).
+        version: the PyTorch version, for the known options.
+        told: the settings from the user, for files without settings (before torch 2.2).
     """
     known = snapshot.settings
     if known:
@@ -58,7 +58,7 @@ def settings_of(snapshot: Snapshot, recording: Recording, version: Version, told
 
 
 def _from_fields(known: dict[str, Any]) -> Settings:
-    """From the single values, where the text has options that this release is not known to have."""
+    """Return settings from single values, if the text has options unknown in this version."""
     largest = known.get("max_split_size", -1)
     divisions = known.get("roundup_power2_divisions")
     slots = tuple(divisions.values()) if isinstance(divisions, dict) and len(divisions) == 16 else None

@@ -1,8 +1,8 @@
-"""What a snapshot that was cut off still holds: done in the reader's own process.
+"""Recovery of the intact parts of a truncated snapshot, in the reader process.
 
-A pickle is a program for a small machine, and its result appears with its last byte. But whatever is built is numbered
-in the machine's memo as soon as it is begun, in the order of the file. Once the file has broken off, what the memo
-holds is told apart by its keys; what was still being filled is empty there, and left out.
+A pickle is a program for a small machine that returns its result at the last byte. But every object is registered in
+the machine's memo as soon as it is begun, in file order. After a truncated file, the objects in the memo are identified
+by their keys; objects that were still being filled are empty and skipped.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _SEGMENT = {"address", "total_size", "blocks"}
 
 
 def salvaged(content: bytes) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The whole segments, entries, settings and marks before the cut, and the parts that are missing or incomplete.
+    """Return the complete segments, entries, settings and marks before the cut, and the missing or incomplete parts.
 
     Raises:
-        Refused: where not even one segment is whole.
+        Refused: not even one segment is complete.
     """
     memo = plain_memo(content)
     values = [memo[number] for number in sorted(memo)]
@@ -45,7 +45,7 @@ def salvaged(content: bytes) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _place(part: str, values: list[Any]) -> int | None:
-    """Where the name of a part stands, which its contents follow."""
+    """Return the position of a part's name, which its contents follow."""
     for at, value in enumerate(values):
         if (
             isinstance(value, str)
@@ -57,9 +57,9 @@ def _place(part: str, values: list[Any]) -> int | None:
 
 
 def _traces(values: list[Any]) -> list[list[dict[str, Any]]]:
-    """The history of each device, up to the cut."""
+    """Return the history of each device, up to the cut."""
     traces: list[list[dict[str, Any]]] = []
-    inside: set[int] = set()  # what belongs to an entry
+    inside: set[int] = set()  # objects that belong to an entry
     for value in values:
         if id(value) in inside:
             continue
@@ -69,5 +69,5 @@ def _traces(values: list[Any]) -> list[list[dict[str, Any]]]:
             traces[-1].append(value)
             inside.update(id(part) for part in value.values() if isinstance(part, list | dict))
         elif value == {}:
-            break  # the entry that was being written
+            break  # the incomplete entry
     return traces

@@ -1,16 +1,16 @@
-"""A value of a foreign file in a message: short, whatever it is."""
+"""Short representation of a foreign file's value, for messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_LONGEST = 40  # characters of a text
+_LONGEST = 40  # characters of a string
 _KEYS = 8  # of a dictionary
 _LARGEST = 2**63
 
 
 def shown(value: Any) -> str:
-    """A value: its kind, and how it begins where that is short."""
+    """Return the type of a value, and a short value itself."""
     if isinstance(value, str | bytes):
         return repr(value[:_LONGEST])
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""A recording as a stream of events, which any allocator can replay."""
+"""Conversion of a recording to an event stream, which any allocator can replay."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from memcalc.snapshots.composition import Attribution, attribute
 from memcalc.snapshots.frames import place, was_asked_for
 from memcalc.snapshots.recording import Entry, Recording, Snapshot
 
-OPTIMIZER_STEP = "Optimizer.step"  # how torch.profiler's annotations of optimizers begin
+OPTIMIZER_STEP = "Optimizer.step"  # prefix of torch.profiler's annotations of optimizers
 
 
 def events_of(
     snapshot: Snapshot, recording: Recording, start: Beginning | None = None, known: Attribution | None = None
 ) -> list[Event]:
-    """The events of one device: what it held at the beginning, then its history.
+    """Return the events of one device: its initial blocks, then its history.
 
-    Steps are told by PyTorch's annotations of optimizers, where there are any. A flush that running out of memory
-    forced is left out: another allocator may need none.
+    Steps are recognized by PyTorch's annotations of optimizers, if there are any. Emptying the cache because memory ran
+    out
+    is omitted, because another allocator may not need it.
     """
     known = known or attribute(snapshot, recording)
     return _Stream(snapshot, recording, start or beginning(recording), known).events()
 
 
-_made = partial(tuple.__new__, Event)  # of all fields at once, which costs half of what its constructor does
+_made = partial(tuple.__new__, Event)  # creates an event from all fields in half the time of its constructor
 _NO_DETAILS = Event(Kind.FREE)[2:]
 
 
 class _Stream:
-    """Events, as the history is gone through."""
+    """Conversion of one history to events."""
 
     def __init__(self, snapshot: Snapshot, recording: Recording, start: Beginning, known: Attribution) -> None:
         self._snapshot = snapshot
@@ -39,17 +40,17 @@ class _Stream:
         self._lines = [place(stack) for stack in snapshot.stacks]
         self._kinds = known.kinds
         handles = {entry.stream for entry in recording.entries} | {held.stream for held in start.held.values()} | {0}
-        self._streams = {handle: number for number, handle in enumerate(sorted(handles))}  # 0 is the default one
+        self._streams = {handle: number for number, handle in enumerate(sorted(handles))}  # 0 is the default stream
         marks = [annotation for annotation in recording.annotations if annotation.name.startswith(OPTIMIZER_STEP)]
         self._marks = marks[::-1]
         self._steps = 0
-        self._in_use: dict[int, int] = {}  # storages by address
-        self._waiting: dict[int, int] = {}  # those that were freed, and that other streams may still use
+        self._in_use: dict[int, int] = {}  # address -> storage
+        self._waiting: dict[int, int] = {}  # address -> storage that was freed, but that other streams may still use
         self._flushed = False
         self._events: list[Event] = []
 
     def events(self) -> list[Event]:
-        """All of them. Written out: it runs once for each entry of the history."""
+        """Return all events. Inlined, because the loop runs once per entry."""
         if self._marks:
             self._events.append(Event(Kind.PHASE, phase="step_1"))
         self._begin()
@@ -57,7 +58,7 @@ class _Stream:
         kinds, lines, streams, marks = self._kinds, self._lines, self._streams, self._marks
         entries = self._recording.entries
         first = entries[0].time_us if entries else 0
-        freed = None  # the storage of the last event, where that was a free: its completion is not told
+        freed = None  # the storage of the previous event if that was a free: its completion needs no event
         for index, (action, address, size, stream, time, stack, _) in enumerate(entries):
             if marks and marks[-1].time_us <= time:
                 self._phases(time)
@@ -87,7 +88,7 @@ class _Stream:
         return self._events
 
     def _begin(self) -> None:
-        """What was there before the history."""
+        """Add the blocks of the initial state."""
         for number, held in enumerate(sorted(self._start.held.values(), key=lambda held: held.address)):
             storage = -2 - number
             line = self._lines[held.stack]
@@ -101,14 +102,14 @@ class _Stream:
                 self._in_use[held.address] = storage
 
     def _seldom(self, entry: Entry) -> None:
-        """What is neither an allocation nor a free."""
+        """Add the event of an entry that is neither an allocation nor a free."""
         if entry.action == "oom":
             self._events.append(Event(Kind.OOM, bytes=entry.size, stream=self._streams[entry.stream]))
         elif entry.action in ("segment_free", "segment_unmap"):
             self._flushed = self._flushed or was_asked_for(self._snapshot, entry.stack)
 
     def _phases(self, time: int) -> None:
-        """The marks up to a moment."""
+        """Add phase events for the marks up to a time."""
         while self._marks and self._marks[-1].time_us <= time:
             if self._marks.pop().stage == "START":
                 self._steps += 1

@@ -1,7 +1,7 @@
-"""Pickles that hold nothing but containers, numbers and text.
+"""Pickles that contain only containers, numbers and text.
 
-A pickle is a program: it may name any function of any module and call it. Here every name is refused, so that nothing
-can be called; what then remains are None, booleans, numbers, text, bytes, lists, tuples, dictionaries and sets.
+A pickle is a program: it may name any function of any module and call it. Here every name is rejected, so nothing can
+be called. What remains are None, booleans, numbers, text, bytes, lists, tuples, dictionaries and sets.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ PIECE = 2**22  # bytes read at a time
 LARGEST_FILE = 2 * 2**30  # bytes, unpacked: some 20 million events
 
 
-_PADDING = bytes(2**17)  # no byte of it is an opcode; longer than the frames in which a pickle is written
+_PADDING = bytes(2**17)  # contains no opcode; longer than the frames of a pickle
 
 
 class Refused(Exception):
-    """The file is no pickle of plain data; the message says why."""
+    """The file is not a pickle of plain data; the message gives the reason."""
 
 
 class CutOff(Refused):
-    """The file ends in the middle."""
+    """The file is truncated."""
 
     def __init__(self) -> None:
         super().__init__("it ends in the middle: it was cut off while it was written or copied")
@@ -41,10 +41,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def loads_plain(content: bytes) -> object:
-    """What a pickle holds.
+    """Return the content of a pickle.
 
     Raises:
-        Refused: for anything but a whole pickle of plain data; `CutOff` where only its end is missing.
+        Refused: anything but a complete pickle of plain data; `CutOff` if only its end is missing.
     """
     try:
         found: object = _PlainUnpickler(io.BytesIO(content)).load()
@@ -62,12 +62,12 @@ def loads_plain(content: bytes) -> object:
 
 
 def plain_memo(content: bytes) -> dict[int, object]:
-    """All that a pickle which was cut off had begun to build, by its number in the pickle's memo.
+    """Return all objects that a truncated pickle had begun to build, by their number in the pickle's memo.
 
     Raises:
-        Refused: for a pickle of anything but plain data.
+        Refused: a pickle of anything but plain data.
     """
-    # The last frame is incomplete, and would not be read at all: it is filled up with what is no opcode.
+    # The last frame is incomplete and would not be read at all, so it is padded with bytes that are not opcodes.
     unpickler = _PlainUnpickler(io.BytesIO(content + _PADDING))
     try:
         unpickler.load()
@@ -79,11 +79,11 @@ def plain_memo(content: bytes) -> dict[int, object]:
 
 
 def content_of(path: Path) -> bytes:
-    """The bytes of a pickle, unpacked where the file is compressed with gzip, as far as it goes.
+    """Return the bytes of a pickle, decompressed with gzip if necessary, up to a truncation.
 
     Raises:
-        Refused: when it cannot be unpacked, or is larger than any snapshot.
-        OSError: when the file cannot be read.
+        Refused: the file cannot be decompressed, or is larger than any snapshot.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         packed = file.read(len(GZIP)) == GZIP
@@ -94,7 +94,7 @@ def content_of(path: Path) -> bytes:
             while len(content) <= LARGEST_FILE and (piece := source.read1(PIECE)):
                 content += piece
         except EOFError:
-            pass  # the packed file was cut off: what it holds is told by its contents
+            pass  # truncated: the content determines what can be read
         except (zlib.error, gzip.BadGzipFile) as error:
             raise Refused(f"it cannot be unpacked ({error})") from None
         except MemoryError:

@@ -1,7 +1,8 @@
-"""A recording replayed against itself: the model must fetch, give back and place what the real run did.
+"""Verification of the allocator model: a recording replayed against itself.
 
-The driver's answers are the recording's: the addresses that it gave, and when it refused. All else is the model's own:
-which block serves a request, where it is split, what is merged, when memory is fetched and how much of it.
+The driver's responses are taken from the recording: the addresses it returned, and when it failed. Everything else is
+computed by the model: the block for each request, splits, merges, and when and how much memory is allocated from the
+driver.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ FETCHED, RETURNED = ("segment_alloc", "segment_map"), ("segment_free", "segment_
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How far the model and the real run agree."""
+    """The agreement of the model with the real run."""
 
     entries: int  # of the history
-    agreed: int  # that were replayed before the first difference; all of them where there is none
-    segments: int  # fetched, given back or mapped during the history, and the ones at the end
-    difference: str  # the first one, in words; "" where there is none
+    agreed: int  # replayed before the first difference; all if there is none
+    segments: int  # allocated, freed or mapped during the history, plus those at the end
+    difference: str  # the first one, in words; "" if there is none
     version: Version
-    from_start: bool  # whether the history begins with the first allocation
-    gaps: int  # entries that do not fit each other: the recording itself is incomplete
+    from_start: bool  # whether the history starts with the first allocation
+    gaps: int  # inconsistent entries: the recording itself is incomplete
 
     @property
     def agrees(self) -> bool:
-        """Whether the model made the same segments and blocks as the real run, at the same addresses."""
+        """Whether the model produced the same segments and blocks as the real run, at the same addresses."""
         return not self.difference
 
 
 class _Difference(Exception):
-    """The model does not do what the run did."""
+    """The model differs from the run."""
 
 
 class _RecordedDriver(Driver):
-    """Answers as the recording says; `pending` are the driver's entries that come before the next request's."""
+    """Driver with the recorded responses; `pending` holds the driver's entries before the next request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class _RecordedDriver(Driver):
         return entry.address
 
     def free(self, address: int, size: int) -> None:
-        """What is given back is compared by `watch`."""
+        """Do nothing: `watch` compares frees."""
 
     def reserve_addresses(self, size: int) -> int:  # noqa: ARG002 - the addresses are the recording's
         entry = self._next("segment_map")
@@ -79,14 +80,14 @@ class _RecordedDriver(Driver):
         return entry is not None
 
     def unmap_pages(self, pages: int, page: int) -> None:
-        """What is given back is compared by `watch`."""
+        """Do nothing: `watch` compares frees."""
 
     def _next(self, action: str) -> Entry | None:
-        """The next entry, where it is of that kind."""
+        """Return the next entry if it has this action."""
         return self.pending[0] if self.pending and self.pending[0].action == action else None
 
     def watch(self, action: str, address: int, size: int, stream: int) -> None:
-        """Called with all that the model fetched or gave back: crosses it out."""
+        """Remove a pending entry that the model has reproduced; called for every driver allocation and free."""
         size = abs(size)
         for at, entry in enumerate(self.pending):
             if (entry.action, entry.address, entry.size) == (action, address, size):
@@ -98,15 +99,15 @@ class _RecordedDriver(Driver):
 
 
 def verify(snapshot: Snapshot, recording: Recording, start: Beginning | None = None, told: str = "") -> Verification:
-    """Replays a recording with the rules of the release that wrote it, until the first difference.
+    """Replay a recording with the rules of the PyTorch version that wrote it, until the first difference.
 
-    Where that may be one of several, with those of the one that comes furthest.
+    If several versions are possible, the one with the longest agreement is used.
 
     Args:
         snapshot: the file.
         recording: one device of it.
-        start: what the device held at the beginning, if that is known.
-        told: PYTORCH_CUDA_ALLOC_CONF of the run, for files that do not have it.
+        start: its initial state, if already known.
+        told: PYTORCH_CUDA_ALLOC_CONF of the run, for files without settings.
     """
     start = start or beginning(recording)
     found = [_verified(snapshot, recording, start, told, version) for version in releases_of(snapshot)]
@@ -114,12 +115,12 @@ def verify(snapshot: Snapshot, recording: Recording, start: Beginning | None = N
 
 
 def can_verify(recording: Recording, start: Beginning) -> bool:
-    """Whether there is a history whose begin is known."""
+    """Return whether there is a history with a known start."""
     return not recording.is_cut or (bool(recording.entries) and start.is_empty)
 
 
 def _verified(snapshot: Snapshot, recording: Recording, start: Beginning, told: str, version: Version) -> Verification:
-    """The check with the rules of one release."""
+    """Verify with the rules of one version."""
     settings = settings_of(snapshot, recording, version, told)
     block_sizes(start, settings)
     done, difference = 0, contradiction(start)
@@ -143,7 +144,7 @@ def _verified(snapshot: Snapshot, recording: Recording, start: Beginning, told: 
 
 
 class _Rerun:
-    """The model on its way through a history."""
+    """The state of the model during the replay of a history."""
 
     def __init__(
         self, snapshot: Snapshot, settings: Settings, version: Version, recording: Recording, start: Beginning
@@ -163,7 +164,7 @@ class _Rerun:
         self._known_pools = [(s.address, s.address + s.total_size, s.pool) for s in recording.segments if s.pool]
 
     def run(self) -> str:
-        """The whole history; the first difference in words, or ""."""
+        """Replay the whole history; return the first difference in words, or ""."""
         pending = self._driver.pending
         try:
             for entry in self._entries:
@@ -187,7 +188,7 @@ class _Rerun:
         return ""
 
     def _seldom(self, entry: Entry) -> None:
-        """Anything but an allocation or a free."""
+        """Replay an entry that is neither an allocation nor a free."""
         if entry.action == "oom":
             self.finish()
             self._fail(entry)
@@ -195,7 +196,7 @@ class _Rerun:
             self._driver.pending.append(entry)
 
     def finish(self) -> None:
-        """What went back to the driver outside of a request: the cache was emptied."""
+        """Free to the driver what the run freed outside of a request, by emptying the cache."""
         if any(entry.action in RETURNED for entry in self._driver.pending):
             self._allocator.empty_cache()
         if self._driver.pending:
@@ -205,7 +206,7 @@ class _Rerun:
             )
 
     def compare_ends(self, recording: Recording) -> None:
-        """The segments at the end, block by block."""
+        """Compare the final segments, block by block."""
         views = self._allocator.segments()
         if len(views) != len(recording.segments):
             raise _Difference(f"the run ends with {len(recording.segments)} segments, the model with {len(views)}")
@@ -242,10 +243,11 @@ class _Rerun:
         self._blocks[address] = block
 
     def _was_emptied(self, request: Entry) -> bool:
-        """Whether all of the cache went back before this request.
+        """Return whether the whole cache was emptied before this request.
 
-        Where nothing else gives memory back it does not matter whether the program or a shortage emptied the cache.
-        Else it was the program when a stack says so, or when the cache could have served the request.
+        If nothing else frees memory to the driver, it does not matter whether the program or a shortage emptied the
+        cache.
+        Otherwise it was the program if a stack shows it, or if the cache could have served the request.
         """
         pending = self._driver.pending
         if not any(entry.action in RETURNED for entry in pending):
@@ -282,7 +284,7 @@ class _Rerun:
         raise _Difference(f"the run ran out of memory asking for {entry.size:,} bytes, the model finds them")
 
     def _complete(self, address: int) -> None:
-        """Other streams are done with a block; most were free at once."""
+        """Complete a block that waits for other streams; most blocks are freed at once."""
         block = self._waiting.pop(address, None)
         if block is not None:
             self._allocator.complete(block)

@@ -1,7 +1,7 @@
-"""The process that unpickles: `python -I worker.py FILE`, with little memory and the result on standard output.
+"""The unpickling process: `python -I worker.py FILE`, with limited memory and the result on standard output.
 
-A crafted pickle can exhaust memory or the stack of whoever reads it, although it cannot call anything. It then ends
-this process alone.
+A malicious pickle can exhaust the memory or the stack of its reader, although it cannot call anything. It then ends
+only this process.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import sys
 from pathlib import Path
 
 BASE_BYTES = 2**30  # of address space, for the interpreter and small files
-BYTES_PER_BYTE = 64  # the objects of a snapshot take some 10 to 30 times the bytes of their pickle
+BYTES_PER_BYTE = 64  # the objects of a snapshot need some 10 to 30 times the bytes of their pickle
 
 OK, REFUSED = 0, 3
 
 
 def main(path: str) -> int:
-    """Reads the file; 0 with the packed snapshot on standard output, 3 with the reason."""
+    """Read the file; return 0 with the packed snapshot on standard output, or 3 with the reason."""
     from memcalc.snapshots.packing import pack
     from memcalc.snapshots.salvage import salvaged
     from memcalc.snapshots.unpickling import CutOff, Refused, content_of, loads_plain
 
-    gc.disable()  # nothing here is garbage, and looking for some takes most of the time
+    gc.disable()  # there is no garbage here, and searching for it takes most of the time
     try:
         content = content_of(Path(path))
         _limit_memory(len(content))
@@ -40,11 +40,11 @@ def main(path: str) -> int:
         return REFUSED
     marshal.dump(packed, sys.stdout.buffer)
     sys.stdout.flush()
-    os._exit(OK)  # without taking a million objects apart
+    os._exit(OK)  # skips the deallocation of a million objects
 
 
 def _limit_memory(size: int) -> None:
-    """Bounds the address space by the bytes of the pickle, where the system can."""
+    """Limit the address space according to the pickle's size, if the system supports it."""
     try:
         import resource
     except ImportError:  # Windows
