@@ -29,7 +29,7 @@ from memcalc.verdict.reasons import Reason, host_bytes, reason_of
 
 
 def fit(run: Run, question: Question, progress: Progress = silent) -> Fit:
-    """Return what fits.
+    """Answer the query of `memcalc fit`.
 
     Args:
         run: the run.

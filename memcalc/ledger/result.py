@@ -21,7 +21,14 @@ Confidence = Literal["formula", "replay", "allocator", "measured"]
 
 @dataclass(frozen=True, slots=True)
 class Textbook:
-    """The published closed-form estimates for one unsharded GPU. Bytes, except `parameters` (elements)."""
+    """The published closed-form estimates for one unsharded GPU.
+
+    Args:
+        parameters: number of elements.
+        model_state_bytes: weights, gradients and optimizer state.
+        activation_bytes: saved for backward.
+        bytes_per_parameter: of model states.
+    """
 
     parameters: int
     model_state_bytes: int
@@ -31,7 +38,13 @@ class Textbook:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Bytes of device memory that the process holds outside the blocks that PyTorch has allocated."""
+    """Device memory that the process holds outside the blocks that PyTorch has allocated. Bytes.
+
+    Args:
+        cached_segments: reserved, not allocated.
+        device_context: CUDA context and kernels.
+        communication_library: buffers of NCCL.
+    """
 
     cached_segments: int
     device_context: int

@@ -88,7 +88,7 @@ def simple_block(
 
 @dataclass(frozen=True)
 class Chain:
-    """Blocks in forward order, and the memory besides them.
+    """Blocks in forward order, and the memory allocated in addition to them.
 
     Args:
         blocks: in forward order.

@@ -87,7 +87,7 @@ class Planner:
         return judged._replace(room=max(self.judge.scaled(judged.room, judged.verdict), judged.room))
 
     def least(self, configured: Configured) -> Proposal:
-        """Return the strategy's plan with the lowest peak, of those that a configuration can express."""
+        """Return the strategy's plan with the lowest peak that a configuration can express."""
         found = _proposal(configured, _LEAST[self.strategy])
         return found if depth(found.found.plan.items) < DEEPEST else _proposal(configured, every_layer)
 
@@ -161,7 +161,7 @@ class Planner:
         return f"{format_bytes(self.limit)} usable on {card.label}"
 
     def _help(self, planned: Spec, phase: str) -> str:
-        """Return what would help if no plan does."""
+        """Return advice for a run that no plan makes fit, as text."""
         stated = "Recomputation does not reduce the optimizer step. " if phase.startswith("optimizer") else ""
         remedy = remedy_of(written_out(planned), self.limit)
         if remedy is None:

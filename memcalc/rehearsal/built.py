@@ -16,7 +16,7 @@ class Made(NamedTuple):
         size: bytes.
         before: requests of the construction, freed once the tensor exists.
         stays: whether the tensor stays allocated.
-        parameter: the parameter whose weight it is.
+        parameter: the parameter that the tensor stores; None for other tensors.
         several: the requests of several tensors constructed together, instead of `size`; the remaining ones stay.
         component: of the tensor.
     """

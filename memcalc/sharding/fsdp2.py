@@ -188,7 +188,7 @@ class FSDP2(Engine):
             self.unsharded[unit] = sums
 
     def _all_gather(self, unit: int) -> None:
-        """Source: _fsdp_collectives.py, foreach_all_gather."""
+        """All-gather the shards of a unit. Source: _fsdp_collectives.py, foreach_all_gather."""
         gather = self.sizes[unit][0]
         copies = [] if gather.fetched else [self.requests.take(size, ALL_GATHER) for size in gather.copies]
         for index, size in enumerate(gather.fetched):  # _fsdp_param.py, all_gather_inputs
@@ -208,7 +208,7 @@ class FSDP2(Engine):
         return self.gathering.pop(unit)
 
     def _reduce(self, reduce: Reduce, gradients: Sequence[Gradient]) -> list[int]:
-        """Source: _fsdp_collectives.py, foreach_reduce."""
+        """Reduce-scatter a unit's gradients; return those that stay. Source: _fsdp_collectives.py, foreach_reduce."""
         self.reducing = [self.requests.take(reduce.source)]
         self.requests.drop((self.requests.play(reduce.table),))
         last = [each.storage for each in gradients if each.parameter == reduce.last]

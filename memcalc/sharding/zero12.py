@@ -72,7 +72,7 @@ class ZeRO12(Engine):
         self.stepping: list[int] = []  # storages of gradients that the step frees
 
     def wrap(self, weights: Sequence[int]) -> None:
-        """Source: __init__, initialize_optimizer_states."""
+        """Flatten the parameters and create the master weights. Source: __init__, initialize_optimizer_states."""
         take, drop = self.requests.take, self.requests.drop
         self.requests.empty_cache()
         padding = [take(self.padding * self.dtype_bytes)] if self.padding else []
@@ -103,7 +103,7 @@ class ZeRO12(Engine):
             self.positions.setdefault(self.trained[position], deque()).append(position)
 
     def gradient_ready(self, gradient: Gradient) -> None:
-        """Source: process_gradients."""
+        """Put a ready gradient into the bucket (stage 2), or keep it (stage 1). Source: process_gradients."""
         assert gradient.parameter is not None
         if self.bucket is None:
             self.bucket = self.requests.take(BUCKET * self.dtype_bytes)
@@ -114,7 +114,10 @@ class ZeRO12(Engine):
             self._into_bucket(position, gradient.storage)
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
-        """Source: overlapping_partition_gradients_reduce_epilogue, at stage 2 in each micro-batch."""
+        """Reduce the remaining gradients of a micro-batch at stage 2; return the gradients that stay.
+
+        Source: overlapping_partition_gradients_reduce_epilogue.
+        """
         for gradient in gradients:
             self.gradient_ready(gradient)
         if unit != ROOT:
@@ -131,7 +134,7 @@ class ZeRO12(Engine):
         return []
 
     def after_last_backward(self, gradients: list[int]) -> list[int]:
-        """Source: reduce_gradients, at stage 1."""
+        """Reduce the gradients of all micro-batches at stage 1; return the rank's own. Source: reduce_gradients."""
         if not self.keeps_gradients:
             return gradients
         self.bucket, *storages = gradients
@@ -153,7 +156,10 @@ class ZeRO12(Engine):
         return kept
 
     def _into_bucket(self, position: int, storage: int) -> None:
-        """Source: reduce_independent_p_g_buckets_and_remove_grads."""
+        """Put a gradient into the bucket, reducing a full one first. A gradient larger than the bucket is not copied.
+
+        Source: reduce_independent_p_g_buckets_and_remove_grads.
+        """
         begin, elements = self.begins[position], self.trained[position].elements
         if self.inside + elements > BUCKET:
             self._reduce()
@@ -165,7 +171,10 @@ class ZeRO12(Engine):
         self.requests.drop((storage,))
 
     def _reduce(self) -> None:
-        """Source: reduce_ipg_grads, average_tensor, allreduce_and_scatter, copy_grads_in_partition."""
+        """Reduce the bucket and copy the rank's own gradients out of it.
+
+        Source: reduce_ipg_grads, average_tensor, allreduce_and_scatter, copy_grads_in_partition.
+        """
         for together in reduced_together(self.waiting, self.share):
             if len(together) > 1:  # flattening does not copy a single tensor
                 self.requests.drop((self.requests.take(sum(together) * self.dtype_bytes),))
@@ -184,7 +193,7 @@ class ZeRO12(Engine):
     # -- the optimizer's step ------------------------------------------------------------------------------------------
 
     def before_step(self, gradients: list[int]) -> None:
-        """Source: step, scaled_global_norm."""
+        """Compute the norm of the rank's gradients. Source: step, scaled_global_norm."""
         pieces = [
             min(end, self.share) - begin
             for begin, end in zip(self.begins, self.begins[1:], strict=False)

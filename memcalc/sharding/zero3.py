@@ -100,7 +100,10 @@ class ZeRO3(Engine):
     # -- construction --------------------------------------------------------------------------------------------------
 
     def wrap(self, weights: Sequence[int]) -> None:
-        """Source: stage3.py, __init__, _setup_for_real_optimizer; utils.py, defragment."""
+        """Shard the parameters, and create master weights, gradient bucket and gradient buffer.
+
+        Source: stage3.py, __init__, _setup_for_real_optimizer; utils.py, defragment.
+        """
         take, drop = self.requests.take, self.requests.drop
         take(1)  # inf_or_nan_tracker
         drop(storage for held, storage in zip(self.ordered, weights, strict=True) if held.trains)
@@ -127,7 +130,7 @@ class ZeRO3(Engine):
         ]
 
     def _sub_groups(self) -> list[int]:
-        """Source: stage3.py, _create_fp16_sub_groups."""
+        """Return the elements of each sub-group. Source: stage3.py, _create_fp16_sub_groups."""
         found = [0]
         for number in self.trained:
             if found[-1] >= SUB_GROUP:
@@ -141,7 +144,10 @@ class ZeRO3(Engine):
     # -- gathering -----------------------------------------------------------------------------------------------------
 
     def begin(self, *, have_gradients: bool, last: bool) -> None:
-        """Source: partitioned_param_coordinator.py, reset_step."""
+        """Begin a micro-batch: free prefetched parameters, restart the order of modules.
+
+        Source: partitioned_param_coordinator.py, reset_step.
+        """
         del have_gradients, last
         for number in [*self.arriving]:
             self._wait(number)
@@ -172,13 +178,13 @@ class ZeRO3(Engine):
         self.running = gone if wanted is None else self.turns[wanted]
 
     def after_module(self) -> None:
-        """Source: release_sub_module."""
+        """Free the parameters of the running module. Source: release_sub_module."""
         if self.running is not None:
             self._leave(self.running)
         self.running = None
 
     def _fetch(self, at: int) -> None:
-        """Source: fetch_sub_module."""
+        """Gather a module's parameters, wait for them, and prefetch the next ones. Source: fetch_sub_module."""
         wanted = self.turns[at].parameters
         self._gather(wanted)
         for number in wanted:
@@ -199,7 +205,7 @@ class ZeRO3(Engine):
         self._gather(ahead)
 
     def _gather(self, wanted: Iterable[int]) -> None:
-        """Source: __all_gather_params, all_gather_coalesced."""
+        """All-gather the missing parameters into one buffer. Source: __all_gather_params, all_gather_coalesced."""
         missing = sorted(number for number in wanted if number not in self.there and number not in self.arriving)
         if not missing:
             return
@@ -209,7 +215,10 @@ class ZeRO3(Engine):
         self.arriving.update(dict.fromkeys(missing, together))
 
     def _wait(self, number: int) -> None:
-        """Source: partition_parameters.py, AllGatherHandle.wait, AllGatherCoalescedHandle.wait."""
+        """Wait for the all-gather of a parameter, and copy its parameters out of a shared buffer.
+
+        Source: partition_parameters.py, AllGatherHandle.wait, AllGatherCoalescedHandle.wait.
+        """
         together = self.arriving.pop(number, None)
         if together is None:
             return
@@ -225,7 +234,7 @@ class ZeRO3(Engine):
             self.requests.drop((together.buffer,))
 
     def _leave(self, turn: Turn) -> None:
-        """Source: release_sub_module, __params_to_release."""
+        """Free the parameters of a module after its turn. Source: release_sub_module, __params_to_release."""
         for number in turn.parameters if turn.releases else ():
             if turn.backward and not turn.again and number in self.views:
                 self.requests.drop((self.views.pop(number),))
@@ -261,7 +270,10 @@ class ZeRO3(Engine):
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def gradient_ready(self, gradient: Gradient) -> None:
-        """Source: stage3.py, reduce_independent_p_g_buckets_and_remove_grads."""
+        """Put a ready gradient into the bucket, reducing a full one first. A larger gradient is not copied.
+
+        Source: stage3.py, reduce_independent_p_g_buckets_and_remove_grads.
+        """
         assert gradient.parameter is not None
         number = self.positions[gradient.parameter].popleft()
         if self.inside + self.elements[number] > BUCKET:
@@ -273,7 +285,7 @@ class ZeRO3(Engine):
             self.requests.drop((gradient.storage,))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
-        """Source: independent_gradient_partition_epilogue."""
+        """Reduce the remaining gradients of a micro-batch. Source: independent_gradient_partition_epilogue."""
         for gradient in gradients:
             self.gradient_ready(gradient)
         if unit == ROOT:
@@ -281,7 +293,10 @@ class ZeRO3(Engine):
         return []
 
     def _reduce(self) -> None:
-        """Source: stage3.py, __avg_scatter_grads; runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced."""
+        """Reduce-scatter the bucket, padded to equal shards.
+
+        Source: stage3.py, __avg_scatter_grads; runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced.
+        """
         if not self.bucket:
             return
         numbers = sorted(each.number for each in self.bucket)
@@ -304,7 +319,10 @@ class ZeRO3(Engine):
     # -- the optimizer's step ------------------------------------------------------------------------------------------
 
     def before_step(self, gradients: list[int]) -> None:
-        """Source: stage3.py, step, _partition_all_parameters, get_grad_norm_direct."""
+        """Free all gathered parameters, and compute the norm of the rank's gradients.
+
+        Source: stage3.py, step, _partition_all_parameters, get_grad_norm_direct.
+        """
         del gradients
         for number in [*self.arriving]:
             self._wait(number)
@@ -313,19 +331,19 @@ class ZeRO3(Engine):
         norms(self.requests, [self.shares[number] for number in self.trained], self.choice)
 
     def before_update(self, number: int) -> None:
-        """Source: _prepare_fp32_grad_for_sub_group."""
+        """Copy a sub-group's gradients to fp32. Source: _prepare_fp32_grad_for_sub_group."""
         elements = self._sub_groups()[number]
         flat = self.requests.take(elements * self.dtype_bytes, 0, Component.TEMPORARIES)
         self.wide = [self.requests.take(elements * FLOAT, 0, Component.GRADIENTS)]
         self.requests.drop((flat,))
 
     def after_update(self, number: int) -> None:
-        """Source: _release_sub_group."""
+        """Free a sub-group's fp32 gradients. Source: _release_sub_group."""
         del number
         self.requests.drop(self.wide)
 
     def after_step(self) -> None:
-        """Source: _post_step, which gathers what stays."""
+        """Gather the small parameters that stay gathered. Source: _post_step."""
         for number, elements in enumerate(self.elements):
             if elements <= PERSISTENT:
                 self.there[number] = self.requests.take(self._gathered_bytes(number))

@@ -139,7 +139,7 @@ def _turns(unit: int, modules: Iterable[Module], *, backward: bool = False, agai
 
 
 def _layer(parameters: Sequence[Held], numbers: Iterator[int]) -> Module:
-    """Source: memcalc/step/decoder.py, Layer; step/norms.py, HeadNorm."""
+    """Return the module tree of a layer. Source: memcalc/step/decoder.py, Layer; step/norms.py, HeadNorm."""
     known: dict[str, list[Held]] = {}
     for held in parameters:
         known.setdefault(held.module.rpartition("*.")[2], []).append(held)

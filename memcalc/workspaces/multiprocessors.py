@@ -14,6 +14,6 @@ class Multiprocessors(NamedTuple):
         major: major compute capability.
     """
 
-    count: int  # type: ignore[assignment] # hides tuple.count, which no card needs
+    count: int  # type: ignore[assignment] # hides tuple.count, which no GPU needs
     threads: int
     major: int = 8

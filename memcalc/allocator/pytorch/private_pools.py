@@ -1,4 +1,4 @@
-"""Memory pools besides the default one: of captured graphs and of torch.cuda.MemPool.
+"""Additional memory pools: of captured graphs and of torch.cuda.MemPool.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: PrivatePool, beginAllocateToPool.
 """
@@ -15,7 +15,7 @@ from memcalc.allocator.pytorch.versions import Version
 
 @dataclass(slots=True)
 class PrivatePools:
-    """Memory pools besides the default one, and the current diversion of allocations to them.
+    """The additional memory pools, and the current diversion of allocations to them.
 
     Used both by graph captures and by torch.cuda.use_mem_pool.
     """

@@ -35,7 +35,7 @@ class Scripted(Protocol):
         """Serve requests; see `LeanAllocator.play`."""
 
     def empty_cache(self) -> None:
-        """torch.cuda.empty_cache()."""
+        """Free cached segments, as torch.cuda.empty_cache()."""
 
 
 def allocator_of(alloc_conf: str, torch: str, room: int | None, capacity: int | None) -> Scripted:
@@ -112,5 +112,5 @@ class WholeAllocator:
         return Highest(most, most_asked)
 
     def empty_cache(self) -> None:
-        """torch.cuda.empty_cache()."""
+        """Free cached segments, as torch.cuda.empty_cache()."""
         self._allocator.empty_cache()

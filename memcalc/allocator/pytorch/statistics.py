@@ -45,8 +45,8 @@ def _gauge(gauge: Gauge) -> dict[str, int]:
 def _figures(peaks: Peaks, tallies: tuple[Tally, ...]) -> dict[str, dict[str, int]]:
     """Return the seven quantities that are counted per block.
 
-    The peak of active blocks is the larger of two peaks: the one recorded while a block waited, and that of
-    allocations.
+    The peak of active blocks is the larger of two peaks: of the allocations, and of the one recorded while a block
+    waited.
     """
     count = sum(t.allocations_now for t in tallies)
     count_added = sum(t.allocations_added for t in tallies)

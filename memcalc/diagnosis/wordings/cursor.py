@@ -1,4 +1,4 @@
-"""Cursor that parses a message part by part: linear in its length, whatever the text."""
+"""Cursor that parses a message part by part, in time linear in its length."""
 
 from __future__ import annotations
 

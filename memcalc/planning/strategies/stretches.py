@@ -1,7 +1,7 @@
 """Minimum FLOPs of repeated recomputation for every interval of blocks, by memory slots.
 
-An interval is blocks i to j; its input is live, and the gradient of its output has been produced. Its slots count the
-memory besides its input. It saves block i and continues with i+1 to j; or runs i to q-1 saving nothing, continues with
+An interval is blocks i to j; its input is live, and the gradient of its output has been produced. Its slots count all
+memory except its input. It saves block i and continues with i+1 to j; or runs i to q-1 saving nothing, continues with
 q to j, and then is an interval i to q-1 (Beaumont et al., arXiv 1911.13214, theorem 1). If it saves everything, its
 need is exact in bytes; if parts are recomputed more often, live memory meanwhile is rounded to slots.
 """
@@ -73,7 +73,7 @@ class Stretches:
         self.tables: list[Numbers] = []  # by length minus one, then start, then slots: minimum FLOPs
         self._least: list[Numbers] = []  # the first slot with any plan
         self._paid: list[Numbers] = []  # including the first forward of the interval
-        self._behind: list[Numbers] = []  # with the interval's input live besides it
+        self._behind: list[Numbers] = []  # with the interval's input live, too
         count = stop - start
         for length in range(1, (count if chain.longest is None else min(count, chain.longest)) + 1):
             self._add(length, count - length + 1)
