@@ -25,12 +25,12 @@ def fast_gelu(ops: Operators, x: Tensor) -> Tensor:
 
 
 def _halved(ops: Operators, x: Tensor, half: Tensor, inner: Tensor) -> Tensor:
-    """What both end with; the input has a name until they return."""
+    """Return half * (1 + tanh(inner)); the caller's variable references x until then."""
     factor = ops.shift(ops.pointwise(inner, "gelu tanh", saves="output"), "gelu 1 + tanh")
     output = ops.mul(half, factor, "gelu output")
     ops.tape.still_named(x)
     return output
 
 
-# By the model's `gelu`; the others are one operator.
+# by the model's `gelu`; other variants are one operator
 COMPOSITE: dict[str, Callable[[Operators, Tensor], Tensor]] = {"new": new_gelu, "fast": fast_gelu}

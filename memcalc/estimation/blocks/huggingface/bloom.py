@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi added by the product of queries and keys, and a gelu with a backward of its own."""
+"""BLOOM: ALiBi added in the matmul of queries and keys, and a gelu with a custom backward."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Bloom(Mlps):
         return self.norm(x, "embed_norm", "d")
 
     def shared_tables(self) -> None:
-        """Beside the mask ALiBi's slopes, and what they make of positions, which layers are called with."""
+        """Write the mask, ALiBi's slopes, and the resulting biases, which are arguments of the layers."""
         super().shared_tables()
         self.tape.names.add(self.shared_table("slopes", ("h",), "fp32").storage)
         self.name_table(self.alibi())
 
     def alibi(self) -> Tensor:
-        """A row for each head of each sequence."""
+        """Return ALiBi's bias, one row per head and sequence."""
         return self.shared_table("alibi", ("b", "h", "s"), self.c.embedded)
 
     def layer(self) -> Tensor:
-        """Attention, then the MLP, each of which adds what it is given beside its norm."""
+        """Attention, then the MLP; each adds its residual within the module."""
         c, ops = self.c, self.ops
         x = self.entry()
         normed = self.norm(x, "input_norm", "d")
@@ -41,7 +41,7 @@ class Bloom(Mlps):
         return output
 
     def attention(self, x: Tensor, residual: Tensor) -> Tensor:
-        """BloomAttention.forward, whose variables hold scores before and after the mask until it returns."""
+        """BloomAttention.forward; its variables reference scores before and after the mask until it returns."""
         c, ops = self.c, self.ops
         heads = ("b", "s", "h", "d_h")
         qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "h", "3·d_h"), bias=True)
@@ -61,11 +61,11 @@ class Bloom(Mlps):
         return output
 
     def given_alibi(self) -> Tensor:
-        """The model's, as layers see it."""
+        """Return ALiBi's bias as layers get it."""
         return Tensor(-1, ("b", "h", "s"), self.c.embedded, grad=False)
 
     def own_gelu(self, x: Tensor) -> Tensor:
-        """GeLUFunction: keeps its input; forward is nine operators, backward seventeen, four and five at once."""
+        """GeLUFunction; saves its input. Forward has nine operators, backward 17, with four and five live at once."""
         tape = self.tape
         y = tape.new("mlp.gelu", x.shape, x.dtype, self.citation)
         ahead = tuple(tape.store(f"gelu, step {n}", x.shape, x.dtype, self.citation) for n in range(3))

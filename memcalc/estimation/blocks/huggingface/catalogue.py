@@ -1,4 +1,4 @@
-"""The families of transformers whose modules are written down, and the tapes of their parts."""
+"""Families of transformers with formulas, and the tapes of their parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memcalc.extras import installation
 from memcalc.ledger.component import Component
 from memcalc.spec.finetuning import MLP_TARGETS
 
-# The module beside this one, and the class in it, of each family: only that of the run is loaded.
+# The module in this package, and the class in it, for each family: only the run's is imported.
 FAMILIES: dict[str, tuple[str, str]] = {
     "arcee": ("llama", "Llama"),
     "bloom": ("bloom", "Bloom"),
@@ -65,23 +65,24 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "starcoder2": ("multiplied", "Starcoder2"),
 }
 
-# Those whose tapes know a cache of keys and values; of others the plain block stands for what generates.
+# families whose tapes support a KV cache; for others the plain block is used in generation
 WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 TRACED = f"On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run it: {installation('hf')}."
-# Of which PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21 utils/transformers_weight_conversion.py).
+# families where PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21
+# utils/transformers_weight_conversion.py)
 ADAPTERS_MOVE = frozenset({"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "olmoe", "qwen3_moe"})
 
 
 @cache
 def family_class(family: str) -> type[Family]:
-    """The class that writes the tapes of a family of `FAMILIES`."""
+    """Return the class that writes the tapes of a family of `FAMILIES`."""
     module, name = FAMILIES[family]
     found: type[Family] = getattr(import_module(f"{__package__}.{module}"), name)
     return found
 
 
 def is_written(c: Structure) -> bool:
-    """Whether the modules of a run are written down."""
+    """Return whether the modules of a run have formulas."""
     return (
         c.family is not None
         and c.family in FAMILIES
@@ -96,10 +97,10 @@ def _moves_adapters(c: Structure) -> bool:
 
 
 def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
-    """The tape of one part of a family's model, and its output.
+    """Return the tape of one part of a family's model, and its output.
 
     Raises:
-        InputError: the family's modules are not written down.
+        InputError: the family's modules have no formulas.
     """
     tape = Tape(kind=Component.LOGITS_AND_LOSS) if part == "head" else Tape()
     family = _family_of(c)(c, tape, experts=part == "expert layer")
@@ -110,7 +111,7 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
         return tape, None
     output = family.layer()
     assert tape.entry is not None
-    # The model's loop over layers holds a layer's input until it returns, and the layer what attention returns.
+    # The model's loop over layers references a layer's input until it returns, and the layer what attention returns.
     tape.still_named(tape.entry, *family.weights)
     if family.names_returned:
         tape.handed.update(weights.storage for weights in family.weights)
@@ -118,10 +119,10 @@ def write(c: Structure, part: str) -> tuple[Tape, Tensor | None]:
 
 
 def write_shared_tables(c: Structure) -> Tape:
-    """The tape of what all layers share alone.
+    """Return the tape of only the tensors that all layers share.
 
     Raises:
-        InputError: the family's modules are not written down.
+        InputError: the family's modules have no formulas.
     """
     tape = Tape()
     _family_of(c)(c, tape).shared_tables()

@@ -1,4 +1,4 @@
-"""CodeGen: rotates a part of each head, attends in fp32, attention and MLP side by side."""
+"""CodeGen: RoPE on a part of each head, attention in fp32, attention and MLP in parallel."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ ROTATED = (("b", "s", "h", "d_rot"), ("b", "s", "h", "d_h-d_rot"))
 
 
 class CodeGen(Mlps):
-    """CodeGenBlock: rotates a part of each head, attends in fp32, attention and MLP side by side."""
+    """CodeGenBlock: RoPE on a part of each head, attention in fp32, attention and MLP in parallel."""
 
-    rotates = False  # its layers make their own tables
+    rotates = False  # its layers compute their own RoPE caches
     wide_logits = True
     names_returned = True
 
@@ -30,7 +30,7 @@ class CodeGen(Mlps):
         return output
 
     def attention(self, x: Tensor) -> Tensor:
-        """CodeGenAttention.forward, whose variables hold what it has made until it returns."""
+        """CodeGenAttention.forward; its variables reference their tensors until it returns."""
         c, ops = self.c, self.ops
         heads, scores_shape = ("b", "s", "h", "d_h"), ("b", "h", "s", "s")
         qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "3·d"), bias=False)
@@ -64,7 +64,7 @@ class CodeGen(Mlps):
         return attended
 
     def rotated(self, turning: Tensor, name: str, dtype: str = "fp32") -> Tensor:
-        """apply_rotary_pos_emb, with tables that are repeated for pairs of features, for each of q and k anew."""
+        """apply_rotary_pos_emb; repeats the cos/sin cache for pairs of features, for q and k separately."""
         ops = self.ops
         half = (*turning.shape[:-1], "d_rot/2")
         sines, cosines = (ops.table(f"{name} {table}", ("s", "d_rot"), dtype) for table in ("sines", "cosines"))

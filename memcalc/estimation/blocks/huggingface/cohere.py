@@ -8,7 +8,7 @@ from memcalc.estimation.tape import Tensor
 
 
 class Cohere(Llama):
-    """CohereDecoderLayer: attention and the MLP beside each other, of one norm; queries and keys turn in fp32."""
+    """CohereDecoderLayer: attention and MLP in parallel after one norm; RoPE in fp32."""
 
     norms_heads = "together"
     casts_to_turn = True
@@ -18,7 +18,7 @@ class Cohere(Llama):
         return wide_layer_norm(self.ops, x, module, (width,))
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
-        """The same, with weights for each head."""
+        """CohereLayerNorm with a separate weight per head."""
         return wide_layer_norm(self.ops, x, f"attention.{name}_norm", x.shape[-2:]) if self.c.qk_norm else x
 
     def layer(self) -> Tensor:
@@ -37,6 +37,6 @@ class Cohere(Llama):
 
 
 class Cohere2(Cohere):
-    """Cohere2DecoderLayer: the same, but norms of heads; layers without a window turn nothing."""
+    """Cohere2DecoderLayer: CohereDecoderLayer with QK norms; layers without a sliding window apply no RoPE."""
 
     masks_windows = True

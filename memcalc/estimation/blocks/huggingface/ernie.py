@@ -11,10 +11,10 @@ SCORES = ("b", "s", "E")
 
 
 class Ernie4Moe(Ernie4, Mixtral):
-    """Ernie4_5_MoeDecoderLayer: a router in fp32, and an expert that all tokens visit."""
+    """Ernie4_5_MoeDecoderLayer: a router in fp32, and a shared expert."""
 
     def routed(self, x: Tensor) -> Tensor:
-        """Ernie4_5_MoeSparseMoeBlock, whose tokens are a matrix."""
+        """Ernie4_5_MoeSparseMoeBlock, with tokens as a matrix."""
         ops = self.ops
         tokens = ops.flattened(x, "tokens")
         shared = self.dense(tokens, "mlp.shared_experts.", "F_s") if self.c.shared_expert else None
@@ -27,7 +27,7 @@ class Ernie4Moe(Ernie4, Mixtral):
         return y
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Ernie4_5_MoeTopKRouter: its weight is built in fp32, and autocast is off."""
+        """Ernie4_5_MoeTopKRouter: its weight is created in fp32, and autocast is off."""
         ops = self.ops
         with ops.in_fp32():
             logits = ops.wide_linear(x, "mlp.router", ("E", "d"), SCORES)

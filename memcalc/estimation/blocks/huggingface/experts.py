@@ -1,4 +1,4 @@
-"""Routed experts: one product for all of them, each with its own rows (transformers 5.23, integrations/moe.py)."""
+"""Routed experts: one grouped GEMM for all experts (transformers 5.23, integrations/moe.py)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def grouped_experts(
     *,
     biases: bool = False,
 ) -> Tensor:
-    """grouped_mm_experts_forward, transformers' default: copies of the tokens, sorted by expert, and back.
+    """grouped_mm_experts_forward, transformers' default: token copies, sorted by expert, through the experts and back.
 
-    Its variables hold what they name until it returns.
+    Its variables reference their tensors until it returns.
 
     Args:
         ops: the operators.
         x: the tokens, (b, s, d).
-        weights: of the experts that each token visits, (b, s, k).
-        chosen: which these are.
-        gated: what is made of gate and up.
-        biases: whether products have them, a row for each expert.
+        weights: router weights of each token's experts, (b, s, k).
+        chosen: indices of these experts.
+        gated: function from gate and up to the input of the down projection.
+        biases: whether experts have biases, one row per expert.
     """
     rows = (*COPIES, "d")
     ids, order = ops.sorted_order(chosen, "order of token copies")

@@ -1,4 +1,4 @@
-"""Falcon: matrices that are transposed before they are multiplied, and a mask in every attention."""
+"""Falcon: linear layers with transposed weights, and a mask in every attention."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Falcon(Rotary, Mlps):
 
     @classmethod
     def lacks_kernel(cls, c: Structure) -> str:
-        """Its sdpa always has a mask, which flash does not take, and no kernel knows of groups that it is not told."""
+        """Return why PyTorch has no fused kernel: flash attention takes no mask, and Falcon does not set enable_gqa."""
         if c.attention == "flash":
             return "whose layers always have a mask"
         shares = c.one_key_head and not (c.parallel_block and c.norms_per_layer == 2)
@@ -30,27 +30,27 @@ class Falcon(Rotary, Mlps):
 
     @property
     def new_architecture(self) -> bool:
-        """Falcon-40B's: groups of heads, or two norms side by side."""
+        """Falcon-40B's decoder: grouped heads, or two parallel norms."""
         c = self.c
         return (c.parallel_block and c.norms_per_layer == 2) or (c.grouped and not c.one_key_head)
 
     @property
     def alibi(self) -> bool:
-        """Whether positions are a bias of scores (Falcon-RW)."""
+        """Whether positions are a bias added to scores (Falcon-RW)."""
         return self.c.position == "alibi"
 
     @property
     def mask(self) -> Shape:
-        """With ALiBi one for each head."""
+        """Axes of the mask; with ALiBi one per head."""
         return ("b", "h", "s", "s") if self.alibi else super().mask
 
     @property
     def reads_tables(self) -> bool:
-        """Rotary tables are made with ALiBi, too."""
+        """Whether layers read RoPE tables; with ALiBi they are created but not read."""
         return not self.alibi
 
     def shared_tables(self) -> None:
-        """Also a mask for each kernel, and with ALiBi its rows and the tokens that they are made for."""
+        """Write the shared tables, a mask for fused kernels and, with ALiBi, its biases and the padding mask."""
         super().shared_tables()
         c = self.c
         if self.alibi:
@@ -64,7 +64,7 @@ class Falcon(Rotary, Mlps):
             self.name_mask(self.shared_table("causal mask", ("s", "s"), "bool").storage, "all")
 
     def mask_with_alibi(self) -> None:
-        """Autograd keeps it, unless kernels are given copies, in another dtype or of longer rows."""
+        """Write the mask with ALiBi, saved unless the kernel copies it to another dtype or longer rows."""
         c, tape = self.c, self.tape
         sizes = {"length": "s", "item_bytes": DTYPE_BYTES[c.embedded], "heads": "h"}
         for name, rule, kept in (
@@ -79,7 +79,7 @@ class Falcon(Rotary, Mlps):
             self.name_argument(storage, stays=kept or c.checkpoints_layers)
 
     def layer(self) -> Tensor:
-        """Attention and the MLP side by side, of one norm or of one each; or one after the other."""
+        """Attention and MLP in parallel, with one norm or two; or sequentially."""
         c, ops = self.c, self.ops
         x = residual = self.entry()
         normed = given = self.norm(x, "input_norm", "d")
@@ -107,16 +107,16 @@ class Falcon(Rotary, Mlps):
     def linear(self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool) -> Tensor:
         """FalconLinear: x @ weight.T + bias.
 
-        Autocast remembers casts of leaves alone, which a transposed weight is not, and leaves the bias as it is.
+        Autocast caches only casts of leaves; a transposed weight is no leaf. The bias is not cast.
         """
         region = set(self.tape.region)
         y = self.ops.linear(x, module, weight, out, bias=bias, apart=True)
-        if self.c.adapters is None:  # whose own matrices are leaves
+        if self.c.adapters is None:  # adapters' weights are leaves
             self.tape.region = region
         return y
 
     def attention(self, x: Tensor) -> Tensor:
-        """FalconAttention.forward, whose variables hold the fused product until it returns."""
+        """FalconAttention.forward; a variable references the fused qkv until it returns."""
         c = self.c
         width = "(h+2·h_kv)·d_h" if c.grouped else "3·d"
         qkv = self.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
@@ -131,14 +131,14 @@ class Falcon(Rotary, Mlps):
         return y
 
     def in_one_kernel(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """scaled_dot_product_attention, whose mask says where keys are, or adds ALiBi besides."""
+        """scaled_dot_product_attention with a boolean mask, or with an additive mask that includes ALiBi."""
         if not self.alibi:
             return self.ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=True)
         mask = Tensor(-1, MAP, self.c.embedded, grad=False)
         return self.ops.efficient_attention(q, k, v, "h", "d_h", "s", added=mask)
 
     def by_products(self, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> tuple[Tensor, ...]:
-        """Products of their own: what comes of them by token, and what has a name besides."""
+        """Return attention as separate operators, by token, and the tensors that variables reference."""
         c, ops = self.c, self.ops
         if c.one_key_head and not self.new_architecture:
             k, v = ops.expanded(k, "k for each head", HEADS), ops.expanded(v, "v for each head", HEADS)
@@ -152,7 +152,7 @@ class Falcon(Rotary, Mlps):
         return ops.copy(core, "attention output by token", reorders=c.batched), *names
 
     def without(self, scores: Tensor) -> tuple[Tensor, ...]:
-        """Probabilities, which are never dropped out."""
+        """Return the attention probabilities, without dropout."""
         ops = self.ops
         scaled = ops.divide_by_number(scores, "scaled scores")
         probabilities = ops.softmax(ops.shift(scaled, "masked scores", self.c.embedded), "attention probabilities")
@@ -160,7 +160,7 @@ class Falcon(Rotary, Mlps):
         return (probabilities,)
 
     def with_alibi(self, scores: Tensor, dtype: str) -> tuple[Tensor, ...]:
-        """Probabilities, of scores in fp32 to which ALiBi is added before they are scaled, and again by the mask."""
+        """Return dropped-out probabilities; ALiBi is added to fp32 scores, and again as part of the mask."""
         c, ops = self.c, self.ops
         wide = ops.cast(scores, "fp32", "scores in fp32")
         logits = ops.divide_by_number(ops.shift(wide, "scores + alibi", c.embedded), "scaled scores")

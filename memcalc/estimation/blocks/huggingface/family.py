@@ -1,4 +1,4 @@
-"""What families of transformers share: their ends, their attention kernels, and pieces of their layers."""
+"""Base class of transformers' families: embedding, LM head, attention kernels, and parts of layers."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from memcalc.ledger.component import Component
 
 
 class Family:
-    """What the families share.
+    """Base class of the families.
 
     Args:
-        c: the choices.
-        tape: where to write.
-        experts: whether a layer has experts in place of its MLP.
+        c: the structure.
+        tape: records the operators.
+        experts: whether a layer has experts instead of a dense MLP.
     """
 
-    rotates = True  # with tables of the model's, which all layers read
+    rotates = True  # RoPE with the model's cos/sin cache, shared by all layers
     tables: tuple[str, ...] = ("cosines", "sines")
-    wide_tables = False  # which stay in fp32
-    layers_take_positions = True  # among their arguments
-    spreads_tables = False  # of which each layer makes its own, for pairs of neighbouring features
-    drops_between_tables = False  # embeddings, after the masks and before the rotary tables are made
-    renames_embeddings = False  # inputs_embeds, once they have been dropped out, is what is left of them
-    masks_windows = False  # the model makes an eager mask of its own for layers with windows
+    wide_tables = False  # the cos/sin cache stays in fp32
+    layers_take_positions = True  # position ids are arguments of the layers
+    spreads_tables = False  # each layer repeats the cos/sin cache for pairs of adjacent features
+    drops_between_tables = False  # embedding dropout comes after the masks and before the RoPE cache
+    renames_embeddings = False  # inputs_embeds is rebound to the result of embedding dropout
+    masks_windows = False  # a separate eager mask for layers with a sliding window
     window_mask: Shape = ("s", "s")
     mask_of_sequences: Shape = ("b", "s", "s")
-    turns_windows = False  # and rotary tables of their own
+    turns_windows = False  # a separate RoPE cache for layers with a sliding window
     eager_only = False
-    positions_first = True  # before the mask, where the model counts them though its table is not learned
-    mask_first = False  # before the rows of learned positions
-    names_returned = False  # by the model's loop, all that a layer returns: its attention weights, too
-    wide_probabilities = False  # which products take as softmax returns them
-    wide_logits = False  # the model itself returns them in fp32
+    positions_first = True  # position ids before the mask, if the position embedding is not learned
+    mask_first = False  # the mask before learned positions
+    names_returned = False  # the model's loop references all that a layer returns, attention weights included
+    wide_probabilities = False  # attention probabilities are not cast after the softmax
+    wide_logits = False  # the model itself returns logits in fp32
 
     def __init__(self, c: Structure, tape: Tape, *, experts: bool = False) -> None:
         self.c, self.experts = c, experts
         self.citation = f"transformers 5.23 modeling_{c.family}.py"
-        self.weights: tuple[Tensor, ...] = ()  # of attention, returned where they exist
+        self.weights: tuple[Tensor, ...] = ()  # attention weights, returned where they exist
         self.tape = tape
         self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
         self.ops.float8 = c.float8
@@ -49,16 +49,16 @@ class Family:
 
     @classmethod
     def lacks_kernel(cls, c: Structure) -> str:  # noqa: ARG003
-        """Why PyTorch has no kernel for the attention that is asked for; empty where it has one."""
+        """Return why PyTorch has no kernel for this attention; empty if it has one."""
         return ""
 
     def entry(self) -> Tensor:
-        """What the layer before hands on."""
+        """Return the layer's input."""
         shape, dtype = ("b", "s", "d"), self.c.stream
         return self.tape.input("layer input", shape, dtype, self.citation, grad=not self.c.detached)
 
     def embedding(self) -> Tensor:
-        """What the model makes before its layers."""
+        """Write token and position embeddings and the shared tables; return the first layer's input."""
         c, ops = self.c, self.ops
         x = self.token_embedding()
         if c.position == "learned":
@@ -66,11 +66,11 @@ class Family:
             if self.mask_first:
                 self.shared_tables()
             positions = self.positions(ids)
-            # inputs_embeds and position_embeds keep their names
+            # variables inputs_embeds and position_embeds
             self.tape.names.update((x.storage, positions.storage))
             x = ops.broadcast_add(x, positions, "embedding sum")
         elif not self.renames_embeddings:
-            self.tape.names.add(x.storage)  # inputs_embeds
+            self.tape.names.add(x.storage)  # variable inputs_embeds
         if self.drops_between_tables:
             self.masks()
         elif c.position != "learned" or not self.mask_first:
@@ -83,12 +83,12 @@ class Family:
         return x
 
     def position_ids(self) -> Tensor:
-        """The positions of a sequence, counted out."""
+        """Return the position ids of a sequence."""
         counted = self.ops.table("positions so far", ("s",), "int64")
         return self.argument("embed_positions indices", ("s",), counted)
 
     def positions(self, ids: Tensor | None) -> Tensor:
-        """The rows of the table of positions; without their numbers these are counted here."""
+        """Return position embeddings; without `ids`, the ids are created here."""
         table = (self.c.position_table, "d")
         if ids is None:
             return self.ops.embedding("embed_positions", table, ("s",), counts=True)
@@ -97,11 +97,11 @@ class Family:
         return rows
 
     def name_positions(self, indices: int) -> None:
-        """position_ids: until the model returns, or, as an argument of layers that run again, until these have."""
+        """Keep position_ids live until the model returns or, as an argument of recomputed layers, their backward."""
         self.name_argument(indices, stays=self.c.checkpoints_layers and self.layers_take_positions)
 
     def name_mask(self, storage: int, readers: str) -> None:
-        """Likewise, of some layers that run again: until the last of these has run backward."""
+        """Keep a mask live until the model returns, or until the backward of its last recomputed reader."""
         c = self.c
         stays = {"all": c.checkpoints_layers, "windows": c.windows_again, "others": c.others_again}[readers]
         self.name_argument(storage, stays=stays)
@@ -109,30 +109,30 @@ class Family:
             self.tape.read_by[storage] = readers
 
     def name_argument(self, storage: int, *, stays: bool) -> None:
-        """Of layers: until the model returns, or, if it `stays`, until those that are called with it have run backward.
+        """Keep an argument of layers live: until the model returns or, if it `stays`, until the layers' backward.
 
-        Source: torch/utils/checkpoint.py: the function that runs again has its arguments.
+        Source: torch/utils/checkpoint.py: the recomputed function references its arguments.
         """
         (self.tape.held if stays else self.tape.names).add(storage)
 
     def first_hidden(self, x: Tensor) -> Tensor:
-        """What the first layer is given."""
+        """Return the first layer's input."""
         return x
 
     def token_embedding(self) -> Tensor:
-        """The rows of the table."""
+        """Return the embedding of the tokens."""
         c, ops = self.c, self.ops
         width, view = "d_e" if c.own_embedding_width else "d", c.head_gradient_is_a_view
         x = ops.embedding("embed_tokens", ("V", width), ("b", "s"), tied=c.tied, view=view)
         return ops.linear(x, "project_in", ("d", "d_e"), ("b", "s", "d"), bias=False) if c.own_embedding_width else x
 
     def shared_tables(self) -> None:
-        """The masks and the rotary tables, made once in each forward and shared by all layers."""
+        """Write masks and RoPE cos/sin caches, created once per forward and shared by all layers."""
         self.masks()
         self.write_rotary_tables()
 
     def masks(self) -> None:
-        """The positions, where they come first, and the masks."""
+        """Write the position ids, where they come first, and the masks."""
         c, tape = self.c, self.tape
         write_mask(tape, c)
         if c.cache is None and self.positions_first and c.position != "learned":
@@ -159,25 +159,25 @@ class Family:
             self.name_mask(mask.storage, "windows")
 
     def write_rotary_tables(self) -> None:
-        """The rotary tables of all layers, or one pair for each kind of layer."""
+        """Write the RoPE cos/sin cache of all layers, or one per layer type."""
         c = self.c
         if not self.rotates:
             return
-        own = self.turns_windows and c.windows  # whether layers with a window have tables of their own
+        own = self.turns_windows and c.windows  # whether layers with a sliding window have a separate cache
         kinds: tuple[bool | None, ...] = ((False, True) if c.others else (True,)) if own else (None,)
         for windows in kinds:
             for table in self.rotary_tables(windows=windows):
-                # A checkpoint has them as arguments.
+                # a checkpoint references them as arguments
                 self.name_argument(table.storage, stays=c.checkpoints_layers or self.reads_tables)
 
     def count_positions(self) -> None:
-        """position_ids: torch.arange, and what is cached before added to it."""
+        """Write position_ids: torch.arange plus the length of the cache."""
         counted = self.ops.table("positions so far", ("s",), "int64")
         ids = self.shared_table("position ids", ("s",), "int64", counted)
         self.name_positions(ids.storage)
 
     def eager_mask(self, table: Table, name: str, *, windowed: bool = False) -> Tensor:
-        """masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not keep it."""
+        """masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not save it."""
         c = self.c
         if c.cache is not None:
             return self.shared_table(name, self.mask, c.embedded, table=table)
@@ -185,7 +185,7 @@ class Family:
         return self.shared_table(name, self.mask, c.embedded, truth, table=table)
 
     def _counted(self, name: str) -> tuple[Tensor, Tensor]:
-        """The numbers of queries and of keys, each plus an offset."""
+        """Return the indices of queries and of keys, each plus an offset."""
         found = []
         for of in ("queries", "keys"):
             counted = self.ops.table(f"{name}: {of} so far", ("s",), "int64")
@@ -193,11 +193,11 @@ class Family:
         return found[0], found[1]
 
     def causal_truth(self, name: str) -> Tensor:
-        """masking_utils.py, causal_mask_function: where a key is not behind a query."""
+        """masking_utils.py, causal_mask_function: true where a key does not come after a query."""
         return self.ops.table(name, ("s", self.c.keys), "bool", of=self._counted(name))
 
     def window_truth(self, name: str, shape: Shape | None = None, table: Table | None = None) -> Tensor:
-        """masking_utils.py, and_masks: where a key is in the window of a query, and not behind it."""
+        """masking_utils.py, and_masks: true where a key is in a query's window and does not come after it."""
         ops, shape = self.ops, shape or ("s", self.c.keys)
         if self.c.cache is not None:
             return self.shared_table(name, shape, "bool", table=table)
@@ -211,7 +211,7 @@ class Family:
         return both
 
     def rotary_tables(self, *, windows: bool | None) -> list[Tensor]:
-        """The model's rotary embedding: angles, their cosines and sines times a factor, in the embeddings' dtype."""
+        """The model's rotary embedding: cos and sin of angles, times a factor, in the embeddings' dtype."""
         ops, width, whole = self.ops, self.turned_width, ("s", self.turned_width)
         kind = " of windows" if windows else ""
         if self.c.cache is not None or len(self.tables) == 1:
@@ -244,41 +244,41 @@ class Family:
 
     @property
     def mask(self) -> Shape:
-        """Axes of an additive one."""
+        """Axes of an additive mask."""
         return ("b", "s", self.c.keys)
 
     @property
     def reads_tables(self) -> bool:
-        """Whether autograd keeps the model's rotary tables, since layers read them as they are."""
+        """Whether autograd saves the model's RoPE cache, which layers then read unchanged."""
         return not self.spreads_tables
 
     def name_table(self, table: Tensor) -> None:
-        """A variable of the model's, which its layers are called with.
+        """Keep a model's variable live that its layers get as an argument.
 
-        torch/utils/checkpoint.py: a function that runs again has its arguments.
+        torch/utils/checkpoint.py: a recomputed function references its arguments.
         """
         (self.tape.held if self.c.checkpoints_layers else self.tape.names).add(table.storage)
 
     @property
     def turned_width(self) -> str:
-        """How many features of a head turn with its position."""
+        """Axis of the rotary features of a head."""
         return "d_rot" if self.c.rotates_part else "d_h"
 
     @property
     def table_dtype(self) -> str:
-        """Of the rotary tables: that of the embeddings, as a rule."""
+        """The dtype of the RoPE cache: by default that of the embeddings."""
         return "fp32" if self.wide_tables else self.c.embedded
 
     def shared_table(self, name: str, shape: Shape, dtype: str, *of: Tensor, table: Table | None = None) -> Tensor:
-        """A table that is nobody's activation: one of its name, if it is not said which."""
+        """Return a shared table that counts as a temporary; `table` defaults to one of its name."""
         return self.ops.table(name, shape, dtype, self.citation, Component.TEMPORARIES, of, table or Table(name))
 
     def argument(self, name: str, shape: Shape, *of: Tensor) -> Tensor:
-        """Numbers of positions or tokens, which are nobody's activation."""
+        """Return int64 positions or tokens that count as a temporary."""
         return self.ops.table(name, shape, "int64", self.citation, Component.TEMPORARIES, of)
 
     def head(self) -> None:
-        """The last norm, the logits and the loss."""
+        """Write the final norm, the logits and the loss."""
         c, ops = self.c, self.ops
         given = self.tape.input("head input", ("b", "s", "d"), c.stream, self.citation)
         x, width = given, "d"
@@ -295,7 +295,7 @@ class Family:
                 write_loss(ops, c, x, width, self.logits, wide_logits=self.wide_logits)
 
     def logits(self, x: Tensor) -> Tensor:
-        """What becomes of the head's output before it is returned."""
+        """Return the logits that the model returns, from the LM head's output."""
         return x
 
     def soft_capped(self, x: Tensor, name: str) -> Tensor:
@@ -319,9 +319,9 @@ class Family:
         return self.ops.composite_rms_norm(x, module, width, named=True)
 
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """integrations/sdpa_attention.py: grouped heads go to flash as they are; others are repeated.
+        """integrations/sdpa_attention.py: flash attention takes grouped heads; for other kernels they are repeated.
 
-        Flash's output lies as queries do; what follows reads it token by token.
+        Flash attention's output has the strides of the queries; the next operator reads it by token.
         """
         c, ops = self.c, self.ops
         if c.cache is not None:
@@ -331,19 +331,19 @@ class Family:
             return ops.copy(core, "attention output by token") if self.turned_by_head else core
         if c.grouped:
             k, v = (self.repeated(x, name, ("b", "s", "h", "d_h"), views=c.masked) for x, name in ((k, "k"), (v, "v")))
-        # One of numbers is shared, unless autocast wants it in another dtype.
+        # An additive mask is shared, unless autocast casts it.
         shares = c.padding_mask == "additive" and not c.autocast
         return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked and not shares)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
         """eager_attention_forward of gpt2 and llama."""
         c, ops = self.c, self.ops
-        dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast turned queries are in fp32
+        dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast rotated queries are in fp32
         heads, keys, scores_shape = ("b", "s", "h", "d_h"), ("b", c.keys, "h", "d_h"), ("b", "h", "s", c.keys)
         if c.grouped:
             k, v = self.repeated(k, "k", keys), self.repeated(v, "v", keys)
         named = (k, v)
-        copies = c.batched and (not c.grouped or c.one_key_head)  # of which products want each matrix by itself
+        copies = c.batched and (not c.grouped or c.one_key_head)  # bmm needs each of these matrices contiguous
         of_q = c.batched and not self.turned_by_head
         of_k = copies and (c.grouped or not self.turned_by_head)
         names = ("q by head" if of_q else "", "k by head" if of_k else "")
@@ -352,31 +352,31 @@ class Family:
         wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
         probabilities = wide if self.wide_probabilities else ops.cast(wide, dtype, "probabilities in dtype")
         if softmax_in_fp32:
-            self.tape.still_named(masked)  # attn_weights, until they are probabilities in dtype
+            self.tape.still_named(masked)  # variable attn_weights, until the probabilities are cast
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
         self.weights = (dropped,)
         names = ("", "v by head" if copies else "")
         core = ops.matmul(dropped, v, "attention output", (*heads[:-1], v.shape[-1]), names)
         by_token = ops.copy(core, "attention output by token", reorders=c.batched)
         if c.grouped:
-            self.tape.still_named(*named)  # key_states, value_states
+            self.tape.still_named(*named)  # variables key_states, value_states
         return by_token
 
     def repeated(self, x: Tensor, name: str, heads: Shape, *, views: bool = True) -> Tensor:
-        """repeat_kv: keys or values for each query head; a view, if need be, of a head that all share."""
+        """repeat_kv: keys or values per query head; optionally a view of a single shared head."""
         if views and self.c.one_key_head:
             return self.ops.expanded(x, f"{name} for each head", heads)
         return self.ops.copy(x, f"{name} for each head", heads)
 
     def scores(self, x: Tensor) -> Tensor:
-        """What becomes of scaled scores before they are masked."""
+        """Return the scores to be masked, from scaled scores."""
         return x
 
     @property
     def turned_by_head(self) -> bool:
-        """Whether queries and keys, once they are turned, lie head by head, as products read them."""
+        """Whether rotated queries and keys are contiguous by head, as matmuls read them."""
         return False
 
     def layer(self) -> Tensor:
-        """A layer, and its output."""
-        raise NotImplementedError  # each family writes its own
+        """Write a layer; return its output."""
+        raise NotImplementedError  # each family implements it

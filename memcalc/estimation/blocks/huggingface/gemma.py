@@ -8,7 +8,7 @@ from memcalc.estimation.tape import Tensor
 
 
 class Gemma(Llama):
-    """GemmaDecoderLayer: norms with a weight around 1, and embeddings that their own module scales."""
+    """GemmaDecoderLayer: norms with a weight around 1; the embedding module scales its output."""
 
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """GemmaRMSNorm."""
@@ -17,7 +17,7 @@ class Gemma(Llama):
     def token_embedding(self) -> Tensor:
         """GemmaTextScaledWordEmbedding: rows times a buffer of one element.
 
-        What is told to need a gradient, where the table is frozen, is what the module returns.
+        With a frozen embedding, the module's output is the tensor set to require a gradient.
         """
         rows = super().token_embedding()
         leaf = self.tape.leaves.pop(rows.storage, None) is not None
@@ -32,7 +32,7 @@ class Gemma(Llama):
 
 
 class Gemma2(Gemma):
-    """Gemma2DecoderLayer: norms before and after both branches; scores and logits are capped."""
+    """Gemma2DecoderLayer: norms before and after both branches; scores and logits are soft-capped."""
 
     eager_only = True
     masks_windows = True
@@ -51,7 +51,7 @@ class Gemma2(Gemma):
 
 
 class Gemma3(Gemma):
-    """Gemma3DecoderLayer: norms before and after both branches, and of heads; tables of their own for windows."""
+    """Gemma3DecoderLayer: norms before and after both branches, QK norms; a separate RoPE cache for windows."""
 
     norms_heads = "together"
     masks_windows = True

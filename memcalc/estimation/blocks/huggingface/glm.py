@@ -1,4 +1,4 @@
-"""GLM: one matrix for gate and up, and positions of a part of each head."""
+"""GLM: one linear layer for gate and up, and RoPE on a part of each head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from memcalc.estimation.tape import Tensor
 
 
 class Glm(Llama):
-    """GlmAttention: pairs of neighbouring features turn."""
+    """GlmAttention: RoPE rotates pairs of adjacent features."""
 
     always_joins = True
     spreads_tables = True

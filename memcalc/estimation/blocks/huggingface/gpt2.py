@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, one matrix for q, k and v, weights that lie transposed."""
+"""GPT-2: learned positions, one linear layer for q, k and v, transposed weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Gpt2(Mlps):
         return output
 
     def linear(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
-        """A matrix with a bias."""
+        """A linear layer with a bias."""
         return self.ops.linear(x, module, weight, out, bias=True, conv1d=self.conv1d)
 
     def attention(self, x: Tensor) -> Tensor:
@@ -51,11 +51,12 @@ class Gpt2(Mlps):
         return attended
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """c_attn, and the views of its product."""
+        """c_attn, and the views of its output."""
         ops, heads = self.ops, ("b", "s", "h", "d_h")
         q, k, v = ops.split(
             self.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "3·d")), (heads, heads, heads), "q, k, v"
         )
-        if self.c.attention == "eager":  # gradients come head by head; that of k transposed, which is a view of rows
+        # gradients of q and v come by head; that of k is transposed, which is a view of rows
+        if self.c.attention == "eager":
             v, q = ops.seen(v, "v"), ops.seen(q, "q")
         return q, k, v

@@ -1,4 +1,4 @@
-"""GPT-BigCode: GPT-2 whose query heads share one key head and one value head."""
+"""GPT-BigCode: GPT-2 with one key head and one value head for all query heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class GptBigcode(Gpt2):
     layers_take_positions = False
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """c_attn: queries, one key and one value beside each other, or, of as many keys as queries, head by head."""
+        """c_attn: queries, then one key and one value; or, with as many key heads as query heads, q, k, v per head."""
         c, ops = self.c, self.ops
         heads, shared = ("b", "s", "h", "d_h"), ("b", "s", "h_kv", "d_h")
         if not c.grouped:

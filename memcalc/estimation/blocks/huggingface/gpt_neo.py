@@ -1,4 +1,4 @@
-"""GPT-Neo: GPT-2's layers, whose attention has matrices for q, k and v each, and products of fp32."""
+"""GPT-Neo: GPT-2's layers with separate linear layers for q, k and v, and fp32 attention matmuls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memcalc.estimation.tape import Tensor
 
 
 class GptNeo(Wide, Gpt2):
-    """GPTNeoBlock: layers that attend to all tokens or to a window differ in what their mask says alone."""
+    """GPTNeoBlock; layers with and without a window differ only in the values of their mask."""
 
     conv1d = False
     mask_first = True
@@ -28,6 +28,6 @@ class GptNeo(Wide, Gpt2):
         return attended
 
     def scored(self, x: Tensor) -> Tensor:
-        """torch.where by the layer's own mask, and a tensor of one number."""
+        """torch.where with the layer's mask, and a tensor of one number."""
         self.named = (self.ops.table("mask value", ("1",), x.dtype),)
         return self.ops.where(x, "scores of earlier tokens", ("s", "s"))

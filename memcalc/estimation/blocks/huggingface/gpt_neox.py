@@ -1,4 +1,4 @@
-"""GPT-NeoX: q, k and v of each head side by side in one matrix, a part of each head rotated, two norms of one input."""
+"""GPT-NeoX: one linear layer with q, k and v per head, RoPE on a part of each head, two norms of one input."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from memcalc.estimation.tape import Tensor
 
 
 class GptNeox(Rotary, Mlps):
-    """GPTNeoXLayer: attention and MLP side by side, or one after the other."""
+    """GPTNeoXLayer: attention and MLP in parallel or sequentially."""
 
     always_joins = True
 
     def layer(self) -> Tensor:
-        """Each with its own norm."""
+        """Both branches, each with a separate norm."""
         c, ops = self.c, self.ops
         x = self.entry()
         attended = ops.dropout(self.attention(self.norm(x, "input_norm", "d")), "attention dropout", c.residual_dropout)
@@ -30,11 +30,11 @@ class GptNeox(Rotary, Mlps):
         return output
 
     def attention(self, x: Tensor) -> Tensor:
-        """GPTNeoXAttention.forward: the views of one product have names until it returns."""
+        """GPTNeoXAttention.forward; variables reference the views of qkv until it returns."""
         c, ops = self.c, self.ops
         heads = ("b", "s", "h", "d_h")
         qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "h", "3·d_h"), bias=c.qkv_bias)
-        # The parts' gradients are joined head by head, and copied token by token.
+        # the gradients of q, k and v are concatenated by head, and copied by token
         q, k, v = ops.split(ops.seen(qkv, "q, k, v"), (heads, heads, heads), "q, k, v")
         q, k = self.positioned(q, k)
         if c.attention == "eager":

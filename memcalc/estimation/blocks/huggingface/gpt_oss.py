@@ -10,27 +10,27 @@ from memcalc.estimation.tape import Shape, Tensor
 
 
 class GptOss(Mixtral):
-    """GptOssDecoderLayer: halves of heads turn as pairs; of layers every second one has a window."""
+    """GptOssDecoderLayer: RoPE on halves of heads as pairs; every second layer has a sliding window."""
 
     eager_only = True
     masks_windows = True
 
     def norm(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
-        """GptOssRMSNorm, whose product is cast last."""
+        """GptOssRMSNorm, which casts its result at the end."""
         return wide_rms_norm(self.ops, x, module, width, out)
 
     @property
     def turned_width(self) -> str:
-        """Tables of one angle for each pair."""
+        """Axis of the rotary features: one angle per pair."""
         return "d_h/2"
 
     @property
     def turned_by_head(self) -> bool:
-        """Queries and keys are joined in the order of their axes."""
+        """Whether rotated queries and keys are contiguous by head: they are concatenated in that order."""
         return True
 
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """_apply_rotary_emb, of the halves of each head."""
+        """_apply_rotary_emb on the halves of each head."""
         found = []
         for x, name in ((q, "q"), (k, "k")):
             half = (*x.shape[:-1], "d_h/2")
@@ -38,7 +38,7 @@ class GptOss(Mixtral):
         return found[0], found[1]
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:  # noqa: ARG002
-        """eager_attention_forward of gpt_oss: each head has a logit more, which takes its share of the softmax."""
+        """eager_attention_forward of gpt_oss: each head has an additional logit in the softmax, the sink."""
         c, ops = self.c, self.ops
         heads, all_of, more = ("b", "s", "h", "d_h"), ("b", "h", "s", "s"), ("b", "h", "s", "s+1")
         if c.grouped:
@@ -65,12 +65,12 @@ class GptOss(Mixtral):
         """GptOssMLP."""
         logits, weights, chosen = self.route(x)
         total = grouped_experts(self.ops, x, weights, chosen, clamped, biases=self.c.expert_bias)
-        self.tape.still_named(logits, *self.weights)  # the layer's name for attention's weights is taken over
+        self.tape.still_named(logits, *self.weights)  # the layer's variable for attention weights is rebound
         self.weights = (weights,)
         return total
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """GptOssTopKRouter: the softmax of the best logits, in their own dtype."""
+        """GptOssTopKRouter: the softmax of the top logits, in their dtype."""
         c, ops = self.c, self.ops
         logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
         best, chosen = ops.top_k(logits, COPIES, "best router logits")
@@ -80,7 +80,7 @@ class GptOss(Mixtral):
 
 
 def clamped(ops: Operators, both: Tensor) -> Tensor:
-    """GptOssExperts._apply_gate: (up + 1) * gate * sigmoid(alpha * gate), both within limits."""
+    """GptOssExperts._apply_gate: (up + 1) * gate * sigmoid(alpha * gate), both clamped."""
     half = (*COPIES, "F_e")
     gate, up = ops.slices(both, (half, half), "gate and up")
     gate = ops.clamp(gate, "gate, clamped", bounds=1)

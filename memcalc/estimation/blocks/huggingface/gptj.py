@@ -1,4 +1,4 @@
-"""GPT-J: CodeGen's layer, with matrices for q, k and v each, and positions in the dtype of the keys."""
+"""GPT-J: CodeGen's layer with separate linear layers for q, k and v, and RoPE in the dtype of the keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Gptj(Wide, CodeGen):
     wide_logits = False
 
     def attention(self, x: Tensor) -> Tensor:
-        """GPTJAttention.forward, whose variables hold what it has made until it returns."""
+        """GPTJAttention.forward; its variables reference their tensors until it returns."""
         c, ops = self.c, self.ops
         heads = ("b", "s", "h", "d_h")
         q, k, v = (ops.linear(x, f"attention.{name}_proj", ("d", "d"), heads, bias=False) for name in "qkv")
@@ -32,7 +32,7 @@ class Gptj(Wide, CodeGen):
         return attended
 
     def gathered_tables(self, dtype: str) -> tuple[Tensor, ...]:
-        """The layer's own table of sines and cosines, copied, and the rows of these positions."""
+        """The layer's copied sin/cos cache, and its rows for the current positions."""
         ops = self.ops
         everywhere = ops.table("sines and cosines of all positions", ("S", "d_rot"), "fp32")
         places = ops.table("positions, repeated", ("s", "d_rot"), "int64")

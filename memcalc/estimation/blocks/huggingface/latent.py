@@ -1,4 +1,4 @@
-"""Multi-head latent attention: queries, and keys with values, pass through narrow latents."""
+"""Multi-head latent attention: low-rank latents for queries, and for keys with values."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ QUERIES = "h·(d_n+d_r)"
 
 
 class Latent(Llama):
-    """DeepseekV3Attention: pairs of neighbouring features of a part of each head turn; keys share theirs."""
+    """DeepseekV3Attention: RoPE on pairs of adjacent features of a part of each head; keys share theirs."""
 
-    latents: tuple[Tensor, ...] = ()  # of the layer's attention, whose variables they are until it returns
+    latents: tuple[Tensor, ...] = ()  # variables of the layer's attention, referenced until it returns
 
     @classmethod
     def lacks_kernel(cls, c: Structure) -> str:
-        """PyTorch's flash has none for values that are not as wide as keys."""
+        """Return why flash attention has no kernel: values and keys differ in head_dim."""
         return "whose values are not as wide as its keys" if c.attention == "flash" else ""
 
     @property
     def turned_width(self) -> str:
-        """The part of a head that turns."""
+        """Axis of the rotary features of a head."""
         return "d_r"
 
     @property
     def core_width(self) -> str:
-        """Values have a width of their own."""
+        """Axis of attention's output: all heads of values, which have a separate head_dim."""
         return "h·d_v"
 
     @property
     def turned_by_head(self) -> bool:
-        """Queries are joined, and keys written, in the order of their axes."""
+        """Whether rotated queries and keys are contiguous by head: both are written in that order."""
         return True
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Through latents; keys are written into a tensor of their own."""
+        """Project through latents; keys are written into a new tensor."""
         ops = self.ops
         q = self.queries(x)
         plain_q, turning_q = ops.split(ops.seen(q, "q"), ((*HEADS, "d_n"), (*HEADS, "d_r")), "q parts")
@@ -58,7 +58,7 @@ class Latent(Llama):
         return whole_q, k, v
 
     def queries(self, x: Tensor) -> Tensor:
-        """Of a latent of their own, where there is one."""
+        """Project queries, through a latent if the model has one for queries."""
         c, ops, out = self.c, self.ops, (*HEADS, "d_n+d_r")
         if not c.query_latent:
             return ops.linear(x, "attention.q_proj", (QUERIES, "d"), out, bias=False)
@@ -67,21 +67,21 @@ class Latent(Llama):
         return ops.linear(latent, "attention.q_b_proj", (QUERIES, "r_q"), out, bias=False)
 
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """apply_rotary_pos_emb_interleave: products of halves, which are joined."""
+        """apply_rotary_pos_emb_interleave: products of halves, concatenated."""
         halves = {"q": self.halves(q, "q"), "k": self.halves(k, "k")}
         return self.turned_pairs(q, "q", *halves["q"]), self.turned_pairs(k, "k", *halves["k"])
 
     def halves(self, x: Tensor, name: str) -> tuple[Tensor, ...]:
-        """Every second feature, and those between."""
+        """The even features and the odd features."""
         half = (*x.shape[:-1], "d_r/2")
         return self.ops.slices(x, (half, half), f"{name} halves")
 
     def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Memory-efficient: flash has no kernel for values that are not as wide as keys."""
+        """Memory-efficient attention: flash has no kernel for values and keys of different head_dim."""
         return self.ops.efficient_attention(q, k, v, "h", "d_n+d_r", "s", masked=self.c.masked, out=v.shape)
 
     def attended(self, x: Tensor) -> Tensor:
-        """The latents go with their names."""
+        """End of attention: its variables release the latents."""
         self.tape.still_named(*self.latents)
         return x
 
@@ -94,13 +94,13 @@ class DeepseekV3(Latent, GroupLimited):
 
 
 class DeepseekV2(Latent, GroupLimited):
-    """DeepseekV2DecoderLayer: pairs turn as complex numbers; the best of all experts (greedy)."""
+    """DeepseekV2DecoderLayer: RoPE on complex pairs; top-k of all experts (greedy)."""
 
     tables = ("turns of pairs",)
     wide_tables = True
 
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """apply_rotary_emb: products of complex64, which a pair of fp32 is seen as."""
+        """apply_rotary_emb: complex64 products; a pair of fp32 numbers is viewed as complex."""
         ops = self.ops
         wide = [(x, name, ops.cast(x, "fp32", f"{name} in fp32")) for x, name in ((q, "q"), (k, "k"))]
         found = [ops.cast(ops.mul_table(each, f"{name} * turns", "fp32"), x.dtype) for x, name, each in wide]

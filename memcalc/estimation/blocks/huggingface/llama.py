@@ -1,4 +1,4 @@
-"""Llama, and the families that copy its layer."""
+"""Llama, and families with copies of its layer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from memcalc.estimation.tape import Tensor
 
 
 class Llama(Rotary, Mlps):
-    """LlamaDecoderLayer and the families that copy it (mistral, qwen2, qwen3)."""
+    """LlamaDecoderLayer and families that copy it (mistral, qwen2, qwen3)."""
 
-    views_last = False  # q, k and v are seen head by head when all three are there
-    norms_heads = "at once"  # or "together", when q, k and v have all been projected, or "after positions"
+    views_last = False  # q, k and v are split into heads after all three are projected
+    norms_heads = "at once"  # or "together" (after q, k and v are projected), or "after positions"
 
     def layer(self) -> Tensor:
         """Attention, then the MLP, each after its norm."""
@@ -26,7 +26,8 @@ class Llama(Rotary, Mlps):
     ) -> Tensor:
         """x + branch(x), with a norm before the branch, after it, or both.
 
-        hidden_states is what goes into a branch until it returns, and what comes out until its norm does.
+        The variable hidden_states references the branch's input until it returns, and its output until the norm
+        returns.
         """
         given = self.norm(x, before, "d") if before else x
         made = branch(given)
@@ -46,7 +47,7 @@ class Llama(Rotary, Mlps):
         return self.residual(x, self.mlp, "layer output", before="post_attention_norm", after="mlp_output_norm")
 
     def before_sum(self, x: Tensor, total: str) -> Tensor:  # noqa: ARG002
-        """What is done to a branch's output within its sum: a multiplier, dropout."""
+        """Return a branch's output as added to the residual: with a multiplier or dropout in some families."""
         return x
 
     def attention(self, x: Tensor) -> Tensor:
@@ -63,25 +64,25 @@ class Llama(Rotary, Mlps):
 
     @property
     def sums_shared_heads(self) -> bool:
-        """Whether a kernel is given keys and values for each query head: their gradients are sums, head by head."""
+        """Whether the kernel gets keys and values per query head, so their gradients are sums over query heads."""
         return self.c.grouped and (self.c.attention == "memory-efficient" or self.c.masked)
 
     @property
     def turns_by_slices(self) -> bool:
-        """Whether gradients of queries and keys are sums of zeros with slices filled in: head by head."""
+        """Whether gradients of queries and keys are sums of zero tensors with filled slices, contiguous by head."""
         return not self.c.unturned and not self.c.liger
 
     @property
     def core_width(self) -> str:
-        """Axis of what attention makes, all heads together."""
+        """Axis of attention's output, all heads together."""
         return "d" if self.c.square else "h·d_h"
 
     def attended(self, x: Tensor) -> Tensor:
-        """What attention does to its output before it returns it."""
+        """Return attention's output after its last step."""
         return x
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected, normed where the config says so, and turned."""
+        """Queries, keys and values: projected, with QK norms if configured, and RoPE."""
         parts = self.projected(x)
         for name in ("q", "k") if self.norms_heads == "together" else ():
             projected, parts[name] = parts[name], self.head_norm(parts[name], name)
@@ -97,7 +98,7 @@ class Llama(Rotary, Mlps):
         return q, k, parts["v"]
 
     def projected(self, x: Tensor) -> dict[str, Tensor]:
-        """q, k and v, each of a matrix of its own, and normed as they come."""
+        """q, k and v from separate linear layers, with QK norms applied to each at once."""
         c, ops = self.c, self.ops
         parts = {}
         for name in ("q", "k", "v"):
@@ -111,7 +112,7 @@ class Llama(Rotary, Mlps):
         return {name: self.by_head(part, name) for name, part in parts.items()} if self.views_last else parts
 
     def by_head(self, x: Tensor, name: str) -> Tensor:
-        """q, k or v seen head by head, whose gradient is copied back where it lies in the order of heads."""
+        """q, k or v split into heads; the gradient is copied back where it is contiguous by head."""
         if self.c.attention == "eager" or (self.sums_shared_heads if name == "v" else self.turns_by_slices):
             return self.ops.seen(x, name)
         return x
@@ -123,7 +124,7 @@ class Llama(Rotary, Mlps):
         return "h_kv·d_h", "h_kv"
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
-        """Qwen3Attention: a norm of each query head and key head, where the config says so."""
+        """Qwen3Attention: QK norms, if configured."""
         return self.norm(x, f"attention.{name}_norm", "d_h") if self.c.qk_norm else x
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -134,11 +135,11 @@ class Llama(Rotary, Mlps):
 
 
 class PartlyTurned(Llama):
-    """Attention that cuts queries and keys, turns a part and joins both itself, so the pieces have names until then."""
+    """Attention that splits queries and keys, rotates one part and joins both; variables reference the parts."""
 
     always_joins = True
     norms_heads = "together"
-    named: tuple[Tensor, ...] = ()  # query_rot and key_rot, and what query_pass and key_pass are views of
+    named: tuple[Tensor, ...] = ()  # query_rot and key_rot, and the tensors of which query_pass and key_pass are views
 
     def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:
         """Both parts in one tensor."""
@@ -147,10 +148,10 @@ class PartlyTurned(Llama):
 
     @property
     def core_width(self) -> str:
-        """Axis of what attention makes, all heads together."""
+        """Axis of attention's output, all heads together."""
         return "d" if self.c.square else "h·d_h"
 
     def attended(self, x: Tensor) -> Tensor:
-        """As it is; the names go when attention returns."""
+        """End of attention: its variables are released."""
         self.tape.still_named(*self.named)
         return x

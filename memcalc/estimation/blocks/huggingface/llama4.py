@@ -1,4 +1,4 @@
-"""Llama 4: experts that every token visits, scaled by its scores; layers without positions, of tempered queries."""
+"""Llama 4: all tokens pass through every expert, scaled by router scores; layers without RoPE scale queries."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ COPIES = ("E", "b", "s")
 
 
 class Llama4(Llama):
-    """Llama4TextDecoderLayer: pairs turn as complex numbers, and are normed afterwards."""
+    """Llama4TextDecoderLayer: RoPE on complex pairs, followed by QK norms."""
 
     norms_heads = "after positions"
     tables = ("turns of pairs",)
     wide_tables = True
     masks_windows = True
-    window_mask = ("b", "s", "s")  # chunks begin behind each sequence's padding
+    window_mask = ("b", "s", "s")  # chunks start after each sequence's padding
     wide_probabilities = True
     router_logits: tuple[Tensor, ...] = ()
-    temperatures: tuple[Tensor, ...] = ()  # and the positions that they are made of
+    temperatures: tuple[Tensor, ...] = ()  # and the positions that they are computed from
 
     def layer(self) -> Tensor:
-        """Llama's, whose variables hold what attention is given until it is added, and all that branches return."""
+        """Llama's layer; variables reference attention's input until the sum, and all outputs of branches."""
         x = self.entry()
         normed = self.norm(x, "input_norm", "d")
         attended = self.attention(normed)
@@ -34,17 +34,17 @@ class Llama4(Llama):
         return y
 
     def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
-        """Llama4TextRMSNorm: of its products in fp32 none has a name."""
+        """Llama4TextRMSNorm: no variable references its fp32 products."""
         return self.ops.composite_rms_norm(x, module, width)
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
-        """Llama4TextL2Norm, where heads turn."""
+        """Llama4TextL2Norm, in layers with RoPE."""
         if not self.c.qk_norm or self.c.unturned:
             return x
         return bare_rms_norm(self.ops, x, f"attention.{name}_norm", "d_h")
 
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """apply_rotary_emb: products of complex64, which a pair of fp32 is seen as."""
+        """apply_rotary_emb: complex64 products; a pair of fp32 numbers is viewed as complex."""
         ops = self.ops
         if self.c.unturned:
             return q, k
@@ -55,7 +55,7 @@ class Llama4(Llama):
         return found[0], found[1]
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of heads that do not turn, queries are scaled by their position (attn_temperature_tuning)."""
+        """Queries, keys and values; without RoPE, queries are scaled by position (attn_temperature_tuning)."""
         q, k, v = super().queries_keys_values(x)
         if not self.c.unturned:
             return q, k, v
@@ -68,18 +68,18 @@ class Llama4(Llama):
         return tempered, k, v
 
     def attended(self, x: Tensor) -> Tensor:
-        """As it is."""
+        """End of attention: its variables are released."""
         self.tape.still_named(*self.temperatures)
         return x
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Eager attention in the dtype of its scores."""
+        """Attention; eager attention in the dtype of its scores."""
         if self.c.attention == "eager":
             return self.eager(q, k, v, softmax_in_fp32=False)
         return self.scaled_dot_product(q, k, v)
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Experts, in layers that have them."""
+        """The MLP: experts, in layers that have them."""
         return self.routed(x) if self.experts else super().mlp(x)
 
     def routed(self, x: Tensor) -> Tensor:
@@ -94,11 +94,11 @@ class Llama4(Llama):
         routed = ops.sum_of_copies(made, x.shape, "sum of experts")
         total = ops.add_in_place(shared, routed, "experts and shared expert")
         self.tape.still_named(scores, scaled, made, *self.weights)
-        self.router_logits, self.weights = (logits,), ()  # which take the name that attention weights had
+        self.router_logits, self.weights = (logits,), ()  # they take over the variable of the attention weights
         return total
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Llama4Router: sigmoids of the best logits, and zeros."""
+        """Llama4Router: sigmoids of the top logits, zeros elsewhere."""
         ops = self.ops
         logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=self.c.router_bias)
         best, chosen = ops.top_k(logits, ("b", "s", "k"), "best router logits")

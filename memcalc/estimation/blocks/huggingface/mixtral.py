@@ -1,4 +1,4 @@
-"""Mixtral, and the families whose layer is Llama's with routed experts in place of the MLP."""
+"""Mixtral, and families with Llama's layer and routed experts instead of the MLP."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from memcalc.estimation.tape import Tensor
 
 
 class Mixtral(Llama):
-    """MixtralDecoderLayer: experts chosen by MixtralTopKRouter, whose weights stay in fp32."""
+    """MixtralDecoderLayer: experts selected by MixtralTopKRouter."""
 
-    normalized = True  # the weights of a token's experts sum to one
-    wide_weights = True  # and stay in fp32
+    normalized = True  # the router weights of a token's experts sum to one
+    wide_weights = True  # router weights stay in fp32
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Experts, in layers that have them."""
+        """The MLP: experts, in layers that have them."""
         return self.routed(x) if self.experts else super().mlp(x)
 
     def routed(self, x: Tensor) -> Tensor:
-        """MixtralSparseMoeBlock, which holds what its router returns until it returns itself."""
+        """MixtralSparseMoeBlock, which references its router's outputs until it returns."""
         logits, weights, chosen = self.route(x)
         total = grouped_experts(self.ops, x, weights, chosen)
         self.tape.still_named(logits)
         return total
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """MixtralTopKRouter: logits, the weights of the best experts, and which these are."""
+        """MixtralTopKRouter: logits, the weights of the top experts, and their indices."""
         c, ops = self.c, self.ops
         logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
         probabilities = ops.softmax(ops.cast(logits, "fp32", "router logits in fp32"), "router probabilities")
@@ -42,17 +42,17 @@ class Mixtral(Llama):
 
 
 class Qwen3Moe(Mixtral):
-    """Qwen3MoeDecoderLayer: weights as they are, cast in the logits' dtype."""
+    """Qwen3MoeDecoderLayer: unnormalized weights, cast to the logits' dtype."""
 
     normalized = False
     wide_weights = False
 
 
 class Qwen2Moe(Qwen3Moe):
-    """Qwen2MoeDecoderLayer: beside the experts one that every token visits, behind a gate of its own."""
+    """Qwen2MoeDecoderLayer: a gated shared expert in addition to the experts."""
 
     def shared_tables(self) -> None:
-        """A second mask, of a window of no tokens, which no layer is given (Qwen2MoeModel, causal_mask_mapping)."""
+        """Write a second mask, of an empty window, which no layer uses (Qwen2MoeModel, causal_mask_mapping)."""
         super().shared_tables()
         c = self.c
         if c.cache is None:
@@ -62,7 +62,7 @@ class Qwen2Moe(Qwen3Moe):
             self.tape.names.add(mask.storage)
 
     def routed(self, x: Tensor) -> Tensor:
-        """Qwen2MoeSparseMoeBlock, whose tokens are a matrix."""
+        """Qwen2MoeSparseMoeBlock, with tokens as a matrix."""
         ops = self.ops
         x = ops.flattened(x, "tokens")
         common = self.dense(x, "mlp.shared_experts.", "F_s")
@@ -74,7 +74,7 @@ class Qwen2Moe(Qwen3Moe):
 
 
 class GraniteMoe(Granite, Mixtral):
-    """GraniteMoeDecoderLayer: Granite's multipliers; the softmax of the best logits alone."""
+    """GraniteMoeDecoderLayer: Granite's multipliers; the softmax of only the top logits."""
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """GraniteMoeTopKRouter."""

@@ -1,4 +1,4 @@
-"""The MLPs of transformers' families."""
+"""Dense MLPs of transformers' families."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from memcalc.estimation.tape import Tensor
 
 
 class Mlps(Family):
-    """Dense MLPs, by the shape of the config: gated or not, gate and up in one matrix or in two."""
+    """Dense MLPs by config: gated or not, gate and up in one linear layer or two."""
 
     def mlp(self, x: Tensor) -> Tensor:
-        """The layer's own."""
+        """The layer's dense MLP."""
         return self.dense(x, "mlp.", "4·d" if self.c.usual_width else "F")
 
     def dense(self, x: Tensor, prefix: str, inner: str) -> Tensor:
-        """An MLP of any width, `prefix` before the names of its matrices."""
+        """An MLP with any intermediate size; `prefix` is that of its linear layers' names."""
         if not self.c.gated_mlp:
             return self.ungated(x, prefix, inner)
         return self.gated_of_one(x, prefix, inner) if self.c.fused_gate_up else self.gated(x, prefix, inner)
@@ -32,7 +32,7 @@ class Mlps(Family):
         return ops.linear(product, f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
 
     def gated_of_one(self, x: Tensor, prefix: str, inner: str) -> Tensor:
-        """Phi3MLP: gate and up are the halves of one product."""
+        """Phi3MLP: gate and up are the halves of one linear layer's output."""
         c, ops = self.c, self.ops
         both = ("b", "s", f"2·{inner}")
         joined = ops.linear(x, f"{prefix}gate_up_proj", (both[-1], "d"), both, bias=c.mlp_bias)
@@ -49,7 +49,7 @@ class Mlps(Family):
         return ops.linear(self.act(up, prefix), f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
 
     def act(self, x: Tensor, prefix: str) -> Tensor:
-        """One operator, unless the config has a gelu of several, or relu squared (activations.py)."""
+        """The activation: one operator, unless the config has a composite gelu or relu squared (activations.py)."""
         c, ops, kind = self.c, self.ops, self.activation
         if kind == "gelu" and c.gelu in COMPOSITE:
             return COMPOSITE[c.gelu](ops, x)
@@ -61,5 +61,5 @@ class Mlps(Family):
 
     @property
     def activation(self) -> str:
-        """Its name in rows."""
+        """Name of the activation in rows."""
         return {"swiglu": "silu", "geglu": "gelu", "relu2": "relu"}.get(self.c.mlp, self.c.mlp)

@@ -1,4 +1,4 @@
-"""MPT: ALiBi added to scores in fp32, numbers in place of masked scores, and no biases."""
+"""MPT: ALiBi added to scores in fp32, masking by torch.where, and no biases."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Mpt(Mlps):
     names_returned = True
 
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
-        """PyTorch's LayerNorm, whose bias is taken away."""
+        """PyTorch's LayerNorm without bias."""
         return self.ops.layer_norm(x, module, width, ("weight",))
 
     def shared_tables(self) -> None:
-        """The mask, which autograd keeps, and ALiBi's rows, for as many tokens as the model has positions."""
+        """Write the mask, which autograd saves, and ALiBi's biases, for as many tokens as the model has positions."""
         self.tape.hold(self.shared_table("causal mask", ("b", "s", "s"), "bool"))
         self.name_table(self.shared_table("alibi", ("h", "S"), "fp32"))
 
     def layer(self) -> Tensor:
-        """Attention, then the MLP, whose module adds its input."""
+        """Attention, then the MLP, whose module adds the residual."""
         c, ops = self.c, self.ops
         x = self.entry()
         normed = self.norm(x, "input_norm", "d")
@@ -37,12 +37,12 @@ class Mpt(Mlps):
         return output
 
     def attention(self, x: Tensor) -> Tensor:
-        """MptAttention.forward, which names masked scores until it returns."""
+        """MptAttention.forward; a variable references masked scores until it returns."""
         c, ops = self.c, self.ops
         heads, whole = ("b", "s", "h", "d_h"), ("b", "s", "3·d")
         qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), whole, bias=False)
         q, k, v = ops.split(qkv, (heads, heads, heads), "q, k, v")
-        q, v = ops.seen(q, "q"), ops.seen(v, "v")  # the gradient of k comes transposed, which is a view of rows
+        q, v = ops.seen(q, "q"), ops.seen(v, "v")  # the gradient of k is transposed, which is a view of rows
         if c.batched:
             read_q, read_k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
         else:

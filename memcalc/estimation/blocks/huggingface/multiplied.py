@@ -1,4 +1,4 @@
-"""Families that differ from Llama by multipliers, dropout, or what becomes of the logits."""
+"""Families that differ from Llama in multipliers, dropout, or the processing of logits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from memcalc.estimation.tape import Tensor
 
 
 class Granite(Llama):
-    """GraniteDecoderLayer: multipliers of embeddings, branches and logits, whatever their values are."""
+    """GraniteDecoderLayer: multipliers of embeddings, branches and logits, applied for any value."""
 
     def token_embedding(self) -> Tensor:
         """inputs_embeds * embedding_multiplier."""
@@ -23,7 +23,7 @@ class Granite(Llama):
 
 
 class SeedOss(Llama):
-    """SeedOssAttention and SeedOssMLP, whose last step is dropout."""
+    """SeedOssAttention and SeedOssMLP, which end with dropout."""
 
     def attended(self, x: Tensor) -> Tensor:
         """nn.functional.dropout of attn_output."""
@@ -35,11 +35,11 @@ class SeedOss(Llama):
 
 
 class Starcoder2(SeedOss):
-    """Starcoder2DecoderLayer: PyTorch's LayerNorm, an MLP without a gate, and dropout as of SeedOss."""
+    """Starcoder2DecoderLayer: PyTorch's LayerNorm, an ungated MLP, and dropout as in SeedOss."""
 
 
 class Ernie4(Llama):
-    """Ernie4_5Attention: pairs of neighbouring features turn, in fp32."""
+    """Ernie4_5Attention: RoPE on pairs of adjacent features, in fp32."""
 
     spreads_tables = True
     wide_tables = True

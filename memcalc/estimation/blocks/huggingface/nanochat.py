@@ -8,7 +8,7 @@ from memcalc.estimation.tape import Tensor
 
 
 class NanoChat(Llama):
-    """NanoChatDecoderLayer: norms without weights, also of what is turned, and of the embeddings; capped logits."""
+    """NanoChatDecoderLayer: norms without weights, also after RoPE and of the embeddings; soft-capped logits."""
 
     norms_heads = "after positions"
 

@@ -7,7 +7,7 @@ from memcalc.estimation.tape import Shape, Tensor
 
 
 def wide_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
-    """Olmo2RMSNorm: (weight * normed) in fp32, which is cast last."""
+    """Olmo2RMSNorm: weight * normed in fp32, cast at the end."""
     normed = ops.normed_in_fp32(x, module)
     y = ops.cast(ops.times_weight(normed, module, width, out), x.dtype, f"{module} output in {x.dtype}")
     ops.tape.still_named(x, normed)
@@ -22,13 +22,13 @@ def bare_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
 
 
 def bare_layer_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
-    """OlmoLayerNorm: PyTorch's, of fp32, without parameters; cast last."""
+    """OlmoLayerNorm: PyTorch's in fp32, without parameters; cast at the end."""
     y = ops.layer_norm(ops.cast(x, "fp32", f"{module} input in fp32"), module, width, ())
     return ops.cast(y, x.dtype, f"{module} output in {x.dtype}")
 
 
 def shifted_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
-    """GemmaRMSNorm: normed * (1 + weight) in fp32, which is cast last."""
+    """GemmaRMSNorm: normed * (1 + weight) in fp32, cast at the end."""
     product = ops.times_wide_weight(ops.normed_in_fp32(x, module), module, (width,), shifted=True)
     y = ops.cast(product, x.dtype, f"{module} output in {x.dtype}")
     ops.tape.still_named(x)
@@ -36,7 +36,7 @@ def shifted_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tens
 
 
 def wide_layer_norm(ops: Operators, x: Tensor, module: str, weight: Shape) -> Tensor:
-    """CohereLayerNorm: weight * normed in fp32, which is cast last; what x is less its mean is made twice."""
+    """CohereLayerNorm: weight * normed in fp32, cast at the end; x - mean is computed twice."""
     wide = ops.cast(x, "fp32", f"{module} input in fp32")
     mean = ops.mean(wide, f"{module} mean")
     squares = ops.pow(ops.minus_rows(wide, mean, f"{module} distances to square"), f"{module} squares")

@@ -9,7 +9,7 @@ from memcalc.estimation.tape import Shape, Tensor
 
 
 class Olmo(Llama):
-    """OlmoDecoderLayer: norms without parameters; positions in fp32."""
+    """OlmoDecoderLayer: norms without parameters; RoPE in fp32."""
 
     wide_tables = True
     views_last = True
@@ -20,30 +20,30 @@ class Olmo(Llama):
 
 
 class After(Llama):
-    """Exaone4DecoderLayer: the norms come after the branches."""
+    """Exaone4DecoderLayer: norms after the branches."""
 
     def layer(self) -> Tensor:
-        """Attention and its norm, then the MLP and its."""
+        """Attention and its norm, then the MLP and its norm."""
         x = self.residual(self.entry(), self.attention, "attention sum", after="attention_output_norm")
         return self.residual(x, self.mlp, "layer output", after="mlp_output_norm")
 
 
 class Exaone4(After):
-    """Exaone4Attention: norms of heads."""
+    """Exaone4Attention: QK norms."""
 
     norms_heads = "together"
     masks_windows = True
 
 
 class WholeRows(Llama):
-    """Norms of all heads of queries, and of keys, together."""
+    """QK norms over all heads together."""
 
     def norm(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
-        """LlamaRMSNorm, whose output is seen with other axes."""
+        """LlamaRMSNorm, with its output viewed with other axes."""
         return self.ops.composite_rms_norm(x, module, width, out=out, named=True)
 
     def projected(self, x: Tensor) -> dict[str, Tensor]:
-        """q_norm(q_proj(x)), of whole rows that are seen head by head afterwards."""
+        """q_norm(q_proj(x)) on full rows, then split into heads."""
         c, ops = self.c, self.ops
         parts = {}
         for name in ("q", "k", "v"):
@@ -57,7 +57,7 @@ class WholeRows(Llama):
 
 
 class Olmo2(WholeRows, After):
-    """Olmo2DecoderLayer: norms of whole rows, whose products are cast last; positions in fp32."""
+    """Olmo2DecoderLayer: QK norms over full rows, cast at the end; RoPE in fp32."""
 
     wide_tables = True
 
@@ -67,11 +67,11 @@ class Olmo2(WholeRows, After):
 
 
 class Olmo3(Olmo2):
-    """Olmo3DecoderLayer: masks and tables of their own for layers with windows."""
+    """Olmo3DecoderLayer: separate masks and RoPE caches for layers with a sliding window."""
 
     masks_windows = True
     turns_windows = True
 
 
 class Olmoe(WholeRows, Qwen3Moe):
-    """OlmoeDecoderLayer: norms of whole rows, and Qwen3-MoE's router."""
+    """OlmoeDecoderLayer: QK norms over full rows, and Qwen3-MoE's router."""

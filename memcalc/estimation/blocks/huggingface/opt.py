@@ -1,4 +1,4 @@
-"""OPT: counted positions of every sequence, queries scaled before attention, and norms before or behind."""
+"""OPT: position ids per sequence, queries scaled before attention, norms before or after the branches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Opt(Mlps):
     mask_first = True
 
     def position_ids(self) -> Tensor:
-        """What a mask of ones adds up to, less one."""
+        """Position ids: the cumulative sum of a mask of ones, minus one."""
         ops, tokens = self.ops, ("b", "s")
         ones = ops.table("ones in place of a mask", tokens, "fp32", self.citation, Component.TEMPORARIES)
         self.tape.names.add(ones.storage)
@@ -27,11 +27,11 @@ class Opt(Mlps):
         return ids
 
     def positions(self, ids: Tensor | None) -> Tensor:  # noqa: ARG002
-        """OPTLearnedPositionalEmbedding: the rows two further on."""
+        """OPTLearnedPositionalEmbedding: rows with an offset of two."""
         return self.ops.embedding("embed_positions", (self.c.position_table, "d"), ("b", "s"), counts=True)
 
     def layer(self) -> Tensor:
-        """Attention, then the MLP; `hidden_states` names one tensor after the other."""
+        """Attention, then the MLP; the variable `hidden_states` is rebound at each step."""
         c, ops = self.c, self.ops
         before = c.final_norm  # do_layer_norm_before
         x = self.entry()

@@ -1,4 +1,4 @@
-"""Phi: attention and MLP side by side after one norm, and positions of a part of each head."""
+"""Phi: attention and MLP in parallel after one norm, and RoPE on a part of each head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Phi(PartlyTurned):
     renames_embeddings = True
 
     def layer(self) -> Tensor:
-        """Attention and the MLP of one normed input, which has its name until both have been added up."""
+        """Attention and MLP of one normed input, referenced until both are added."""
         c, ops = self.c, self.ops
         x = self.entry()
         normed = self.norm(x, "input_norm", "d")

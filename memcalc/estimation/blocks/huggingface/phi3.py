@@ -1,4 +1,4 @@
-"""Phi-3: one matrix for queries, keys and values, one for gate and up."""
+"""Phi-3: one linear layer for queries, keys and values, one for gate and up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from memcalc.estimation.tape import Tensor
 
 
 class Phi3(Llama):
-    """Phi3DecoderLayer: dropout of both branches before their sums; Phi3MLP is that of `gated_of_one`."""
+    """Phi3DecoderLayer: dropout of both branches before their sums; Phi3MLP is `gated_of_one`."""
 
     always_joins = True
 
@@ -16,7 +16,7 @@ class Phi3(Llama):
         return self.ops.dropout(x, f"dropout before {total}", self.c.residual_dropout)
 
     def projected(self, x: Tensor) -> dict[str, Tensor]:
-        """Slices of qkv, each with a gradient as large as it."""
+        """Slices of qkv, each with a gradient as large as qkv."""
         c, ops = self.c, self.ops
         width = "3·d" if c.square and not c.grouped else "(h+2·h_kv)·d_h"
         qkv = ops.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: experts that are drawn one after the other, with a gradient of their own."""
+"""Phi-3.5-MoE: experts sampled one at a time, with a custom gradient (sparsemixer)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ONE = ("b", "s", "1")
 
 
 class PhiMoe(Mixtral):
-    """PhimoeDecoderLayer, and sparsemixer: its names stay until both experts of a token are drawn."""
+    """PhimoeDecoderLayer and sparsemixer, which references its tensors until both experts of a token are sampled."""
 
-    drawn: tuple[Tensor, ...] = ()  # max_scores and max_ind of the draw before
-    factor: tuple[Tensor, ...] = ()  # likewise
+    drawn: tuple[Tensor, ...] = ()  # max_scores and max_ind of the previous sample
+    factor: tuple[Tensor, ...] = ()  # factors of the previous sample
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """PhimoeTopKRouter, in the dtype of its logits."""
@@ -29,7 +29,7 @@ class PhiMoe(Mixtral):
         return logits, weights, chosen
 
     def draw(self, logits: Tensor, scores: Tensor, which: str) -> tuple[Tensor, Tensor]:
-        """The weight of one expert, which reaches the logits by PhimoeMultiplier alone, and which it is."""
+        """Sample one expert: its weight, with a gradient to the logits through PhimoeMultiplier only, and its index."""
         ops, tape = self.ops, self.tape
         mask, best_at = self.out_of_reach(scores.dtype, which)
         masked = ops.filled(scores, mask, f"{which} masked scores")
@@ -55,7 +55,7 @@ class PhiMoe(Mixtral):
         return multiplier, chosen
 
     def out_of_reach(self, dtype: str, which: str) -> tuple[Tensor, Tensor]:
-        """Of which scores are too far below the best, and where this is: no gradient reaches any of it."""
+        """The mask of scores too far below the maximum, and the maximum's index; without gradient."""
         ops, tape = self.ops, self.tape
         best, best_at = self.largest(f"{which} best score", dtype)
         absolute = ops.table(f"{which} absolute scores", SCORES, dtype)
@@ -70,7 +70,7 @@ class PhiMoe(Mixtral):
         return mask, best_at
 
     def sampled(self, dtype: str, which: str) -> Tensor:
-        """The best of noisy scores, by its index: no gradient reaches any of it."""
+        """The index of the best noisy score; without gradient."""
         ops, tape = self.ops, self.tape
         noise = ops.table(f"{which} noise", SCORES, dtype)
         logarithm = ops.table(f"{which} logarithm of noise", SCORES, dtype)

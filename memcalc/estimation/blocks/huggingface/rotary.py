@@ -1,4 +1,4 @@
-"""How families turn queries and keys by their position."""
+"""RoPE in transformers' families."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from memcalc.estimation.tape import Tensor
 
 
 class Rotary(Family):
-    """apply_rotary_pos_emb of llama, and what other families make of it.
+    """apply_rotary_pos_emb of llama, and its variants.
 
-    Where the config rotates a part of each head, that part is cut out, turned, and joined with the rest.
+    Where the config rotates a part of each head, that part is split off, rotated, and concatenated with the rest.
     """
 
-    always_joins = False  # with the rest, though it may be empty
-    turns_in_fp32 = False  # q.float(), k.float(), and what is made of them by itself
-    casts_to_turn = False  # q and k are in fp32 before either turns
+    always_joins = False  # with the rest, even if it is empty
+    turns_in_fp32 = False  # q.float(), k.float(), each cast separately
+    casts_to_turn = False  # q and k are both cast to fp32 before either is rotated
 
     def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys, turned: all of each head or its first features."""
+        """Rotated queries and keys: all of each head, or its first features."""
         ops, c = self.ops, self.c
         if c.unturned:
             return q, k
@@ -40,30 +40,30 @@ class Rotary(Family):
 
     @property
     def wide(self) -> bool:
-        """Whether positions are applied in fp32, and the result is cast back."""
+        """Whether RoPE is applied in fp32 and the result is cast back."""
         return self.wide_tables or self.turns_in_fp32 or self.casts_to_turn
 
     @property
     def turned_by_head(self) -> bool:
-        """What has been joined lies in the order of its axes."""
+        """Whether rotated queries and keys are contiguous by head: concatenated ones are."""
         return self.always_joins or self.c.rotates_part
 
     def spread_tables(self) -> tuple[Tensor, ...]:
-        """repeat_interleave of the first halves of the model's tables."""
+        """repeat_interleave of the first halves of the model's cos/sin cache."""
         if not self.spreads_tables:
             return ()
         shape = ("s", self.turned_width)
         return tuple(self.ops.table(name, shape, self.table_dtype) for name in ("cosines of pairs", "sines of pairs"))
 
     def cut(self, x: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
-        """What is turned, and the rest of each head."""
+        """The rotary part, and the rest of each head."""
         if self.c.rotates_part:
             return self.ops.slices(x, ((*x.shape[:-1], "d_rot"), (*x.shape[:-1], "d_h-d_rot")), name)  # type: ignore[return-value]
-        # The rest is an empty view, whose gradient is zeros as large as x; a slice of everything is x itself.
+        # The rest is an empty view, whose gradient is a zero tensor as large as x; a slice of everything is x itself.
         return x, self.ops.slices(x, ((*x.shape[:-1], "0"),), name)[0] if self.always_joins else None
 
     def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:
-        """Both parts in one tensor, of the wider dtype."""
+        """Both parts in one tensor, in the wider dtype."""
         if passed is None:
             return turned
         return self.ops.concatenate((turned, passed), x.shape, f"{name} joined")
@@ -85,14 +85,14 @@ class Rotary(Family):
         return ops.add(straight, times(self.swapped(x, name), f"turned {name} * sin", 1), f"rotated {name}")
 
     def _turned_in_fp32(self, x: Tensor, name: str, times: Callable[[Tensor, str, int], Tensor]) -> Tensor:
-        """Ernie4_5's: q.float() * cos + rotate_half(q).float() * sin."""
+        """Ernie4_5's variant: q.float() * cos + rotate_half(q).float() * sin."""
         ops = self.ops
         straight = times(ops.cast(x, "fp32", f"{name} in fp32"), f"{name} * cos", 0)
         swapped = ops.cast(self.swapped(x, name), "fp32", f"turned {name} in fp32")
         return ops.add(straight, times(swapped, f"turned {name} * sin", 1), f"rotated {name}")
 
     def swapped(self, x: Tensor, name: str) -> Tensor:
-        """rotate_half: the second half (or every second feature), negated, before the first."""
+        """rotate_half: the second half (or the odd features), negated, before the first."""
         ops = self.ops
         half = (*x.shape[:-1], f"{x.shape[-1]}/2")
         first, second = ops.slices(x, (half, half), f"{name} halves")

@@ -1,4 +1,4 @@
-"""Families whose routers score experts by a sigmoid, and choose by corrected scores."""
+"""Families with sigmoid router scores, which select experts by scores plus a router bias."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ SCORES = ("b", "s", "E")
 
 
 class MiniMaxM2(WholeRows, Mixtral):
-    """MiniMaxM2DecoderLayer: norms of whole rows, positions of a part of each head."""
+    """MiniMaxM2DecoderLayer: QK norms over full rows, RoPE on a part of each head."""
 
     always_joins = True
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """MiniMaxM2TopKRouter: no gradient reaches the corrected scores, since their indices alone are used."""
+        """MiniMaxM2TopKRouter: biased scores get no gradient, since only their indices are used."""
         c, ops = self.c, self.ops
         logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=c.router_bias)
         scores = ops.pointwise(ops.cast(logits, "fp32", "router logits in fp32"), "router scores", saves="output")
@@ -30,9 +30,9 @@ class MiniMaxM2(WholeRows, Mixtral):
 
 
 class GroupLimited(Mixtral):
-    """Experts of the best groups of experts, and one that every token visits (DeepSeek-V3, and who copies it)."""
+    """Experts of the top groups, and a shared expert (DeepSeek-V3, and families that copy it)."""
 
-    groups = "1"  # as the family's config has them where it does not say
+    groups = "1"  # default of the family's config
     best_groups = "1"
 
     def routed(self, x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class GroupLimited(Mixtral):
         return logits, weights, chosen
 
     def choose(self) -> tuple[Tensor, ...]:
-        """Which experts, and what else has a name: no gradient reaches any of it."""
+        """The selected experts' indices, and tensors that variables reference; without gradient."""
         ops, groups = self.ops, ("b", "s", self.groups)
         corrected = ops.table("corrected scores", SCORES, "fp32")
         best, which = ops.top_k(corrected, (*groups, "2"), "best scores of each group")
@@ -67,7 +67,7 @@ class GroupLimited(Mixtral):
         _, best_groups = ops.top_k(of_groups, (*groups[:2], self.best_groups), "best groups")
         mask = ops.table("mask of groups", groups, "fp32")
         named = [which, of_groups, best_groups, mask]  # autograd saves the first for the third
-        if self.groups != "1":  # else a view
+        if self.groups != "1":  # otherwise a view
             named.append(ops.table("mask of scores", SCORES, "fp32"))
         ops.table("mask in bool", SCORES, "bool")
         named.append(ops.table("mask of other groups", SCORES, "bool"))
@@ -78,7 +78,7 @@ class GroupLimited(Mixtral):
 
 
 class Glm4Moe(GroupLimited):
-    """Glm4MoeDecoderLayer: norms of heads, positions of a part of each."""
+    """Glm4MoeDecoderLayer: QK norms, RoPE on a part of each head."""
 
     norms_heads = "together"
     always_joins = True

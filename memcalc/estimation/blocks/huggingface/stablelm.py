@@ -7,10 +7,10 @@ from memcalc.estimation.tape import Tensor
 
 
 class StableLm(PartlyTurned):
-    """StableLmDecoderLayer: PyTorch's LayerNorm, a part of each head turns, dropout of the MLP's output."""
+    """StableLmDecoderLayer: PyTorch's LayerNorm, RoPE on a part of each head, dropout of the MLP's output."""
 
     def layer(self) -> Tensor:
-        """Attention and the MLP beside each other, or one after the other, with names for what both return."""
+        """Attention and MLP in parallel or sequentially; variables reference both outputs."""
         ops, x = self.ops, self.entry()
         given = self.norm(x, "input_norm", "d")
         attended = self.attention(given)
@@ -24,7 +24,7 @@ class StableLm(PartlyTurned):
         return y
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
-        """StableLmLayerNormPerHead: heads are split, each is normed, and all are joined, head by head."""
+        """StableLmLayerNormPerHead: heads are split, normed separately, and concatenated."""
         if not self.c.qk_norm:
             return x
         ops, module = self.ops, f"attention.{name}_norm"

@@ -1,4 +1,4 @@
-"""Attention by products of fp32 (GPT-J, GPT-Neo)."""
+"""Attention with fp32 matmuls (GPT-J, GPT-Neo)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from memcalc.estimation.tape import Tensor
 
 
 class Wide(Mlps):
-    """Families whose `_attn` casts queries and keys, before autocast casts them back."""
+    """Families whose `_attn` casts queries and keys to fp32, before autocast casts them back."""
 
-    named: tuple[Tensor, ...] = ()  # what else it names
+    named: tuple[Tensor, ...] = ()  # further tensors that its variables reference
 
     def wide(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """_attn, whose variables hold what it has cast until it returns."""
+        """_attn; its variables reference the casts until it returns."""
         c, ops = self.c, self.ops
         wide_q, wide_k = ops.cast(q, "fp32", "q in fp32"), ops.cast(k, "fp32", "k in fp32")
         q, k = (ops.autocast_input(x, f"scores of {name}") for x, name in ((wide_q, "q"), (wide_k, "k")))
@@ -29,5 +29,5 @@ class Wide(Mlps):
         return ops.copy(core, "attention output by token", reorders=c.batched)
 
     def scored(self, x: Tensor) -> Tensor:
-        """What becomes of scores before the mask is added."""
+        """Return the scores before the mask is added."""
         return self.ops.scale(x, "scaled scores")
