@@ -1,8 +1,8 @@
 """Block sizes of PyTorch's CUDA caching allocator: what it allocates beyond the requested bytes.
 
-Every request is rounded up to 512 bytes. If a large block exceeds the request by up to 1 MiB, the allocator does not
-split it, and the remainder counts as allocated with the tensor. Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp:
-round_size, get_allocation_size, get_free_block (best fit) and should_split.
+Every request is rounded up to 512 bytes. A large block is not split if it exceeds the request by up to 1 MiB; the
+remainder counts as allocated with the tensor. Source: torch 2.13 c10/cuda/CUDACachingAllocator.cpp: round_size,
+get_allocation_size, get_free_block (best fit) and should_split.
 """
 
 from __future__ import annotations

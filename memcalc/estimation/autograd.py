@@ -180,7 +180,7 @@ class Backward:
         Args:
             node: the operator.
             takes: whether the saved tensors come from a checkpoint's recomputation. They are then freed when the
-                operator's own backward returns, before the engine casts its results or sums them over broadcast axes
+                operator's backward returns. Only then does the engine cast its results or sum them over broadcast axes
                 (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
         """
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]

@@ -77,8 +77,8 @@ class Choice(NamedTuple):
     def masters_follow_flattening(self) -> bool:
         """Whether DeepSpeed's stages 1 and 2 peak while weights are flattened, before master weights exist.
 
-        A second copy of the weights compares with 4P/N of masters and 4P/N of zeros: it is larger in bf16 or fp16 with
-        more than four ranks.
+        A second copy of the weights compares with 4P/N of master weights and 4P/N of zeros: it is larger in bf16 or
+        fp16 with more than four ranks.
         """
         later = 8 if RECIPES[self.recipe].master else 4
         more = DTYPE_BYTES[self.base] * self.data_parallel > later

@@ -22,7 +22,7 @@ def compiled(
 
     Args:
         tape: the recorded block.
-        output: the block's output tensor; None for the LM head, whose output is the loss.
+        output: the block's output tensor; None for the LM head, which ends with the loss.
         keeps_gradients: whether a parameter's gradient stays allocated; otherwise it is freed at once because it is
             added to an existing one.
         main_gradient_dtype: dtype of a second copy of each produced gradient (mixed-20), or None.

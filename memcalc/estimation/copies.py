@@ -64,7 +64,7 @@ class Copy(NamedTuple):
 
     Args:
         component: the component that its bytes count for.
-        name: suffix shown after the parameter's name. Nothing is decided by it.
+        name: suffix after the parameter's name, for display only.
         dtype: its dtype.
         sharded_from_stage: the first ZeRO stage at which a rank holds only its shard.
         mask: the phases in which it is live.

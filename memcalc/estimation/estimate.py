@@ -161,7 +161,7 @@ def notes(spec: Spec) -> tuple[str, ...]:
     if training.implementation in ("megatron", "torchtitan") and training.logits_until == "backward":
         found.append(f"logits_until = backward has no effect: {training.implementation} lets them go before.")
     found += [*family_notes(spec), *window_notes(spec)]
-    by_operator = training.implementation == "torchtitan"  # torchtitan selects the operators whose results it saves
+    by_operator = training.implementation == "torchtitan"  # torchtitan selects the operator results that it saves
     if training.recompute == "selective" and training.attention != "eager" and not by_operator:
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
     return (*paging_notes(spec), *found, *assumption_notes(spec))

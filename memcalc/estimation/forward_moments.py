@@ -34,7 +34,7 @@ class ForwardMoments(StageBlocks):
                     yield Candidate([*saved, (index, alive, 1)], items, place(block, block.program.forward, position))
 
     def _parts(self, block: Block) -> Iterator[tuple[str, frozenset[int] | None]]:
-        """Yield the positions of a block's forward, with the phase that tells what earlier blocks hold meanwhile.
+        """Yield the positions of a block's forward, with the phase that sets what earlier blocks hold meanwhile.
 
         Tensors that only the model's Python variables reference are freed before the LM head's matmul.
         """

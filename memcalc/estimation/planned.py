@@ -111,7 +111,7 @@ class _Walk:
         self.blocks = timeline.blocks
         self.phase = "forward"
         self.saved: Counter[tuple[int, bool]] = Counter()  # (block, whether the segment has freed its input) -> count
-        self.given: Counter[int] = Counter()  # blocks whose input only a checkpoint still holds
+        self.given: Counter[int] = Counter()  # blocks with an input that only a checkpoint still references
         self.left: Counter[int] = Counter()  # blocks that have left gradients
         self.moments: list[Candidate] = []
         self.layer = timeline.stage.stop  # backward has reached this layer
@@ -151,7 +151,7 @@ class _Walk:
             self.saved[number, index > 0] += 1
 
     def reverse(self, items: Segment, *, inside: bool = False) -> None:
-        """Simulate the backward of items whose forward has run."""
+        """Simulate the backward of items after their forward."""
         for item in reversed(items):
             self.layer = min(self.layer, next(leaves(item)))
             for index, layer in enumerate(leaves(item)):

@@ -32,7 +32,7 @@ class Storage(NamedTuple):
     """One type of tensor in a block.
 
     Args:
-        name: as shown. Nothing is decided by it.
+        name: for display only.
         shape: its axes in symbols.
         dtype: its dtype.
         citation: its source.
@@ -100,7 +100,7 @@ class Operator(NamedTuple):
     """An operator of a block, as recorded in its events.
 
     Args:
-        name: as shown. Nothing is decided by it.
+        name: for display only.
         when: first run or recomputation; for events outside operators, what the block is doing.
         position: its position on the block's tape.
         module: the module whose parameters it reads, as in state_dict within its unit; empty: none.

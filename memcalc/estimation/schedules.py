@@ -2,7 +2,7 @@
 
 A chunk's activations are counted from its forward to its backward. Where a schedule splits backward into input
 gradients and weight gradients (zero bubble), tensors for the weight gradients count in full until these have run. Of
-the LM head, whose logits are the largest tensors, only the tensors for its weight gradient count: the matmul's input
+the LM head, with the largest tensors (logits), only the tensors for its weight gradient count: the matmul's input
 and the gradient of its output (sail-sg/zero-bubble-pipeline-parallelism 47c2c7a00 megatron/core/weight_grad_store.py,
 put).
 
@@ -69,7 +69,7 @@ class Ends(NamedTuple):
     Args:
         first: for the chunk with the embedding.
         last: for the chunk with the LM head, before its backward.
-        waiting: micro-batches whose LM head has run backward except for its weight gradient.
+        waiting: micro-batches that lack only the LM head's weight gradient.
     """
 
     first: int

@@ -33,7 +33,7 @@ class Stage(NamedTuple):
     pieces: tuple[Stage, ...] = ()
     embeddings: int = 1  # maximum number of micro-batches with a live embedding, if it has one
     heads: int = 1  # maximum number of micro-batches with live logits
-    waiting: int = 0  # micro-batches whose LM head waits only for its weight gradient
+    waiting: int = 0  # micro-batches that wait only for the LM head's weight gradient
 
     @property
     def chunks(self) -> tuple[Stage, ...]:

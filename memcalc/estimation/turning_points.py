@@ -16,7 +16,7 @@ from memcalc.spec.layers import are_mixed
 
 
 class TurningPoints(StageBlocks):
-    """Selection of the layers whose backward is evaluated."""
+    """Selection of the layers in which backward is evaluated."""
 
     def _turning_points(self, block: Block, stop: int | None = None) -> tuple[int, ...]:
         """Return the layers where a block's backward may peak, only layers before `stop` if given."""

@@ -149,7 +149,7 @@ def efficient_backward(
 
     ATen native/transformers/cuda/attention_backward.cu and mem_eff_attention/kernel_backward.h: the rows' products in
     fp32, and for each (batch, head) a workspace per block of queries. Beyond a head dimension of 128, bf16 and fp16
-    gradients of k and v no longer fit in registers, so every split of the keys has a workspace for each of them, too.
+    gradients of k and v no longer fit in registers, so every split of the keys has a workspace for both.
     """
     sizes = _heads(values, heads, heads, head_dim, length, item_bytes)
     return attention.efficient_backward(sizes._replace(values=values[value_dim]))

@@ -14,7 +14,7 @@ from memcalc.estimation.tape import NEW, Node, Shape, Tape, Tensor
 from memcalc.ledger.component import Component
 
 CACHE = "transformers 5.23 cache_utils.py"
-WITHOUT_GROUPS = ("falcon",)  # expands key heads inside the kernel, without enable_gqa
+WITHOUT_GROUPS = ("falcon",)  # passes fewer key heads than query heads to sdpa, without enable_gqa
 KEPT, SO_FAR = "n_c", "n_b"  # tokens that a layer's cache holds after this forward, and before it
 
 

@@ -81,7 +81,7 @@ def compiled_part(
 
 
 def _tape(structure: Structure, part: Part) -> tuple[Tape, Tensor | None]:
-    """Return the tape of a part, and its output (None for the head, whose output is the loss)."""
+    """Return the tape of a part, and its output (None for the head, which ends with the loss)."""
     if structure.implementation == "huggingface" and has_own_tape(structure):
         from memcalc.estimation.blocks.huggingface import catalogue as huggingface
 

@@ -10,7 +10,7 @@ from memcalc.estimation.blocks.structure import Structure
 from memcalc.estimation.operators import Operators
 from memcalc.estimation.tape import Tensor
 
-# families whose routers return fp32 weights, so products with them are fp32 (modeling_<family>.py)
+# families with fp32 router weights, so that products with them are fp32 (modeling_<family>.py)
 WIDE_WEIGHTS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")
 
 

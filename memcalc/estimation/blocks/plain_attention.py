@@ -73,7 +73,7 @@ class Attention(Part):
         )
 
     def by_head(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v split into heads, with copies of gradients whose strides differ.
+        """Return q, k and v split into heads, with copies of gradients where strides differ.
 
         Matmuls per head, and padding, give such gradients. The gradient of k needs no copy where its matmul gives it
         the layout of q: heads are contiguous within each token's stride.

@@ -111,7 +111,7 @@ class Structure(NamedTuple):
     composite_norms: bool  # torch.nn.RMSNorm as separate operators (before torch 2.9)
     fused_qkv: bool  # one linear layer for q, k and v
     adapters: Adapters | None  # adapters of a frozen base model
-    recompute_keep: tuple[str, ...] = ()  # operators whose results recomputed layers keep
+    recompute_keep: tuple[str, ...] = ()  # operators with results that recomputed layers keep
     detached: bool = False  # the layer's input needs no gradient: nothing before it trains
     cache: Cached | None = None  # the KV cache in generation
     fused_gate_up: bool = False  # transformers: one linear layer for gate and up
@@ -133,7 +133,7 @@ class Structure(NamedTuple):
     evaluates: bool = False  # without gradients, between steps
     shifts_logits: bool = False  # transformers' loss before 4.49
     liger: bool = False  # Liger's kernels replace transformers' norms, RoPE and MLPs
-    window_mask: bool = False  # the model creates a mask for layers whose window is shorter than the sequence
+    window_mask: bool = False  # the model creates a mask for layers with a window shorter than the sequence
     padding_mask: str = "none"  # `training.padding_mask`, where layers use it
     windows: bool = False  # some layers have a sliding window
     others: bool = True  # some layers have no sliding window

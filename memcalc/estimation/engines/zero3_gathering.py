@@ -1,11 +1,11 @@
 """Parameters gathered by ZeRO stage 3 during a step, once it knows the order of modules (from the second step on).
 
 DeepSpeed 0.19 runtime/zero/partitioned_param_coordinator.py, simulated module by module. Before a module runs, its
-parameters are gathered and, up to a bound, those of the next modules. Afterwards its parameters are released unless
-one of the next modules, up to a distance, uses them again. Parameters with few elements stay gathered. Parameters
-gathered together are all-gathered into one buffer and copied out of it when their modules run; the buffer is live until
-the last copy. For weights of routed experts autograd saves views, not the parameters whose memory DeepSpeed
-exchanges (linear.py, ctx.save_for_backward), so what forward has gathered stays.
+parameters are gathered and, up to a bound, those of the next modules. Afterwards its parameters are released unless one
+of the next modules, up to a distance, uses them again. Parameters with few elements stay gathered. Parameters gathered
+together are all-gathered into one buffer and copied out of it when their modules run; the buffer is live until the last
+copy. For weights of routed experts autograd saves views, not the parameters, which DeepSpeed replaces (linear.py,
+ctx.save_for_backward), so what forward has gathered stays.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Gathered(NamedTuple):
 
     @property
     def widest_forward(self) -> int:
-        """The last layer among those whose forward has the most gathered elements."""
+        """The layer with the most gathered elements in forward, the last of equal ones."""
         return max(range(len(self.forward_layers)), key=lambda layer: (self.forward_layers[layer], layer))
 
 
@@ -105,7 +105,7 @@ def turns(parameters: Parameters, *, recomputes: bool, detached: bool = False) -
         forward += uses("layer", layer, layer=number, forward=True)
     forward += uses("head", after, forward=True)
     for number in reversed(range(len(layers))):
-        # Recomputation stops at the last linear layer, whose input is the last missing tensor.
+        # Recomputation stops at the last linear layer: its input is the last missing tensor.
         again = (
             layers[number][: 1 + max(at for at, module in enumerate(layers[number]) if module)] if recomputes else []
         )

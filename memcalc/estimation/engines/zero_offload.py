@@ -2,8 +2,8 @@
 
 runtime/zero/stage_1_and_2.py and stage3.py with offload_optimizer.device = cpu: fp32 master weights, their gradients
 and the optimizer states are CPU tensors. Each reduced gradient is copied to the CPU, where the step runs; updated
-weights are copied back in bf16 or fp16. With offload_param.device = cpu the weights are in host memory, in one tensor,
-and a rank's shard of each is copied to the device when it is gathered.
+weights are copied back in bf16 or fp16. With offload_param.device = cpu the weights are one tensor in host memory; a
+rank's shard of each is copied to the device when it is gathered.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def after_backward(parameters: Parameters) -> tuple[Reduction, ...]:
 
 
 def first_layer(parameters: Parameters) -> int | None:
-    """Return the layer in whose backward the bucket fills for the first time; None if it fills in no layer."""
+    """Return the first layer in backward at which the bucket fills; None if it fills in no layer."""
     return next((each.layer for each in in_backward(parameters, 0) if each.place == "layer"), None)
 
 

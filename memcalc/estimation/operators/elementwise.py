@@ -243,7 +243,7 @@ class Elementwise(Base):
         return y
 
     def seen(self, x: Tensor, name: str) -> Tensor:
-        """A view whose gradient has other strides than x's must have, so backward copies it."""
+        """A view; its gradient has other strides than x's gradient must have, so backward copies it."""
         y = Tensor(x.storage, x.shape, x.dtype)
         self.tape.record(Node(f"{name} by head", (x,), (y,), (), (NEW if x.grad else None,)))
         return y

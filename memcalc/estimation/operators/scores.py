@@ -13,7 +13,7 @@ class Scores(Base):
     def biased_matmul(self, bias: Tensor, a: Tensor, b: Tensor, name: str, out: Shape) -> Tensor:
         """alpha · a @ b + bias (baddbmm), with a bias without gradient; saves both factors.
 
-        Each factor's gradient is a matmul whose result is then scaled.
+        Each factor's gradient is a matmul, then scaled.
         """
         if self.autocast:
             b, a, bias = self.cast(b, self.compute), self.cast(a, self.compute), self.cast(bias, self.compute, "bias")

@@ -39,8 +39,8 @@ class TransformerEngine(Base):
     ) -> Tensor:
         """y = x W^T + b, with W sharded along its outputs; saves x.
 
-        Under sequence parallelism x is gathered in forward and, for the weight gradient, again in backward, where the
-        gradient of the full x is also produced and then reduce-scattered.
+        Under sequence parallelism x is gathered in forward and, for the weight gradient, again in backward. The
+        gradient of the full x is reduce-scattered.
 
         Args:
             x: the input.

@@ -52,7 +52,7 @@ class Moment(NamedTuple):
 
     Args:
         alive: live tensors.
-        made: parts of the model whose states exist by then, in the first step.
+        made: parts of the model that have states by then, in the first step.
     """
 
     alive: list[Alive]

@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 
 class Highest(NamedTuple):
-    """Peaks of the first and later steps: their items, and the parts whose states exist at the first one."""
+    """Peaks of the first and later steps: their items, and the parts with existing states at the first one."""
 
     items: tuple[Item, ...]
     made: frozenset[str]
@@ -115,7 +115,7 @@ def second_moments(optimizer: str) -> bool:
 
 
 def part_of(held: Held, update: Update) -> str:
-    """Return the part of the model whose states are created together with a parameter's; Muon's own come first."""
+    """Return the part of the model with which a parameter's states are created; Muon's own come first."""
     if update.optimizer == "muon":
         return "layer" if is_hidden_matrix(held) else "head"
     return held.where

@@ -65,7 +65,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "starcoder2": ("multiplied", "Starcoder2"),
 }
 
-# families whose tapes support a KV cache; for others the plain block is used in generation
+# families with a KV cache on their tapes; generation uses the plain block for the others
 WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 TRACED = f"On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run it: {installation('hf')}."
 # families where PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21

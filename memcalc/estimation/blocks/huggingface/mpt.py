@@ -22,7 +22,7 @@ class Mpt(Mlps):
         self.name_table(self.shared_table("alibi", ("h", "S"), "fp32"))
 
     def layer(self) -> Tensor:
-        """Attention, then the MLP, whose module adds the residual."""
+        """Attention, then the MLP; its module adds the residual."""
         c, ops = self.c, self.ops
         x = self.entry()
         normed = self.norm(x, "input_norm", "d")
