@@ -45,7 +45,7 @@ def product(values: Values, axes: tuple[str, ...]) -> int:
 
 @most_of
 def column_sum(values: Values, rows: tuple[str, ...], columns: tuple[str, ...]) -> Script:
-    """staging and semaphores of a column sum split over thread blocks
+    """staging buffer and semaphores of a column sum split across thread blocks
 
     The gradient of a bias is a sum over all tokens. ATen native/cuda/Reduce.cuh: when the grid is too small for the
     GPU, several thread blocks sum each column and exchange partial sums in a staging buffer.
@@ -56,8 +56,8 @@ def column_sum(values: Values, rows: tuple[str, ...], columns: tuple[str, ...]) 
 def sorted_indices(values: Values, tokens: tuple[str, ...], rows: str) -> int:
     """sorted indices of the embedding's backward: 16·N beyond 3072 tokens
 
-    ATen native/cuda/Embedding.cu: up to 3072 indices are added without temporaries; more are sorted before the
-    gradient is made.
+    ATen native/cuda/Embedding.cu: up to 3072 indices are added without temporaries; more are sorted before the gradient
+    is computed.
     """
     script = embedding.before_gradient(product(values, tokens), values[rows], values["major"])
     return sum(blocks(script))
@@ -91,7 +91,7 @@ def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes:
 
 @most_of
 def liger_norm_backward(values: Values, width: str) -> Script:
-    """4·sms·d: sums of an RMSNorm's weight by multiprocessor, and 4·d: theirs
+    """4·sms·d: an RMSNorm's weight gradient summed per multiprocessor, and 4·d: their sum
 
     liger-kernel 0.8 ops/rms_norm.py, rms_norm_backward: `_dW`, then `_dW.sum(dim=0)`, both in fp32.
     """
@@ -103,7 +103,7 @@ def liger_norm_backward(values: Values, width: str) -> Script:
 def flash_forward(
     values: Values, heads: str, kv_heads: str, head_dim: str, length: str, item_bytes: int, keys: str | None = None
 ) -> Script:
-    """fp32 outputs and row sums of flash attention's splits: 4·splits·b·h·s·(d_h+1), where queries do not fill the card
+    """fp32 outputs and row sums of flash attention's splits: 4·splits·b·h·s·(d_h+1), where queries do not fill the GPU
 
     ATen native/transformers/cuda/flash_attn/flash_api.cpp (set_params_splitkv), without dropout: the keys are split
     across thread blocks where batch, heads and blocks of 64 queries are fewer than 0.8 times twice the multiprocessors.
@@ -133,7 +133,7 @@ def flash_backward(values: Values, heads: str, kv_heads: str, head_dim: str, len
 def efficient_forward(
     values: Values, heads: str, head_dim: str, value_dim: str, length: str, item_bytes: int
 ) -> Script:
-    """the fp32 output that memory-efficient attention adds up in where heads are wider than 128: 4·b·h·s·d_v
+    """fp32 accumulator of memory-efficient attention's output for heads larger than 128: 4·b·h·s·d_v
 
     ATen native/transformers/cuda/mem_eff_attention/kernel_forward.h (kNeedsOutputAccumulatorBuffer).
     """
@@ -156,7 +156,7 @@ def efficient_backward(
 
 
 def mask_in_dtype(values: Values, length: str, item_bytes: int, heads: str = "1") -> int:
-    """a mask in the dtype of the queries, b·s² elements (of each head, if they differ), rows rounded up to 8
+    """a mask in the dtype of the queries: b·s² elements (per head, if heads differ), rows padded to a multiple of 8
 
     ATen native/transformers/attention.cpp: convert_boolean_attn_mask, preprocess_mask and pad_bias<8>.
     """
@@ -164,7 +164,7 @@ def mask_in_dtype(values: Values, length: str, item_bytes: int, heads: str = "1"
 
 
 def mask_before_padding(values: Values, length: str, item_bytes: int, heads: str = "1") -> int:
-    """the same before its rows are rounded up, where they have to be
+    """the mask before its rows are padded, if they need padding
 
     ATen native/transformers/attention.cpp.
     """
@@ -173,7 +173,7 @@ def mask_before_padding(values: Values, length: str, item_bytes: int, heads: str
 
 
 def mask_of_rows_in_eights(values: Values, length: str, item_bytes: int, heads: str) -> int:
-    """the same where rows need no rounding: b·h·s² elements
+    """the mask where rows need no padding: b·h·s² elements
 
     ATen native/transformers/attention.cpp.
     """
@@ -181,7 +181,7 @@ def mask_of_rows_in_eights(values: Values, length: str, item_bytes: int, heads: 
 
 
 def padded_mask(values: Values, length: str, item_bytes: int, heads: str) -> int:
-    """a mask of each head, where its rows have to be rounded up to 8
+    """a mask per head, where rows are padded to a multiple of 8
 
     ATen native/transformers/attention.cpp: pad_bias<8>.
     """
@@ -197,12 +197,12 @@ def log_sum_exp_rows(values: Values, heads: str, length: str) -> int:
 
 
 def mxfp8_scales(values: Values, axes: tuple[str, ...]) -> int:
-    """a byte for each 32 elements"""
+    """one byte per 32 elements"""
     return product(values, axes) // 32
 
 
 def block_scales(values: Values, along: tuple[str, ...], across: tuple[str, ...]) -> int:
-    """4 bytes for each 128 elements along an axis, the other in steps of 4
+    """4 bytes per 128 elements along one axis, the other axis rounded up to a multiple of 4
 
     Transformer Engine 2.11 pytorch/tensor/float8_blockwise_tensor.py: get_scale_shape, blocks of 1 x 128.
     """
@@ -211,7 +211,7 @@ def block_scales(values: Values, along: tuple[str, ...], across: tuple[str, ...]
 
 @most_of
 def sort_row(values: Values, length: tuple[str, ...]) -> Script:
-    """8·N and CUB's scratch: positions before they are sorted
+    """8·N and CUB's scratch: positions before sorting
 
     ATen native/cuda/Sort.cu, of one row of int64.
     """
@@ -220,7 +220,7 @@ def sort_row(values: Values, length: tuple[str, ...]) -> Script:
 
 @most_of
 def add_rows(values: Values, indices: tuple[str, ...], rows: tuple[str, ...]) -> Script:
-    """about 4·8·N and CUB's scratch: indices, sorted, to add up what goes to the same row
+    """about 4·8·N and CUB's scratch: sorted indices, to sum rows with the same target
 
     ATen native/cuda/Indexing.cu, index_put_with_sort_kernel.
     """

@@ -19,7 +19,10 @@ END_MULTIPLE = 128  # elements
 
 
 def lies_in_a_buffer(component: Component, zero_stage: int) -> bool:
-    """Return whether a copy is in a buffer: main gradients; weights only with the distributed optimizer."""
+    """Return whether a copy is in a buffer: main gradients; weights only with the distributed optimizer.
+
+    The distributed optimizer all-gathers weights in the buffer.
+    """
     return component is Component.GRADIENTS or (component is Component.WEIGHTS and zero_stage >= 1)
 
 

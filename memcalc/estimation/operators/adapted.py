@@ -114,7 +114,7 @@ class Adapted(InFloat8, Elementwise):
 
 
 def scales(values: workspaces.Values, weight: Shape, block_size: int) -> int:
-    """4·(n/block), rounded up: the scales that were 8 bits, in fp32
+    """4·(n/block), rounded up: the 8-bit scales, dequantized to fp32
 
     bitsandbytes 0.50 functional.py, dequantize_4bit.
     """
