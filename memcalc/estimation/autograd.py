@@ -24,7 +24,7 @@ class Backward:
         kept: storages that are live between forward and backward.
         keeps_gradients: whether a parameter's gradient stays allocated once it is produced.
         main_gradient_dtype: dtype of a second copy of each gradient; None without one.
-        runs_again: whether the block is recomputed before its backward.
+        runs_again: whether the block is recomputed together with other blocks before its backward.
     """
 
     def __init__(

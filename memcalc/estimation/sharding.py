@@ -115,10 +115,10 @@ class Split(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """The dtypes of weights."""
+    """Dtypes of the stored weights."""
 
     base: str
-    fp32_modules: tuple[str, ...]  # modules in fp32 all the same
+    fp32_modules: tuple[str, ...]  # modules with fp32 weights, for any `base`
 
 
 def stage_parameters(spec: Spec, stage: Stage) -> Parameters:

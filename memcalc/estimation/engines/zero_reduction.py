@@ -78,7 +78,10 @@ def layers_of(parameters: Parameters) -> Iterator[list[Held]]:
 
 @lru_cache(maxsize=1024)
 def in_backward(parameters: Parameters, ranks: int) -> tuple[Reduction, ...]:
-    """Return the reductions of a backward; `ranks`: stage 3's ranks, which need no copy to shard; 0: stage 2."""
+    """Return the reductions of a backward.
+
+    `ranks`: number of ranks at stage 3, which shards a single divisible gradient without a copy; 0: stage 2.
+    """
     return tuple(_reductions(reversed(arrivals(parameters)), ranks))
 
 

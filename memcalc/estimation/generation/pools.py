@@ -108,7 +108,7 @@ def cache_bytes(spec: Spec, tokens: int, layers: int | None = None) -> int:
     Args:
         spec: the run.
         tokens: tokens in the cache.
-        layers: number of layers on the stage; None: all layers. With sliding windows always all.
+        layers: number of layers on the stage; None: all layers. With sliding windows it must be all.
     """
     total = spec.model.num_layers if layers is None else layers
     slide = windowed_layers(spec, 0, total)
