@@ -43,9 +43,20 @@ def phases_of(mask: int, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:
 
 
 class Item(NamedTuple):
-    """A ledger row with its phases as a mask.
+    """A ledger row with its phases as a bit mask.
 
-    `each` is one tensor's bytes, `block` the size of its allocator block, `count` the number of such tensors.
+    Args:
+        component: the component that it counts for.
+        module: its module.
+        tensor: its name within the module.
+        shape: its shape, in elements.
+        dtype: its dtype.
+        count: number of such tensors.
+        each: requested bytes of one tensor.
+        block: bytes of the allocator block of one tensor.
+        mask: bits of the phases in which it is live, see `BIT`.
+        formula: `each` in symbols.
+        citation: its source.
     """
 
     component: Component

@@ -33,15 +33,24 @@ class Candidate(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of the stage with its sizes; `kind` is its layer type, if it is a layer."""
+    """A block of the stage with its sizes.
+
+    Args:
+        name: its name in rows.
+        part: the part of the model.
+        program: its compiled program.
+        sized: the program with the run's sizes.
+        kind: its layer type; None for embedding and LM head.
+        left: storages that its backward leaves allocated, without sharded gradients.
+        others: storages live for other micro-batches in flight, with the number of such micro-batches.
+    """
 
     name: str
     part: Part
     program: Program
     sized: Sized
     kind: Kind | None
-    left: tuple[int, ...]  # storages that its backward leaves allocated, without sharded gradients
-    # storages live for other micro-batches in flight, and how many such micro-batches
+    left: tuple[int, ...]
     others: tuple[tuple[tuple[int, ...], int], ...]
 
     @property

@@ -21,10 +21,16 @@ from memcalc.spec.spec import Spec
 
 
 class Pass(NamedTuple):
-    """Phases with one peak, for example the first and later steps' forward."""
+    """Phases with one peak, for example the first and later steps' forward.
+
+    Args:
+        stream: forward, loss or backward.
+        workspace: the cuBLAS workspace that backward's first matmul allocates, if any.
+        mask: bits of the phases.
+    """
 
     stream: Stream
-    workspace: Item | None  # cuBLAS workspace that backward's first matmul allocates
+    workspace: Item | None
     mask: int
 
 

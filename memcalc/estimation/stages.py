@@ -21,7 +21,17 @@ READERS = {"windows": True, "others": False}  # readers of a mask: layers with a
 class Stage(NamedTuple):
     """One pipeline stage, or one chunk of one: layers `first` up to but not including `stop`.
 
-    A stage of several chunks lists them in `pieces`; its `first` and `stop` are those of the first chunk.
+    Args:
+        index: its number in the pipeline, from 0.
+        first: first layer; with several chunks, that of the first chunk.
+        stop: end of the layers; with several chunks, that of the first chunk.
+        has_embedding: whether it holds the embedding.
+        has_head: whether it holds final norm and LM head.
+        in_flight: maximum number of micro-batches (or chunks) with live activations.
+        pieces: its chunks, if there are several.
+        embeddings: maximum number of micro-batches with a live embedding, if it has one.
+        heads: maximum number of micro-batches with live logits.
+        waiting: micro-batches that wait only for the LM head's weight gradient.
     """
 
     index: int  # type: ignore[assignment] # hides tuple.index, which no stage needs
@@ -29,11 +39,11 @@ class Stage(NamedTuple):
     stop: int
     has_embedding: bool
     has_head: bool
-    in_flight: int  # maximum number of micro-batches (or chunks) with live activations
+    in_flight: int
     pieces: tuple[Stage, ...] = ()
-    embeddings: int = 1  # maximum number of micro-batches with a live embedding, if it has one
-    heads: int = 1  # maximum number of micro-batches with live logits
-    waiting: int = 0  # micro-batches that wait only for the LM head's weight gradient
+    embeddings: int = 1
+    heads: int = 1
+    waiting: int = 0
 
     @property
     def chunks(self) -> tuple[Stage, ...]:
@@ -47,7 +57,14 @@ class Stage(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """What layers differ in."""
+    """What layer types differ in.
+
+    Args:
+        experts: whether the MLP is a mixture of experts.
+        recomputed: whether the layer is recomputed in backward.
+        masked: whether the sequence exceeds its sliding window, which a mask then applies.
+        unturned: whether no RoPE is applied.
+    """
 
     experts: bool
     recomputed: bool
@@ -56,16 +73,27 @@ class Traits(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Layers of one type, and where they are in a stage."""
+    """Layers of one type on a stage: the traits, and which layers have them.
+
+    Args:
+        experts: see `Traits`.
+        recomputed: see `Traits`.
+        masked: see `Traits`.
+        unturned: see `Traits`.
+        count: number of such layers.
+        first: the first of them.
+        last: the last of them.
+        detached: whether the input needs no gradient, since nothing before it trains.
+    """
 
     experts: bool
     recomputed: bool
-    masked: bool  # the sequence exceeds the window, so a mask applies it
-    unturned: bool  # no RoPE is applied to queries and keys
+    masked: bool
+    unturned: bool
     count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
-    detached: bool = False  # its input needs no gradient, since nothing before it trains
+    detached: bool = False
 
     @property
     def traits(self) -> Traits:

@@ -28,16 +28,33 @@ PERSISTENT = 100_000  # stage3_param_persistence_threshold: smaller parameters s
 
 
 class Use(NamedTuple):
-    """The run of one module: its parameters, and where in the step it runs."""
+    """The run of one module in a step.
+
+    Args:
+        parameters: numbers of its parameters.
+        place: "embedding", "layer" or "head".
+        layer: number of its layer.
+        forward: whether it is a forward, else a backward.
+    """
 
     parameters: tuple[int, ...]
-    place: str  # "embedding", "layer" or "head"
+    place: str
     layer: int
     forward: bool
 
 
 class Gathered(NamedTuple):
-    """Maximum number of gathered elements in each part of a step; `at_gradient`: when each gradient is produced."""
+    """Maximum number of gathered elements in each part of a step.
+
+    Args:
+        forward_layers: in each layer's forward.
+        forward_head: in the LM head's forward.
+        loss: in the loss.
+        backward_head: in the LM head's backward.
+        backward_layers: in each layer's backward.
+        backward_embedding: in the embedding's backward.
+        at_gradient: when each parameter's gradient is produced.
+    """
 
     forward_layers: tuple[int, ...]
     forward_head: int

@@ -19,7 +19,15 @@ BUCKET = 500_000_000
 
 
 class Arrival(NamedTuple):
-    """A produced gradient: model part, layer, its parameter's number and elements, whether it is an expert's."""
+    """A produced gradient.
+
+    Args:
+        place: its part of the model: "embedding", "layer" or "head".
+        layer: number of its layer.
+        number: its parameter's number.
+        elements: its number of elements.
+        routed: whether it belongs to routed experts.
+    """
 
     place: str
     layer: int
@@ -97,7 +105,12 @@ def first_layer(parameters: Parameters) -> int | None:
 
 
 class Share(NamedTuple):
-    """The first rank's flat slice of all parameters: elements of the parameters in it, and its largest part."""
+    """The first rank's flat slice of all parameters.
+
+    Args:
+        touched: elements of the parameters that overlap the slice.
+        piece: elements of the largest part of one parameter in the slice.
+    """
 
     touched: int
     piece: int

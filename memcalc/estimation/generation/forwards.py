@@ -16,7 +16,13 @@ PHASES = ("model", "input", PREFILL, FIRST, LAST)
 
 
 class Forward(NamedTuple):
-    """One forward pass: processes `tokens` tokens per sequence with `before` tokens in the cache."""
+    """One forward pass of a generation.
+
+    Args:
+        phase: its phase.
+        tokens: tokens processed per sequence.
+        before: tokens per sequence in the cache before it.
+    """
 
     phase: str
     tokens: int
@@ -29,7 +35,13 @@ class Forward(NamedTuple):
 
 
 class LayerCache(NamedTuple):
-    """The KV cache of one layer in a forward pass: how it is used, and its capacity in tokens before and after."""
+    """The KV cache of one layer in a forward pass.
+
+    Args:
+        how: how the forward uses it.
+        before: tokens per sequence that it holds before the forward.
+        after: tokens per sequence that it holds after the forward.
+    """
 
     how: Cached
     before: int

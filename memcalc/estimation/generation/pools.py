@@ -15,7 +15,13 @@ VLLM = "vllm 001cabc1 vllm/v1/kv_cache_interface.py: FullAttentionSpec, SlidingW
 
 
 class Width(NamedTuple):
-    """What one layer caches per token on one rank."""
+    """What one layer caches per token on one rank.
+
+    Args:
+        elements: number of elements.
+        formula: the number in symbols.
+        dtype: dtype of the cache.
+    """
 
     elements: int
     formula: str

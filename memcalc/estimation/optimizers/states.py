@@ -51,11 +51,17 @@ WHOLE: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 class State(NamedTuple):
-    """A state of one parameter: its item on one rank; whether it is paged, so outside PyTorch's allocator."""
+    """A state of one parameter.
+
+    Args:
+        item: the state on one rank.
+        paged: whether it is in unified memory, outside PyTorch's allocator.
+        held: the parameter.
+    """
 
     item: Item
     paged: bool
-    held: Held  # the parameter
+    held: Held
 
 
 def is_hidden_matrix(held: Held) -> bool:

@@ -38,10 +38,17 @@ FILES = {"sgd": "sgd", "momentum": "sgd", "adafactor": "_adafactor", "muon": "_m
 
 
 class Step(NamedTuple):
-    """What the step does besides the update, and the sharding of its parameters."""
+    """What the step does besides the update, and the sharding of its parameters.
+
+    Args:
+        clips: whether gradients are clipped.
+        averages_with_casts: whether an fp32 moving average of bf16 or fp16 parameters is kept.
+        spread: ranks that states are sharded across.
+        card: the GPU's multiprocessors.
+    """
 
     clips: bool
-    averages_with_casts: bool  # an fp32 moving average of bf16 or fp16 parameters
+    averages_with_casts: bool
     spread: Spread
     card: Multiprocessors
 
