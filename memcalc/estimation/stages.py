@@ -174,8 +174,8 @@ def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
 def stages_that_matter(spec: Spec) -> list[Stage]:
     """Return one stage of each type, in order: the first of them, which has the most micro-batches in flight.
 
-    Stages are of one type when they hold equally many layers of each type, and both or neither of embedding and LM
-    head. In no schedule does a later stage have more in flight than an earlier one.
+    Stages are of one type when they hold equally many layers of each type, and agree on holding embedding and LM head.
+    In no schedule does a later stage have more in flight than an earlier one.
     """
     found: dict[object, Stage] = {}
     for stage in stages_of(spec):

@@ -174,8 +174,8 @@ def _modules(parameters: Iterable[Held], where: str) -> list[list[Held]]:
         own = module.removesuffix(".lora_A").removesuffix(".lora_B")
         holders = own.split(".")[2:-1] if where == "layer" else []
         alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(inside, holders, strict=False)))
-        found += [[] for _ in inside[alike:]]  # left
-        found += [[] for _ in holders[alike:]]  # entered
+        found += [[] for _ in inside[alike:]]  # modules left
+        found += [[] for _ in holders[alike:]]  # modules entered
         inside = holders
         found.append(list(tensors))
     found += [[] for _ in inside]

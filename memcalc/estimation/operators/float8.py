@@ -24,7 +24,7 @@ class Float8(NamedTuple):
     """Options of torchao's FP8 linear layers.
 
     Args:
-        recipe: "tensorwise", "rowwise", or "rowwise-gw-hp", which computes weight gradients in bf16.
+        recipe: "tensorwise", "rowwise", or "rowwise-gw-hp", which computes weight gradients in bf16 or fp16.
         skip: parts of the names of the layers that are not converted.
         gathered: whether the weights are already in FP8 (FSDP2's float8 all-gather).
     """
