@@ -1,0 +1,41 @@
+"""One published model of every family with formulas, traced (benchmarks/catalogue_families.py): the estimate agrees."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.catalogue.shipped import find_shipped
+from memcalc.ledger.component import Component
+from memcalc.spec.families import known_families
+
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "catalogue" / "families.jsonl"
+CLOSE = 0.01  # of the trace
+
+
+@cache
+def records() -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads(line) for line in RECORDS.read_text().splitlines())
+
+
+@pytest.mark.parametrize("record", records(), ids=lambda record: record["family"])
+def test_peak_and_activations_are_within_a_percent(record: dict[str, Any]) -> None:
+    ledger = memcalc.estimate(record["hub_id"], *record["settings"]).replayed.ledger
+    kept = {phase: ledger.components(phase).get(Component.ACTIVATIONS, 0) for phase in record["activations"]}
+
+    assert ledger.peak_bytes == pytest.approx(record["peak_bytes"], rel=CLOSE)
+    assert max(kept.values()) == pytest.approx(max(record["activations"].values()), rel=CLOSE)
+
+
+def test_records_are_of_families_with_formulas_each_once() -> None:
+    families = [record["family"] for record in records()]
+
+    assert len(families) == len({*families})
+    assert {*families} <= {*known_families()}
+    for record in records():
+        entry = find_shipped(record["hub_id"])
+        assert entry is not None
+        assert entry.config["model_type"] == record["family"]
