@@ -115,7 +115,7 @@ def _wrong(record: Any, part: str, kind: type) -> str | None:
 
 
 def _wrong_size(values: dict[str, Any]) -> str | None:
-    """Return the first `*_bytes` key whose value is neither a whole number nor null; None if there is none."""
+    """Return the first `*_bytes` key with a value other than a whole number or null; None if there is none."""
     sizes = (name for name in values if name.endswith("_bytes"))
     return next((name for name in sizes if values[name] is not None and type(values[name]) is not int), None)
 

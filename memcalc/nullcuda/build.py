@@ -127,7 +127,7 @@ def _make_program(command: Sequence[str], folder: Path) -> None:
 
 
 def _make_values(torch: TorchBuild, folder: Path) -> None:
-    """Compile the library of known values; without it the device works too, and reports say that no value is known."""
+    """Compile the library of known values; without it the device works too, but reports that no value is known."""
     compiler = _cxx_compiler(torch)
     if not compiler:
         return

@@ -35,7 +35,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
     Args:
         card: a GPU of `memcalc gpus`.
         gpus: number of GPUs.
-        python: the interpreter of the processes, whose torch the device is built for.
+        python: the interpreter of the processes; the device is built for its torch.
         options: see `memcalc.nullcuda.options.Options`.
 
     Raises:

@@ -20,7 +20,7 @@ class Options(TypedDict, total=False):
         rank: index of that rank; default 0.
         routing: what unknown scores choose: "balanced", each expert equally often; or "worst-case", the same experts
             for every token.
-        history: find the lines of the program whose tensors were live at the peak.
+        history: find the lines of the program that allocated the live tensors of the peak.
     """
 
     steps: int | None

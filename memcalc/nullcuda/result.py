@@ -175,7 +175,7 @@ class DryRun:
         exit_code: the command's own; 128 + n if signal n ended it.
         seconds: duration of the run.
         processes: processes that used a GPU, ordered by rank.
-        lost: processes whose last report could not be written, because the disk was full.
+        lost: number of processes that could not write their last report, because the disk was full.
         routing: what unknown scores chose, see `memcalc.nullcuda.options.Options`.
         weights_missing: whether a process found no weights to load, possibly before it used the GPU.
     """

@@ -37,8 +37,8 @@ UNVERSIONED = (
 # Loaded by name at run time, so no file lists them as needed.
 ALWAYS = ("libcuda.so.1", "libnvidia-ml.so.1")
 
-# "Not supported" in the status codes of libraries whose results size tensors or workspaces: what is not modelled is
-# rejected, and PyTorch's error names the function. Functions of other libraries do not affect memory: success.
+# "Not supported" in the status codes of libraries that compute sizes of tensors or workspaces: functions that are not
+# modelled are rejected, and PyTorch's error names them. Functions of other libraries do not affect memory: success.
 REFUSALS = {"libcusolver": 9, "libcusparse": 10, "libcufft": 16, "libcusparseLt": 10}
 HARMLESS = re.compile(r"Create|Destroy|Set[A-Z]|[Ii]nit|Get(Stream|Version|Property|ErrorString)")
 

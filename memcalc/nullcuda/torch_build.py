@@ -52,7 +52,7 @@ class TorchBuild:
 
     @property
     def libraries(self) -> tuple[Path, ...]:
-        """Every library whose needs the stubs must satisfy."""
+        """Libraries with dependencies that the stubs must satisfy."""
         own = [path for path in (self.folder / "lib").iterdir() if ".so" in path.suffixes and path.is_file()]
         return (*sorted(own), *self.extensions)
 

@@ -96,7 +96,7 @@ def step_environment(card: Card, memory_of: Card, python: str, folder: Path, gpu
 
     Args:
         card: the GPU.
-        memory_of: the GPU whose memory size is used.
+        memory_of: the GPU that sets the memory size.
         python: an interpreter with a CUDA build of torch.
         folder: directory for a search path; it must exist as long as the process.
         gpus: number of GPUs.

@@ -42,7 +42,7 @@ def warning(spec: Spec, device: Device) -> str | None:
 
 
 def refuse(spec: Spec, device: Device) -> None:
-    """Reject a run whose estimate exceeds the device's memory.
+    """Reject a run if its estimate exceeds the device's memory.
 
     Raises:
         Unavailable: it does.

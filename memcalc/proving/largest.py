@@ -77,7 +77,7 @@ def predicted(spec: Spec, device: Device, alloc_conf: str = "") -> int | None:
 
 
 def traced(spec: Spec, device: Device, most: int, alloc_conf: str = "") -> int:
-    """Return the largest micro-batch up to `most` whose trace fits the GPU; `most` if the GPU is not in the table."""
+    """Return the largest micro-batch up to `most` that fits the GPU in a trace; `most` for a GPU not in the table."""
     card = card_named(device)
     if card is None:
         return most
@@ -101,7 +101,7 @@ def traced(spec: Spec, device: Device, most: int, alloc_conf: str = "") -> int:
 
 
 def estimated(spec: Spec, room: int) -> int | None:
-    """Return the largest micro-batch whose estimated peak is at most `room` bytes; None: there are no formulas."""
+    """Return the largest micro-batch with an estimated peak of at most `room` bytes; None: there are no formulas."""
     low, high = 0, 1
     try:
         while high <= MOST and peak(spec, high) <= room:

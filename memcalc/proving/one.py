@@ -28,7 +28,7 @@ class How:
         record: file that the record is appended to.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
         python: for a null device, an interpreter with a CUDA build of torch.
-        headroom: reject a run whose estimate exceeds the device's memory.
+        headroom: reject a run if its estimate exceeds the device's memory.
         force: run it nevertheless, also on a busy device.
         warn: called with the reason that `force` overrides.
     """

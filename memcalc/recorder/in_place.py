@@ -31,7 +31,7 @@ class InPlace(NamedTuple):
     Args:
         operator: the in-place operator.
         more: additional arguments that it needs.
-        nodes: name prefixes of the backward nodes whose formula applies it to its own zeros; (): autograd's engine
+        nodes: name prefixes of the backward nodes that apply it to their own zeros; (): autograd's engine
             applies it to a gradient.
     """
 

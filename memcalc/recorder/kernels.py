@@ -31,7 +31,7 @@ class Hidden(NamedTuple):
 
 
 class Kernels:
-    """A device without rules of its own: operators run unchanged, and none has internal blocks."""
+    """A device without special rules: operators run unchanged, and none has internal blocks."""
 
     @property
     def stream(self) -> int:

@@ -1,8 +1,8 @@
 """Models without formulas: transformers interprets their config.json and builds their modules.
 
 These are causal language models of other families; all other classes that `architectures` names: encoders with their
-heads, encoder-decoders, vision, vision-language and speech; and UNets and transformers of diffusers, whose config.json
-names the class under `_class_name`. They are not estimated from formulas. Their real step can be run by trace,
+heads, encoder-decoders, vision, vision-language and speech; and UNets and transformers of diffusers, with the class
+under `_class_name` in their config.json. They are not estimated from formulas. Their real step can be run by trace,
 measure, and estimate, which then traces.
 """
 

@@ -1,4 +1,4 @@
-"""Modules in fp32 in a program whose other modules are in bf16 or fp16."""
+"""Modules in fp32 in a program with other modules in bf16 or fp16."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from memcalc.spec.yaml_source import Path
 
 # DeepSpeed 0.19 runtime/zero/utils.py: ZERO_SUPPORTED_OPTIMIZERS that have CPU kernels.
 DEEPSPEED_ON_THE_CPU = ("adam", "adamw", "adagrad", "lion")
-# Optimizers of torch.optim, whose operators run on the CPU; bitsandbytes and torchao have GPU kernels only.
+# Optimizers of torch.optim: their operators run on the CPU; bitsandbytes and torchao have GPU kernels only.
 TORCH_ON_THE_CPU = (
     *("sgd", "momentum", "adam", "adamw", "adagrad", "adadelta", "adamax", "nadam", "radam", "rmsprop", "rprop"),
     *("asgd", "adafactor", "lion"),

@@ -83,7 +83,7 @@ _ALONE: tuple[OptimizerImplementation, ...] = ("for-loop",)
 
 # torch.optim 2.13; lion is memcalc's; lamb, the 8-bit and the paged optimizers are from bitsandbytes (0.50), adam-4bit
 # from torchao (0.18), galore from galore_torch (1.0), adafactor-hf from transformers (5.23): these update one parameter
-# at a time. Excluded: SparseAdam, which needs sparse gradients, and L-BFGS, whose history is a hundred copies.
+# at a time. Excluded: SparseAdam, which needs sparse gradients, and L-BFGS, with a history of a hundred copies.
 OPTIMIZERS: dict[str, Facts] = {
     "sgd": Facts(_ALL),
     "momentum": Facts(_ALL, ("momentum", "nesterov", "weight_decay"), momentum=0.9),

@@ -40,7 +40,7 @@ class Program(NamedTuple):
     Args:
         before: text before the version.
         after: text after the version.
-        package: the package whose version it is, as a field of `VersionsSpec`; "": none of these.
+        package: the package of the version, as a field of `VersionsSpec`; "": none of these.
     """
 
     before: str

@@ -28,8 +28,7 @@ NormDtype = Literal["input", "fp32"]
 Windows = Literal["mask", "kernel"]
 Kernels = Literal["torch", "liger"]
 
-# Families whose modules Liger's kernels replace, among the modelled ones (liger-kernel 0.8
-# transformers/monkey_patch.py).
+# Modelled families with modules that Liger's kernels replace (liger-kernel 0.8 transformers/monkey_patch.py).
 LIGER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8", "blockwise", "rowwise", "rowwise-gw-hp"]
 Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]

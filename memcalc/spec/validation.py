@@ -38,7 +38,7 @@ def validate(
         return Spec(**raw), []
     except ValidationError as error:
         findings = error.errors(include_url=False)
-    # In generation the training block is derived from the inference block, whose keys the user wrote.
+    # In generation the training block is derived from the inference block, and only the latter has keys of the user.
     findings = [each for each in findings if each["loc"][0] == "inference"] or findings
     absent = {each["loc"][0] for each in findings if each["type"] == "missing"}
     # Other errors of a block with a missing size are consequences, so only its first missing size is reported.

@@ -114,7 +114,7 @@ _OFFLOADS = {
 _OFFLOAD_ALL = {True: {"parallelism.offload": "all"}, False: {"parallelism.offload": "none"}}
 _SHARDED = {"parallelism.zero_stage": 3, "parallelism.engine": "fsdp2"}
 
-# Names whose values differ from memcalc's: the fields that each value sets.
+# Names with values that differ from memcalc's: the fields that each value sets.
 _VALUES: dict[str, Mapping[Any, Mapping[str, Any]]] = {
     **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing", "use_gradient_checkpointing"), _RECOMPUTE),
     "bf16": {True: {"training.dtype": "bf16"}},

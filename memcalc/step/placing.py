@@ -15,7 +15,7 @@ from memcalc.errors import InputError
 
 
 def place_module(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a deep copy whose parameters and buffers are new tensors on the device; the module is not changed.
+    """Return a deep copy with new tensors on the device as parameters and buffers; the module is not changed.
 
     As after `module.to(device)`, other tensors stay on the host and tied parameters stay tied. No parameter data is
     read,

@@ -148,7 +148,7 @@ def no_split_update(spec: Spec, error: Exception) -> InputError:
 
 
 def stopped(spec: Spec, error: Exception) -> InputError:
-    """Return the error for a family without formulas whose own code fails."""
+    """Return the error for a failure in the own code of a family without formulas."""
     return InputError(
         f"transformers' code of {family_of_foreign(spec.model)} stops: {type(error).__name__}: "
         f"{' '.join(str(error).split()) or 'without a word'}",

@@ -23,7 +23,7 @@ def replay(table: Table, closest: int = 0, progress: Progress = silent) -> Table
 
     Args:
         table: table of a whole grid; without a GPU nothing is replayed.
-        closest: number of configurations to replay whose device memory is closest to the usable memory.
+        closest: number of configurations to replay, those with device memory closest to the usable memory.
         progress: called with the number of replays made.
     """
     judged = table.usable_bytes >= 0

@@ -239,7 +239,7 @@ def _softmax(
 
 
 def _cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 -- PyTorch's signature
-    """Return cross-entropy. Under autocast, whose lists have nll_loss only, log-softmax keeps the input's dtype.
+    """Return cross-entropy. The autocast lists have nll_loss only, so log-softmax keeps the input's dtype.
 
     Its result is then cast to fp32.
     Source: torch 2.13, aten/src/ATen/native/LossNLL.cpp, cross_entropy_loss_symint: it sets the dtype of log_softmax.
@@ -275,7 +275,7 @@ def _take_over(swap: Callable[[Tensor, Tensor], None], parameter: Tensor, conver
         swap(parameter, converted)
 
 
-# Functions whose result depends on a tensor's shape and history only: most calls of a step.
+# The results of these functions depend on a tensor's shape and history only: most calls of a step.
 SAME = frozenset(
     {
         *map(_answer, ("dtype", "grad", "grad_fn", "is_leaf", "is_sparse", "layout", "ndim", "requires_grad", "shape")),

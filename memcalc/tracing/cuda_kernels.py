@@ -57,7 +57,7 @@ class CudaKernels(FakeKernels):
         release = tuple(int(part) for part in torch.__version__.split(".")[:2])
         config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
         self._workspace = cublas_workspace(capability(card), (release[0], release[1]), config)
-        self._threads: set[bool] = set()  # whose handles have a workspace: forward's (False), autograd's (True)
+        self._threads: set[bool] = set()  # with a cuBLAS workspace: forward's (False), autograd's (True)
 
     @property
     def stream(self) -> int:

@@ -12,7 +12,7 @@ from memcalc.recorder.dense import span
 from memcalc.recorder.storages import identity
 
 NEVER = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-OURS = frozenset({"aten", "memcalc"})  # namespaces of operators whose outputs depend on their arguments only
+OURS = frozenset({"aten", "memcalc"})  # operators in these namespaces have outputs that depend on their arguments only
 
 
 class Made(NamedTuple):

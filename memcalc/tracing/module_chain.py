@@ -76,7 +76,7 @@ def measure_modules(
     Args:
         modules: in order, each from one tensor to one tensor.
         given: input of the first module.
-        gpu: the GPU whose kernels are emulated; None: an A100 80 GB.
+        gpu: the GPU to emulate; None: an A100 80 GB.
         optimizer: parameters to an optimizer; None: no optimizer.
 
     Raises:

@@ -147,7 +147,7 @@ def refuse_replicas(spec: Spec, semantics: str) -> None:
 
 
 def refuse_kernels(spec: Spec) -> None:
-    """Reject features of bitsandbytes whose code needs a device.
+    """Reject features of bitsandbytes that need a device.
 
     Raises:
         InputError: for 4-bit weights, and for paged optimizer states.

@@ -1,7 +1,7 @@
 """Known values: small tensors of integers and Booleans, and short lists of numbers, have real values.
 
 They decide shapes, masks and loops: how many tokens of a sequence represent an image, or how long each image is. Every
-small fake tensor with values from the host has a real tensor; an operator whose inputs all have known values also runs
+small fake tensor with values from the host has a real tensor; an operator with known values of all inputs also runs
 on these. A value that depends on anything else is unknown (`selections.py`, `readbacks.py`). The null device does the
 same with the same limits (nullcuda/src/values.cpp).
 """
