@@ -1,4 +1,4 @@
-"""The JSON document of a dry run described as Pydantic models, for the shipped JSON Schema and for tests."""
+"""Pydantic models of the JSON of a dry run, for the shipped JSON Schema and for tests."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ProcessReport(Block):
 
 
 class DryRunDocument(Block):
-    """What `dry-run --format json` prints: the parts that describe a model are null, and processes are added."""
+    """Output of `dry-run --format json`: fields that describe a model are null, and processes are added."""
 
     schema_version: Literal[2]
     source: Literal["dry-run"]
