@@ -15,9 +15,9 @@ class RecomputePrice(Block):
     """Memory and cost of a plan."""
 
     peak_bytes: int
-    moment: str = Field(description="of the peak")
-    kept_bytes: int = Field(description="from forward to backward")
-    again_flops: int = Field(description="of recomputed forwards")
+    moment: str = Field(description="phase of the peak")
+    kept_bytes: int = Field(description="bytes saved from forward to backward")
+    again_flops: int = Field(description="recomputed FLOPs")
 
 
 class RecomputePoint(RecomputePrice):
@@ -27,7 +27,7 @@ class RecomputePoint(RecomputePrice):
 
 
 class RecomputeFramework(RecomputePrice):
-    """The closest plan that a framework supports, as text to paste."""
+    """The plan in a framework's syntax, as close as it allows."""
 
     lines: list[str]
     difference: str
@@ -39,12 +39,14 @@ class RecomputeBatches(Block):
     replayed: bool = Field(description="whether both, and the next larger ones, were replayed; else they are estimates")
     without: int
     with_: int = Field(alias="with")
-    slow_down: float = Field(description="of a sequence's step, by FLOPs")
-    pays_below_share_of_rate: float | None = Field(description="of the GPU's peak rate at the smaller one; null: never")
+    slow_down: float = Field(description="how much longer a step takes per sequence, by FLOPs")
+    pays_below_share_of_rate: float | None = Field(
+        description="share of the GPU's peak rate at the smaller micro-batch below which the larger pays; null: never"
+    )
 
 
 class RecomputeOffload(Block):
-    """Offload of activations to the host instead, for the same budget."""
+    """Offload of activations to host memory within the same budget."""
 
     host_bytes_per_rank: int | None = Field(description="held in host memory")
     host_bytes_per_node: int | None = Field(description="by all ranks of a node")
@@ -83,7 +85,7 @@ class RecomputeDocument(Block):
     verdict: Literal["fits", "unknown"] = Field(description="of the run with the plan")
     fits: bool | None
     limit_bytes: int = Field(description="of a GPU: its usable memory, or the budget")
-    least_bytes: int = Field(description="a lower bound of device memory")
+    least_bytes: int = Field(description="lower bound of device memory")
     device_bytes: int | None = Field(description="of the run with the plan; null without a GPU")
     reserved_bytes: int | None
     interval: IntervalBytes | None
@@ -92,7 +94,9 @@ class RecomputeDocument(Block):
     recompute: str | list[Any] = Field(description="for training.recompute; a nested list is one checkpoint segment")
     recompute_keep: list[str]
     peak_bytes: int = Field(description="allocated by the plan, after the allocator replay")
-    rests_bytes: int = Field(description="of that, beyond the formulas of before, rules and front")
+    rests_bytes: int = Field(
+        description="unsplit remainders of blocks in peak_bytes, which before, rules and front leave out"
+    )
     peak_phase: str
     kept_bytes: int
     forward_flops: int
