@@ -80,10 +80,8 @@ class Finder:
         """Return pairs that fit although neither half does alone; the mildest pair of each two levers.
 
         The cheapest pairs of each kind of result are returned, because a user without more GPUs needs alternatives that
-        change
-        the training result. Within one kind no lever is repeated; levers of pairs that keep the result without more
-        GPUs are
-        not repeated in other kinds, either.
+        change the training result. Within one kind no lever is repeated; levers of pairs that keep the result without
+        more GPUs are not repeated in other kinds, either.
         """
         enough = {candidate.lever for candidate, change in self._possible if change.fits}
         levers: dict[tuple[str, str], list[Candidate]] = {}

@@ -12,8 +12,7 @@ class Account(NamedTuple):
     """Parts of the device's memory; None if the message lacks them.
 
     `live` + `private` + `cached` = reserved memory. With `outside`, `others`, `unexplained` and `free` they add up to
-    the
-    capacity, if all are known.
+    the capacity, if all are known.
     """
 
     asked: Printed | None

@@ -100,10 +100,8 @@ def _fragmented(report: Report, account: Account) -> bool:
     used = account.live.plus(account.private or NOTHING)
     held = used.plus(account.cached)
     # The median of recorded one-GPU runs, not the maximum: at their peak these hold free segments, too, which a failing
-    # run
-    # has just freed, and the runs that reserve most are fragmented themselves. Of 75 published messages that were
-    # checked by
-    # hand (tests/diagnosis/messages.yaml) none disagrees with the median; with the maximum, seven would.
+    # run has just freed, and the runs that reserve most are fragmented themselves. Of 75 published messages that were
+    # checked by hand (tests/diagnosis/messages.yaml) none disagrees with the median; with the maximum, seven would.
     ratio, _ = reserve_ratio((ONE_GPU,))
     return held.low > used.high * ratio
 

@@ -37,8 +37,7 @@ class Explained:
         budget_source: where the budget comes from.
         needed: reserved memory of the whole step, from its replay if there is one, plus `unexplained`.
         changes: changes that save memory: those that fit, by kind of result; then uncertain ones; then those that do
-            not
-            fit.
+            not fit.
         notes: caveats.
     """
 

@@ -100,8 +100,7 @@ class Scanner:
     """Scanner that reads lines and yields reports.
 
     Lines are followed per log source, across line breaks, as long as the time budget for the log's size allows: any log
-    is
-    read at some megabytes per second. Beyond that each line is read separately, and identical lines only once.
+    is read at some megabytes per second. Beyond that each line is read separately, and identical lines only once.
     """
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ from memcalc.diagnosis.report import Report
 MIB = 2**20
 
 # max_split_size_mb: the minimum accepted by every version is 21 (allocator/pytorch/versions.py). Above 512 too few
-# blocks
-# are large enough to stay unsplit. At most half of the request, so that a block that held such a tensor is never split.
+# blocks are large enough to stay unsplit. At most half of the request, so that a block that held such a tensor is never
+# split.
 _LEAST_SPLIT, _MOST_SPLIT = 32, 512
 
 _VARIABLES = {

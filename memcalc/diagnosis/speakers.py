@@ -15,8 +15,7 @@ _ANSI = re.compile(
 )
 
 # Prefixes of a message, one unit at a time. Every branch is bounded, and branches start differently enough that a line
-# is
-# read once.
+# is read once.
 _UNIT = re.compile(
     r"""\s*(?:
       \[(?P<kind>rank|default|worker|node|stage|gpu)[ -]?(?P<rank>\d{1,6})\]:?         # torchrun, torch.distributed

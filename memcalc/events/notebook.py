@@ -29,8 +29,7 @@ def notebook(timeline: Timeline, allocated: Sequence[int] | None = None) -> list
     Args:
         timeline: the stream.
         allocated: allocated bytes after each event (`History.allocated`), reported instead of requested bytes. A run
-            that
-            ran out of memory has fewer entries than events; the log ends with the last entry.
+            that ran out of memory has fewer entries than events; the log ends with the last entry.
     """
     totals = timeline.totals if allocated is None else allocated
     marks = [i for i, event in enumerate(timeline.events[: len(totals)]) if event.kind is Kind.PHASE]

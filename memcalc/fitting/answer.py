@@ -99,8 +99,7 @@ class Fit(Displayed):
         least_recompute: the least recomputation; None: full recomputation is not enough.
         all_recomputed: the run with full recomputation, if that is not enough.
         reason: the reason for the peak of a run that does not fit, with the cheapest change that makes it fit, if there
-            is
-            no list of changes.
+            is no list of changes.
     """
 
     question: Question

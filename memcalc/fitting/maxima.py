@@ -101,8 +101,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
     """Return the largest value that fits the GPU, everything else unchanged; see `ladder` for "largest".
 
     A value fits if its allocator replay finishes. The verdict of `result` reports whether recorded runs of its kind
-    were
-    close enough to their replays to be sure. A run without a replay fits if its verdict is "fits".
+    were close enough to their replays to be sure. A run without a replay fits if its verdict is "fits".
 
     Args:
         what: one of MAXIMA.

@@ -140,8 +140,7 @@ def offers(
     """Return an offer for every GPU with a price, the one with the lowest cost per token first.
 
     For each type the fewest GPUs that are enough are tried, then twice as many, while the cost per token falls: more
-    GPUs
-    may avoid recomputation, but communicate more.
+    GPUs may avoid recomputation, but communicate more.
 
     Args:
         spec: the run.

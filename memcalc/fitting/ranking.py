@@ -75,8 +75,7 @@ def some_layout_fits(
 
     With fewer replicas, each replica holds no less of the sharded states, and as many sequences or more. So splits in
     `failing` are not estimated, and splits that certainly do not fit are added to it. One GPU is always estimated: it
-    is
-    replayed, so its verdict is more precise than that of several GPUs.
+    is replayed, so its verdict is more precise than that of several GPUs.
     """
     search = _Search()
     recomputes = recompute_choices(spec, held)

@@ -55,8 +55,7 @@ def work_of(model: ModelSpec) -> Work:
         # two operations per parameter (Kaplan et al., arXiv 2001.08361, section 2.1)
         layer_flops=2 * (layers + visited) / model.num_layers,
         # attention scores and their product with the values: 2 x 2·s·h·d_h (Megatron-LM, arXiv 2104.04473, appendix),
-        # of
-        # which a causal kernel computes half
+        # of which a causal kernel computes half
         attention_flops=4 * model.query_size / 2,
         head_flops=2 * logits,
     )

@@ -22,8 +22,7 @@ class Gain(NamedTuple):
         most: the largest micro-batch for which a plan fits.
         slow_down: time per sequence at `most`, relative to no recomputation, by FLOPs.
         pays_below: fraction of its peak rate that the GPU reaches at `without`, below which the larger batch has the
-            higher
-            throughput; None: never, or there is nothing to compare.
+            higher throughput; None: never, or there is nothing to compare.
         replayed: whether both micro-batches, and the next larger ones, have verdicts; else they are estimated.
     """
 

@@ -98,8 +98,7 @@ def plan_recompute(
     Args:
         spec: the run; its own plan is ignored.
         limit: bytes of a GPU that it may use, including reserved memory, context and communication library. None, or
-            more
-            than the GPU has: the GPU's usable memory.
+            more than the GPU has: the GPU's usable memory.
         strategy: "optimal", "selective", or a rule of `STRATEGIES`.
         maximize: whether to increase the micro-batch as long as a plan fits.
         host_bytes_per_second: of the link to the host, each way.

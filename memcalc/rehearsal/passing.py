@@ -382,8 +382,7 @@ class Passing:
         """Return the gradients that are ready after each number of events.
 
         Autograd's hooks run when an operator's backward has ended. The gradient of a tied head is ready when the
-        embedding's
-        gradient has been added to it.
+        embedding's gradient has been added to it.
         """
         program = self.blocks[frame.number].program
         found: dict[int, list[int]] = {}
@@ -413,8 +412,7 @@ class Passing:
         """Return the events of a block, with their common properties computed once for all identical layers.
 
         Each event comes with its storage, the bytes to allocate if it does nothing else (otherwise 0), and whether it
-        does
-        nothing but free the storage.
+        does nothing but free the storage.
         """
         if (number, stream) not in self.steps:
             block = self.blocks[number]

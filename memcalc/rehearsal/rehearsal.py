@@ -56,8 +56,7 @@ def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
     """Replay three steps of a run; `why_not(spec)` must be empty.
 
     The replay is limited to the GPU's memory, where the allocator frees cached blocks before it fails. A run that does
-    not
-    fit, or has no GPU, is replayed without a limit.
+    not fit, or has no GPU, is replayed without a limit.
 
     Raises:
         InputError: the PyTorch version does not accept these settings.

@@ -15,8 +15,7 @@ class MicroBatch:
     """A micro-batch, simulated the first time and copied afterwards.
 
     The requests of a micro-batch depend on whether gradients exist, so there is one `MicroBatch` for each case. They
-    also
-    depend on whether a thread has a cuBLAS workspace, which is allocated once (`Requests.take_once`).
+    also depend on whether a thread has a cuBLAS workspace, which is allocated once (`Requests.take_once`).
 
     Args:
         requests: where they are recorded.

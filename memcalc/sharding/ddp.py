@@ -122,8 +122,7 @@ def grouped(sizes: Iterable[tuple[str, int]], limits: Sequence[int]) -> list[Buc
     Args:
         sizes: dtype and bytes of each tensor, in order.
         limits: bytes of the first, second ... bucket of each dtype; the last limit applies to all later ones. Empty for
-            no
-            limit.
+            no limit.
     """
     done: list[Bucket] = []
     filling: dict[str, Bucket] = {}

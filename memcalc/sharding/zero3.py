@@ -252,8 +252,7 @@ class ZeRO3(Engine):
         """Return whether autograd keeps a view of a weight, and so its memory, until the weight's backward.
 
         That is so for routed experts, whose matmuls read views (linear.py handles Linear only), and for everything that
-        a
-        checkpoint recomputes: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
+        a checkpoint recomputes: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
         """
         return turn.again or (self.ordered[number].routed and not turn.backward and not turn.checkpointed)
 

@@ -71,8 +71,7 @@ def _used_before(recording: Recording) -> Beginning:
     """Return the part of the initial state that is known without the end of the history.
 
     Blocks are those that the history frees without allocating them; segments are those that it frees to the driver, or
-    that
-    still exist at the end.
+    that still exist at the end.
     """
     state = Beginning()
     known: set[int] = set()  # blocks that the history allocates
@@ -151,8 +150,7 @@ def block_sizes(state: Beginning, settings: Settings) -> None:
     """Fill in block sizes that are missing in the snapshot.
 
     A block is its rounded request plus an unsplit remainder: in the large pool up to 1 MiB, and of any size if the
-    request
-    is larger than max_split_size.
+    request is larger than max_split_size.
 
     Args:
         state: the initial state; modified.

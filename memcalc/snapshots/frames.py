@@ -45,8 +45,7 @@ def component(stack: Stack) -> Component | None:
     """Return the component, if the stack shows it; otherwise None.
 
     Allocations of backward are classified by their lifetime (see `composition`), not by their stack. Snapshots written
-    by
-    memcalc name the component.
+    by memcalc name the component.
     """
     told = next((frame.name for frame in stack if frame.filename == COMPONENT), None)
     if told in set(Component):

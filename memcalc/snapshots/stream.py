@@ -19,8 +19,7 @@ def events_of(
     """Return the events of one device: its initial blocks, then its history.
 
     Steps are recognized by PyTorch's annotations of optimizers, if there are any. Emptying the cache because memory ran
-    out
-    is omitted, because another allocator may not need it.
+    out is omitted, because another allocator may not need it.
     """
     known = known or attribute(snapshot, recording)
     return _Stream(snapshot, recording, start or beginning(recording), known).events()

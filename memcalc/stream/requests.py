@@ -58,8 +58,7 @@ class Requests:
     """The list of requests, recorded storage by storage. A storage is freed when its last owner releases it.
 
     A storage is identified by the index of its request. A storage of several blocks has the index of its last request,
-    and
-    an empty one the index of an empty request.
+    and an empty one the index of an empty request.
 
     `components` holds the component of each storage. The default is a buffer of the sharding engine.
     """
@@ -160,8 +159,7 @@ class Requests:
         Args:
             written: the requests.
             new: maps storages of the recording to current ones; must contain the storages that the requests free but do
-                not
-                allocate (otherwise KeyError). The storages allocated here are added.
+                not allocate (otherwise KeyError). The storages allocated here are added.
         """
         first = len(self._owners)
         new.update(zip(written.made, range(first, first + len(written.made)), strict=True))
@@ -217,8 +215,7 @@ def replay(
         torch: the PyTorch version, for example "2.13".
         room: bytes of the device that the allocator can use; it frees cached blocks before it fails. None for no limit.
         capacity: bytes of the device, which determine the address space of expandable segments: how far a block can
-            grow
-            decides which block is allocated. None: the same as `room`.
+            grow decides which block is allocated. None: the same as `room`.
 
     Raises:
         InputError: the version does not accept these settings.

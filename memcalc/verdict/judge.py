@@ -122,8 +122,7 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
 
     Raises:
         InputError: the family, or this implementation of it, is not modelled; or the PyTorch version does not accept
-            the
-            allocator settings.
+            the allocator settings.
     """
     card = card_of(spec)
     why = "" if spec.inference is not None else why_not(spec)

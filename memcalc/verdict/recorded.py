@@ -16,8 +16,7 @@ from memcalc.ledger.verdict import Errors
 FILE = Path(__file__).parents[1] / "data" / "recorded_errors.json"
 
 # Number of runs from which on a kind's own figures are used, instead of the next wider kind's: 20 for the central 95 %
-# of
-# errors to be meaningful, 10 for a full range.
+# of errors to be meaningful, 10 for a full range.
 ENOUGH, ENOUGH_FOR_A_RANGE = 20, 10
 UNRECORDED = 0.1  # allowed error on both sides for a kind without records
 

@@ -41,6 +41,5 @@ def chunk_cat(parts: Sequence[int]) -> Script:
     """Return the script of copying in gradients; `parts` are bytes of each one's padded shard."""
     blocks = sum(ceil_div(part, TILE) for part in parts)
     # Sources, sizes, padded sizes and numbers of thread blocks; two lists of offsets, each with an end; the gradient of
-    # each
-    # thread block.
+    # each thread block.
     return transient(ITEM * (4 * len(parts) + 2 * (len(parts) + 1) + blocks))

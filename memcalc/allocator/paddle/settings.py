@@ -89,8 +89,7 @@ def parse_settings(text: str, strategy: str | None = None, version: str = DEFAUL
     """Parse "FLAGS_gpu_memory_limit_mb=1024,FLAGS_eager_delete_tensor_gb=1", with or without "FLAGS_".
 
     Two names are not flags of Paddle: static_graph (whether the program is one), and enable_inplace, which is a field
-    of
-    its BuildStrategy.
+    of its BuildStrategy.
 
     Args:
         text: the flags; "" for none.

@@ -13,19 +13,17 @@ def most_reserved(scripts: Iterable[Iterable[int]]) -> int:
 
     A request creates a segment only if its pool has no free block that is large enough. Let G be the size of the
     segment that it would create, and s <= G its own size. An existing segment of size G without a block in use is one
-    free
-    block, because free neighbors are merged, and G >= s: it would serve the request. So when a segment of size G is
-    created, every other segment of that size has a block in use that was requested with at most G bytes, and no two of
-    them share one. Therefore the number of segments of size G never exceeds
+    free block, because free neighbors are merged, and G >= s: it would serve the request. So when a segment of size G
+    is created, every other segment of that size has a block in use that was requested with at most G bytes, and no two
+    of them share one. Therefore the number of segments of size G never exceeds
 
     - the number of requests that would create a segment of that size, nor
     - one more than the number of simultaneously live requests of their pool, of at most G bytes each.
 
     The latter number is at most the sum, over segment sizes up to G, of the peak number of live requests that would
-    create
-    that size: requests of 10 MiB and more create the next multiple of 2 MiB, which exceeds G only if the request does;
-    smaller ones create 20 MiB, and are counted with every G. The bound is the sum of segment sizes times their numbers.
-    Emptying the cache only reduces it. Each CUDA stream has separate segments.
+    create that size: requests of 10 MiB and more create the next multiple of 2 MiB, which exceeds G only if the request
+    does; smaller ones create 20 MiB, and are counted with every G. The bound is the sum of segment sizes times their
+    numbers. Emptying the cache only reduces it. Each CUDA stream has separate segments.
 
     A device with enough memory for this bound never empties its cache, so the bound holds there, too.
 

@@ -77,8 +77,7 @@ class CachingAllocator(BlockAllocator):
         self.counters.max_split_size = settings.max_split_size
         self._collects = self.memory.limit is not None and settings.garbage_collection_threshold > 0
         # Whether requests are rounded to whole blocks only, and the smallest block that is large enough can be used
-        # without
-        # further checks.
+        # without further checks.
         self._plain = (
             settings.roundup_power2_divisions is None
             and settings.max_split_size == UNLIMITED

@@ -93,8 +93,7 @@ class LeanAllocator:
 
         Args:
             script: encoded requests. n > 0 requests n bytes, with the number of a stream above `STREAM_SHIFT`; ~n frees
-                the
-                block of the n-th request, counted from 0 over all calls; 0 is a request of 0 bytes, which is never
+                the block of the n-th request, counted from 0 over all calls; 0 is a request of 0 bytes, which is never
                 freed.
 
         Raises:

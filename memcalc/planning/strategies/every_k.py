@@ -20,8 +20,7 @@ def every_k(chain: Chain, k: int, *, last_kept: bool = False) -> Plan:
         chain: the chain.
         k: blocks per segment; fewer if a segment would cross a border.
         last_kept: whether the last segment is saved, as by `torch.utils.checkpoint.checkpoint_sequential`: backward
-            starts
-            there, so recomputing it would cost time and save little.
+            starts there, so recomputing it would cost time and save little.
     """
     return Plan(cut(chain, k, last_kept=last_kept), f"every {k}")
 
