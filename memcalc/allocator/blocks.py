@@ -73,7 +73,13 @@ class Block:
 
 
 class Shelf:
-    """The sorted free-block set of one pool and stream, smallest first; streams never share free blocks."""
+    """The sorted free-block set of one pool and stream, smallest first; streams never share free blocks.
+
+    Args:
+        pool: the pool of the blocks.
+        stream: number of the CUDA stream.
+        by_address: whether the address decides between blocks of equal size.
+    """
 
     __slots__ = ("address_mask", "blocks", "keys", "pool", "stream", "unmapped")
 

@@ -26,7 +26,14 @@ FACTORS = (2, 4, 8)  # multiples of the number of GPUs to try
 
 
 class Candidate(NamedTuple):
-    """A change; of several with the same lever, the first that fits is enough."""
+    """A change; of several with the same lever, the first that fits is enough.
+
+    Args:
+        lever: the kind of change, such as "shard more".
+        overrides: as --set takes them.
+        cost: in time or money, as text.
+        result: one of RESULTS.
+    """
 
     lever: str
     overrides: tuple[str, ...]

@@ -23,18 +23,31 @@ Price = Callable[["Change"], tuple[float, ...]]  # sort key of changes with the 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One or two changes, as `--set` takes them, and their savings. Bytes."""
+    """One or two changes, and their savings. Bytes.
+
+    Args:
+        levers: the kinds of change.
+        overrides: as --set takes them.
+        cost: in time or money, as text.
+        result: one of RESULTS; the most costly among the changes.
+        asks: number of changes that require more than time.
+        allocated: estimated peak.
+        saved: reduction of the estimated peak.
+        needed: according to the judge.
+        fits: None if there is no limit.
+        spec: the changed run.
+    """
 
     levers: tuple[str, ...]
     overrides: tuple[str, ...]
     cost: str
-    result: str  # the most costly kind of result among them
-    asks: int  # number of changes that require more than time
-    allocated: int  # peak, as estimated
-    saved: int  # of the estimated peak
-    needed: int  # according to the judge
-    fits: bool | None  # None if there is no limit
-    spec: Spec  # the changed run
+    result: str
+    asks: int
+    allocated: int
+    saved: int
+    needed: int
+    fits: bool | None
+    spec: Spec
 
 
 class Finder:

@@ -23,7 +23,15 @@ from memcalc.text import harmless
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One report with its interpretation."""
+    """One report with its interpretation.
+
+    Args:
+        report: the message.
+        account: the parts of the device's memory.
+        checks: consistency of the message's figures.
+        cause: of the failure.
+        advice: remedies, the most promising first.
+    """
 
     report: Report
     account: Account

@@ -13,7 +13,10 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a path component that is all di
 
 
 class Group(NamedTuple):
-    """Allocations of one size, by one operator in one source line, in modules whose paths differ only in numbers."""
+    """Identical allocations: of one size, by one operator and source line.
+
+    Their modules differ only in the numbers of their paths.
+    """
 
     component: Component | None
     module: str  # "layers.*.mlp" if it stands for several modules

@@ -48,7 +48,13 @@ class Question:
 
 
 class Cluster(TypedDict, total=False):
-    """The machines of a query, and the length of its result."""
+    """The machines of a query, and the length of its result.
+
+    Args:
+        node: GPUs per node; None: from the GPU's table.
+        nic_gbit: network bandwidth per GPU in 10^9 bit/s; None: from the table.
+        top: number of layouts to return in full.
+    """
 
     node: int | None
     nic_gbit: float | None

@@ -55,7 +55,7 @@ Recompute = str | Segment
 
 
 class Costs(NamedTuple):
-    """Seconds of one optimizer step, by term."""
+    """Seconds of one optimizer step, by term; TERMS defines each."""
 
     compute: float
     recompute: float

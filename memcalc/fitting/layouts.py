@@ -47,7 +47,12 @@ HOLDABLE = (
 
 
 class Pruned(NamedTuple):
-    """An excluded layout, and why."""
+    """An excluded layout.
+
+    Args:
+        choice: its degrees, as text; "" if the reason names them.
+        reason: the rule that it violates.
+    """
 
     choice: str
     reason: str

@@ -38,7 +38,13 @@ ONE_GPU = {
 
 
 class Sized(NamedTuple):
-    """A GPU, the verdict of the run on it, and the features that it lacks."""
+    """The verdict of the run on one GPU.
+
+    Args:
+        card: the GPU.
+        verdict: of the run on it.
+        lacks: features that the run needs and the GPU lacks, as text; "": none.
+    """
 
     card: Card
     verdict: Verdict

@@ -26,7 +26,13 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 class Ranked(NamedTuple):
-    """A layout that fits, with its cheapest micro-batch and recomputation."""
+    """A layout that fits, with its cheapest micro-batch and recomputation.
+
+    Args:
+        spec: the layout.
+        costs: seconds of one optimizer step.
+        device_bytes: memory of a GPU.
+    """
 
     spec: Spec
     costs: Costs

@@ -128,7 +128,21 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """The memory of each class of ranks in a run; `ranks[0]` is the headline, the rank that needs most."""
+    """The memory of each class of ranks in a run; `ranks[0]` is the headline, the rank that needs most.
+
+    Args:
+        source: the command's kind of run.
+        device: an emulated or real device; None for an estimate.
+        parameters: number of elements; tied parameters count once.
+        trainable_parameters: number of elements.
+        buffer_elements: number of elements in the model's buffers.
+        ranks: one for each class of identical ranks, the largest need first.
+        confidence: the method that reserved memory is based on.
+        card: the GPU, if given.
+        limits: memory and features that the figures omit.
+        notes: options that were accepted but have no effect here.
+        judgement: the verdict; None without a GPU, and before `Result.completion` completes an estimate.
+    """
 
     source: Source
     device: str | None
@@ -138,9 +152,9 @@ class Sizing:
     ranks: tuple[RankResult, ...]
     confidence: Confidence
     card: Card | None
-    limits: tuple[Limit, ...]  # memory and features that the figures omit
-    notes: tuple[str, ...] = field(default=())  # options that were accepted but have no effect here
-    judgement: Verdict | None = None  # None without a GPU, and before `Result.completion` completes an estimate
+    limits: tuple[Limit, ...]
+    notes: tuple[str, ...] = field(default=())
+    judgement: Verdict | None = None
 
     @property
     def headline(self) -> RankResult:

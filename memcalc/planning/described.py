@@ -42,7 +42,19 @@ class _Described(BaseModel):
 
 
 class BlockSizes(_Described):
-    """One block, or several identical ones; see `memcalc.planning.chain.simple_block`."""
+    """One block, or several identical ones; see `memcalc.planning.chain.simple_block`.
+
+    Args:
+        name: of the block; numbered if there are several.
+        count: number of identical blocks.
+        input: bytes of the input.
+        inside: bytes saved for backward, other than input and output.
+        output: bytes of the output.
+        flops: of one forward.
+        left: bytes of its parameters' gradients.
+        temporary: bytes of temporaries in forward and backward.
+        recomputable: whether it may be recomputed.
+    """
 
     name: str = "block"
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -59,6 +71,14 @@ class ChainSizes(_Described):
     """Blocks in forward order; or one of several branches that read `input` and are joined.
 
     With `batch`, all sizes except `resident` and `left` are per sample, and so are FLOPs.
+
+    Args:
+        batch: number of samples.
+        resident: bytes allocated throughout.
+        blocks: of the chain, or of one branch.
+        branches: number of identical branches.
+        input: bytes of the input that all branches read.
+        joined: blocks from the concatenation of the branches on.
     """
 
     batch: Annotated[int, Field(ge=1, le=2**31)] = 1

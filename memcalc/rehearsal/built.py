@@ -30,8 +30,14 @@ class Made(NamedTuple):
 
 
 class Built(NamedTuple):
-    """Tensors that are allocated in order, and the phases in which they are live."""
+    """Tensors that are allocated in order, and the phases in which they are live.
+
+    Args:
+        mask: bit set of phases.
+        tensors: in order.
+        replaced: as many tensors allocated before; each is freed when its successor exists.
+    """
 
     mask: int
     tensors: tuple[Made, ...]
-    replaced: tuple[Made, ...] = ()  # as many tensors allocated before; each is freed when its successor exists
+    replaced: tuple[Made, ...] = ()

@@ -17,11 +17,18 @@ from memcalc.spec.cards import Card
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One allocator with one setting."""
+    """One allocator with one setting.
+
+    Args:
+        policy: name of the allocator.
+        config: its settings.
+        result: of the replay; None if the allocator cannot run.
+        refused: why it cannot run; "" if it can.
+    """
 
     policy: str
     config: str
-    result: ReplayResult | None  # None if it cannot run; `refused` gives the reason
+    result: ReplayResult | None
     refused: str = ""
 
 

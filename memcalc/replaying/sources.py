@@ -22,7 +22,14 @@ _PICKLED = (b"\x80", b"\x1f\x8b")  # first bytes of pickles since protocol 2, an
 
 
 class Recorded(NamedTuple):
-    """One device of a snapshot, with its state at the start of the history."""
+    """One device of a snapshot.
+
+    Args:
+        snapshot: the file.
+        recording: the device's segments and history.
+        start: the state before the history.
+        attribution: component and step of each entry.
+    """
 
     snapshot: Snapshot
     recording: Recording
@@ -32,13 +39,21 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A run's events, and the snapshot that they were read from."""
+    """A run's events, and the snapshot that they were read from.
+
+    Args:
+        name: of the file or configuration.
+        kind: of source.
+        events: in order.
+        recorded: the device of the snapshot; None for other sources.
+        gpu: the GPU in the configuration.
+    """
 
     name: str
     kind: Literal["events", "snapshot", "trace"]
     events: Sequence[Event]
     recorded: Recorded | None = None
-    gpu: str | None = None  # the GPU in the configuration
+    gpu: str | None = None
 
 
 def open_source(

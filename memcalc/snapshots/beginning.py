@@ -14,14 +14,23 @@ from memcalc.snapshots.recording import Entry, RecordedSegment, Recording
 
 @dataclass(slots=True)
 class Held:
-    """A block in use. Bytes."""
+    """A block in use. Bytes.
+
+    Args:
+        address: its address.
+        requested: bytes requested for it.
+        size: of the block; None if unknown, because it was freed before the end.
+        stream: handle of its CUDA stream.
+        stack: number of its stack.
+        is_waiting: whether it is freed, but other streams may still use it.
+    """
 
     address: int
     requested: int
-    size: int | None  # None if unknown, because it was freed before the end
+    size: int | None
     stream: int
     stack: int
-    is_waiting: bool = False  # freed, but other streams may still use it
+    is_waiting: bool = False
 
 
 @dataclass(slots=True)

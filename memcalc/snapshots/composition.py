@@ -15,7 +15,15 @@ LONG_LIVED = 2  # steps after which a live tensor counts as leaked
 
 
 class Line(NamedTuple):
-    """The tensors of one source line. Requested bytes."""
+    """The tensors of one source line. Requested bytes.
+
+    Args:
+        where: file, line and function.
+        component: None if unknown.
+        bytes: of all tensors.
+        tensors: their number.
+        largest: bytes of the largest tensor.
+    """
 
     where: str
     component: Component | None
@@ -25,7 +33,14 @@ class Line(NamedTuple):
 
 
 class Leak(NamedTuple):
-    """Tensors that one source line allocated in several steps and that are live at the end."""
+    """Tensors that one source line allocated in several steps and that are live at the end.
+
+    Args:
+        where: file, line and function.
+        steps: number of steps that allocated them.
+        tensors: their number.
+        bytes: requested, of all tensors.
+    """
 
     where: str
     steps: int

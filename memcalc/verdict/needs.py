@@ -161,8 +161,8 @@ def _replayed(spec: Spec, card: Card | None) -> Need | None:
 
     None if the run needs more than the largest device on which the allocator is modelled with its settings.
 
-    The replay's errors are relative to reserved memory. So a run is certain to finish if it finishes on a device
-    smaller by the largest error, and certain to fail if a device larger by the largest error is not enough.
+    The replay's errors are relative to reserved memory. A run certainly finishes if it finishes on a device smaller by
+    the largest error. It certainly fails if a device larger by the largest error is not enough.
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
     on = _replays(spec, requests_of(spec))

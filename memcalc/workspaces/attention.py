@@ -15,7 +15,18 @@ RANDOM_STATE = 16  # bytes of the seed and offset of a kernel with dropout
 
 
 class Heads(NamedTuple):
-    """The sizes of one call; `values` is the head dimension of values if it differs from the keys'."""
+    """The sizes of one call.
+
+    Args:
+        b: batch.
+        h: query heads.
+        kv: KV heads.
+        s: queries per sequence.
+        t: keys per sequence.
+        d: head dimension of queries and keys.
+        item_bytes: bytes per element.
+        values: head dimension of values; None: the same as `d`.
+    """
 
     b: int
     h: int

@@ -36,7 +36,7 @@ def transformed(events: Sequence[Event], settings: Settings) -> Sequence[Event]:
 def reused(events: Sequence[Event]) -> list[Event]:
     """Return the stream with outputs written to the buffers of inputs that are freed with their operator.
 
-    An output and an input share one buffer if an element-wise operator allocates the output, the input is freed before
+    An element-wise operator's output and an input share one buffer under three conditions: the input is freed before
     the next allocation, both have the same size and stream, and no other stream uses the input.
     """
     names: dict[int, int] = {}  # storage of the stream -> buffer that it occupies

@@ -38,8 +38,8 @@ def write_snapshot(path: Path | str, history: History, device: int = 0) -> None:
 def snapshot(history: History, device: int = 0) -> dict[str, Any]:
     """Return what torch.cuda.memory._snapshot() would return at the end of the run, or when it runs out of memory.
 
-    If an event has no source line, its frames still name the operator, the module, the component and the phase, from
-    innermost to outermost, so that the viewer's stacks and flame graphs group by them.
+    An event without a source line still has frames: operator, module, component and phase, from innermost to outermost.
+    The viewer's stacks and flame graphs group by them.
     """
     frames = cache(_frames)  # identical tensors share a stack, which keeps the file small
 

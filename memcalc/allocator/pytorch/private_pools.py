@@ -18,6 +18,14 @@ class PrivatePools:
     """The additional memory pools, and the current diversion of allocations to them.
 
     Used both by graph captures and by torch.cuda.use_mem_pool.
+
+    Args:
+        counters: shared with the default pool.
+        version: the PyTorch version.
+        pools: by name.
+        users: number of users (graphs, MemPools) of each pool, by name.
+        diversions: active ones: name of the pool, streams (None: all), and whether it is a graph capture.
+        capturing: whether the cache must not be emptied and no CUDA event may be queried.
     """
 
     counters: Counters
@@ -25,7 +33,7 @@ class PrivatePools:
     pools: dict[int, PoolPair] = field(default_factory=dict)
     users: dict[int, int] = field(default_factory=dict)
     diversions: list[tuple[int, AbstractSet[int] | None, bool]] = field(default_factory=list)
-    capturing: bool = False  # whether the cache must not be emptied and no CUDA event may be queried
+    capturing: bool = False
 
     def begin(
         self,

@@ -1,9 +1,9 @@
 """Selective checkpointing as a knapsack of bytes against FLOPs: which results to save, in how many layers.
 
 An integer program, solved by HiGHS through SciPy. Of L identical layers n are recomputed; k(o) is 1 if these save the
-result of operator o, and w(o) = n·k(o) is the number of layers that do. Minimize n·F - sum w(o)·f(o), where F is the
-FLOPs of a layer that saves only its input, subject to (L - n)·A + sum w(o)·s(o) <= room, where A is the memory of a
-layer without recomputation beyond its input.
+result of operator o, and w(o) = n·k(o) is the number of layers that do. Minimize n·F - sum w(o)·f(o) subject to
+(L - n)·A + sum w(o)·s(o) <= room. F is the FLOPs of a layer that saves only its input, and f(o) the FLOPs that saving
+o avoids. A is the memory of a layer without recomputation beyond its input, and s(o) the bytes of o's result.
 """
 
 from __future__ import annotations
