@@ -196,7 +196,7 @@ class _Search:
             run = chosen(layout, choice.recompute, choice.micro_batch)
             if not is_replayed(run):
                 tried(choice)
-            elif is_hopeless(run):  # by its bound: a replay is made only if the choice is the result when it fits
+            elif is_hopeless(run):  # excluded by its lower bound, without a replay
                 known[choice] = None
                 too_much.append(choice)
         return next((ranked for choice in choices if (ranked := tried(choice)) is not None), None)

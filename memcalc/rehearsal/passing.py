@@ -296,7 +296,7 @@ class Passing:
                 held[at] = take(size, 0, storages[at].component or Component.TEMPORARIES)
             elif gone and position and at in held:
                 drop((held.pop(at),))
-            elif not position and gradient >= 0:  # absent for the loss, and for embeddings below untrained layers
+            elif not position and gradient >= 0:  # absent for the loss, and for frozen embeddings
                 frame.held[event.storage] = gradient
             elif event.operator.when is When.END and not block.opens:
                 handed_on = frame.held.pop(event.storage)
