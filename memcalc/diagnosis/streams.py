@@ -53,7 +53,7 @@ class Readable(Protocol):
     """The part of a byte stream's interface that is used here."""
 
     def read(self, size: int, /) -> bytes:
-        """Return the next bytes, at most so many."""
+        """Return the next bytes, at most `size`."""
 
 
 class _Told:

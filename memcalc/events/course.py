@@ -69,7 +69,7 @@ class Course:
         return self.timeline.alive(self.peak_event)
 
     def outline(self, stretches: int) -> Outline:
-        """Return the curve downsampled to at most so many intervals, each represented by its peak."""
+        """Return the curve downsampled to at most `stretches` intervals, each represented by its peak."""
         return outline(self.timeline, stretches, self.allocated, self.reserved, self.limit)
 
     def notebook(self) -> list[Line]:

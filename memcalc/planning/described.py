@@ -171,7 +171,7 @@ class DescribedChain(NamedTuple):
     sizes: ChainSizes
 
     def chain(self, batch: int | None = None) -> Chain:
-        """Return the chain with so many samples; None: the number in the file."""
+        """Return the chain with `batch` samples; None: the number in the file."""
         sizes = self.sizes
         batch = sizes.batch if batch is None else batch
         blocks, joined = _blocks(sizes.blocks, batch), _blocks(sizes.joined, batch)

@@ -100,7 +100,7 @@ class Planner:
         return largest(self._kept_fits, without), largest(self._planned_fits, most)
 
     def _estimated(self, room: int) -> tuple[int, int]:
-        """Return the same from allocated memory alone, with so many bytes available."""
+        """Return the micro-batches of `largest`, estimated from allocated memory alone, with `room` bytes."""
         without = _most(lambda batch: _proposal(self.configured(batch), keep_everything).peak_bytes <= room)
         return without, _most(lambda batch: self.least(self.configured(batch)).peak_bytes <= room)
 

@@ -135,7 +135,7 @@ class Search:
     """Search for the cheapest plan that fits.
 
     Args:
-        ask: returns the cheapest plan within so many allocated bytes; None: there is none.
+        ask: returns the cheapest plan within a budget of allocated bytes; None: there is none.
         judge: decides which plans fit.
         free: the plan without recomputation.
         floor: allocated bytes below which there is no plan.

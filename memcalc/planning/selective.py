@@ -43,7 +43,7 @@ class Selective:
         self._head = max(moment.bytes for moment in every.moments if moment.position == len(base.chain) - 1)
 
     def ask(self, budget: int) -> Proposal | None:
-        """Return the cheapest plan found within so many allocated bytes; None: there is none.
+        """Return the cheapest plan found within `budget` allocated bytes; None: there is none.
 
         Raises:
             Unavailable: SciPy is missing.

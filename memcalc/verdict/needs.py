@@ -130,7 +130,7 @@ def gets_through(spec: Spec, card: Card) -> bool:
 
 
 def _replays(spec: Spec, requests: Requests) -> Callable[[int | None], Replay | None]:
-    """Return a function that replays the run with so many bytes for the allocator; it returns None on out of memory."""
+    """Return a function that replays the run with a given memory for the allocator; None: it runs out of memory."""
     training = spec.training
     capacity = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu).usable_bytes
 

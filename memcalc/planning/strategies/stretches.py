@@ -173,6 +173,6 @@ class Stretches:
 
 
 def moved(target: Numbers, source: Numbers, by: int) -> None:
-    """Shift the source by so many slots that are in use."""
+    """Write `source` to `target`, shifted by the `by` slots that are in use."""
     if by < len(target):
         target[by:] = source[: len(source) - by]
