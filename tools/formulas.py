@@ -156,12 +156,17 @@ def _of_one_parameter(*overrides: str) -> str:
 STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS)
 
 
+def computes_in_fp32(recipe: str) -> bool:
+    """Return whether a recipe has fp32 weights and no autocast, so that its dtype must be fp32."""
+    return RECIPES[recipe].weights == "fp32" and not RECIPES[recipe].autocast
+
+
 def copies_table() -> str:
     """The copies of one parameter matrix that each recipe holds, and when."""
     rows = [
         [f"`{recipe}`", row.tensor, row.formula, _when(row.phases), row.citation]
         for recipe in RECIPES
-        for row in _matrix(f"recipe={recipe}", *(["dtype=fp32"] if recipe == "fp32" else []))
+        for row in _matrix(f"recipe={recipe}", *(["dtype=fp32"] if computes_in_fp32(recipe) else []))
         if row.component in STATES
     ]
     return table(["recipe", "copy of an F×d matrix", "bytes", "alive", "source"], rows)

@@ -14,6 +14,9 @@ import yaml
 import memcalc
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
+from memcalc.rehearsal.rehearsal import rehearse
+from memcalc.spec.spec import Spec
+from memcalc.verdict.kinds import kinds_of
 from tools.markdown import table
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -29,11 +32,16 @@ class Run:
     recorded: dict[str, Any]
 
     @cached_property
-    def result(self) -> Result:
-        """The estimate of the same."""
+    def spec(self) -> Spec:
+        """The run on the GPU of its record."""
         preset, *words = self.case.split()
         card = self.recorded["device"].partition(":")[2]
-        return estimate(memcalc.load(preset, *(f"inference.{word}" for word in words), gpu=card))
+        return memcalc.load(preset, *(f"inference.{word}" for word in words), gpu=card)
+
+    @cached_property
+    def result(self) -> Result:
+        """The estimate from formulas."""
+        return estimate(self.spec)
 
     @property
     def measured(self) -> int:
@@ -58,7 +66,7 @@ class Run:
 def runs() -> tuple[Run, ...]:
     """All of them, in the order of the list of cases."""
     roles = yaml.safe_load((BENCHMARKS / "generation_cases.yaml").read_text())
-    order = {case: role == "held-out" for role, cases in roles.items() for case in cases}
+    order = {case: role != "written-against" for role, cases in roles.items() for case in cases}
     lines = [line for path in sorted(RECORDINGS.glob("*.jsonl")) for line in path.read_text().splitlines()]
     found = {record["case"]: record for record in map(json.loads, lines)}
     return tuple(Run(case, held_out, found[case]) for case, held_out in order.items() if case in found)
@@ -93,4 +101,22 @@ def generation_summary() -> str:
     return table(["the formulas were", "runs", "median error", "worst error", "caches to the byte"], rows)
 
 
-TABLES = {"generation-table": generation_table, "generation-summary": generation_summary}
+def generation_reserved() -> str:
+    """Errors of replayed reserved memory."""
+    found: dict[str, list[float]] = {}
+    for run in runs():
+        if "reserved_bytes" in run.recorded:
+            replayed = rehearse(run.spec).reserved_bytes
+            found.setdefault(kinds_of(run.spec)[0], []).append(replayed / run.recorded["reserved_bytes"] - 1)
+    rows = []
+    for kind, errors in sorted(found.items(), reverse=True):
+        sizes = [abs(error) for error in errors]
+        rows.append([kind, len(errors), f"{median(sizes):.3%}", f"{min(errors):+.2%}", f"{max(errors):+.2%}"])
+    return table(["kind", "runs", "median error", "lowest", "highest"], rows)
+
+
+TABLES = {
+    "generation-table": generation_table,
+    "generation-summary": generation_summary,
+    "generation-reserved": generation_reserved,
+}

@@ -38,6 +38,7 @@ ALONE = (
 )  # runs of one GPU, as `measure` records them
 SAMPLED = ("allocator-settings", "sampled")  # as benchmarks/verdict_runs.py records them
 RANKS = ("reserved",)  # one rank of many, as benchmarks/record_sharded.py records them
+GENERATIONS = "generation/reserved-*.jsonl"  # as benchmarks/record_generation.py records them
 OTHER_RANK = " rank="  # a word of the cases of other ranks than the first, which is the one that is replayed
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
 DIGITS = 6
@@ -84,7 +85,7 @@ class Compared(NamedTuple):
 def recorded_runs() -> Iterator[Recorded]:
     """All records that have reserved memory, of runs that ended; each run on each device once."""
     seen: set[tuple[str, str, str]] = set()
-    for run in (*_alone(), *_sampled(), *_ranks()):
+    for run in (*_alone(), *_sampled(), *_ranks(), *_generations()):
         key = run.name, run.device, run.spec.training.torch_version
         if key not in seen:
             seen.add(key)
@@ -140,6 +141,18 @@ def _ranks() -> Iterator[Recorded]:
                 peaks = [max(record[part].values()) for part in ("phases", "reserved")]
                 if OTHER_RANK not in record["case"]:
                     yield Recorded(record["case"], record["device"], spec, *peaks)
+
+
+def _generations() -> Iterator[Recorded]:
+    for path in sorted(RECORDINGS.glob(GENERATIONS)):
+        for record in _lines(path):
+            preset, *fields = record["case"].split()
+            card = record["device"].partition(":")[2] or None
+            spec = load(preset, tuple(f"inference.{field}" for field in fields), gpu=card)
+            spec = under(spec, record["versions"]["torch"])
+            yield Recorded(
+                record["case"], record["device"], spec, max(record["phases"].values()), record["reserved_bytes"]
+            )
 
 
 def compared(run: Recorded) -> Compared:

@@ -2,6 +2,7 @@
 
     python -m tools.request_order qwen3-0.6b implementation=huggingface recipe=pure l=3 s=128 b=2 V=2048
     python -m tools.request_order llama-3.2-1b l=3 s=128 V=2048 --all
+    python -m tools.request_order phi-2 l=2 inference.batch_size=4 inference.prompt_length=64 inference.new_tokens=1
 
 Says "equal", or shows the first request that differs with the requests before it; `--all` lists every difference.
 A request is an allocation with its size and the storages that were freed since the one before. The order of frees
@@ -19,10 +20,12 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 import memcalc
+from memcalc.estimation.generation.moments import Block as GenerationBlock
 from memcalc.estimation.moments import Block
 from memcalc.estimation.program import Event as Change
 from memcalc.events.event import Event, Kind
 from memcalc.ledger.component import Component
+from memcalc.rehearsal.generation import GenerationRequests
 from memcalc.rehearsal.passing import Frame, Passing, Step
 from memcalc.rehearsal.rehearsal import Rehearsal
 from memcalc.spec.spec import Spec
@@ -171,10 +174,24 @@ class _NamedReplay(Rehearsal):
     passing_type = _NamedPassing
 
 
+class _NamedGeneration(GenerationRequests):
+    """Names each request by the block, the operator and the storage."""
+
+    def _take(self, block: GenerationBlock, event: Change) -> int:
+        assert isinstance(self.requests, _LoggedRequests)
+        self.requests.what = f"{block.name}: {event.operator.label}: {block.program.storages[event.storage].name}"
+        found = super()._take(block, event)
+        self.requests.what = ""
+        return found
+
+
 def replayed_requests(spec: Spec, above: int = BLOCK) -> list[Request]:
     """The requests of the allocator replay of a run that are larger than `above`, which is in bytes."""
     requests = _LoggedRequests(above)
-    _NamedReplay(spec, requests).play()
+    if spec.inference is not None:
+        _NamedGeneration(spec, requests).record()
+    else:
+        _NamedReplay(spec, requests).play()
     return requests.log.requests
 
 

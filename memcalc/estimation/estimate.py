@@ -58,7 +58,7 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
     if spec.inference is not None:
         from memcalc.estimation.generation.sizing import generation  # a training step does not need this module
 
-        return generation(spec)
+        return generation(spec, played)
     refuse_foreign(spec)
     refuse_settings(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memcalc.ledger.ledger import Ledger
-from memcalc.ledger.result import ModuleResult, Result, Textbook
+from memcalc.ledger.result import Generation, ModuleResult, Result, Textbook
 from memcalc.ledger.row import Row
 from memcalc.ledger.verdict import Verdict
 from memcalc.spec.limits import Limit
@@ -69,7 +69,15 @@ def document(result: Result | ModuleResult) -> dict[str, Any]:
         "assumptions": [] if run is None else [assumption_row(each) for each in run.spec.origin.assumptions],
         "notes": list(result.notes),
         **({} if headline.host is None else {"host": _host(headline.host)}),
-        **({} if run is None or run.generation is None else {"kv_cache": asdict(run.generation)}),
+        **({} if run is None or run.generation is None else {"kv_cache": _kv_cache(run.generation)}),
+    }
+
+
+def _kv_cache(found: Generation) -> dict[str, Any]:
+    return {
+        "bytes_per_token": found.bytes_per_token,
+        "bytes_per_sequence": found.bytes_per_sequence,
+        "largest": None if found.largest is None else asdict(found.largest),
     }
 
 

@@ -118,12 +118,17 @@ class Generation:
     Args:
         bytes_per_token: at the start of a sequence; a full sliding window does not grow any more.
         bytes_per_sequence: at the end of the context.
-        largest: the largest batch and context that fit; None without a GPU.
+        search: finds the largest batch and context that fit; None without a GPU.
     """
 
     bytes_per_token: int
     bytes_per_sequence: int
-    largest: Largest | None = None
+    search: Callable[[], Largest] | None = None
+
+    @property
+    def largest(self) -> Largest | None:
+        """The largest batch and context that fit, found by allocator replays; None without a GPU."""
+        return None if self.search is None else self.search()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.estimation.sharding import Held, Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
-from memcalc.estimation.standing import CAUSAL_MASKS, ROTARY_TABLES, standing_items
+from memcalc.estimation.standing import CAUSAL_MASKS, ROTARY_TABLES, registered_buffers, standing_items
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.built import Built, Made
 from memcalc.rehearsal.quantisation import in_4_bits
@@ -57,6 +57,20 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
     if not choice.partitions_gradients:  # DeepSpeed's engine allocates its flat buffers itself
         yield from _kept_copies(ordered, copies, choice)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def loaded_model(spec: Spec, stage: Stage, choice: Choice) -> Iterator[Built]:
+    """Yield the weights of a loaded model in registration order, then its buffers.
+
+    from_pretrained builds modules on the meta device, and allocates each weight when it is loaded. Tied weights are
+    allocated once.
+    """
+    parameters = stage_parameters(spec, stage)
+    ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec)))
+    weights = _sized(ordered, _copies_of(parameters, choice), choice, Role.WEIGHTS)
+    yield from _joined(chain.from_iterable(weights))
+    buffers = registered_buffers(spec, stage)
+    yield from (_alone(item) for item in buffers if item.component is Component.WEIGHTS)
 
 
 def is_built_on_meta(spec: Spec) -> bool:

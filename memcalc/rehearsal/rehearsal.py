@@ -24,6 +24,7 @@ from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.built import Built
 from memcalc.rehearsal.construction import built_before_training, layers_with_experts
+from memcalc.rehearsal.generation import GenerationRequests, why_no_generation
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.repeated import MicroBatch
@@ -48,12 +49,14 @@ COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
 
 def requests_of(spec: Spec) -> Requests:
-    """Return the requests of three steps of a run, in order; `why_not(spec)` must be empty."""
+    """Return the requests of three steps, or of a whole generation, in order; `why_not(spec)` must be empty."""
+    if spec.inference is not None:
+        return GenerationRequests(spec, Requests()).record()
     return Rehearsal(spec, Requests()).play()
 
 
 def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
-    """Replay three steps of a run; `why_not(spec)` must be empty.
+    """Replay three steps of a run, or a whole generation; `why_not(spec)` must be empty.
 
     The replay is limited to the GPU's memory, where the allocator frees cached blocks before it fails. A run that does
     not fit, or has no GPU, is replayed without a limit.
@@ -258,9 +261,10 @@ class Rehearsal:
 
 def why_not(spec: Spec) -> str:
     """Return why the order of the run's allocations is not modelled; "" if it is."""
+    if spec.inference is not None:
+        return why_no_generation(spec)
     choice = choice_of(spec)
     reasons = {
-        "generation": spec.inference is not None,
         "Megatron's buffers": choice.engine == "megatron",
         "DeepSpeed's offload to the host": choice.engine == "deepspeed" and spec.parallelism.offload != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,

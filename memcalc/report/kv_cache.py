@@ -1,4 +1,4 @@
-"""Key/value cache of generation, and the largest batch and context that fit."""
+"""KV cache of generation, and the largest batch and context that fit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from memcalc.report.labels import plural
 from memcalc.units import Unit, format_bytes
 
 
-def generation_grid(result: Result, unit: Unit) -> Grid:
-    """Return bytes per token, per sequence and in total, then the largest batch and context that fit."""
+def generation_grid(result: Result, unit: Unit, *, largest: bool = False) -> Grid:
+    """Return the size of the cache per token, per sequence and in total.
+
+    Args:
+        result: the estimate of a generation.
+        unit: of sizes.
+        largest: add the largest batch and context that fit, which takes some seconds of allocator replays to find.
+    """
     inference, found = result.spec.inference, result.generation
     assert inference is not None
     assert found is not None
@@ -23,14 +29,14 @@ def generation_grid(result: Result, unit: Unit) -> Grid:
             plural(inference.batch_size, "sequence"),
         ),
     ]
-    if result.card is not None and found.largest is not None:
-        most = found.largest
+    most = found.largest if largest else None
+    if most is not None:
         positions = ", all positions of the model" if most.all_positions else ""
         rows += [
             ("largest batch", f"{most.batch_size:,}", f"with {inference.context_length:,} tokens each"),
             ("longest context", f"{most.context_length:,}", f"{plural(inference.batch_size, 'sequence')}{positions}"),
         ]
     where = "on each GPU" if result.spec.parallelism.tensor_parallel > 1 else "over all layers"
-    fit = f"; what fits on {result.card.label}" if result.card is not None else ""
+    fit = "" if most is None or result.card is None else f"; what fits on {result.card.label}"
     columns = (Column(""), Column("", right=True), Column("", wrap=True))
     return Grid(f"Cache of keys and values, {where}{fit}", columns, rows)

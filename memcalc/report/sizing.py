@@ -108,7 +108,8 @@ def _further(result: Result) -> str:
     """What --full and --explain show besides."""
     counted = [(len(result.notes), "note"), (len(result.not_modelled), "limit")]
     found = " and ".join(plural(number, word) for number, word in counted if number)
-    return f"More: --full (phases, {found or 'totals'}), --explain (formulas, sources)."
+    shown = "phases, largest batch and context" if result.generation and result.card else "phases"
+    return f"More: --full ({shown}, {found or 'totals'}), --explain (formulas, sources)."
 
 
 def draw_sizing(
@@ -167,7 +168,7 @@ def draw_sizing(
 def published_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
     """Return the table of the cache for generation, else published formulas compared with the ledger."""
     if isinstance(result, Result) and result.generation:
-        return generation_grid(result, unit)
+        return generation_grid(result, unit, largest=True)
     return textbook_grid(result, unit)
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
 from memcalc.estimation.outside import communication_library_bytes, outside_bytes
-from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
+from memcalc.ledger.result import DeviceMemory, Largest, Outside, RankResult, Result, known
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory
 from memcalc.rehearsal.rehearsal import why_not
 from memcalc.spec.cards import Card, find_card
@@ -125,7 +125,7 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
             the allocator settings.
     """
     card = card_of(spec)
-    why = "" if spec.inference is not None else why_not(spec)
+    why = why_not(spec)
     need = need_of(spec, card) if can_replay(spec) else None
     if need is not None and need.played is None:
         why, need = "the run needs more than 1 PiB, the largest device of the allocator model", None
@@ -176,13 +176,28 @@ def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
 
 
 def _with_largest(result: Result) -> Result:
-    """Add the largest batch and context that fit the GPU to the estimate of a generation."""
+    """Add the largest batch and context that fit the GPU to the estimate of a generation, found when first read."""
     if result.card is None or result.generation is None:
         return result
-    from memcalc.estimation.generation.largest import largest
 
-    most = largest(result.spec, lambda run: judge(run).answer == "fits")
-    return replace(result, generation=replace(result.generation, largest=most))
+    @cache
+    def search() -> Largest:
+        from memcalc.estimation.generation.largest import largest
+
+        return largest(result.spec, _is_possible, _fits)
+
+    return replace(result, generation=replace(result.generation, search=search))
+
+
+def _is_possible(spec: Spec) -> bool:
+    """Return whether the lower bound admits a run on its GPU."""
+    card = card_of(spec)
+    assert card is not None
+    return _decided(least_bytes(spec, card, card.usable_bytes), card.usable_bytes, limits_of(spec)) is None
+
+
+def _fits(spec: Spec) -> bool:
+    return judge(spec).answer == "fits"
 
 
 def _with_memory(spec: Spec, card: Card | None, rank: RankResult, need: Need | None) -> RankResult:
@@ -199,14 +214,9 @@ def _with_memory(spec: Spec, card: Card | None, rank: RankResult, need: Need | N
 
 
 def size_lazily(spec: Spec) -> Result:
-    """Return the result of `size`, with the replay delayed until reserved or device memory or the verdict is read.
-
-    Generation is not replayed, so it is estimated at once.
-    """
-    if spec.inference is not None:
-        return size(spec)
+    """Return the result of `size`, with the replay delayed until reserved or device memory or the verdict is read."""
     complete = cache(lambda: size(spec))
-    result = estimate(spec)
+    result = estimate(spec) if spec.inference is None else _with_largest(estimate(spec))
     ranks = tuple(replace(rank, memory=cache(lambda at=rank.rank: _memory(complete(), at))) for rank in result.ranks)
     return replace(result, ranks=ranks, completion=complete)
 

@@ -19,10 +19,18 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
     Allocator settings form a separate kind: runs under default settings do not predict them.
     """
     if spec.inference is not None:
-        return (GENERATION,)
+        return _of_generation(spec), GENERATION
     if spec.training.alloc_conf and spec.parallelism.ranks > 1:
         return (SEVERAL_EXPANDABLE,) if _expands(spec.training) else (SEVERAL_SETTINGS,)
     return _on_one_gpu(spec.training) if spec.parallelism.ranks == 1 else _on_several_gpus(spec)
+
+
+def _of_generation(spec: Spec) -> str:
+    """Return the type of a generation: a family whose own forward pass is modelled, or the general block."""
+    from memcalc.estimation.blocks.huggingface.catalogue import WITH_CACHE  # a training step does not need it
+
+    modelled = spec.model.architecture in WITH_CACHE
+    return f"{GENERATION}, {'modules of the family' if modelled else 'general block'}"
 
 
 def _on_one_gpu(training: TrainingSpec) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def can_replay(spec: Spec) -> bool:
         InputError: there are no formulas for this family.
     """
     refuse_foreign(spec)
-    return spec.inference is None and not why_not(spec)
+    return not why_not(spec)
 
 
 def need_of(spec: Spec, card: Card | None, allocated: int | None = None) -> Need:

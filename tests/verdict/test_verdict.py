@@ -106,7 +106,7 @@ def test_fits_follows_the_answer() -> None:
         (("data_parallel=2", "zero_stage=3", "offload=all"), ("offload to the host", "several GPUs")),
         (("data_parallel=2", "zero_stage=2"), ("DeepSpeed stage 2", "DeepSpeed", "several GPUs")),
         (("tensor_parallel=2",), ("tensor parallelism", "several GPUs")),
-        (("inference.batch_size=1",), ("generation",)),
+        (("inference.batch_size=1",), ("generation, modules of the family", "generation")),
     ],
 )
 def test_kinds(words: tuple[str, ...], kinds: tuple[str, ...]) -> None:

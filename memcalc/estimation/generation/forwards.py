@@ -13,6 +13,7 @@ from memcalc.spec.spec import Spec
 
 PREFILL, FIRST, LAST = "prefill", "decode_1", "decode_last"
 PHASES = ("model", "input", PREFILL, FIRST, LAST)
+DECODE = "decode"  # forwards between the first and the last new token: never the peak, so not a phase of results
 
 
 class Forward(NamedTuple):
@@ -69,6 +70,22 @@ def forwards_of(inference: InferenceSpec) -> Iterator[Forward]:
     if inference.new_tokens:
         yield Forward(FIRST, 1, prompt)
         yield Forward(LAST, 1, inference.context_length - 1)
+
+
+def all_forwards(inference: InferenceSpec) -> Iterator[Forward]:
+    """Yield every forward of a run with a cache of transformers, in order.
+
+    With a static cache all forwards of new tokens are identical; two stand for those between the first and the last.
+    """
+    prompt, end = inference.prompt_length, inference.context_length
+    yield Forward(PREFILL, prompt, 0)
+    if inference.new_tokens:
+        yield Forward(FIRST, 1, prompt)
+    between = range(prompt + 1, end - 1)
+    for before in between[:2] if inference.cache == "static" else between:
+        yield Forward(DECODE, 1, before)
+    if inference.new_tokens > 1:
+        yield Forward(LAST, 1, end - 1)
 
 
 def layer_cache(spec: Spec, forward: Forward, *, windowed: bool) -> LayerCache:

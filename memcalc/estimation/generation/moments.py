@@ -60,7 +60,7 @@ class Moment(NamedTuple):
 
 def highest(spec: Spec, stage: Stage, card: Card | None, forward: Forward) -> Moment:
     """Return the peak of one forward on a stage."""
-    parts = _Parts(spec, card, forward)
+    parts = ForwardBlocks(spec, card, forward)
     kinds = [(parts.experts(layer), spec.model.has_window(layer)) for layer in range(stage.first, stage.stop)]
     left = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     done = dict.fromkeys(left, 0)
@@ -101,8 +101,14 @@ def _around(
     return (*before, *behind)
 
 
-class _Parts:
-    """The blocks of one forward."""
+class ForwardBlocks:
+    """The blocks of one forward.
+
+    Args:
+        spec: the run.
+        card: the GPU, for kernel workspaces that depend on it.
+        forward: which tokens it processes.
+    """
 
     def __init__(self, spec: Spec, card: Card | None, forward: Forward) -> None:
         training = spec.training.model_copy(update={"sequence_length": forward.tokens})

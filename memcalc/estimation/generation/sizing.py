@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import UNSPREAD, Copy, copy_item
-from memcalc.estimation.estimate import UNKNOWN, family_notes
+from memcalc.estimation.estimate import UNKNOWN, Played, family_notes
 from memcalc.estimation.frozen import all_parameters
 from memcalc.estimation.generation.forwards import forwards_of, phases_of
 from memcalc.estimation.generation.moments import Moment, highest, moment_items
@@ -30,10 +30,10 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
 
-def generation(spec: Spec) -> Result:
-    """Return the memory of each GPU during prefill and decoding, and the verdict."""
+def generation(spec: Spec, played: Played | None = None) -> Result:
+    """Return the memory of each GPU during prefill and decoding, and the verdict; `played` as in `estimate`."""
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-    ranks = [rank_result(spec, stage, card) for stage in stages_of(spec)]
+    ranks = [rank_result(spec, stage, card, played) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)
     inference = spec.inference
     assert inference is not None
@@ -57,14 +57,17 @@ def generation(spec: Spec) -> Result:
     )
 
 
-def rank_result(spec: Spec, stage: Stage, card: Card | None) -> RankResult:
+def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | None = None) -> RankResult:
     """Return the ledger of the ranks of one stage and the memory outside it."""
     assert spec.inference is not None
     phases = phases_of(spec.inference)
     items = list(_standing(spec, stage, card, phases))
     for phase, moment in highest_moments(spec, stage, card).items():
         items += moment_items(moment, 1 << phases.index(phase))
-    ledger = Ledger((write_rows(items, "all tensors", {(1 << len(phases)) - 1: _tails(spec, stage)}, phases),), phases)
+    remainders = {(1 << len(phases)) - 1: _tails(spec, stage)}
+    if played is not None:
+        remainders = {1 << bit: played.rests[phase] for bit, phase in enumerate(phases)}
+    ledger = Ledger((write_rows(items, "all tensors", remainders, phases),), phases)
     return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN))
 
 

@@ -47,7 +47,7 @@ def estimate_sections(
     host = host_grid(result, unit)
     tables = [rank_grid(result, unit)] if len(result.ranks) > 1 else []
     tables += [host] if host is not None else []
-    published = generation_grid(result, unit) if result.generation else textbook_grid(result, unit)
+    published = generation_grid(result, unit, largest=True) if result.generation else textbook_grid(result, unit)
     tables += [published] if published is not None else []
     return [
         verdict_section(result, unit, reason, advice),
