@@ -6,7 +6,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from memcalc.estimation.remembered import remembered
-from memcalc.spec.finetuning import ATTENTION_TARGETS, MLP_TARGETS, LoraSpec, QloraSpec, adapted_modules, packing_dtype
+from memcalc.spec.finetuning import (
+    ATTENTION_TARGETS,
+    MLP_TARGETS,
+    QKV,
+    LoraSpec,
+    QloraSpec,
+    adapted_modules,
+    packing_dtype,
+)
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
@@ -41,6 +49,8 @@ class Adapters(NamedTuple):
         quantised: how frozen matrices are quantized; None without quantization.
         input_gradient: whether the embedding's output requires a gradient.
         keeps_inputs: whether frozen linear layers, too, save their input, which no gradient needs.
+        joined: with LitGPT's modules, those of q, k and v that share its one adapter; None with PEFT's.
+        joins_unequal_parts: whether k and v have fewer heads than q.
     """
 
     targets: tuple[str, ...]
@@ -51,6 +61,13 @@ class Adapters(NamedTuple):
     quantised: Quantised | None
     input_gradient: bool
     keeps_inputs: bool = False
+    joined: tuple[str, ...] | None = None
+    joins_unequal_parts: bool = False
+
+    @property
+    def stand_apart(self) -> bool:
+        """Whether plain modules have separate q, k and v projections, each with its own adapter."""
+        return self.joined is None
 
     def holds_in_4_bits(self, module: str) -> bool:
         """Return whether the weight of a linear layer is 4-bit quantized."""
@@ -109,8 +126,12 @@ def _adapters(
     if qlora is not None:
         head = qlora.quantize_lm_head and not model.tie_word_embeddings
         quantised = Quantised(qlora.block_size, qlora.double_quantization, head)
+    targets, joined = adapted_modules(lora, model, implementation), None
+    if lora.implementation == "litgpt":
+        joined = tuple(name for name in targets if name in QKV)
+        targets = (*(("qkv_proj",) if joined else ()), *(name for name in targets if name not in QKV))
     return Adapters(
-        targets=adapted_modules(lora, model, implementation),
+        targets=targets,
         rank=lora.rank,
         dtype="fp32" if lora.adapter_dtype == "fp32" or RECIPES[recipe].weights == "fp32" else dtype,
         dropout=lora.dropout,
@@ -118,6 +139,8 @@ def _adapters(
         saved=(*lora.modules_to_save, *(("score",) if model.num_labels else ())),
         quantised=quantised,
         input_gradient=lora.input_require_grads or "embed_tokens" in lora.modules_to_save,
+        joined=joined,
+        joins_unequal_parts=model.num_key_value_heads != model.num_attention_heads,
     )
 
 

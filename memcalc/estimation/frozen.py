@@ -8,6 +8,7 @@ from memcalc.estimation.adapters import Adapters, Quantised, adapters_of, base_d
 from memcalc.estimation.blocks.structure import layout
 from memcalc.estimation.parameters import Axis, Parameter, count_parameters, frozen_parameters, parameter_table
 from memcalc.estimation.sharding import Held
+from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
@@ -17,13 +18,14 @@ SCALES_PER_SCALE = 256
 CODE_4_BIT, CODE_8_BIT = 16, 256
 
 
-def with_adapters(rows: Iterable[Held], adapters: Adapters, base: str) -> Iterator[Held]:
+def with_adapters(rows: Iterable[Held], adapters: Adapters, base: str, model: ModelSpec) -> Iterator[Held]:
     """Yield the frozen parameters, each followed by the full copy or the two LoRA matrices that train for it.
 
     Args:
         rows: the model's own parameters.
         adapters: the adapters of the run.
         base: dtype of frozen weights that are not quantized.
+        model: the model of these parameters.
     """
     for held in rows:
         matrix = held.tensor == "weight" and len(held.axes) == len(("out", "in"))  # stacked experts have three axes
@@ -34,6 +36,8 @@ def with_adapters(rows: Iterable[Held], adapters: Adapters, base: str) -> Iterat
         name = held.module.rpartition(".")[2]
         if name in adapters.saved:  # PEFT also keeps the original module (utils/other.py, ModulesToSaveWrapper)
             yield held._replace(module=f"{held.module}.saved", dtype=base)
+        elif matrix and name == "qkv_proj" and adapters.joined:
+            yield from _joined_adapter(held, adapters, model)
         elif matrix and name in adapters.targets:
             yield from _adapter(held, adapters.dtype, ("r", adapters.rank))
 
@@ -43,6 +47,21 @@ def _adapter(held: Held, dtype: str, rank: Axis) -> Iterator[Held]:
     out, into = held.axes
     for name, axes in (("lora_A", (rank, into)), ("lora_B", (out, rank))):
         yield Held(f"{held.module}.{name}", "weight", axes, held.count, held.where, dtype)
+
+
+def _joined_adapter(held: Held, adapters: Adapters, model: ModelSpec) -> Iterator[Held]:
+    """LitGPT 0.5.13 litgpt/lora.py, LoRAQKVLinear: A has r rows for each of its parts, B a column for each of r."""
+    ranks, outputs = joined_sizes(adapters, model)
+    parts = (("lora_A", (("r_qkv", ranks), held.axes[1])), ("lora_B", (("d_qkv", outputs), ("r", adapters.rank))))
+    for name, axes in parts:
+        yield Held(f"{held.module}.{name}", "weight", axes, held.count, held.where, adapters.dtype)
+
+
+def joined_sizes(adapters: Adapters, model: ModelSpec) -> tuple[int, int]:
+    """Rows of A and of B in the one adapter of q, k and v."""
+    joined = adapters.joined or ()
+    outputs = sum(model.query_size if name == "q_proj" else model.key_value_size for name in joined)
+    return adapters.rank * len(joined), outputs
 
 
 def _in_4_bits(held: Held, quantised: Quantised) -> Iterator[Held]:
@@ -103,8 +122,8 @@ def _beside(spec: Spec) -> int:
     adapters = adapters_of(spec)
     if adapters is None:
         return 0
-    table = parameter_table(layout(spec.model, spec.training.implementation, adapted=True))
-    rows = with_adapters(map(_held, table), adapters, base_dtype(spec.training))
+    model = layout(spec.model, spec.training.implementation, adapted=adapters.stand_apart)
+    rows = with_adapters(map(_held, parameter_table(model)), adapters, base_dtype(spec.training), model)
     return sum(row.count * row.elements for row in rows if row.trains)
 
 

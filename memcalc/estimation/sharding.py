@@ -156,7 +156,7 @@ def _stage_parameters(
     adapters: Adapters | None,
     precision: Precision,
 ) -> Parameters:
-    model = layout(model, implementation, split.tensor, adapted=adapters is not None)
+    model = layout(model, implementation, split.tensor, adapted=adapters is not None and adapters.stand_apart)
     shares = model_values(model, split.tensor)
     layers = stage.layers
     experts_here = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
@@ -184,7 +184,7 @@ def _stage_parameters(
     if adapters is not None:
         from memcalc.estimation.frozen import with_adapters  # imports Parameters from this module
 
-        rows = list(with_adapters(rows, adapters, precision.base))
+        rows = list(with_adapters(rows, adapters, precision.base, model))
     return Parameters(rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from memcalc.estimation.adapters import adapters_of
 from memcalc.estimation.blocks.structure import layout
 from memcalc.spec.cards import Card
 from memcalc.spec.kernels import multiprocessors
@@ -44,6 +45,8 @@ MEANINGS = {
     "e": "expert-parallel ranks",
     "c": "context-parallel ranks",
     "r": "rank of an adapter",
+    "r_qkv": "rank of one adapter for q, k and v together",
+    "d_qkv": "outputs of one adapter for q, k and v together",
     "n_0": "tokens of a prompt",
     "n_c": "tokens that a layer's cache has room for",
     "n_b": "the same before the forward",
@@ -152,6 +155,7 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
         values |= _expert_values(spec, values)
     if spec.training.lora is not None:
         values["r"] = spec.training.lora.rank
+        values |= _joined_values(spec)
     chunks = spec.training.loss_chunks
     values["T/n"] = -(-b * s // chunks)
     values["T'"] = max(b * s - (chunks - 1) * values["T/n"], 0)
@@ -164,6 +168,17 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     values["V_w"] = min(values["V"], TILE_COLUMNS)
     values["sms"], values["threads"], values["major"] = multiprocessors(card)
     return values
+
+
+def _joined_values(spec: Spec) -> dict[str, int]:
+    """The symbols of one adapter for q, k and v."""
+    from memcalc.estimation.frozen import joined_sizes  # which has sizes of its own from here
+
+    adapters = adapters_of(spec)
+    if adapters is None or not adapters.joined:
+        return {}
+    ranks, outputs = joined_sizes(adapters, spec.model)
+    return {"r_qkv": ranks, "d_qkv": outputs}
 
 
 def _expert_values(spec: Spec, values: dict[str, int]) -> dict[str, int]:

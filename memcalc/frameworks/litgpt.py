@@ -9,8 +9,7 @@ CHUNK = 128  # tokens of each sequence: finetune/lora.py, lm_head_chunk_size
 LORA_DROPOUT = 0.05  # finetune/lora.py, setup
 MOST_CHUNKS = 64  # that are told apart: more would move the peak by less than a thousandth
 
-# Families with one matrix for q, k and v, and with an MLP without a gate, by their model_type.
-_FUSED = {"gpt_neox": ("up_proj", "down_proj"), "phi3": ("gate_up_proj", "down_proj")}
+_UNGATED = ("gpt_neox", "phi", "falcon")  # families with an MLP without a gate, by their model_type
 
 
 def place_litgpt(draft: Draft, *, adapters: bool) -> None:
@@ -38,16 +37,25 @@ def place_litgpt(draft: Draft, *, adapters: bool) -> None:
         draft.default("training.loss_chunks", min(max(-(-length // CHUNK), 1), MOST_CHUNKS))
 
 
-def adapted_layers(draft: Draft, attention: list[str], *, mlp: bool) -> list[str]:
-    """The layers beside which adapters stand, by the names that the model's family has for them.
+def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
+    """LitGPT's own adapters; beside a 4-bit base the embedding, too.
+
+    litgpt/lora.py. finetune/lora.py, main: with bitsandbytes wte becomes a StableEmbedding, whose weight needs a
+    gradient though no optimizer has it, and `old_embedding` keeps the one before.
 
     Args:
         draft: our configuration in the making, with its model.
         attention: those of q_proj, k_proj, v_proj and o_proj that are wanted.
         mlp: whether those of the MLP are.
     """
-    fused = _FUSED.get(str(placed_config(draft).get("model_type")))
-    if fused is None:
-        return [*attention, *(("gate_proj", "up_proj", "down_proj") if mlp else ())]
-    own = ["qkv_proj"] if {"q_proj", "k_proj", "v_proj"} & set(attention) else []
-    return [*own, *(["o_proj"] if "o_proj" in attention else []), *(fused if mlp else ())]
+    draft.default("training.lora.implementation", "litgpt")
+    gated = str(placed_config(draft).get("model_type")) not in _UNGATED
+    layers = ("gate_proj", "up_proj", "down_proj") if gated else ("up_proj", "down_proj")
+    draft.values["training.lora.target_modules"] = [*attention, *(layers if mlp else ())]
+    draft.default("training.lora.dropout", LORA_DROPOUT)
+
+
+def place_4_bits(draft: Draft) -> None:
+    """The embedding that trains beside a base in 4 bits."""
+    if not draft.given("model.tie_word_embeddings"):
+        draft.default("training.lora.modules_to_save", ["embed_tokens"])

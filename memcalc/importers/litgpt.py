@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.frameworks.litgpt import LORA_DROPOUT, adapted_layers, place_litgpt
+from memcalc.frameworks.litgpt import place_4_bits, place_adapters, place_litgpt
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
 from memcalc.importers.models import named_model, place_model
 
@@ -89,8 +89,6 @@ def _finish(draft: Draft) -> None:
         draft.limit("torch.compile", "litgpt/pretrain.py compiles every run", holds_memory=True)
     adapts = any(path.startswith("lora_") for path in draft.said)
     place_litgpt(draft, adapters=adapts)
-    if adapts:  # litgpt/lora.py: one of q, k and v together
-        draft.limit("what LitGPT's own adapters save", "those of PEFT are counted", holds_memory=True)
     draft.default("training.micro_batch_size", 1 if fine_tunes else 4)
     devices, nodes = facts.get("devices"), facts.get("nodes", 1)
     gpus = devices * nodes if type(devices) is int and type(nodes) is int else None
@@ -129,8 +127,7 @@ def _adapters(draft: Draft) -> None:
     wanted = [
         name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if facts.get(name, name in ("q_proj", "v_proj"))
     ]
-    draft.values["training.lora.target_modules"] = adapted_layers(draft, wanted, mlp=bool(facts.get("mlp")))
-    draft.default("training.lora.dropout", LORA_DROPOUT)
+    place_adapters(draft, wanted, mlp=bool(facts.get("mlp")))
     # adapters are made in the dtype of the weights: Fabric's precision "bf16-true" and that of bitsandbytes
     draft.default("training.lora.rank", 8)
     if draft.values["training.recipe"] == "pure":
@@ -141,6 +138,7 @@ def _adapters(draft: Draft) -> None:
         draft.values["training.qlora.quantization"] = kind[:3]
         draft.values["training.qlora.quantize_lm_head"] = True  # Fabric's plugin replaces every nn.Linear
         draft.values["training.qlora.double_quantization"] = kind.endswith("-dq")
+        place_4_bits(draft)
     else:
         draft.values["training.finetune"] = "lora"
         if kind:

@@ -16,6 +16,7 @@ ATTENTION_TARGETS = (
     *("qkv_proj", "q_proj", "k_proj", "v_proj", "o_proj"),
     *("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),  # of latent attention
 )
+QKV = ("q_proj", "k_proj", "v_proj")
 MLP_TARGETS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 
 Target = Literal[
@@ -42,8 +43,13 @@ BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 
 class LoraSpec(Block):
-    """Low-rank adapters of frozen linear layers (LoRA, arXiv 2106.09685), as PEFT makes them."""
+    """Low-rank adapters of frozen linear layers (LoRA, arXiv 2106.09685), as PEFT or LitGPT makes them."""
 
+    implementation: Literal["peft", "litgpt"] = Field(
+        "peft",
+        description="whose modules the adapters are: peft | litgpt (one of q, k and v together, whose outputs a "
+        "convolution makes; with implementation plain)",
+    )
     rank: Size = Field(8, description="r: of both matrices of an adapter; PEFT's default")
     alpha: Size = Field(8, description="the adapter's output is scaled by alpha / rank; no effect on memory")
     dropout: Probability = Field(0.0, description="on the adapter's input")
@@ -107,16 +113,18 @@ def default_finetuning(training: dict[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def adaptable_modules(model: ModelSpec, implementation: str) -> tuple[str, ...]:
+def adaptable_modules(model: ModelSpec, implementation: str, adapters: str = "peft") -> tuple[str, ...]:
     """Return the linear layers of one layer that can have adapters, by their names in the parameter table.
 
     The plain implementation has separate gate and up projections. Routers and stacked experts are not nn.Linear.
+    LitGPT's adapter of q, k and v includes or omits each of the three, for fused families too.
     """
     if model.mla is not None:
         query = ("q_a_proj", "q_b_proj") if model.mla.q_lora_rank else ("q_proj",)
         attention = (*query, "kv_a_proj", "kv_b_proj", "o_proj")
     else:
-        attention = (*(("qkv_proj",) if model.fused_qkv else ("q_proj", "k_proj", "v_proj")), "o_proj")
+        apart = not model.fused_qkv or adapters == "litgpt"
+        attention = (*(QKV if apart else ("qkv_proj",)), "o_proj")
     if model.layers_with_experts(0, model.num_layers) == model.num_layers:
         moe = model.moe
         if moe is not None and not moe.shared_expert_intermediate_size:
@@ -129,7 +137,7 @@ def adaptable_modules(model: ModelSpec, implementation: str) -> tuple[str, ...]:
 
 def adapted_modules(lora: LoraSpec, model: ModelSpec, implementation: str) -> tuple[str, ...]:
     """Return the linear layers that have an adapter."""
-    there = adaptable_modules(model, implementation)
+    there = adaptable_modules(model, implementation, lora.implementation)
     wanted = lora.target_modules
     if wanted == "all-linear":
         return there

@@ -20,16 +20,31 @@ def finetuning(spec: Spec) -> Iterator[Broken]:
                 f"Set finetune: {name}, or remove the block.",
             )
     if training.lora is not None:
+        yield from _modules(spec)
         yield from _targets(spec)
         yield from _precisions(spec)
         yield from _parallel(spec)
+
+
+def _modules(spec: Spec) -> Iterator[Broken]:
+    training = spec.training
+    if training.lora is None or training.lora.implementation != "litgpt":
+        return
+    if training.implementation != "plain" or spec.model.mla is not None:
+        yield Broken(
+            ("training", "lora", "implementation"),
+            "lora.implementation = litgpt with "
+            + ("latent attention" if spec.model.mla is not None else f"implementation = {training.implementation}")
+            + ", which LitGPT does not have.",
+            "Set lora.implementation: peft, or implementation: plain.",
+        )
 
 
 def _targets(spec: Spec) -> Iterator[Broken]:
     lora, model = spec.training.lora, spec.model
     assert lora is not None
     implementation = spec.training.implementation
-    there, wanted = adaptable_modules(model, implementation), lora.target_modules
+    there, wanted = adaptable_modules(model, implementation, lora.implementation), lora.target_modules
     missing = [] if isinstance(wanted, str) else [name for name in wanted if name not in there]
     if missing or not adapted_modules(lora, model, implementation):
         yield Broken(

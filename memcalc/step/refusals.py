@@ -63,6 +63,12 @@ def refuse_modules(spec: Spec) -> None:
         "heads_first": training.heads_first,
         "loss_recompute": not training.loss_recompute,
     }
+    if training.lora is not None and training.lora.implementation != "peft":
+        raise InputError(
+            "lora.implementation = litgpt is of LitGPT's modules, which the step does not run.",
+            "Set lora.implementation: peft, use `memcalc estimate`, or dry-run the program itself.",
+            "training.lora.implementation",
+        )
     for field in (name for name, is_asked in asked.items() if is_asked):
         value = str(getattr(training, field)).lower()
         raise InputError(

@@ -91,8 +91,9 @@ HIDDEN = TOKENS * WIDTH
         (("norm_dtype=fp32",), 2 * (4 + 4 - 2) * HIDDEN),
         # keys and values of 4 heads, in place of 2
         (("repeat_kv=true",), 2 * 2 * (HIDDEN - HIDDEN // 2)),
-        # the kernel's output, which its backward reads, and the copy that the next matmul reads
-        (("heads_first=true",), 2 * HIDDEN),
+        # the kernel's output, which its backward reads, and the copy that the next matmul reads; q, k and v, of which
+        # v is a view, twice as wide as q with 2 heads of k and v beside 4, in place of v alone
+        (("heads_first=true",), 2 * HIDDEN + 2 * 2 * HIDDEN - 2 * HIDDEN // 2),
     ],
 )
 def test_modules_that_keep_more(words: tuple[str, ...], more: int) -> None:

@@ -49,7 +49,7 @@ def test_litgpt_in_fp32_converts_nothing(tmp_path: Path) -> None:
     assert loaded(tmp_path, LITGPT.format(precision="32-true")).training.logits_dtype == "compute"
 
 
-def test_fused_matrices_have_their_own_adapters(tmp_path: Path) -> None:
+def test_adapters_are_litgpts_own(tmp_path: Path) -> None:
     text = (
         LITGPT.format(precision="bf16-true").replace("meta-llama/Llama-3.2-1B", "EleutherAI/pythia-160m")
         + "lora_r: 8\nlora_mlp: true\n"
@@ -59,7 +59,19 @@ def test_fused_matrices_have_their_own_adapters(tmp_path: Path) -> None:
     training = load(path, ()).training
 
     assert training.lora is not None
-    assert training.lora.target_modules == ("qkv_proj", "up_proj", "down_proj")
+    assert training.lora.implementation == "litgpt"
+    assert training.lora.target_modules == ("q_proj", "v_proj", "up_proj", "down_proj")
+    assert training.lora.modules_to_save == ()
+
+
+def test_a_4_bit_base_has_an_embedding_that_trains(tmp_path: Path) -> None:
+    """finetune/lora.py, main: bitsandbytes' StableEmbedding in place of wte, which keeps its name beside it."""
+    path = tmp_path / "config.yaml"
+    path.write_text(LITGPT.format(precision="bf16-true") + "lora_r: 8\nquantize: bnb.nf4\n")
+    training = load(path, ()).training
+
+    assert training.lora is not None
+    assert training.lora.modules_to_save == ("embed_tokens",)
 
 
 @pytest.mark.parametrize("loss", ["CEWithChunkedOutputLoss", "LinearCrossEntropyLoss"])

@@ -76,6 +76,7 @@ def test_records_are_complete(path):
 BARS = {
     "trainer-5": (0.3, 0.2),
     "axolotl": (0.2, 0.1),
+    "litgpt": (1.3, 0.5),
     "trainer-5-ddp": (0.2, 0.1),
     "torchtitan": (2.7, 1.0),
     "accelerate-fsdp2": (1.6, 0.2),

@@ -39,7 +39,7 @@ class Attention(Part):
             self.tape.still_named(*projected)
         else:
             q, k, v = self.by_head(q, k, v)
-        if not c.qk_norm and c.position == "rope" and c.fused_qkv:
+        if not c.qk_norm and c.position == "rope" and c.fused_qkv and not c.heads_first:
             v = ops.copy(v, "v")
         if c.position == "rope":
             straight = (q, k)
@@ -51,7 +51,8 @@ class Attention(Part):
         if c.selective:
             self.tape.recompute(core, (q, k, v))
         eager, by_token = c.attention == "eager", core
-        if eager or c.pads_heads or c.heads_first:
+        # The flash kernel's output lies as queries do (at::empty_like), the memory-efficient one's token by token.
+        if eager or c.pads_heads or (c.heads_first and c.attention == "flash"):
             by_token = ops.copy(core, "attention output by token", reorders=eager)
         query_width = self.axis("d" if c.square else "h·d_h")
         out = self.split.row(by_token, "attention.o_proj", ("d", query_width), bias=c.output_bias)

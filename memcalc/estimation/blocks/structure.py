@@ -254,7 +254,7 @@ def structure_of(spec: Spec) -> Structure:
         loss=training.loss,
         loss_chunks=training.loss_chunks if training.loss == "chunked" else 1,
         composite_norms=training.torch < (2, 9) or theirs,
-        fused_qkv=model.fused_qkv or (training.lora is None and not huggingface),
+        fused_qkv=model.fused_qkv or (not huggingface and not _keeps_qkv_apart(spec)),
         adapters=_adapters_read(spec),
         recompute_keep=training.recompute_keep,
         detached=spec.inference is not None,
@@ -286,6 +286,11 @@ def structure_of(spec: Spec) -> Structure:
         windows_again=windows_again,
         others_again=others_again,
     )
+
+
+def _keeps_qkv_apart(spec: Spec) -> bool:
+    adapters = None if spec.training.lora is None else adapters_of(spec)
+    return adapters is not None and adapters.stand_apart
 
 
 def _adapters_read(spec: Spec) -> Adapters | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Unpack
 
 from memcalc.estimation import workspaces
+from memcalc.estimation.operators.base import DERIVATIVES
 from memcalc.estimation.operators.elementwise import Elementwise
 from memcalc.estimation.operators.float8 import InFloat8
 from memcalc.estimation.operators.linear import How
 from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+from memcalc.spec.finetuning import QKV
 from memcalc.workspaces import ceil_div
 
 PEFT = "PEFT 0.21 tuners/lora/layer.py"
+LITGPT = "LitGPT 0.5.13 litgpt/lora.py, LoRAQKVLinear"
 BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit"
 
 
@@ -31,6 +34,8 @@ class Adapted(InFloat8, Elementwise):
             base = super().linear(x, module, weight, out, bias=bias, **how)
         if module.rpartition(".")[2] not in adapters.targets:
             return base
+        if adapters.joined is not None:
+            return self._litgpts_adapter(x, base, module, weight, out)
         return self._adapter(x, base, module, weight, out)
 
     def _quantised(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
@@ -100,6 +105,67 @@ class Adapted(InFloat8, Elementwise):
         total = self.add(base, scaled, f"{module} with adapter")
         y = total if quantised else self.cast(total, dtype, f"{module} with adapter in {dtype}")
         tape.still_named(x, into)  # references: the caller's argument, and the variable that replaces it
+        return y
+
+    def _litgpts_adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """pretrained + B(A(dropout(x))) * scaling; of q, k and v together B is a convolution over groups of ranks.
+
+        LitGPT 0.5.13 litgpt/lora.py, LoRALinear.forward and LoRAQKVLinear.forward.
+        """
+        adapters = self.adapters
+        assert adapters is not None
+        dropped = self.dropout(x, f"{module} adapter dropout", adapters.dropout)
+        tokens = x.shape[:-1]
+        if module.rpartition(".")[2] == "qkv_proj":
+            low = self._matrix(dropped, f"{module}.lora_A", ("r_qkv", weight[1]), (*tokens, "r_qkv"))
+            high = self._convolution(low, f"{module}.lora_B")
+            if len(adapters.joined or ()) < len(QKV):
+                high = self._padded_with_zeros(high, f"{module} adapter output, zeros for the rest", out)
+        else:
+            low = self._matrix(dropped, f"{module}.lora_A", ("r", weight[1]), (*tokens, "r"))
+            high = self._matrix(low, f"{module}.lora_B", (weight[0], "r"), out)
+        scaled = self.scale(high, f"{module} adapter output")
+        total = self.add(base, scaled, f"{module} with adapter")
+        self.tape.still_named(x, base, scaled)
+        return total
+
+    def _convolution(self, x: Tensor, module: str) -> Tensor:
+        """A convolution of one position, whose weight trains; keeps x. With grouped heads its parts are joined."""
+        adapters, frozen, tape = self.adapters, self.parameters, self.tape
+        assert adapters is not None
+        weight: Shape = ("d_qkv", "r")
+        self.parameters = adapters.dtype
+        try:
+            gradient = self.parameter_gradient(module, "weight", weight, adapters.dtype)
+            dtype = self.compute if self.autocast else x.dtype
+            casts = [] if adapters.dtype == dtype else [self.cast_weight(module, "weight", weight, gradient)]
+        finally:
+            self.parameters = frozen
+        x = self.autocast_input(x, module)
+        shape = (*x.shape[:-1], "d_qkv")
+        y = tape.new(f"{module} output", shape, dtype, LITGPT)
+        parts = tape.store(f"{module} outputs, part by part", shape, dtype, LITGPT)
+        node = Node(
+            module,
+            (*casts, x),
+            (y,),
+            (x.storage, *(cast.storage for cast in casts)),
+            (NEW,) * (len(casts) + 1),
+            made_first=(parts,) if adapters.joins_unequal_parts else (),
+            parameters=() if casts else (gradient,),
+            module=module,
+        )
+        tape.record(node)
+        return y
+
+    def _padded_with_zeros(self, x: Tensor, name: str, out: Shape) -> Tensor:
+        """x beside zeros (index_copy); keeps x, for its shape, and where it goes."""
+        tape = self.tape
+        y = tape.new(name, out, x.dtype, DERIVATIVES)
+        where = tape.store(f"{name}: where", ("d_qkv",), "int64", LITGPT)
+        tape.record(
+            Node(name, (x,), (y,), (x.storage, where), (NEW,), also_allocates=(where,), made_first=(y.storage,))
+        )
         return y
 
     def _matrix(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
