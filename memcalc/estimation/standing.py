@@ -48,9 +48,10 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[Item]:
     whole = training.loss not in TOKENWISE or not training.loss_recompute
     if training.logits_until != "step" or not whole or not stage.has_head or spec.model.num_labels:
         return []
-    mask = mask_of("optimizer_step_1", "zero_grad_2", "forward_2", "optimizer_step_2")
+    passes = ("forward", "loss") if returns_loss(spec) else ("forward",)
+    mask = mask_of("optimizer_step_1", "zero_grad_2", *(f"{each}_2" for each in passes), "optimizer_step_2")
     if training.gradient_accumulation_steps > 1:
-        mask |= mask_of("forward_1")
+        mask |= mask_of(*(f"{each}_1" for each in passes))
     dtype = "fp32" if training.logits_dtype == "fp32" else training.dtype
     vocabulary = -(-spec.model.vocab_size // spec.parallelism.tensor_parallel)
     shape = (training.sequences, training.row_length // spec.parallelism.context_parallel, vocabulary)
@@ -59,6 +60,11 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[Item]:
     kind, citation = Component.LOGITS_AND_LOSS, "a variable of the training loop, until it is assigned again"
     name, formula = "logits of the micro-batch before", f"{size}·b·s·V"
     return [Item(kind, "head", name, shape, dtype, 1, each, rounded(each), mask, formula, citation)]
+
+
+def returns_loss(spec: Spec) -> bool:
+    """Whether the model computes the loss, as nanoGPT's does (`logits, loss = model(X, Y)`): transformers' too."""
+    return spec.training.framework == "loop" or choice_of(spec).loss_in_model
 
 
 def uses_torch_products(spec: Spec, stage: Stage) -> bool:

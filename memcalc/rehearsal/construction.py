@@ -32,12 +32,14 @@ def layers_with_experts(spec: Spec) -> tuple[bool, ...]:
 def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[Built]:
     """Yield weights and buffers in the order of module construction, then the recipe's copies, and the batch.
 
-    Workspaces are allocated by the operators that need them, gradients in backward.
+    Workspaces are allocated by the operators that need them, gradients in backward, logits in forward.
     """
     parameters = stage_parameters(spec, stage)
     ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec)))
     copies = _copies_of(parameters, choice)
-    standing = [item for item in standing_items(spec, stage, None) if item.component is not Component.LIBRARY_WORKSPACE]
+    # Workspaces and logits come with the passes.
+    later = (Component.LIBRARY_WORKSPACE, Component.LOGITS_AND_LOSS)
+    standing = [item for item in standing_items(spec, stage, None) if item.component not in later]
     buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
     if choice.engine == "fsdp2" and choice.weights_on_host:
         yield from (_alone(item) for item in standing)

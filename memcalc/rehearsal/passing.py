@@ -135,11 +135,22 @@ class Passing:
         self.gradients += self.engine.after_backward(ROOT, produced)
         return self.gradients
 
-    def release(self) -> None:
-        """Free tensors that the training script references until backward returns, such as the logits."""
+    def release(self, *, keeps_output: bool = False) -> list[int]:
+        """Free tensors that the training script references until backward returns, such as the logits.
+
+        Args:
+            keeps_output: whether the script still references the model's output and the loss.
+
+        Returns:
+            The storages of the model's output and the loss, if kept; the caller drops them.
+        """
+        kept: list[int] = []
+        if keeps_output:
+            kept = [self.head.held.pop(at) for at in self.blocks[self.head.number].program.held if at in self.head.held]
         for frame in self._frames():
             self.requests.drop(frame.held.values())
             frame.held.clear()
+        return kept
 
     def _produced(self, frame: Frame, *units: int) -> list[Gradient]:
         """Return the gradients that a block's backward has produced, and remove them from its frame."""

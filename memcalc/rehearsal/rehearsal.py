@@ -19,7 +19,7 @@ from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.sharding import Held, stage_parameters
 from memcalc.estimation.sized import run_sizer, sizer_of
 from memcalc.estimation.stages import recomputed_count, stages_of
-from memcalc.estimation.standing import logits_of_the_step_before, workspace
+from memcalc.estimation.standing import logits_of_the_step_before, returns_loss, workspace
 from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.built import Built
@@ -109,8 +109,8 @@ class Rehearsal:
         self.alive: dict[int, list[int]] = {}  # index in `built` -> live storages
         self.weights: list[int] = []  # storages of parameters
         self.gradients: list[int] = []
-        self.logits_until_next = [item.each for item in logits_of_the_step_before(spec, self.stage)]
-        self.named: list[int] = []  # logits of the previous micro-batch
+        self.keeps_output = bool(logits_of_the_step_before(spec, self.stage))
+        self.named: list[int] = []  # output of the previous micro-batch, which a variable still references
         self.stale: list[int] = []  # gradients of the previous step
         self.passing: MicroBatch | None = None  # the current micro-batch
         self.kinds: dict[bool, MicroBatch] = {}  # the micro-batches without and with existing gradients
@@ -206,8 +206,8 @@ class Rehearsal:
             self.kinds[exist] = MicroBatch(self.requests, passing)
         self.passing = self.kinds[exist]
         self.passing.forward()
-        self.requests.drop(self.named)
-        self.named = []
+        if not returns_loss(self.spec):
+            self._forget_output()
 
     def _evaluate(self) -> None:
         """Record two batches without gradients, after the step's gradients are freed; later ones repeat the second."""
@@ -224,13 +224,22 @@ class Rehearsal:
         )
         batch = MicroBatch(self.requests, evaluation)
         for _ in range(2):
+            if not self.engine.keeps_gradients:  # which has units left unsharded by the first batch
+                batch = MicroBatch(self.requests, evaluation)
             batch.forward()
             batch.loss()
             batch.release()
+        self.engine.after_evaluation()
 
     def _loss(self) -> None:
         assert self.passing is not None
         self.passing.loss()
+        self._forget_output()
+
+    def _forget_output(self) -> None:
+        """The model has returned, and what it returned before has no name any more."""
+        self.requests.drop(self.named)
+        self.named = []
 
     def _drop_stale(self) -> None:
         self.requests.drop(self.stale)
@@ -242,8 +251,7 @@ class Rehearsal:
         self.gradients += self.passing.backward()
         if last:
             self.gradients = self.engine.after_last_backward(self.gradients)
-        self.passing.release()
-        self.named = [self.requests.take(each, 0, Component.LOGITS_AND_LOSS) for each in self.logits_until_next]
+        self.named = self.passing.release(keeps_output=self.keeps_output)
 
     def _step(self, *, first: bool) -> None:
         given = self.gradients if self.engine.hooks_gradients else []
@@ -294,7 +302,7 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
         "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
         "layers in one checkpoint segment under FSDP2": fsdp2
         and not all(isinstance(item, int) or len(item) == 1 for item in _plan(spec)),
-        "evaluation under an engine that shards": (fsdp2 or deepspeed) and training.evaluation_batch_size is not None,
+        "evaluation under DeepSpeed": deepspeed and training.evaluation_batch_size is not None,
         "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in TOKENWISE,
     }
 

@@ -28,6 +28,7 @@ class MicroBatch:
         self.written: dict[Part, Written] = {}
         self.new: dict[int, int] = {}  # storages of the first micro-batch -> storages of the current one
         self.gradients: list[int] | None = None  # of the first micro-batch, once it has finished
+        self.outputs: list[int] = []  # outputs of the first micro-batch that are still referenced
 
     def forward(self) -> None:
         """Run forward until the model returns its logits."""
@@ -48,9 +49,15 @@ class MicroBatch:
         self.requests.again(self.written["backward"], self.new)
         return [self.new[gradient] for gradient in self.gradients]
 
-    def release(self) -> None:
-        """Free the tensors that the training script references until backward returns."""
-        self._write("release", self.passing.release)
+    def release(self, *, keeps_output: bool = False) -> list[int]:
+        """Free tensors as `Passing.release`; return the storages that are still referenced."""
+        if "release" in self.written:
+            self.requests.again(self.written["release"], self.new)
+            return [self.new[output] for output in self.outputs]
+        mark = self.requests.mark()
+        self.outputs = self.passing.release(keeps_output=keeps_output)
+        self.written["release"] = self.requests.since(mark)
+        return self.outputs
 
     def _write(self, part: Part, walk: Callable[[], None]) -> None:
         if part in self.written:

@@ -104,6 +104,9 @@ class Engine:
         """
         return gradients
 
+    def after_evaluation(self) -> None:
+        """When the forward passes of an evaluation, which no backward follows, are over."""
+
     def before_module(self, unit: int, module: str, *, again: bool) -> None:
         """Run before a module's forward or backward, if the engine hooks modules.
 

@@ -109,8 +109,8 @@ class FSDP2(Engine):
         self.reduces = last or not self.choice.sums_unsharded
 
     def before_forward(self, unit: int) -> None:
-        """Pre-forward: unshard, wait_for_unshard."""
-        if unit not in self.sizes:
+        """Pre-forward: unshard, wait_for_unshard; nothing where a forward without backward has left it unsharded."""
+        if unit not in self.sizes or unit in self.parameters:
             return
         self._all_gather(unit)
         output = self._copy_out(unit)
@@ -123,6 +123,14 @@ class FSDP2(Engine):
             self.requests.drop(self.copied)
             self.copied = []
         elif self.choice.zero_stage > 2 and not self._stays(unit) and unit in self.sizes:
+            self.requests.drop(self.parameters.pop(unit))
+
+    def after_evaluation(self) -> None:
+        """Units that are not resharded after forward, such as the root.
+
+        The next training step finds them unsharded; they are freed here, for its forward gathers them anyway.
+        """
+        for unit in list(self.parameters):
             self.requests.drop(self.parameters.pop(unit))
 
     def _stays(self, unit: int) -> bool:

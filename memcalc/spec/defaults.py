@@ -52,7 +52,8 @@ def default_training(
     _default_attention(filled, model)
     # Their loops free the output before backward: schedules.py's forward_step, torchtitan's `del pred`.
     lets_go = filled.get("implementation") in ("megatron", "torchtitan") or filled.get("framework") == "lightning"
-    filled.setdefault("logits_until", "loss" if lets_go else "backward")
+    own = "step" if filled.get("framework") == "loop" else "backward"  # `logits, loss = model(X, Y)` in a loop
+    filled.setdefault("logits_until", "loss" if lets_go else own)
     _default_loop(filled)
     filled.setdefault("attention_windows", "mask" if filled.get("implementation") == "huggingface" else "kernel")
     if isinstance(filled.get("recipe"), str):

@@ -199,7 +199,7 @@ class TrainingSpec(Block):
         description="when the logits are released: backward: after it (`outputs = model(...)` in a function) | step: "
         "when the next forward has returned | "
         "loss (Hugging Face's Trainer, `del logits`); default: backward, but loss with megatron, torchtitan and "
-        "framework lightning",
+        "framework lightning, and step with framework loop",
     )
     torch_version: TorchVersion = Field(
         "v2.13", description="PyTorch version: workspaces, FSDP2's buffers, fused norms"

@@ -180,7 +180,7 @@ def test_gradients_that_are_freed_before_backward_live_through_the_next_forward(
     ("framework", "loop"),
     [
         ("lightning", ("loss", "backward", True)),
-        ("loop", ("backward", "forward", False)),
+        ("loop", ("step", "forward", False)),
         ("accelerate", ("backward", "forward", True)),
     ],
 )

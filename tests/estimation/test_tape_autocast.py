@@ -83,6 +83,19 @@ def test_each_use_of_an_activation_is_cast_anew() -> None:
     assert [name for name in names(done, done.kept) if "input" in name] == ["q input in bf16", "k input in bf16"]
 
 
+def test_autocast_casts_log_probabilities_for_nll_loss() -> None:
+    """F.cross_entropy of bf16 logits: log_softmax keeps 2·n·m in their dtype, nll_loss the fp32 copy that it reads."""
+    ops, x = block(autocast=True)
+    logits = ops.linear(x, "fc", ("m", "k"), ("n", "m"), bias=False)
+    loss = ops.cross_entropy(logits, dtype="fp32")
+
+    done = compile_(ops, loss)
+
+    kept = {done.storages[index].name: done.storages[index].formula for index in done.kept}
+    assert kept["log-probabilities"] == "2·n·m"
+    assert kept["log-probabilities in fp32"] == "4·n·m"
+
+
 def test_norms_and_softmax_run_in_fp32_under_autocast() -> None:
     ops, x = block(parameters="fp32", autocast=True)
     y = ops.linear(x, "fc", ("m", "k"), ("n", "m"), bias=False)

@@ -58,13 +58,14 @@ class Loss(Base):
     def cross_entropy(self, logits: Tensor, of: str = "", labels: Tensor | None = None, dtype: str = "") -> Tensor:
         """log_softmax, which saves its output, then the mean negative log-likelihood, which saves it too.
 
-        `labels`: labels created for the loss. `dtype`: dtype of the log-probabilities; default: that of the logits.
-        Autocast requests fp32, and one kernel reads bf16 or fp16 and writes fp32 (ATen autocast_mode.cpp,
-        fp32_set_opt_dtype; native/cuda/SoftMax.cu, half_to_float); backward returns a gradient in the logits' dtype.
+        `labels`: labels created for the loss. `dtype`: dtype that nll_loss reads; default: that of the logits.
+        Under autocast nll_loss is in the fp32 list (autocast_mode.h) and casts the log-probabilities. F.cross_entropy
+        calls log_softmax below autocast, which therefore keeps the dtype of the logits.
         """
         tape = self.tape
-        log_probabilities = tape.new("log-probabilities", logits.shape, dtype or logits.dtype, DERIVATIVES)
+        log_probabilities = tape.new("log-probabilities", logits.shape, logits.dtype, DERIVATIVES)
         tape.record(Node(f"log_softmax{of}", (logits,), (log_probabilities,), (log_probabilities.storage,), (NEW,)))
+        log_probabilities = self.cast(log_probabilities, dtype or logits.dtype, "log-probabilities in fp32")
         loss = tape.new("loss", (), "fp32", DERIVATIVES)
         weight = tape.store("loss total weight", (), "fp32", "ATen native/cuda/Loss.cu")
         tape.record(
