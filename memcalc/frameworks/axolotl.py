@@ -39,3 +39,15 @@ def _has_adapters(draft: Draft) -> bool:
     return draft.given("training.finetune") not in (None, "full") or any(
         path.startswith(blocks) for path in draft.overridden
     )
+
+
+def tell_kernels(draft: Draft) -> None:
+    """The kernels of adapters that axolotl turns on by itself, which save less than PEFT's modules.
+
+    utils/schemas/config.py: of LoRA and QLoRA, unless the file sets each to false or its base is in 8 bits; on several
+    GPUs not under FSDP1.
+    """
+    kernels = [f"lora_{part}_kernel" for part in ("mlp", "qkv", "o")]
+    asked = all(draft.said.get(name, True) for name in kernels) and not is_on(draft.said.get("load_in_8bit"))
+    if asked and draft.values.get("training.finetune") in ("lora", "qlora"):
+        draft.limit("fused kernels of adapters", "PEFT's modules, which save more, are counted", holds_memory=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.scripts import place_optimizer_step, place_outputs
 from memcalc.frameworks.trainer import place_padding
 from memcalc.importers import float8, fsdp
@@ -95,6 +95,7 @@ def _finish(draft: Draft) -> None:
         facts.pop("fsdp_config", None)
     _place_degrees(draft)
     place_optimizer_step(draft)
+    draft.default(FRAMEWORK, "accelerate")
     finish_trainer(draft, upcast=False)
     _tell_scripts(draft)
     if precision == "fp8":

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
-from memcalc.frameworks.axolotl import place_fp32_modules
+from memcalc.frameworks.axolotl import place_fp32_modules, tell_kernels
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import place_trainers_loop, tell_evaluation
@@ -245,6 +245,7 @@ def _finish(draft: Draft) -> None:
     place_allocator_settings(draft, EXPANDABLE, "axolotl's command")
     _tell_preference(draft)
     place_fp32_modules(draft)
+    tell_kernels(draft)
     tell_evaluation(draft, asked=_evaluates(draft.said), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True

@@ -119,7 +119,10 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
         return ""
     version = _version(draft)
     if version == 1:
-        draft.limit("FSDP1", "FSDP2 with its policy is counted in its place", holds_memory=False)
+        # A script makes its optimizer before accelerator.prepare flattens the parameters: it names the whole ones until
+        # the first step is over.
+        script = draft.given(FRAMEWORK) == "accelerate"
+        draft.limit("FSDP1", "FSDP2 with its policy is counted in its place", holds_memory=script)
     elif draft.has("accelerate", "1.14"):
         draft.default("parallelism.fsdp.wrap", "layers-and-ends")
     steps = draft.given("training.gradient_accumulation_steps")

@@ -50,7 +50,7 @@ def test_fsdp1_runs_under_autocast_and_is_named_as_a_limit(tmp_path: Path) -> No
     spec = loaded(tmp_path, ACCELERATE.format(precision="bf16", version=1), MODEL, "s=64")
 
     assert sharding(spec) == ("amp", ("bf16",) * 3, "layers", "last")
-    assert any(limit.what == "FSDP1" and not limit.holds_memory for limit in spec.origin.limits)
+    assert any(limit.what == "FSDP1" and limit.holds_memory for limit in spec.origin.limits)
 
 
 def test_without_mixed_precision_there_is_no_policy(tmp_path: Path) -> None:

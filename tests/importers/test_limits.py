@@ -234,6 +234,22 @@ def test_an_evaluation_is_sized_by_its_batch(more: str, batch: int | None, tmp_p
     assert holding(spec) == set()
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("adapter: lora\n", True),
+        ("adapter: lora\nlora_mlp_kernel: false\nlora_qkv_kernel: false\nlora_o_kernel: false\n", False),
+        ("adapter: lora\nload_in_8bit: true\n", False),
+        ("", False),
+    ],
+)
+def test_axolotl_turns_its_kernels_of_adapters_on_by_itself(more: str, told: bool, tmp_path: Path) -> None:
+    limits = loaded(tmp_path, AXOLOTL + more).origin.limits
+
+    assert ("fused kernels of adapters" in [limit.what for limit in limits]) is told
+    assert not any(limit.holds_memory for limit in limits)
+
+
 def test_axolotl_holds_embeddings_in_fp32_without_flash_attention(tmp_path: Path) -> None:
     without = AXOLOTL.replace("flash_attention: true\n", "")
     modules = ("embed_tokens", "lm_head", "norm")
