@@ -224,7 +224,7 @@ class Rehearsal:
         )
         batch = MicroBatch(self.requests, evaluation)
         for _ in range(2):
-            if not self.engine.keeps_gradients:  # which has units left unsharded by the first batch
+            if not self.engine.keeps_gradients:  # the first batch leaves units unsharded
                 batch = MicroBatch(self.requests, evaluation)
             batch.forward()
             batch.loss()
@@ -237,7 +237,7 @@ class Rehearsal:
         self._forget_output()
 
     def _forget_output(self) -> None:
-        """The model has returned, and what it returned before has no name any more."""
+        """Free the output of the previous micro-batch: its variable now references the current one."""
         self.requests.drop(self.named)
         self.named = []
 
