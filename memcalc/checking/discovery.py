@@ -63,6 +63,10 @@ _FOREIGN_JSON = (
 MOST_CHARACTERS = 65_536
 
 
+# Most files in directories that are searched, of which many are read: seconds. A repository has fewer; a disk has more.
+MOST_FILES = 100_000
+
+
 class Found(NamedTuple):
     """The files that the paths of the command line match."""
 
@@ -87,8 +91,12 @@ def find_configs(
         paths: files, directories, and patterns, which stand for their matches, as in a shell.
         excludes: returns whether a file of a directory or pattern is excluded; excluded files are not counted.
         skip_others: also skip named files that do not look like a configuration.
+
+    Raises:
+        InputError: directories have more than `MOST_FILES` files that are not excluded.
     """
     files: dict[str, None] = {}
+    searched = 0
     skipped: set[str] = set()
     closed: list[OSError] = []
     linked: list[str] = []
@@ -99,6 +107,12 @@ def find_configs(
             # A path that does not exist is kept: loading it reports that, or finds a preset of that name.
             doubtful = folder or (skip_others and Path(each).is_file())
             for file in (file for file in _walk(each, closed, linked) if not excludes(file)) if folder else (each,):
+                searched += folder
+                if searched > MOST_FILES:
+                    raise InputError(
+                        f"{each}: more than {MOST_FILES:,} files to search.",
+                        "Name the directories that have your configs, or exclude others in memcalc.toml.",
+                    )
                 if doubtful and not is_config(file):
                     skipped.add(file)
                 else:

@@ -9,6 +9,7 @@ import pytest
 from memcalc.checking.check import check
 from memcalc.checking.discovery import find_configs, is_config
 from memcalc.checking.policy import Limits
+from memcalc.errors import InputError
 
 CONFIGS = {
     "block.yaml": "name: x\nmodel:\n  l: 2\n",
@@ -77,6 +78,17 @@ def test_a_named_file_is_always_taken_and_only_once(tmp_path: Path) -> None:
     path.write_text("")
 
     assert find_configs([path, path, "absent.yaml"]) == ([str(path), "absent.yaml"], 0, [])
+
+
+def test_a_disk_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only files that are not excluded count, so a large repository can be narrowed down."""
+    monkeypatch.setattr("memcalc.checking.discovery.MOST_FILES", 3)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text("data\n")
+
+    with pytest.raises(InputError, match=r"more than 3 files to search\. Name the directories that have your configs"):
+        find_configs([tmp_path])
+    assert find_configs([tmp_path], lambda path: path.endswith("0.txt")).skipped == 3
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
