@@ -104,7 +104,7 @@ def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | No
     remainders = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
     phases = run_phases(spec)
     moving = write_rows(moving_items(spec, stage, card), "everything else", remainders, phases)
-    ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), phases)
+    ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), tuple(filter(None, phases)))
     held = host_rows(spec, stage)
     host = None if held is None else Ledger((held,), PHASES)
     return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN), host)
@@ -162,6 +162,11 @@ def notes(spec: Spec) -> tuple[str, ...]:
         found.append(f"logits_until = backward has no effect: {training.implementation} lets them go before.")
     found += [*family_notes(spec), *window_notes(spec)]
     by_operator = training.implementation == "torchtitan"  # torchtitan selects the operator results that it saves
+    if training.completion_length is not None:
+        found.append(
+            "generation copies its cache for each token: the allocator may reserve free memory for blocks of earlier "
+            "lengths, which it releases before it runs out."
+        )
     if training.recompute == "selective" and training.attention != "eager" and not by_operator:
         found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
     return (*paging_notes(spec), *found, *assumption_notes(spec))

@@ -104,6 +104,17 @@ def trainable_parameters(spec: Spec) -> int:
     return _beside(spec)
 
 
+def loads_weights(spec: Spec) -> bool:
+    """Whether a program loads its model, which is made without memory, and then moves it to the device.
+
+    transformers 5.23 modeling_utils.py, from_pretrained; before 4.50 it is loaded on the host. DeepSpeed's stage 3
+    splits each module as it is made.
+    """
+    parallelism = spec.parallelism
+    splits = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3
+    return spec.training.framework not in (None, "loop") and not splits
+
+
 def adapters_follow_the_head(spec: Spec) -> bool:
     """Return whether model construction peaks before the adapters are created.
 
@@ -113,6 +124,8 @@ def adapters_follow_the_head(spec: Spec) -> bool:
     model, training = spec.model, spec.training
     adapters = adapters_of(spec)
     if adapters is None or training.finetune != "lora" or training.implementation != "huggingface":
+        return False
+    if loads_weights(spec):
         return False
     head = model.vocab_size * model.embedding_size * DTYPE_BYTES[base_dtype(training)]
     return model.tie_word_embeddings and head > _beside(spec) * DTYPE_BYTES[adapters.dtype]

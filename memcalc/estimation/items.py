@@ -14,8 +14,9 @@ STEPS = 2  # the first step, and the steady state of all later steps
 
 PHASES = phase_names(STEPS)
 EVALUATION = "evaluation"  # after the last step, in a run that evaluates
-EVALUATED = (*PHASES, EVALUATION)
-BIT = {phase: 1 << index for index, phase in enumerate(EVALUATED)}
+GENERATION = "generation"  # of completions that it trains on, in a run that makes them itself
+ALL_PHASES = (*PHASES, EVALUATION, GENERATION)
+BIT = {phase: 1 << index for index, phase in enumerate(ALL_PHASES)}
 
 
 def mask_of(*phases: str) -> int:
@@ -28,18 +29,21 @@ def mask_of(*phases: str) -> int:
 
 def from_phase(first: str) -> int:
     """Return the bits of a phase and all later ones."""
-    return (1 << len(EVALUATED)) - BIT[first]
+    return (1 << len(ALL_PHASES)) - BIT[first]
 
 
 def run_phases(spec: Spec) -> tuple[str, ...]:
-    """Return the phases of a run."""
-    return PHASES if spec.training.evaluation_batch_size is None else EVALUATED
+    """Return the phases of a run in the order of their bits; "" in place of one that it does not have."""
+    training = spec.training
+    if training.completion_length is not None:
+        return (*PHASES, "" if training.evaluation_batch_size is None else EVALUATION, GENERATION)
+    return PHASES if training.evaluation_batch_size is None else (*PHASES, EVALUATION)
 
 
 @lru_cache(maxsize=4096)
 def phases_of(mask: int, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:
     """Return the phases of a mask, in order."""
-    return tuple(phase for bit, phase in enumerate(phases) if mask >> bit & 1)
+    return tuple(phase for bit, phase in enumerate(phases) if phase and mask >> bit & 1)
 
 
 class Item(NamedTuple):

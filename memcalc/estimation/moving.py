@@ -43,6 +43,7 @@ class Span(NamedTuple):
 def moving_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
     """Return everything on a rank of a stage except model states."""
     items, around = standing(spec, stage, card)
+    items += rollouts(spec, stage, card)
     highest: dict[Timeline, list[tuple[Highest, int]]] = {}
     for span in spans(spec, stage, card, around):
         timeline, moment = span.highest()
@@ -67,7 +68,7 @@ def peak_bytes(spec: Spec, stage: Stage, card: Card | None, *, tails: bool = Tru
     for (phase, _), amount in state_sums(spec, stage, tails=tails).items():
         totals[phase] += amount
     items, around = standing(spec, stage, card)
-    for item in items:
+    for item in [*items, *rollouts(spec, stage, card)]:
         for phase in phases_of(item.mask, phases):
             totals[phase] += item.count * item.block
     for span in spans(spec, stage, card, around):
@@ -82,6 +83,15 @@ def standing(spec: Spec, stage: Stage, card: Card | None) -> tuple[list[Item], A
     buffers = communication_buffers(spec, stage)
     items = [*buffers.steady, *standing_items(spec, stage, card), *first_workspace(spec, stage, card)]
     return items, buffers.around
+
+
+def rollouts(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
+    """What generation between steps holds on a stage, where the run generates."""
+    if spec.training.completion_length is None:
+        return []
+    from memcalc.estimation.rollouts import rollout_items
+
+    return list(rollout_items(spec, stage, card))
 
 
 def spans(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.engines import megatron
-from memcalc.estimation.frozen import adapters_follow_the_head
+from memcalc.estimation.frozen import adapters_follow_the_head, loads_weights
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.parameters import mask_elements, table_elements
 from memcalc.estimation.remembered import remembered
@@ -99,8 +99,8 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
         given = (each, rounded(each), mask, f"{size}·n", citation)
         if each * count:
             items.append(Item(Component.WEIGHTS, "buffers", name, axes, dtype, count, *given))
-    # A model loaded in 4-bit is built without weights, so it has no temporary LM head.
-    in_vain = spec.training.finetune == "full" or adapters_follow_the_head(spec)
+    # A model that is loaded is made without weights (from_pretrained), so no head is made unnecessarily.
+    in_vain = not loads_weights(spec) and (spec.training.finetune == "full" or adapters_follow_the_head(spec))
     if spec.model.tie_word_embeddings and stage.has_head and in_vain:
         dtype = choice_of(spec).base
         shape = (spec.model.vocab_size, spec.model.embedding_size)

@@ -11,6 +11,7 @@ from memcalc.frameworks.switches import is_on
 CHUNK = 256  # tokens whose logits are alive at once: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
 MOST_CHUNKS = 1024  # that `training.loss_chunks` can be
 
+COMPLETION = 256  # tokens: trl/trainer/grpo_config.py, max_completion_length
 COMPLETIONS = "prompts, groups of completions, the engine that makes them"
 
 # Fields that no other program's TrainingArguments have, and those that scripts around Trainer have as well: a file
@@ -70,6 +71,7 @@ def place_trl(draft: Draft, program: str) -> None:
         draft.default("training.recompute", "full")
         draft.notes.append("TRL checkpoints every layer by default (since 0.22); --set recompute=none otherwise")
     if program == "grpo":
+        _place_grpo(draft)
         lengths = [facts.get("prompt_length"), facts.get("completion_length")]
         if all(type(length) is int for length in lengths):  # both are in one forward
             draft.default("training.sequence_length", sum(lengths))
@@ -105,6 +107,53 @@ def _place_dpo(draft: Draft) -> None:
         draft.default("training.reference_model", True)
 
 
+def _place_grpo(draft: Draft) -> None:
+    """GRPOTrainer: the model generates completions, scores them once more without gradients, and trains on them.
+
+    trl/trainer/grpo_trainer.py: the reference is the policy loaded once more where beta is not 0, unless there are
+    adapters, which are switched off for it. Its log-probabilities and those of the policy before come from forwards
+    without gradients, of a micro-batch each, which hold no more than training's own.
+    """
+    said, facts = draft.said, draft.facts
+    if draft.has("trl", "1.15"):
+        draft.default("training.loss", "tiled")
+    else:
+        draft.limit(
+            "log-probabilities of completions", "the loss of SFT over all logits is counted", holds_memory=False
+        )
+    rewards = said.get("reward_funcs")
+    if any("/" in str(name) for name in (rewards if isinstance(rewards, list) else [rewards])):
+        draft.limit("a reward model", holds_memory=True)  # grpo_trainer.py: a text that names no function is one's
+    beta = said.get("beta", 0)
+    if beta not in (0, 0.0) and not (is_on(facts.get("peft")) or "model_init_kwargs" in said):
+        draft.default("training.reference_model", True)
+    if is_on(said.get("use_vllm")):
+        return
+    sharded = _asks(said, ("fsdp", "deepspeed")) or draft.given("parallelism.zero_stage") not in (None, 0)
+    batches, every = _batches_of_generation(draft), said.get("num_iterations", 1)
+    accumulated = said.get("gradient_accumulation_steps", 1)
+    known = all(type(each) is int and each > 0 for each in (batches, every, accumulated))
+    if sharded or (known and batches * every % accumulated):
+        what = "generation with sharded weights" if sharded else "generation between micro-batches"
+        draft.limit(what, "it is not counted", holds_memory=True)
+        return
+    length = facts.get("completion_length", COMPLETION)
+    if type(length) is int and length > 0:
+        draft.default("training.completion_length", length)
+        if known and batches != accumulated:
+            draft.default("training.steps_per_generation", batches)
+
+
+def _batches_of_generation(draft: Draft) -> Any:
+    """Micro-batches whose completions are generated at once: trl/trainer/grpo_config.py, __post_init__."""
+    said, size = draft.said, draft.given("training.micro_batch_size")
+    batches, whole = said.get("steps_per_generation"), said.get("generation_batch_size")
+    ranks = draft.given("parallelism.data_parallel") or 1
+    if batches is None and all(type(each) is int and each > 0 for each in (whole, size, ranks)):
+        return max(int(whole or 1) // (int(size) * int(ranks)), 1)
+    return said.get("gradient_accumulation_steps", 1) if batches is None else batches
+
+
 def _place_reward(draft: Draft) -> None:
     """RewardTrainer: a head with one output, on both sequences of a pair in one forward (reward_trainer.py)."""
     draft.default("model.num_labels", 1)
@@ -135,16 +184,15 @@ def tell_second_models(draft: Draft) -> None:
     adapters, which are switched off for it, or its log-probabilities are computed beforehand. grpo_trainer.py: it
     exists where beta is not 0. Chosen and rejected sequences are in one forward.
     """
-    _tell_beside_the_policy(draft)
-    program = draft.values.get(FRAMEWORK)
+    program = str(draft.values.get(FRAMEWORK))
+    _tell_beside_the_policy(draft, program)
     if program in ("kto", "orpo", "ppo") and not any(limit.holds_memory for limit in draft.limits):
         draft.limit(f"what {program} training computes", "a step of SFT is counted", holds_memory=True)
 
 
-def _tell_beside_the_policy(draft: Draft) -> None:
+def _tell_beside_the_policy(draft: Draft, program: str) -> None:
     said, full = draft.said, draft.values.get("training.finetune", "full") == "full"
-    if _asks(said, (*_REINFORCED, *_ENGINE)):
-        draft.limit("reinforcement learning", COMPLETIONS, holds_memory=True)
+    if program == "grpo":
         if said.get("use_vllm") is True and said.get("vllm_mode", "colocate") != "server":  # grpo_config.py
             draft.limit("vLLM on the GPUs that train", holds_memory=True)
         refers = said.get("beta", 0) not in (0, 0.0)

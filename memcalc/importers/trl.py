@@ -6,7 +6,6 @@ from memcalc.frameworks.trl import COMPLETIONS
 from memcalc.importers.file_format import Meaning, fact, lacking, nothing, overcounted, to, told
 from memcalc.importers.offload import ACTIVATIONS
 
-_REINFORCEMENT = told(f"reinforcement learning: {COMPLETIONS}")
 _PREFERENCE = fact("preference", "training.framework")
 
 # TRL 1.9, trl/trainer/{sft,dpo,grpo,model}_config.py, trl/scripts/utils.py; and what 0.24 called otherwise.
@@ -58,15 +57,17 @@ FIELDS: dict[str, Meaning] = {
         name: nothing("part of preference training")
         for name in ("ld_alpha", "use_weighting", "discopop_tau", "label_smoothing", "disable_dropout")
     },
-    **dict.fromkeys(
-        ("num_generations*", "reward_funcs", "use_vllm", "vllm_*", "generation_batch_size"),
-        _REINFORCEMENT,
-    ),
+    "num_generations*": fact("generations", "training.framework"),
+    "reward_funcs": fact("reward_funcs", "training.framework"),
+    "generation_batch_size": fact("generation_batch", "training.steps_per_generation"),
+    "steps_per_generation": fact("generation_steps", "training.steps_per_generation"),
+    "num_iterations": fact("iterations", "training.completion_length"),
+    **dict.fromkeys(("use_vllm", "vllm_*"), told("vLLM on the GPUs that train")),
     **{
         name: nothing("part of reinforcement learning")
         for name in (
             *("reward_weights", "scale_rewards", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-            *("generation_kwargs", "cache_implementation", "steps_per_generation", "num_iterations", "epsilon*"),
+            *("generation_kwargs", "cache_implementation", "epsilon*"),
             *("delta",),
             *("mask_truncated_completions", "importance_sampling_level", "top_entropy_quantile", "entropy_*"),
             *("use_adaptive_entropy", "sapo_*", "vespo_*", "multi_objective_aggregation", "num_completions_to_print"),

@@ -13,7 +13,7 @@ from memcalc.estimation.arriving import gradients_on_arrival
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.engines.buffers import Around
 from memcalc.estimation.evaluation import PlannedWithoutGradients, evaluated
-from memcalc.estimation.items import BIT, EVALUATION, PHASES, STEPS
+from memcalc.estimation.items import BIT, EVALUATION, GENERATION, PHASES, STEPS
 from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.sharding import Held, stage_parameters
@@ -119,9 +119,10 @@ class Rehearsal:
 
     def play(self) -> Requests:
         """Record all phases."""
-        played = STEPS_PLAYED
-        if self.spec.training.evaluation_batch_size is not None:
-            played = (*PHASES, EVALUATION, *STEADY)
+        training = self.spec.training
+        asked = (training.evaluation_batch_size is not None, training.completion_length is not None)
+        between = tuple(phase for phase, is_asked in zip((EVALUATION, GENERATION), asked, strict=True) if is_asked)
+        played = (*PHASES, *between, *STEADY) if between else STEPS_PLAYED
         for phase, following in zip(played, (*played[1:], ""), strict=True):
             self.requests.begin(phase)
             if phase == "optimizer":
@@ -159,6 +160,8 @@ class Rehearsal:
                 self._drop_stale()
         elif kind == EVALUATION:
             self._evaluate()
+        elif kind == GENERATION:
+            self._generate()
         elif kind == "forward":
             for _ in range(min(self.spec.training.gradient_accumulation_steps, MICRO_BATCHES) - 1):
                 self._pass(number)
@@ -230,6 +233,17 @@ class Rehearsal:
             batch.loss()
             batch.release()
         self.engine.after_evaluation()
+
+    def _generate(self) -> None:
+        """What is alive at the highest moment of generation, when the gradients of the step are gone."""
+        from memcalc.estimation.rollouts import rollout_items
+
+        if not self.choice.zeroes_gradients:
+            self.requests.drop(self.gradients)
+            self.gradients = []
+        card = None if self.spec.hardware.gpu is None else find_card(self.spec.hardware.gpu)
+        items = rollout_items(self.spec, self.stage, card)
+        self.requests.drop([self.requests.take(i.each, 0, i.component) for i in items for _ in range(i.count)])
 
     def _loss(self) -> None:
         assert self.passing is not None

@@ -13,6 +13,7 @@ def not_run(spec: Spec) -> tuple[Limit, ...]:
         "the second sequence of each pair": training.pairs,
         "the reference model": training.reference_model,
         "evaluation during training": training.evaluation_batch_size is not None,
+        "completions that the model generates": training.completion_length is not None,
         "padding-free batches": training.padding_free,
         "the mask of padded sequences": training.padding_mask != "none",
         "logits that are shifted": training.loss_shift != "labels",

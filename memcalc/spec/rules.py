@@ -16,6 +16,7 @@ from memcalc.spec.kernel_rules import kernels
 from memcalc.spec.loss_rules import loss
 from memcalc.spec.optimizer_rules import optimizing
 from memcalc.spec.products import kept_products_rules
+from memcalc.spec.rollout_rules import rollouts
 from memcalc.spec.segments import Segment, has_segments, in_order, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, Source
@@ -331,6 +332,7 @@ RULES: tuple[Rule, ...] = (
     fp8,
     kernels,
     loss,
+    rollouts,
     optimizing,
     _modelled,
 )

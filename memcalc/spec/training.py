@@ -64,6 +64,14 @@ class TrainingSpec(Block):
     evaluation_batch_size: Size | None = Field(
         None, description="sequences of an evaluation's forward pass between steps; default: no evaluation"
     )
+    completion_length: Size | None = Field(
+        None,
+        description="tokens of each sequence that the model generates itself before it trains on them (GRPO); default: "
+        "none",
+    )
+    steps_per_generation: Size | None = Field(
+        None, description="micro-batches whose completions are generated at once; default: gradient_accumulation_steps"
+    )
     gradient_accumulation_steps: Size = Field(1, description="micro-batches before each optimizer step")
     global_batch_size: Size | None = Field(None, description="b * accumulation * data_parallel, checked if given")
     dtype: Dtype = Field("bf16", description="compute dtype of forward and backward")

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.estimation.items import EVALUATED, phases_of, run_phases
+from memcalc.estimation.items import ALL_PHASES, GENERATION, phases_of, run_phases
 from memcalc.estimation.moments import Candidate
-from memcalc.estimation.moving import spans, standing
+from memcalc.estimation.moving import rollouts, spans, standing
 from memcalc.estimation.program import Kind, Program, Stream
 from memcalc.estimation.sized import Sized, Sizer
 from memcalc.estimation.stages import Stage
@@ -257,9 +257,9 @@ class StageSums:
     def __init__(self, spec: Spec, stage: Stage, card: Card | None, sizers: Sizers, count: int) -> None:
         phases = run_phases(spec)
         self.index = stage.index
-        self.totals: Matrix = np.zeros((len(EVALUATED), count))
-        self._steady: list[list[tuple[Component, Any]]] = [[] for _ in EVALUATED]  # by phase, without transient tensors
-        self._highest: list[_Highest | None] = [None] * len(EVALUATED)
+        self.totals: Matrix = np.zeros((len(ALL_PHASES), count))
+        self._steady: list[list[tuple[Component, Any]]] = [[] for _ in ALL_PHASES]  # by phase, without transient tensors
+        self._highest: list[_Highest | None] = [None] * len(ALL_PHASES)
         for (phase, component), amount in state_sums(spec, stage).items():
             self._add(phases.index(phase), component, amount)
         items, around = standing(spec, stage, card)
@@ -267,6 +267,8 @@ class StageSums:
             for phase in phases_of(item.mask, phases):
                 self._add(phases.index(phase), item.component, item.count * item.each)
                 self._add(phases.index(phase), Component.BLOCK_ROUNDING, item.count * (item.block - item.each))
+        if spec.training.completion_length is not None:
+            self._add_rollouts(spec, stage, card, phases.index(GENERATION))
         for span in spans(spec, stage, card, around, sizers.sizer_of):
             candidates = [*span.candidates]
             rows = np.array([np.broadcast_to(plain(of.bytes(moment)), count) for of, moment in candidates])
@@ -274,6 +276,21 @@ class StageSums:
             for phase in phases_of(span.mask, phases):
                 self.totals[phases.index(phase)] += rows.max(axis=0)
                 self._highest[phases.index(phase)] = found
+
+    def _add_rollouts(self, spec: Spec, stage: Stage, card: Card | None, phase: int) -> None:
+        """What generation holds, batch by batch: its forwards are sized for single numbers."""
+        count = self.totals.shape[1]
+        exact, rounding = np.zeros((len(COMPONENTS), count)), np.zeros(count)
+        fields = {name: plain(getattr(spec.training, name)) for name in BATCH}
+        for number in range(count):
+            own = {name: int(np.broadcast_to(each, count)[number]) for name, each in fields.items()}
+            run = spec.model_copy(update={"training": spec.training.model_copy(update=own)})
+            for item in rollouts(run, stage, card):
+                exact[COMPONENTS.index(item.component), number] += item.count * item.each
+                rounding[number] += item.count * (item.block - item.each)
+        for component, amounts in zip(COMPONENTS, exact, strict=True):
+            self._add(phase, component, amounts)
+        self._add(phase, Component.BLOCK_ROUNDING, rounding)
 
     def _add(self, phase: int, component: Component, amount: Any) -> None:
         self._steady[phase].append((component, plain(amount)))

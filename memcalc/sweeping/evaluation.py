@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memcalc.errors import InputError
-from memcalc.estimation.items import EVALUATED, PHASES
+from memcalc.estimation.items import ALL_PHASES, PHASES, run_phases
 from memcalc.estimation.outside import outside_bytes
 from memcalc.estimation.stages import stages_that_matter
 from memcalc.progress import Progress, silent
@@ -140,9 +140,9 @@ class _Columns:
         def column(*before: int, dtype: Any = np.int64) -> Array:
             return np.zeros((*before, *shape), dtype=dtype)
 
-        both = column(len(EVALUATED), len(COMPONENTS)) if ledger else None
+        both = column(len(ALL_PHASES), len(COMPONENTS)) if ledger else None
         codes, terms = column(dtype=np.int16), column(dtype=np.int32)
-        phases, components = column(len(EVALUATED)), column(len(COMPONENTS))
+        phases, components = column(len(ALL_PHASES)), column(len(COMPONENTS))
         return cls(codes, terms, column(), column(), column(), phases, components, both)
 
     def _each(self, function: Callable[[Array, int], Array]) -> _Columns:
@@ -242,8 +242,8 @@ class _Evaluation:
         found.outside[:] = outside_bytes(spec, card)
         found.usable[:] = -1 if card is None else card.usable_bytes
         found.terms[:] = self._terms.numbers(batches, spec)
-        if spec.training.evaluation_batch_size is not None:
-            self._phases = EVALUATED
+        asked = run_phases(spec)
+        self._phases = tuple(each for each in ALL_PHASES if each in self._phases or each in asked)
         for first in range(0, len(valid), AT_ONCE):
             cells = valid[first : first + AT_ONCE]
             own = {field: each[cells] for field, each in batches.items()}
@@ -265,9 +265,9 @@ class _Evaluation:
         phases = totals[worst, :, cells].T
         peak = phases.argmax(axis=0)
         components = np.empty((len(COMPONENTS), count))
-        ledger = np.empty((len(EVALUATED), len(COMPONENTS), count)) if self._ledger else None
+        ledger = np.empty((len(ALL_PHASES), len(COMPONENTS), count)) if self._ledger else None
         for number, stage in enumerate(stages):
-            for phase in range(len(EVALUATED)):
+            for phase in range(len(ALL_PHASES)):
                 own = np.flatnonzero(worst == number)
                 at_peak = own[peak[own] == phase]
                 if len(at_peak):
@@ -278,7 +278,8 @@ class _Evaluation:
 
     def _finished(self, found: _Columns, start: int) -> Table:
         """Return the table of the filled columns."""
-        phases = found.phases[: len(self._phases)]
+        asked = [number for number, phase in enumerate(ALL_PHASES) if phase in self._phases]
+        phases = found.phases[asked]
         peak = phases.max(axis=0)
         too_large = (found.codes == VALID) & (peak > LARGEST)
         valid = (found.codes == VALID) & ~too_large
@@ -294,7 +295,7 @@ class _Evaluation:
             found.stage,
             phases.T,
             found.components.T,
-            None if found.ledger is None else found.ledger[: len(self._phases)].transpose(2, 0, 1),
+            None if found.ledger is None else found.ledger[asked].transpose(2, 0, 1),
         )
         reserved, verdict = judged(peak, found.outside, found.usable, found.terms, self._terms.terms)
         verdict[~valid] = UNJUDGED

@@ -116,3 +116,60 @@ def test_a_head_in_tiles_is_replayed() -> None:
     assert result.confidence == "replay"
     assert result.headline.reserved_bytes is not None
     assert result.headline.reserved_bytes >= result.ledger.peak_bytes
+
+
+def test_completions_are_generated_in_a_phase_of_their_own() -> None:
+    """16 layers keep a key and a value of 8 heads of 64 in bf16 for each token of b times the accumulated batches.
+
+    Beside them stand the logits of one token each, in bf16 and fp32, their probabilities and as many random numbers.
+    """
+    result = estimate("completion_length=1000", "gradient_accumulation_steps=16", "recompute=full", "loss=tiled")
+    sequences = 2 * 16
+
+    assert result.ledger.phases[-1] == "generation"
+    assert rows(result, "generation", "keys") == 16 * sequences * 1024 * 8 * 64 * 2
+    values = rows(result, "generation", "values") - rows(result, "generation", "values so far")
+    assert values == rows(result, "generation", "keys")
+    assert rows(result, "generation", "next token") == sequences * V * 4
+    assert rows(result, "generation", "gradient") == 0
+
+
+def test_fewer_batches_are_generated_at_once_where_they_are_named() -> None:
+    many, few = (
+        estimate("completion_length=512", "gradient_accumulation_steps=16", "recompute=full", *more)
+        for more in ((), ("steps_per_generation=4",))
+    )
+
+    assert rows(many, "generation", "keys") == 4 * rows(few, "generation", "keys")
+
+
+def test_generation_under_autocast_caches_the_casts_of_all_matrices() -> None:
+    """2 bytes for each weight of the layers' matrices, and of the head's, which is the embedding's."""
+    result = estimate("completion_length=512", "recipe=amp", "recompute=full")
+
+    matrices = 16 * (D * (D + 512 + 512 + D) + 3 * D * 8192) + V * D
+    assert rows(result, "generation", "autocast cache") == 2 * matrices
+
+
+def test_a_replay_holds_what_generation_left_cached() -> None:
+    alone, generates = (
+        estimate("gradient_accumulation_steps=128", "recompute=full", "loss=tiled", *more).replayed.headline
+        for more in ((), ("completion_length=1020",))
+    )
+
+    assert alone.reserved_bytes is not None
+    assert generates.reserved_bytes is not None
+    assert generates.reserved_bytes > max(alone.reserved_bytes, generates.ledger.peak_bytes - 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("completion_length=1024",), "completion_length = 1024 leaves no prompt in sequence_length = 1024"),
+        (("steps_per_generation=2",), "steps_per_generation = 2 without completion_length: nothing is generated"),
+        (("completion_length=8", "zero_stage=3", "data_parallel=2"), "zero_stage = 3 with completion_length = 8"),
+    ],
+)
+def test_completions_follow_a_prompt(settings: tuple[str, ...], words: str) -> None:
+    with pytest.raises(memcalc.InputError, match=words):
+        estimate(*settings)

@@ -89,14 +89,26 @@ def test_its_dtype_and_its_shards_are_those_of_the_run(tmp_path: Path) -> None:
         ("precompute_ref_log_probs: true\n", set()),
         ("loss_type: simpo\n", set()),
         ("loss_type: ipo\n", set()),
-        ("num_generations: 8\n", {"reinforcement learning", REFERENCE}),  # GRPO, whose beta is not 0
-        ("num_generations: 8\nuse_vllm: true\n", {"reinforcement learning", REFERENCE, "vLLM on the GPUs that train"}),
-        ("num_generations: 8\nuse_vllm: true\nvllm_mode: server\n", {"reinforcement learning", REFERENCE}),
+        ("num_generations: 8\n", set()),  # GRPO
+        ("num_generations: 8\nuse_vllm: true\n", {"vLLM on the GPUs that train"}),
+        ("num_generations: 8\nuse_vllm: true\nvllm_mode: server\n", set()),
+        ("num_generations: 8\nreward_funcs: [org/reward-model]\n", {"a reward model"}),
+        (
+            "num_generations: 8\nsteps_per_generation: 2\ngradient_accumulation_steps: 4\n",
+            {"generation between micro-batches"},
+        ),
         ("torch_compile: true\n", {"torch.compile"}),
     ],
 )
 def test_what_trls_trainers_hold_beside_the_policy(more: str, expected: set[str], tmp_path: Path) -> None:
     assert holding(loaded(tmp_path, DPO + more)) == expected
+
+
+def test_generation_with_sharded_weights_is_not_counted(tmp_path: Path) -> None:
+    spec = loaded(tmp_path, DPO + "num_generations: 8\nfsdp: full_shard\n", "data_parallel=2")
+
+    assert holding(spec) == {"generation with sharded weights"}
+    assert spec.training.completion_length is None
 
 
 @pytest.mark.parametrize(
@@ -178,9 +190,7 @@ def test_which_of_megatrons_modules_attend(arguments: str, attention: str, step:
 
 def test_sft_holds_nothing_beside(tmp_path: Path) -> None:
     assert holding(loaded(tmp_path, LLAMA + "max_length: 1024\npacking: true\nbeta:\n")) == set()
-    assert holding(loaded(tmp_path, DPO.replace("beta: 0.1", "num_generations: 8\nbeta: 0.0"))) == {
-        "reinforcement learning"
-    }
+    assert holding(loaded(tmp_path, DPO.replace("beta: 0.1", "num_generations: 8\nbeta: 0.0"))) == set()
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ BARS = {
     "torchtune": (0.2, 1.3),
     "megatron": (0.1, 0.6),
     "trl-reward": (2.4, 0.1),
+    "trl-grpo": (2.0, 0.1),
 }
 # Those that step within backward, and axolotl's fused kernels of adapters, which are said to be overcounted; and two
 # loops over two GPUs (causes.md).

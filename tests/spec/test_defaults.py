@@ -27,6 +27,8 @@ def test_a_silent_file_has_these_values() -> None:
         "pairs": False,
         "reference_model": False,
         "evaluation_batch_size": None,
+        "completion_length": None,
+        "steps_per_generation": None,
         "gradient_accumulation_steps": 1,
         "global_batch_size": None,
         "dtype": "bf16",

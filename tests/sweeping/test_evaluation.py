@@ -321,6 +321,21 @@ def test_an_evaluation_is_a_phase_of_its_own():
     assert peaks[64, 1, 512] == "evaluation" != peaks[64, 64, 512]
 
 
+def test_generation_between_steps_is_a_phase_of_its_own() -> None:
+    """Its batch varies with the micro-batch and the accumulated ones; next to it there may be an evaluation or none."""
+    axes: dict[Any, Any] = {
+        "completion_length": [None, 100],
+        "evaluation_batch_size": [None, 4],
+        "gradient_accumulation_steps": [1, 64],
+        "b": [1, 8],
+        "s": [128, 512],
+    }
+    table = evaluate("gpt2", axes, "implementation=huggingface", gpu="h100-80gb")
+
+    assert_same("gpt2", table, "implementation=huggingface", gpu="h100-80gb")
+    assert table.phases[-2:] == ("evaluation", "generation")
+
+
 def test_tables_over_fsdps_policy_equal_single_estimates() -> None:
     axes: dict[str, Any] = {
         "parallelism.fsdp.param_dtype": ["bf16", None],

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.blocks.catalogue import Gradients, Part, has_own_tape, program
 from memcalc.estimation.blocks.structure import Structure, structure_of
-from memcalc.estimation.generation.forwards import Forward, LayerCache, layer_cache
+from memcalc.estimation.generation.forwards import Forward, LayerCache, forwards_of, layer_cache
 from memcalc.estimation.items import Item
 from memcalc.estimation.program import Program, When
 from memcalc.estimation.sized import Sized, sizer_of
@@ -56,6 +56,17 @@ class Moment(NamedTuple):
 
     bytes: int
     held: tuple[Held, ...]
+
+
+def highest_moments(spec: Spec, stage: Stage, card: Card | None) -> dict[str, Moment]:
+    """Return the peak of each phase that runs the model."""
+    assert spec.inference is not None
+    found: dict[str, Moment] = {}
+    for forward in forwards_of(spec.inference):
+        moment = highest(spec, stage, card, forward)
+        if forward.phase not in found or moment.bytes > found[forward.phase].bytes:
+            found[forward.phase] = moment
+    return found
 
 
 def highest(spec: Spec, stage: Stage, card: Card | None, forward: Forward) -> Moment:

@@ -9,8 +9,8 @@ from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import UNSPREAD, Copy, copy_item
 from memcalc.estimation.estimate import UNKNOWN, Played, family_notes
 from memcalc.estimation.frozen import all_parameters
-from memcalc.estimation.generation.forwards import forwards_of, phases_of
-from memcalc.estimation.generation.moments import Moment, highest, moment_items
+from memcalc.estimation.generation.forwards import phases_of
+from memcalc.estimation.generation.moments import highest_moments, moment_items
 from memcalc.estimation.generation.pools import cache_bytes, pool_items
 from memcalc.estimation.items import Item
 from memcalc.estimation.limits import limits_of
@@ -82,17 +82,6 @@ def allocated_bytes(spec: Spec, stage: Stage, card: Card | None) -> int:
         for bit, phase in enumerate(phases):
             totals[phase] += item.block * item.count * (item.mask >> bit & 1)
     return max(totals.values())
-
-
-def highest_moments(spec: Spec, stage: Stage, card: Card | None) -> dict[str, Moment]:
-    """Return the peak of each phase that runs the model."""
-    assert spec.inference is not None
-    found: dict[str, Moment] = {}
-    for forward in forwards_of(spec.inference):
-        moment = highest(spec, stage, card, forward)
-        if forward.phase not in found or moment.bytes > found[forward.phase].bytes:
-            found[forward.phase] = moment
-    return found
 
 
 def _standing(spec: Spec, stage: Stage, card: Card | None, phases: tuple[str, ...]) -> Iterator[Item]:

@@ -1,0 +1,100 @@
+"""Completions that the model generates between steps, to train on them (GRPO), beside what a step leaves.
+
+transformers 5.23 generation/utils.py, _sample, under torch.no_grad: the cache grows token by token, and each forward
+ends with the logits of one token of each sequence. Sources of the batch: TRL 1.16 trl/trainer/grpo_trainer.py,
+_prepare_inputs (steps_per_generation micro-batches at once) and _generate_single_turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from operator import attrgetter
+
+from memcalc.estimation.allocation import rounded
+from memcalc.estimation.choice import choice_of
+from memcalc.estimation.generation.moments import highest_moments, moment_items
+from memcalc.estimation.items import GENERATION, Item, mask_of
+from memcalc.estimation.sharding import stage_parameters
+from memcalc.estimation.stages import Stage
+from memcalc.ledger.component import Component
+from memcalc.spec.cards import Card
+from memcalc.spec.inference import InferenceSpec
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+
+DRAW = "ATen native/Distributions.cpp, multinomial: q = empty_like(self).exponential_()"
+CACHE = "ATen autocast_mode.cpp, cached_cast"
+SAMPLE = "transformers 5.23 generation/utils.py, _sample: softmax of the next token's scores"
+
+
+def rollout_items(spec: Spec, stage: Stage, card: Card | None) -> Iterator[Item]:
+    """The highest moment of generation on one stage: its cache, what a forward makes, and what sampling does.
+
+    Where autocast runs over fp32 weights, queries and keys are in fp32 as they are rotated; values are counted so too.
+    The casts of weights are cached until the forward has ended (ATen autocast_mode.cpp, cached_cast).
+    """
+    run, mask = generating(spec), mask_of(GENERATION)
+    yield from moment_items(max(highest_moments(run, stage, card).values(), key=attrgetter("bytes")), mask)
+    scores = (run.training.micro_batch_size, spec.model.vocab_size)
+    yield _temporary("head", "probabilities of the next token", scores, "fp32", 1, "4·b·V", SAMPLE)
+    yield _temporary("head", "random numbers that it is drawn by", scores, "fp32", 1, "4·b·V", DRAW)
+    training = spec.training
+    if training.autocasts and training.finetune == "full" and choice_of(spec).base == "fp32":
+        dtype = training.dtype
+        for held in stage_parameters(spec, stage):
+            multiplied = held.where != "embedding" or (spec.model.tie_word_embeddings and "tokens" in held.module)
+            if len(held.axes) > 1 and multiplied:
+                name, formula = f"weight in {dtype} (autocast cache)", f"{DTYPE_BYTES[dtype]}·{held.formula}"
+                yield _temporary(held.module, name, held.shape, dtype, held.count, formula, CACHE)
+
+
+def _temporary(
+    module: str, tensor: str, shape: tuple[int, ...], dtype: str, count: int, formula: str, citation: str
+) -> Item:
+    each = DTYPE_BYTES[dtype] * math.prod(shape)
+    given = (each, rounded(each), mask_of(GENERATION), formula, citation)
+    return Item(Component.TEMPORARIES, module, tensor, shape, dtype, count, *given)
+
+
+def generating(spec: Spec) -> Spec:
+    """The run as one of generation: as many sequences as are generated at once, of prompts of what is left of them."""
+    training = spec.training
+    assert training.completion_length is not None
+    sequences = training.micro_batch_size * (training.steps_per_generation or training.gradient_accumulation_steps)
+    prompt = training.sequence_length - training.completion_length
+    dtype = "fp32" if choice_of(spec).base == "fp32" else training.dtype
+    inference = InferenceSpec.model_construct(
+        batch_size=sequences,
+        prompt_length=prompt,
+        new_tokens=training.completion_length,
+        context_length=training.sequence_length,
+        dtype=dtype,
+        quantization="none" if training.qlora is None else training.qlora.quantization,
+        cache="dynamic",
+        implementation="huggingface" if training.implementation == "huggingface" else "plain",
+        attention=training.attention,
+        torch_version=training.torch_version,
+    )
+    changed = {
+        "micro_batch_size": sequences,
+        "sequence_length": prompt,
+        "gradient_accumulation_steps": 1,
+        "dtype": dtype,
+        "recipe": "fp32" if dtype == "fp32" else "pure",
+        "autocast": None,
+        "finetune": "full",
+        "lora": None,
+        "qlora": None,
+        "recompute": "none",
+        "recompute_keep": (),
+        "offload_activations": "none",
+        "padding_mask": "none",
+        "pairs": False,
+        "reference_model": False,
+        "loss": "materialized",
+        "dropout": 0.0,
+        "evaluation_batch_size": None,
+        "completion_length": None,
+    }
+    return spec.model_copy(update={"training": training.model_copy(update=changed), "inference": inference})
