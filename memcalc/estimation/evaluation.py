@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.engines.buffers import Around
+from memcalc.estimation.items import Item
 from memcalc.estimation.passes import beside, pieces_of
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.sized import Sizer
@@ -23,8 +24,26 @@ def evaluated(spec: Spec) -> Spec:
     """
     training = spec.training
     assert training.evaluation_batch_size is not None
+    return _without_training(spec, training.evaluation_batch_size)
+
+
+def scored_by_reference(spec: Spec) -> bool:
+    """Whether a reference model scores a micro-batch when the policy's loss is there, before backward.
+
+    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss. With completions of its own (GRPO) it has scored them before.
+    """
+    return spec.training.reference_model and spec.training.completion_length is None
+
+
+def reference_run(spec: Spec) -> Spec:
+    """The run whose forward pass and loss are those of the reference model on a micro-batch."""
+    return _without_training(spec, spec.training.micro_batch_size)
+
+
+def _without_training(spec: Spec, batch: int) -> Spec:
+    training = spec.training
     changed = {
-        "micro_batch_size": training.evaluation_batch_size,
+        "micro_batch_size": batch,
         "gradient_accumulation_steps": 1,
         "recompute": "none",
         "recompute_keep": (),
@@ -54,6 +73,21 @@ class PlannedWithoutGradients(PlannedTimeline):
 def without_gradients(structure: Structure) -> Structure:
     """Return the options of modules that run without gradients."""
     return structure._replace(evaluates=True, checkpoints_layers=False)
+
+
+def reference_items(run: Spec, stage: Stage, sizer: Sizer, around: Around) -> tuple[tuple[Item, int], ...]:
+    """What the forward of the reference model holds at its highest moment.
+
+    Args:
+        run: as `reference_run` gives it.
+        stage: the pipeline stage.
+        sizer: of the run.
+        around: the engine's buffers around the layers.
+    """
+    (timeline,) = evaluation_timelines(run, stage, sizer, around)
+    moments = [timeline.highest(stream) for stream in ("forward", "loss")]
+    highest = max(moments, key=lambda each: each.bytes)
+    return tuple((item, item.count) for item in timeline.items([(highest, 0)]))
 
 
 def evaluation_timelines(run: Spec, stage: Stage, sizer: Sizer, around: Around) -> list[WithoutGradients]:

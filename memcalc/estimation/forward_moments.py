@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.estimation.engines.zero3_gathering import gathered
+from memcalc.estimation.items import Item
 from memcalc.estimation.moments import Block, Candidate, place
 from memcalc.estimation.program import When
 from memcalc.estimation.sharding import stage_parameters
@@ -84,6 +85,11 @@ class ForwardMoments(StageBlocks):
         holdings = [*self._saved(index, self.stage.stop, "forward"), (index, given, 1)]
         items = (*((item, 1) for item in self.around.before_head), *self._gathered(self.stage.stop))
         yield Candidate(holdings, items, f"{block.name}: parameters arrive")
+
+    def after_loss(self, beside: tuple[tuple[Item, int], ...]) -> Candidate:
+        """The moment between loss and backward, with what another model holds then."""
+        saved = self._saved(len(self.blocks), self.stage.stop, "backward")
+        return Candidate(saved, (*beside, *self._gathered(self.stage.stop)), "forward of the reference model")
 
     def _loss_moments(self) -> Iterator[Candidate]:
         if not self.stage.has_head:

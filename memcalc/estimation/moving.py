@@ -7,7 +7,13 @@ from typing import NamedTuple
 
 from memcalc.estimation.communication import communication_buffers
 from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.evaluation import evaluated, evaluation_timelines
+from memcalc.estimation.evaluation import (
+    evaluated,
+    evaluation_timelines,
+    reference_items,
+    reference_run,
+    scored_by_reference,
+)
 from memcalc.estimation.items import EVALUATION, Item, mask_of, phases_of, run_phases
 from memcalc.estimation.moments import Candidate, Highest
 from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
@@ -111,12 +117,18 @@ def spans(
         sizer_of: returns the sizer of a run on a GPU.
     """
     sizer = sizer_of(spec, card)
+    reference: tuple[tuple[Item, int], ...] = ()
+    if scored_by_reference(spec):
+        other = reference_run(spec)
+        reference = reference_items(other, stage, sizer_of(other, card), around)
     kind = PlannedTimeline if has_segments(spec.training.recompute) else Timeline
     for exist, passes in passes_of(spec, stage, card):
         surroundings = beside(spec, around, exist=exist)
         timelines = [kind(spec, piece, sizer, *surroundings) for piece in pieces_of(spec, stage)]
         for each in passes:
             candidates = [(of, moment) for of in timelines for moment in of.candidates(each.stream, each.workspace)]
+            if each.stream == "loss" and reference:
+                candidates += [(of, of.after_loss(reference)) for of in timelines]
             yield Span(each.mask, iter(candidates))
     if spec.training.evaluation_batch_size is not None:
         run = evaluated(spec)

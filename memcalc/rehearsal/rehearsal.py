@@ -12,7 +12,12 @@ from memcalc.errors import OutOfMemory
 from memcalc.estimation.arriving import gradients_on_arrival
 from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.evaluation import PlannedWithoutGradients, evaluated
+from memcalc.estimation.evaluation import (
+    PlannedWithoutGradients,
+    evaluated,
+    reference_run,
+    scored_by_reference,
+)
 from memcalc.estimation.items import BIT, EVALUATION, GENERATION, PHASES, STEPS
 from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.planned import PlannedTimeline
@@ -113,6 +118,7 @@ class Rehearsal:
         self.named: list[int] = []  # output of the previous micro-batch, which a variable still references
         self.stale: list[int] = []  # gradients of the previous step
         self.passing: MicroBatch | None = None  # the current micro-batch
+        self.reference: MicroBatch | None = None  # the reference model's micro-batch
         self.kinds: dict[bool, MicroBatch] = {}  # the micro-batches without and with existing gradients
         self.steady_step: Written | None = None  # the optimizer step, for all steps but the first
         self.steady_gradients: list[int] = []  # the gradients it was recorded with
@@ -217,22 +223,25 @@ class Rehearsal:
         if not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
-        run = evaluated(self.spec)
-        card = None if run.hardware.gpu is None else find_card(run.hardware.gpu)
-        arriving = gradients_on_arrival(run, exist=False, sharded=False)
-        timeline = PlannedWithoutGradients(run, self.stage, run_sizer(run, card), arriving, Around())
-        plan = items_of((), run.model.num_layers)
-        evaluation = self.passing_type(
-            self.requests, timeline, plan, self.engine, self.parameters, self.workspace.each, self.threads
-        )
-        batch = MicroBatch(self.requests, evaluation)
+        batch = self._without_gradients(evaluated(self.spec))
         for _ in range(2):
             if not self.engine.keeps_gradients:  # the first batch leaves units unsharded
-                batch = MicroBatch(self.requests, evaluation)
+                batch = MicroBatch(self.requests, batch.passing)
             batch.forward()
             batch.loss()
             batch.release()
         self.engine.after_evaluation()
+
+    def _without_gradients(self, run: Spec) -> MicroBatch:
+        """A micro-batch whose forward autograd does not record."""
+        card = None if run.hardware.gpu is None else find_card(run.hardware.gpu)
+        arriving = gradients_on_arrival(run, exist=False, sharded=False)
+        timeline = PlannedWithoutGradients(run, self.stage, run_sizer(run, card), arriving, Around())
+        plan = items_of((), run.model.num_layers)
+        passing = self.passing_type(
+            self.requests, timeline, plan, self.engine, self.parameters, self.workspace.each, self.threads
+        )
+        return MicroBatch(self.requests, passing)
 
     def _generate(self) -> None:
         """What is alive at the highest moment of generation, when the gradients of the step are gone."""
@@ -249,6 +258,11 @@ class Rehearsal:
         assert self.passing is not None
         self.passing.loss()
         self._forget_output()
+        if scored_by_reference(self.spec) and self.choice.data_parallel == 1:
+            self.reference = self.reference or self._without_gradients(reference_run(self.spec))
+            self.reference.forward()
+            self.reference.loss()
+            self.reference.release()
 
     def _forget_output(self) -> None:
         """Free the output of the previous micro-batch: its variable now references the current one."""

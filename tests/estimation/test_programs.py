@@ -173,3 +173,40 @@ def test_a_replay_holds_what_generation_left_cached() -> None:
 def test_completions_follow_a_prompt(settings: tuple[str, ...], words: str) -> None:
     with pytest.raises(memcalc.InputError, match=words):
         estimate(*settings)
+
+
+def test_the_reference_scores_a_micro_batch_beside_the_policys_graph() -> None:
+    """After the policy's loss, before backward: its casts of all matrices, and what one layer's forward makes.
+
+    A layer's forward makes gate, up, silu and their product in 16 bits, of which three are there at once; the policy's
+    own loss, which has passed by then, made a tile of logits and the head's rows for it.
+    """
+    given = ("recipe=amp", "loss=tiled", "pairs=true")
+    policy, both = (estimate(*given, f"reference_model={each}") for each in ("false", "true"))
+
+    assert both.ledger.peak_phase.startswith("loss")
+    weights = rows(both, "loss_2", "of the reference model")
+    more = both.ledger.totals["loss_2"] - policy.ledger.totals["loss_2"] - weights
+    assert weights == 4 * both.parameters
+    casts, layer = 2 * 16 * (D * (D + 512 + 512 + D) + 3 * D * 8192), 3 * 2 * 2 * TOKENS * 8192
+    tile = 2 * 4096 * 32768 + 2 * 32768 * D
+    assert casts - tile < more < casts + 2 * layer
+
+
+def test_a_replay_runs_the_reference_before_backward() -> None:
+    given = ("recipe=amp", "loss=tiled", "pairs=true")
+    policy, both = (estimate(*given, f"reference_model={each}").replayed.headline for each in ("false", "true"))
+
+    assert policy.reserved_bytes is not None
+    assert both.reserved_bytes is not None
+    assert both.reserved_bytes >= both.ledger.peak_bytes
+    assert both.reserved_bytes - policy.reserved_bytes > 4 * 1_235_814_400 + 2**28  # its weights, and its casts
+
+
+def test_completions_are_scored_by_the_reference_before_the_policys_forward() -> None:
+    given = ("recipe=amp", "loss=tiled", "completion_length=16")
+    policy, both = (estimate(*given, f"reference_model={each}") for each in ("false", "true"))
+
+    weights = rows(both, "loss_2", "of the reference model")
+    rounding = both.ledger.totals["loss_2"] - policy.ledger.totals["loss_2"] - weights
+    assert 0 <= rounding < 0.01 * weights

@@ -336,6 +336,18 @@ def test_generation_between_steps_is_a_phase_of_its_own() -> None:
     assert table.phases[-2:] == ("evaluation", "generation")
 
 
+def test_tables_over_a_reference_model_equal_single_estimates() -> None:
+    axes: dict[Any, Any] = {
+        "reference_model": [True, False],
+        "pairs": [True, False],
+        "recompute": ["none", "full"],
+        "b": [1, 2, 8],
+        "s": [128, 512],
+    }
+    given = ("implementation=huggingface", "recipe=amp", "loss=tiled")
+    assert_same("gpt2", evaluate("gpt2", axes, *given), *given)
+
+
 def test_tables_over_fsdps_policy_equal_single_estimates() -> None:
     axes: dict[str, Any] = {
         "parallelism.fsdp.param_dtype": ["bf16", None],
