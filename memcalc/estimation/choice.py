@@ -18,6 +18,8 @@ from memcalc.spec.cards import find_card
 from memcalc.spec.kernels import multiprocessors
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
+from memcalc.spec.zero import DEFAULT as ZERO
+from memcalc.spec.zero import ZeroSpec
 from memcalc.workspaces.multiprocessors import Multiprocessors
 
 
@@ -56,6 +58,7 @@ class Choice(NamedTuple):
     fp8_weights: bool = False  # Transformer Engine's linear layers store FP8 weights alone
     held_in: str = ""  # dtype of the stored weights, where it is not `base`
     refers: bool = False  # a frozen reference copy of the model is resident
+    zero: ZeroSpec = ZERO  # DeepSpeed's buffer sizes
     narrow_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in FP8
 
     @property
@@ -133,6 +136,7 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.data_parallel_replicate > 1,
         training.fp8_params,
         refers=training.reference_model,
+        zero=spec.parallelism.zero,
         narrow_gather=float8_of(spec) if training.fp8_all_gather else None,
     )
 

@@ -31,11 +31,12 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
     if not trains:
         return
     recipe = RECIPES[choice.recipe]
-    if recipe.master is not None:
+    copied = choice.zero.copies_fp32_weights and choice.partitions_gradients and choice.zero_stage == 3
+    if recipe.master is not None or (copied and choice.base == "fp32"):
         citation = f"{ZERO}.1: an fp32 copy that the optimizer updates"
         made = "input" if choice.masters_follow_flattening else "optimizer"
         phases, role = from_phase(made), Role.MASTER_WEIGHTS
-        yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master, 1, phases, citation, role=role)
+        yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master or "fp32", 1, phases, citation, role=role)
     # DeepSpeed's stage 1 reduces and frees them after backward
     gradients_from = 1 if choice.engine == "deepspeed" else 2
     if recipe.gradients is not None:

@@ -70,6 +70,16 @@ RELEASES = {
             ),
         },
     ),
+    "deepspeed": Package(
+        "DeepSpeed",
+        ("0.19.8", "0.18.2"),
+        {
+            "0.19": Change(
+                "Under ZeRO-3 the optimizer updates a copy of weights that are fp32, too; before, the weights.",
+                "runtime/zero/stage3.py, _create_fp32_partitions",
+            ),
+        },
+    ),
     "trl": Package(
         "TRL",
         ("1.16.0", "1.14.2", "1.6.0"),

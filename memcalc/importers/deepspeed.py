@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.deepspeed import place_copies, place_zero
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.scripts import place_outputs
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
@@ -76,20 +77,16 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.cpu_offload_param": fact("cpu_offload_param", "parallelism.offload"),
     "zero_optimization.offload_optimizer*": nothing("part of the offload"),
     "zero_optimization.offload_param*": nothing("part of the offload"),
-    # zero/config.py: the defaults, which are counted. A smaller bucket holds less.
-    **{
-        f"zero_optimization.{name}_bucket_size": lacking(
-            "a bucket of its own size", "the default of the engine is counted", beyond=500_000_000
-        )
-        for name in ("reduce", "allgather")
-    },
+    "zero_optimization.reduce_bucket_size": part("parallelism.zero.reduce_bucket_size"),
+    # zero/config.py: the default, which is counted. A smaller bucket holds less.
+    "zero_optimization.allgather_bucket_size": lacking("a bucket of its own size", _DEFAULT, beyond=500_000_000),
     **{
         f"zero_optimization.{prefix}{name}": meaning
         for prefix in ("", "stage3_")
         for name, meaning in (
-            ("prefetch_bucket_size", lacking("a prefetch of its own size", _DEFAULT, beyond=50_000_000)),
+            ("prefetch_bucket_size", part("parallelism.zero.prefetch_bucket_size")),
             ("max_live_parameters", lacking("gathered weights that are kept", _DEFAULT, beyond=1_000_000_000)),
-            ("param_persistence_threshold", lacking("small weights that stay whole", _DEFAULT, beyond=100_000)),
+            ("param_persistence_threshold", part("parallelism.zero.param_persistence_threshold")),
             ("model_persistence_threshold", overcounted("small weights that stay whole", "without an upper bound")),
         )
     },
@@ -165,6 +162,11 @@ def finish_deepspeed(draft: Draft) -> None:
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
     place_outputs(draft)
+    beginning = "zero_optimization."
+    place_zero(
+        draft, {key.removeprefix(beginning): each for key, each in draft.said.items() if key.startswith(beginning)}
+    )
+    place_copies(draft)
     if "training.optimizer" not in draft.values.keys() | draft.overridden.keys():
         draft.notes.append("no optimizer in the DeepSpeed config; assuming adamw. Change it with --set optimizer=")
     micro = "training.micro_batch_size" in draft.values.keys() | draft.overridden.keys()

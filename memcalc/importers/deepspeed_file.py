@@ -10,6 +10,7 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.files import read_text
+from memcalc.frameworks.deepspeed import place_zero
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.importers.deepspeed import OPTIMIZERS
@@ -45,6 +46,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
     zero = zero if isinstance(zero, Mapping) else {}
     offload = {name: _device(zero.get(f"offload_{name}")) for name in ("optimizer", "param")}
     draft.facts["offload"], draft.facts["offload_param"] = offload["optimizer"], offload["param"]
+    place_zero(draft, zero)
     stage = zero.get("stage", 0)
     return stage if type(stage) is int and 0 <= stage <= 3 else None
 

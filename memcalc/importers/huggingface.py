@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.frameworks.deepspeed import place_copies
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import (
@@ -183,6 +184,7 @@ def finish_trainer(
             draft.default("training.autocast", True)  # accelerator.py, prepare_model: whatever the weights are in
     if low and autocasts and not policy:
         _weight_dtype(draft, weights)
+    place_copies(draft)
 
 
 def _weight_dtype(draft: Draft, weights: str) -> None:

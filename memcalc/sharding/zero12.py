@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.engines.zero_reduction import BUCKET
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
@@ -60,6 +59,7 @@ class ZeRO12(Engine):
         aligned = ALIGNMENT * choice.data_parallel
         self.padding = -self.begins[-1] % aligned
         self.share = (self.begins[-1] + self.padding) // choice.data_parallel
+        self.bucket_size = choice.zero.reduce_bucket_size  # elements
         self.have_gradients = False
         self.bucket: int | None = None
         self.waiting: list[Waiting] = []
@@ -106,7 +106,7 @@ class ZeRO12(Engine):
         """Put a ready gradient into the bucket (stage 2), or keep it (stage 1). Source: process_gradients."""
         assert gradient.parameter is not None
         if self.bucket is None:
-            self.bucket = self.requests.take(BUCKET * self.dtype_bytes)
+            self.bucket = self.requests.take(self.bucket_size * self.dtype_bytes)
         position = self.positions[gradient.parameter].popleft()
         if self.keeps_gradients:
             self.ready.append((position, gradient.storage))
@@ -161,10 +161,10 @@ class ZeRO12(Engine):
         Source: reduce_independent_p_g_buckets_and_remove_grads.
         """
         begin, elements = self.begins[position], self.trained[position].elements
-        if self.inside + elements > BUCKET:
+        if self.inside + elements > self.bucket_size:
             self._reduce()
         self.inside += elements
-        if elements > BUCKET:
+        if elements > self.bucket_size:
             self.waiting.append(Waiting(begin, elements, storage))
             return
         self.waiting.append(Waiting(begin, elements, None))
@@ -175,7 +175,7 @@ class ZeRO12(Engine):
 
         Source: reduce_ipg_grads, average_tensor, allreduce_and_scatter, copy_grads_in_partition.
         """
-        for together in reduced_together(self.waiting, self.share):
+        for together in reduced_together(self.waiting, self.share, self.bucket_size):
             if len(together) > 1:  # flattening does not copy a single tensor
                 self.requests.drop((self.requests.take(sum(together) * self.dtype_bytes),))
         for each in self.waiting:
@@ -239,7 +239,7 @@ def flat_tensor(elements: int) -> Parameters:
     return Parameters([Held("partition", "flat", (("P/N", elements),), 1, "head")])
 
 
-def reduced_together(waiting: Sequence[Waiting], share: int) -> Iterator[list[int]]:
+def reduced_together(waiting: Sequence[Waiting], share: int, bucket: int) -> Iterator[list[int]]:
     """Yield the sizes of slices that are flattened into one buffer; consecutive slices of one rank are merged."""
     slices: list[tuple[int, int]] = []  # rank and elements
     for each in waiting:
@@ -253,7 +253,7 @@ def reduced_together(waiting: Sequence[Waiting], share: int) -> Iterator[list[in
     together: list[int] = []
     for _, elements in slices:
         together.append(elements)
-        if sum(together) > BUCKET:
+        if sum(together) > bucket:
             yield together
             together = []
     if together:

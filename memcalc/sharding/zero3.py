@@ -14,8 +14,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from memcalc.estimation.choice import Choice
-from memcalc.estimation.engines.zero3_gathering import MOST_LIVE, PERSISTENT, PREFETCH, REUSE_DISTANCE
-from memcalc.estimation.engines.zero_reduction import BUCKET
+from memcalc.estimation.engines.zero3_gathering import MOST_LIVE, REUSE_DISTANCE
 from memcalc.estimation.sharding import Held, Parameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
@@ -116,7 +115,7 @@ class ZeRO3(Engine):
             take(elements * FLOAT, 0, Component.MASTER_WEIGHTS)
         drop((converted,))
         drop((take(max(groups) * FLOAT, 0, Component.GRADIENTS),))
-        take(BUCKET * self.dtype_bytes)
+        take(self.choice.zero.reduce_bucket_size * self.dtype_bytes)
         take(sum(groups) * self.dtype_bytes, 0, Component.GRADIENTS)
         for number in self.trained:  # create_reduce_and_remove_grad_hooks
             drop((take(self._gathered_bytes(number)),))
@@ -195,7 +194,7 @@ class ZeRO3(Engine):
             number, later = self.queue.popleft()
             self.fetched_for[number] = later
         ahead: list[int] = []
-        size, room = 0, min(MOST_LIVE - self.live, PREFETCH)
+        size, room = 0, min(MOST_LIVE - self.live, self.choice.zero.prefetch_bucket_size)
         while self.queue and size < room:
             number, later = self.queue.popleft()
             if number not in self.there and number not in self.arriving and number not in ahead:
@@ -243,7 +242,10 @@ class ZeRO3(Engine):
 
     def _is_far(self, number: int) -> bool:
         """Return whether a parameter is freed before its next use, once the order of modules is known."""
-        if self.elements[number] <= PERSISTENT or self.fetched_for[number] > self.turn:
+        if (
+            self.elements[number] <= self.choice.zero.param_persistence_threshold
+            or self.fetched_for[number] > self.turn
+        ):
             return False
         again = next((later for later in self.uses[number] if later >= self.turn), None)
         return again is None or self.passed[again] - self.passed[self.turn] >= REUSE_DISTANCE
@@ -275,9 +277,9 @@ class ZeRO3(Engine):
         """
         assert gradient.parameter is not None
         number = self.positions[gradient.parameter].popleft()
-        if self.inside + self.elements[number] > BUCKET:
+        if self.inside + self.elements[number] > self.choice.zero.reduce_bucket_size:
             self._reduce()
-        fits = self.inside + self.elements[number] <= BUCKET
+        fits = self.inside + self.elements[number] <= self.choice.zero.reduce_bucket_size
         self.inside += self.elements[number]
         self.bucket.append(Gradients(number, None if fits else gradient.storage))
         if fits:
@@ -344,5 +346,5 @@ class ZeRO3(Engine):
     def after_step(self) -> None:
         """Gather the small parameters that stay gathered. Source: _post_step."""
         for number, elements in enumerate(self.elements):
-            if elements <= PERSISTENT:
+            if elements <= self.choice.zero.param_persistence_threshold:
                 self.there[number] = self.requests.take(self._gathered_bytes(number))

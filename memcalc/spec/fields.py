@@ -15,6 +15,7 @@ from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 from memcalc.spec.words import advice_for, field_of, is_word, translated, words
 from memcalc.spec.yaml_source import Path, Source
+from memcalc.spec.zero import ZeroSpec
 
 BLOCKS: dict[str, type[Block]] = {
     "model": ModelSpec,
@@ -36,11 +37,12 @@ NESTED: dict[str, type[Block]] = {
     "optimizer_options": OptimizerOptions,
     "versions": VersionsSpec,
     "fsdp": FsdpSpec,
+    "zero": ZeroSpec,
 }
 HOME = {
     **dict.fromkeys(("moe", "mla"), "model"),
     **dict.fromkeys(("lora", "qlora", "optimizer_options", "versions"), "training"),
-    "fsdp": "parallelism",
+    **dict.fromkeys(("fsdp", "zero"), "parallelism"),
 }
 
 SYMBOLS: dict[str, dict[str, str]] = {

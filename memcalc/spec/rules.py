@@ -300,6 +300,16 @@ def _engine(spec: Spec) -> Iterator[Broken]:
         )
 
 
+def _zero(spec: Spec) -> Iterator[Broken]:
+    engine = spec.parallelism.engine
+    if engine != "deepspeed" and not spec.parallelism.zero.is_default:
+        yield Broken(
+            ("parallelism", "zero"),
+            f"zero is set, but engine = {engine}, which has no such buffers.",
+            "Set engine: deepspeed, or leave zero out.",
+        )
+
+
 def _modelled(spec: Spec) -> Iterator[Broken]:
     training, parallelism = spec.training, spec.parallelism
     unknown: dict[Path, tuple[str, str]] = {}
@@ -325,6 +335,7 @@ RULES: tuple[Rule, ...] = (
     parallel_rules.replicas,
     parallel_rules.one_dtype,
     fsdp_rules.policy,
+    _zero,
     offload_rules.offload,
     offload_rules.activations,
     parallel_rules.schedule,

@@ -13,6 +13,7 @@ from memcalc.spec.model import Block, Probability, Size
 from memcalc.spec.optimizers import Average, Norm, Optimizer, OptimizerImplementation, OptimizerOptions
 from memcalc.spec.programs import Framework, VersionsSpec
 from memcalc.spec.segments import RecomputeLayers
+from memcalc.spec.zero import ZeroSpec
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 WeightDtype = Literal["bf16", "fp16"]
@@ -282,6 +283,7 @@ class ParallelismSpec(Block):
         0, description="what is sharded: 1: optimizer state, 2: gradients too, 3: weights too"
     )
     fsdp: FsdpSpec = Field(FsdpSpec(), description="FSDP2's mixed-precision policy, units and reductions")
+    zero: ZeroSpec = Field(ZeroSpec(), description="DeepSpeed's buffer sizes, and what its release copies")
     offload: Offload = Field(
         "none",
         description="in host memory: optimizer: master weights, gradients and states (ZeRO-Offload) | parameters: "

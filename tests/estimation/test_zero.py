@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import memcalc
 from memcalc.estimation.engines.zero3_gathering import gathered
 from memcalc.estimation.engines.zero_reduction import Reduction, after_backward, first_layer, first_share, in_backward
 from memcalc.estimation.sharding import Parameters, stage_parameters
 from memcalc.estimation.stages import stages_of
 from memcalc.ledger.component import Component
+from memcalc.spec.zero import DEFAULT as ZERO
+
+BUCKET = ZERO.reduce_bucket_size
 
 # Llama-3.2-1B: a table of 128256 x 2048, which is the head, too; a layer of 2 norms of 2048, qkv 3072 x 2048,
 # output 2048 x 2048 and three matrices of 8192 x 2048.
@@ -31,16 +36,16 @@ def test_a_bucket_that_the_table_would_overflow_is_reduced_first() -> None:
     parameters = parameters_of("llama-3.2-1b", "num_layers=4")
     inside = 4 * LAYER + NORM
 
-    embedding, end = in_backward(parameters, 8)
+    embedding, end = in_backward(parameters, 8, BUCKET)
     assert (embedding.place, embedding.copied, embedding.beside) == ("embedding", inside, 0)
     assert end == Reduction("end", 0, 0, 0, 0, inside + TABLE)
-    assert in_backward(parameters, 0)[-1].copied == TABLE  # stage 2 flattens it
-    assert first_layer(parameters) is None
+    assert in_backward(parameters, 0, BUCKET)[-1].copied == TABLE  # stage 2 flattens it
+    assert first_layer(parameters, BUCKET) is None
 
 
 def test_a_gradient_larger_than_the_bucket_waits_where_it_is() -> None:
     """Llama-3-8B's head has 128256 x 4096 = 525,336,576: it is there until the norm's gradient comes."""
-    head, *_, end = in_backward(parameters_of("llama-3-8b"), 8)
+    head, *_, end = in_backward(parameters_of("llama-3-8b"), 8, BUCKET)
 
     assert (head.place, head.copied, head.beside) == ("head", 0, 128256 * 4096)
     assert (end.place, end.beside) == ("end", 128256 * 4096)
@@ -50,8 +55,8 @@ def test_the_bucket_is_full_after_so_many_layers() -> None:
     """8 layers and the norm are 486,574,080 elements; the ninth layer from the end overflows it with its second matrix."""
     parameters = parameters_of("llama-3.2-1b")
 
-    assert first_layer(parameters) == 16 - 9
-    assert in_backward(parameters, 8)[0].copied == NORM + 8 * LAYER
+    assert first_layer(parameters, BUCKET) == 16 - 9
+    assert in_backward(parameters, 8, BUCKET)[0].copied == NORM + 8 * LAYER
 
 
 def test_the_first_rank_s_share() -> None:
@@ -61,7 +66,7 @@ def test_the_first_rank_s_share() -> None:
 
 def test_stage_1_goes_through_all_gradients_from_the_first() -> None:
     """The table and 3 layers are 445,132,800 elements; of the fourth the bucket takes what is left."""
-    first, end = after_backward(parameters_of("llama-3.2-1b", "num_layers=4"))
+    first, end = after_backward(parameters_of("llama-3.2-1b", "num_layers=4"), BUCKET)
 
     assert TABLE + 3 * LAYER < first.copied <= 500_000_000
     assert first.copied + end.copied == TABLE + 4 * LAYER + NORM
@@ -73,7 +78,7 @@ def test_a_small_model_is_gathered_whole_and_let_go_layer_by_layer() -> None:
     One layer is what is gathered ahead, in one buffer, beside its five copies.
     """
     parameters = parameters_of("llama-3.2-1b", "num_layers=4")
-    found = gathered(parameters, recomputes=False)
+    found = gathered(parameters, ZERO, recomputes=False)
     norms = 9 * NORM
 
     assert found.loss == found.backward_head == TABLE + 4 * LAYER + NORM
@@ -84,7 +89,7 @@ def test_a_small_model_is_gathered_whole_and_let_go_layer_by_layer() -> None:
 
 def test_views_keep_experts_weights_from_forward_on() -> None:
     """Mixtral's 2 layers of 8 experts, 3 matrices of 14336 x 4096 each, recorded on the null device: to the byte."""
-    found = gathered(parameters_of("mixtral-8x7b", "num_layers=2"), recomputes=False)
+    found = gathered(parameters_of("mixtral-8x7b", "num_layers=2"), ZERO, recomputes=False)
 
     assert 2 * max(found.forward_layers) == 6_838_984_704
     assert 2 * max(found.backward_layers) == 7_600_250_880
@@ -133,3 +138,58 @@ def test_stage_2_sums_whole_gradients_of_parameters_that_a_rank_has_a_part_of() 
 
     assert name not in alive("forward_2", "zero_stage=2")
     assert alive("forward_2", "zero_stage=2", "gradient_accumulation_steps=2")[name] == 2 * (TABLE - share)
+
+
+def rows(tensor: str, *settings: str) -> int:
+    given = ("zero_stage=3", "data_parallel=4", "engine=deepspeed", "recipe=mixed-16", "b=1", "s=256")
+    found = memcalc.estimate("llama-3.2-1b", *given, *settings).ledger
+    return sum(row.bytes for row in found.rows if row.tensor == tensor and "zero_grad_2" in row.phases)
+
+
+def test_a_bucket_is_as_large_as_it_is_set() -> None:
+    """transformers' "auto" is the square of the width: 2048 x 2048 elements of 16 bits, for 5e8 by default."""
+    assert rows("reduce bucket") == 2 * 500_000_000
+    assert rows("reduce bucket", "zero.reduce_bucket_size=4194304") == 2 * 2048**2
+
+
+def test_without_a_prefetch_a_module_has_its_own_parameters() -> None:
+    """In the first layer the table, which the head reads again soon, the largest matrix, and all norms, which stay."""
+    parameters = parameters_of("llama-3.2-1b")
+    none, some, more = (
+        gathered(parameters, ZERO.model_copy(update={"prefetch_bucket_size": size}), recomputes=False)
+        for size in (0, 50_000_000, 10**9)
+    )
+
+    assert none.forward_layers[0] == TABLE + 8192 * 2048 + (2 * 16 + 1) * NORM
+    assert max(none.forward_layers) < max(some.forward_layers) < max(more.forward_layers)
+
+
+def test_small_parameters_stay_up_to_a_threshold() -> None:
+    """The norms of 16 layers and the last one, 2048 elements each; under a threshold of 0 none does."""
+    zero = ZERO.model_copy(update={"prefetch_bucket_size": 0})
+    some, none = (
+        gathered(
+            parameters_of("llama-3.2-1b"),
+            zero.model_copy(update={"param_persistence_threshold": size}),
+            recomputes=False,
+        )
+        for size in (NORM, NORM - 1)
+    )
+
+    assert some.forward_layers[0] - none.forward_layers[0] == (2 * 16 + 1) * NORM
+
+
+def test_a_copy_of_fp32_weights_is_a_master_of_the_rank_s_share() -> None:
+    given = ("recipe=fp32", "dtype=fp32", "zero_stage=3", "data_parallel=4", "engine=deepspeed", "s=256")
+    plain, copied = (
+        memcalc.estimate("llama-3.2-1b", *given, f"zero.copies_fp32_weights={each}") for each in ("false", "true")
+    )
+
+    held = [row.bytes for row in copied.ledger.rows if row.component is Component.MASTER_WEIGHTS]
+    assert sum(held) == copied.parameters
+    assert not any(row.component is Component.MASTER_WEIGHTS for row in plain.ledger.rows)
+
+
+def test_sizes_of_zero_are_deepspeeds_alone() -> None:
+    with pytest.raises(memcalc.InputError, match="zero is set, but engine = ddp, which has no such buffers"):
+        memcalc.estimate("gpt2", "zero.reduce_bucket_size=1000")

@@ -308,7 +308,7 @@ def test_what_is_counted_too_high_changes_no_verdict(tmp_path: Path) -> None:
     ("value", "holds"), [("5.0e8", False), ("2.0e8", False), ("auto", False), ("1000000000", True), ("1e9", True)]
 )
 def test_buckets_beyond_the_default_hold_more(value: str, holds: bool, tmp_path: Path) -> None:
-    text = f'{{"zero_optimization": {{"stage": 2, "reduce_bucket_size": "{value}"}}, "train_batch_size": 8}}'
+    text = f'{{"zero_optimization": {{"stage": 2, "allgather_bucket_size": "{value}"}}, "train_batch_size": 8}}'
     spec = loaded(tmp_path, text, "preset=gpt2", "data_parallel=8", "b=1", name="ds.json")
 
     assert ("a bucket of its own size" in holding(spec)) is holds

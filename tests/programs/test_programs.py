@@ -106,9 +106,11 @@ BARS = {
     "trainer-5-fsdp": (2.5, 0.8),
     "torchtune": (0.2, 1.3),
     "megatron": (0.1, 0.6),
-    "trl-reward": (2.4, 0.1),
+    "trainer-5-deepspeed": (0.5, 0.1),
+    "deepspeed": (1.4, 0.1),
+    "trl-reward": (2.4, 0.2),
     "trl-dpo": (0.5, 0.4),
-    "trl-grpo": (2.0, 0.1),
+    "trl-grpo": (2.0, 0.2),
 }
 # Those that step within backward, and axolotl's fused kernels of adapters, which are said to be overcounted; one that
 # is padded, which its file leaves open; and two loops over two GPUs (causes.md).

@@ -127,9 +127,9 @@ def test_slices_of_one_rank_are_flattened_together() -> None:
     """A slice alone is not copied; of what is larger than the bucket slices go together until they exceed it."""
     share = 300_000_000
 
-    assert [*reduced_together([Waiting(0, 10, None), Waiting(10, 20, None)], share)] == [[30]]
-    assert [*reduced_together([Waiting(share - 5, 15, None)], share)] == [[5, 10]]
-    assert [*reduced_together([Waiting(0, 700_000_000, 1)], share)] == [[share, share], [100_000_000]]
+    assert [*reduced_together([Waiting(0, 10, None), Waiting(10, 20, None)], share, 500_000_000)] == [[30]]
+    assert [*reduced_together([Waiting(share - 5, 15, None)], share, 500_000_000)] == [[5, 10]]
+    assert [*reduced_together([Waiting(0, 700_000_000, 1)], share, 500_000_000)] == [[share, share], [100_000_000]]
 
 
 # -- stage 3 -----------------------------------------------------------------------------------------------------------

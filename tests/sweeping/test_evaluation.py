@@ -348,6 +348,18 @@ def test_tables_over_a_reference_model_equal_single_estimates() -> None:
     assert_same("gpt2", evaluate("gpt2", axes, *given), *given)
 
 
+def test_tables_over_zeros_sizes_equal_single_estimates() -> None:
+    axes: dict[str, Any] = {
+        "parallelism.zero.reduce_bucket_size": [5000, 500_000_000],
+        "parallelism.zero.prefetch_bucket_size": [0, 50_000_000],
+        "b": [1, 4],
+        "zero_stage": [2, 3],
+    }
+    model = {"l": 3, "d": 64, "h": 4, "V": 1000, "tie_word_embeddings": False}
+    config = {"model": model, "training": {"s": 64}, "parallelism": {"engine": "deepspeed", "data_parallel": 2}}
+    assert_same(config, evaluate(config, axes))
+
+
 def test_tables_over_fsdps_policy_equal_single_estimates() -> None:
     axes: dict[str, Any] = {
         "parallelism.fsdp.param_dtype": ["bf16", None],

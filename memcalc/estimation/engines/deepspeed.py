@@ -13,10 +13,11 @@ from memcalc.estimation.choice import Choice
 from memcalc.estimation.engines.buffers import Around, Buffers, buffer, gradient_share, trained_elements, units
 from memcalc.estimation.engines.zero3_gathering import gathered
 from memcalc.estimation.engines.zero_offload import gradient_passage
-from memcalc.estimation.engines.zero_reduction import BUCKET, Reduction, after_backward, first_share, in_backward
+from memcalc.estimation.engines.zero_reduction import Reduction, after_backward, first_share, in_backward
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.sharding import Parameters
 from memcalc.ledger.component import Component
+from memcalc.spec.zero import DEFAULT as ZERO
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
 
@@ -54,7 +55,7 @@ def _stage_3(parameters: Parameters, choice: Choice) -> Buffers:
     largest = max(held.elements for held in parameters if held.trains)
     source = f"{SOURCE}stage3.py: create_reduce_and_remove_grad_hooks gathers each parameter for a moment"
     hooked = buffer("largest parameter, gathered", largest, choice.compute, mask_of("optimizer"), "P_matrix", source)
-    found = gathered(parameters, recomputes=choice.recomputes, detached=choice.detached)
+    found = gathered(parameters, choice.zero, recomputes=choice.recomputes, detached=choice.detached)
     last = _gathered(found.backward_layers[-1], choice)
     first = last if len(found.backward_layers) == 1 else _gathered(found.backward_layers[0], choice)
     around = Around(
@@ -80,7 +81,7 @@ def _in_backward(parameters: Parameters, choice: Choice, around: Around, there: 
         there: elements that stage 3 has gathered when each gradient is produced.
     """
     whole = choice.zero_stage == 3
-    reductions = in_backward(parameters, choice.data_parallel if whole else 0)
+    reductions = in_backward(parameters, choice.data_parallel if whole else 0, choice.zero.reduce_bucket_size)
     file = "stage3.py" if whole else "stage_1_and_2.py"
     detail = f"{SOURCE}{file}: reduce_independent_p_g_buckets_and_remove_grads"
 
@@ -118,7 +119,7 @@ def _after_backward(parameters: Parameters, choice: Choice, around: Around) -> A
 
     The first rank's shard holds the first parameters, so its buffer is allocated at once.
     """
-    reductions = after_backward(parameters)
+    reductions = after_backward(parameters, choice.zero.reduce_bucket_size)
     own = first_share(parameters, choice.data_parallel).touched
     heights = [reductions[0].copied - reductions[0].moved, own - reductions[0].moved]
     heights += (own + each.copied - each.moved for each in reductions[1:])
@@ -170,4 +171,6 @@ def _gathered(elements: int, choice: Choice) -> Item:
 
 
 def _bucket(choice: Choice, mask: int, detail: str) -> Item:
-    return buffer("reduce bucket", BUCKET, choice.compute, mask, "5e8", f"{SOURCE}{detail}")
+    size = choice.zero.reduce_bucket_size
+    formula = "5e8" if size == ZERO.reduce_bucket_size else "reduce_bucket_size"
+    return buffer("reduce bucket", size, choice.compute, mask, formula, f"{SOURCE}{detail}")

@@ -19,12 +19,11 @@ from typing import NamedTuple
 
 from memcalc.estimation.engines.zero_reduction import arrivals, layers_of
 from memcalc.estimation.sharding import Held, Parameters
+from memcalc.spec.zero import ZeroSpec
 
 # Defaults of runtime/zero/config.py, in elements.
-PREFETCH = 50_000_000  # stage3_prefetch_bucket_size: limit of the prefetch for one module
 MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: above it nothing is prefetched
 REUSE_DISTANCE = 1_000_000_000  # stage3_max_reuse_distance: parameters used again within this distance stay
-PERSISTENT = 100_000  # stage3_param_persistence_threshold: smaller parameters stay gathered
 
 
 class Use(NamedTuple):
@@ -71,17 +70,18 @@ class Gathered(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def gathered(parameters: Parameters, *, recomputes: bool, detached: bool = False) -> Gathered:
+def gathered(parameters: Parameters, zero: ZeroSpec, *, recomputes: bool, detached: bool = False) -> Gathered:
     """Return the gathered elements of a steady step.
 
     Args:
         parameters: parameters of the stage.
+        zero: the sizes of the prefetch and of parameters that stay gathered.
         recomputes: whether every layer is recomputed in backward.
         detached: whether the first layer's input needs no gradient, since nothing before it trains.
     """
     elements, uses = turns(parameters, recomputes=recomputes, detached=detached)
     routed = [each.number for each in arrivals(parameters) if each.routed] if not recomputes else []
-    heights = list(_play(elements, uses, frozenset(routed)))
+    heights = list(_play(elements, uses, zero, frozenset(routed)))
     most: dict[tuple[str, bool, int], int] = {}
     at_gradient: dict[int, int] = {}  # the last use of a parameter is in backward
     for use, height in zip(uses, heights, strict=True):
@@ -202,9 +202,9 @@ class Together:
 class Coordinator:
     """Gathered parameters, given their elements; `held` also counts buffers, `live` is compared with the bound."""
 
-    def __init__(self, elements: list[int]) -> None:
-        self.elements = elements
-        self.there = {number for number, size in enumerate(elements) if size <= PERSISTENT}
+    def __init__(self, elements: list[int], persistent: int) -> None:
+        self.elements, self.persistent = elements, persistent
+        self.there = {number for number, size in enumerate(elements) if size <= persistent}
         self.held = sum(elements[number] for number in self.there)
         self.live = 0
         self.arriving: dict[int, Together] = {}
@@ -234,12 +234,12 @@ class Coordinator:
     def let_go(self, number: int, *, viewed: bool) -> None:
         """Release a parameter unless it is persistent; if a view of it is saved, its memory stays allocated."""
         size = self.elements[number]
-        if size > PERSISTENT and number in self.there:
+        if size > self.persistent and number in self.there:
             self.there.remove(number)
             self.live, self.held = self.live - size, self.held - (0 if viewed else size)
 
 
-def _play(elements: list[int], uses: list[Use], routed: frozenset[int] = frozenset()) -> Iterator[Height]:
+def _play(elements: list[int], uses: list[Use], zero: ZeroSpec, routed: frozenset[int]) -> Iterator[Height]:
     """Yield the gathered elements around each module's run; autograd saves views of `routed` parameters."""
     views: set[int] = set()
     passed = [0, *accumulate(sum(elements[number] for number in use.parameters) for use in uses)]
@@ -249,7 +249,7 @@ def _play(elements: list[int], uses: list[Use], routed: frozenset[int] = frozens
             turns_of.setdefault(number, []).append(turn)
     queue = deque((number, turn) for turn, use in enumerate(uses) for number in use.parameters)
     fetched_for = dict.fromkeys(turns_of, -1)  # the last run that a parameter was taken off the queue for
-    coordinator = Coordinator(elements)
+    coordinator = Coordinator(elements, zero.param_persistence_threshold)
     for turn, use in enumerate(uses):
         coordinator.gather(use.parameters)
         most = max((coordinator.ask_for(number) for number in use.parameters), default=coordinator.held)
@@ -257,7 +257,7 @@ def _play(elements: list[int], uses: list[Use], routed: frozenset[int] = frozens
             number, later = queue.popleft()
             fetched_for[number] = later
         ahead: list[int] = []
-        size, room = 0, min(MOST_LIVE - coordinator.live, PREFETCH)
+        size, room = 0, min(MOST_LIVE - coordinator.live, zero.prefetch_bucket_size)
         while queue and size < room:
             number, later = queue.popleft()
             if number not in coordinator.there and number not in ahead:

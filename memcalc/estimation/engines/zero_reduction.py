@@ -14,9 +14,6 @@ from typing import NamedTuple
 
 from memcalc.estimation.sharding import Held, Parameters
 
-# runtime/zero/config.py, reduce_bucket_size: elements of the gradient bucket.
-BUCKET = 500_000_000
-
 
 class Arrival(NamedTuple):
     """A produced gradient.
@@ -85,23 +82,26 @@ def layers_of(parameters: Parameters) -> Iterator[list[Held]]:
 
 
 @lru_cache(maxsize=1024)
-def in_backward(parameters: Parameters, ranks: int) -> tuple[Reduction, ...]:
+def in_backward(parameters: Parameters, ranks: int, bucket: int) -> tuple[Reduction, ...]:
     """Return the reductions of a backward.
 
-    `ranks`: number of ranks at stage 3, which shards a single divisible gradient without a copy; 0: stage 2.
+    Args:
+        parameters: parameters of the stage.
+        ranks: number of ranks at stage 3, which shards a single divisible gradient without a copy; 0: stage 2.
+        bucket: elements of the gradient bucket.
     """
-    return tuple(_reductions(reversed(arrivals(parameters)), ranks))
+    return tuple(_reductions(reversed(arrivals(parameters)), ranks, bucket))
 
 
 @lru_cache(maxsize=1024)
-def after_backward(parameters: Parameters) -> tuple[Reduction, ...]:
+def after_backward(parameters: Parameters, bucket: int) -> tuple[Reduction, ...]:
     """Return the reductions of stage 1, which reduces all parameters after backward."""
-    return tuple(_reductions(arrivals(parameters), 0))
+    return tuple(_reductions(arrivals(parameters), 0, bucket))
 
 
-def first_layer(parameters: Parameters) -> int | None:
+def first_layer(parameters: Parameters, bucket: int) -> int | None:
     """Return the first layer in backward at which the bucket fills; None if it fills in no layer."""
-    return next((each.layer for each in in_backward(parameters, 0) if each.place == "layer"), None)
+    return next((each.layer for each in in_backward(parameters, 0, bucket) if each.place == "layer"), None)
 
 
 class Share(NamedTuple):
@@ -127,18 +127,18 @@ def first_share(parameters: Parameters, ranks: int) -> Share:
     return Share(touched, piece)
 
 
-def _reductions(gradients: Iterable[Arrival], ranks: int) -> Iterator[Reduction]:
+def _reductions(gradients: Iterable[Arrival], ranks: int, bucket: int) -> Iterator[Reduction]:
     tensors = inside = moved = 0
 
     def reduced(place: str, layer: int, number: int) -> Reduction:
         alone = tensors == 1 and ranks > 0 and inside % ranks == 0
-        return Reduction(place, layer, number, 0 if alone else inside, inside if inside > BUCKET else 0, moved)
+        return Reduction(place, layer, number, 0 if alone else inside, inside if inside > bucket else 0, moved)
 
     for place, layer, number, elements, _ in gradients:
-        if inside and inside + elements > BUCKET:
+        if inside and inside + elements > bucket:
             yield reduced(place, layer, number)
             tensors = inside = 0
         tensors, inside = tensors + 1, inside + elements
-        moved += elements if elements <= BUCKET else 0
+        moved += elements if elements <= bucket else 0
     if inside:
         yield reduced("end", 0, 0)

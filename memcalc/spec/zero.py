@@ -1,0 +1,30 @@
+"""DeepSpeed's zero_optimization block: the sizes of its buffers, and what its releases copy."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from memcalc.spec.model import Block, Count, Size
+
+
+class ZeroSpec(Block):
+    """Sizes in elements, with the defaults of DeepSpeed's runtime/zero/config.py."""
+
+    reduce_bucket_size: Size = Field(500_000_000, description="elements of the buffer that gradients are gathered in")
+    prefetch_bucket_size: Count = Field(
+        50_000_000, description="stage 3: elements of parameters that are gathered before their module's turn"
+    )
+    param_persistence_threshold: Count = Field(
+        100_000, description="stage 3: parameters of so few elements stay once they have been gathered"
+    )
+    copies_fp32_weights: bool = Field(
+        False, description="stage 3: whether the optimizer updates a copy of weights that are fp32 (DeepSpeed 0.19)"
+    )
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing is set."""
+        return self == DEFAULT
+
+
+DEFAULT = ZeroSpec()

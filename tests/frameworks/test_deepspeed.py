@@ -1,0 +1,74 @@
+"""DeepSpeed's file beside TrainingArguments: the sizes of its buffers, `auto` included, and what its release copies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import memcalc
+
+FILE = """\
+model_name_or_path: HuggingFaceTB/SmolLM2-360M
+per_device_train_batch_size: 1
+deepspeed: ds.json
+{precision}
+"""
+NAMED = ("framework=trainer", "versions.transformers=v5.23.0", "data_parallel=4", "s=512", "padding_mask=none")
+WIDTH = 960
+AUTO = {f"{name}_bucket_size": "auto" for name in ("reduce", "stage3_prefetch")}
+AUTO["stage3_param_persistence_threshold"] = "auto"
+
+
+def spec_of(folder: Path, zero: dict[str, object], precision: str, *settings: str) -> memcalc.Spec:
+    (folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3} | zero}))
+    path = folder / "run.yaml"
+    path.write_text(FILE.format(precision=precision))
+    return memcalc.load(path, *NAMED, *settings)
+
+
+def test_auto_is_of_the_models_width(tmp_path: Path) -> None:
+    """transformers 5.23 integrations/deepspeed.py: the width squared, nine tenths of that, ten widths."""
+    zero = spec_of(tmp_path, dict(AUTO), "bf16: true").parallelism.zero
+
+    assert zero.reduce_bucket_size == WIDTH**2
+    assert zero.prefetch_bucket_size == int(0.9 * WIDTH**2)
+    assert zero.param_persistence_threshold == 10 * WIDTH
+
+
+@pytest.mark.parametrize(("said", "expected"), [(5e7, 50_000_000), ("2e8", 200_000_000), ("large", 500_000_000)])
+def test_a_size_is_a_number_of_any_form(said: object, expected: int, tmp_path: Path) -> None:
+    zero = spec_of(tmp_path, {"reduce_bucket_size": said}, "bf16: true").parallelism.zero
+
+    assert zero.reduce_bucket_size == expected
+
+
+@pytest.mark.parametrize(
+    ("precision", "release", "copies"),
+    [
+        ("bf16: false\ntorch_dtype: float32", "v0.19.8", True),
+        ("bf16: false\ntorch_dtype: float32", "v0.18.2", False),
+        ("bf16: true", "v0.19.8", False),
+    ],
+)
+def test_fp32_weights_are_copied_since_a_release(precision: str, release: str, copies: bool, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, {}, precision, f"versions.deepspeed={release}")
+
+    assert spec.parallelism.zero.copies_fp32_weights is copies
+
+
+def test_an_own_file_of_deepspeeds_has_its_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(
+        json.dumps(
+            {
+                "train_micro_batch_size_per_gpu": 1,
+                "bf16": {"enabled": True},
+                "zero_optimization": {"stage": 3, "reduce_bucket_size": 1000, "stage3_prefetch_bucket_size": 0},
+            }
+        )
+    )
+    spec = memcalc.load(path, "preset=gpt2", "data_parallel=2", "s=128")
+
+    assert (spec.parallelism.zero.reduce_bucket_size, spec.parallelism.zero.prefetch_bucket_size) == (1000, 0)
