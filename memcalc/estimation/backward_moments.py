@@ -63,7 +63,9 @@ class BackwardMoments(TurningPoints):
 
         Starts with the first layer at which the engine's bucket is full.
         """
-        full = first_layer(stage_parameters(self.spec, self.stage), self.spec.parallelism.zero.reduce_bucket_size)
+        full = first_layer(
+            stage_parameters(self.spec, self.stage), self.spec.parallelism.zero_optimization.reduce_bucket_size
+        )
         for layer in self._turning_points(block, self.stage.stop if full is None else self.stage.first + full + 1):
             holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
             engine = self._engine_behind(block, layer, beside=self.around.on_gradient)

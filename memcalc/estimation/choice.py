@@ -136,7 +136,7 @@ def choice_of(spec: Spec) -> Choice:
         spec.parallelism.data_parallel_replicate > 1,
         training.fp8_params,
         refers=training.reference_model,
-        zero=spec.parallelism.zero,
+        zero=spec.parallelism.zero_optimization,
         narrow_gather=float8_of(spec) if training.fp8_all_gather else None,
     )
 

@@ -56,7 +56,9 @@ class ForwardMoments(StageBlocks):
         if not self.around.forward_widest or block.kind is None:
             return
         recomputes = self.spec.training.recompute == "full"
-        found = gathered(stage_parameters(self.spec, self.stage), self.spec.parallelism.zero, recomputes=recomputes)
+        found = gathered(
+            stage_parameters(self.spec, self.stage), self.spec.parallelism.zero_optimization, recomputes=recomputes
+        )
         layer = self.stage.first + found.widest_forward
         if layer < self.stage.stop - 1 and count_between(self.spec, block.kind, layer, layer + 1):
             engine = (*((item, 1) for item in self.around.forward_widest), *self._gathered(layer))

@@ -33,14 +33,14 @@ def place_zero(draft: Draft, zero: Mapping[str, Any]) -> None:
         said = next((zero[name] for name in names if name in zero), None)
         size = automatic(width) if said == "auto" and type(width) is int else _whole(said)
         if size is not None and (size or ours != "reduce_bucket_size"):
-            draft.default(f"parallelism.zero.{ours}", size)
+            draft.default(f"parallelism.zero_optimization.{ours}", size)
 
 
 def place_copies(draft: Draft) -> None:
     """Place the copy of fp32 weights that stage 3 makes, by the release."""
     third = draft.given("parallelism.engine") == "deepspeed" and draft.given("parallelism.zero_stage") == 3
     if third and draft.given("training.recipe") == "fp32" and draft.has("deepspeed", "0.19"):
-        draft.default("parallelism.zero.copies_fp32_weights", True)
+        draft.default("parallelism.zero_optimization.copies_fp32_weights", True)
 
 
 def _whole(said: Any) -> int | None:

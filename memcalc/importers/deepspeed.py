@@ -77,16 +77,16 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.cpu_offload_param": fact("cpu_offload_param", "parallelism.offload"),
     "zero_optimization.offload_optimizer*": nothing("part of the offload"),
     "zero_optimization.offload_param*": nothing("part of the offload"),
-    "zero_optimization.reduce_bucket_size": part("parallelism.zero.reduce_bucket_size"),
+    "zero_optimization.reduce_bucket_size": part("parallelism.zero_optimization.reduce_bucket_size"),
     # zero/config.py: the default, which is counted. A smaller bucket holds less.
     "zero_optimization.allgather_bucket_size": lacking("a bucket of its own size", _DEFAULT, beyond=500_000_000),
     **{
         f"zero_optimization.{prefix}{name}": meaning
         for prefix in ("", "stage3_")
         for name, meaning in (
-            ("prefetch_bucket_size", part("parallelism.zero.prefetch_bucket_size")),
+            ("prefetch_bucket_size", part("parallelism.zero_optimization.prefetch_bucket_size")),
             ("max_live_parameters", lacking("gathered weights that are kept", _DEFAULT, beyond=1_000_000_000)),
-            ("param_persistence_threshold", part("parallelism.zero.param_persistence_threshold")),
+            ("param_persistence_threshold", part("parallelism.zero_optimization.param_persistence_threshold")),
             ("model_persistence_threshold", overcounted("small weights that stay whole", "without an upper bound")),
         )
     },

@@ -37,12 +37,12 @@ NESTED: dict[str, type[Block]] = {
     "optimizer_options": OptimizerOptions,
     "versions": VersionsSpec,
     "fsdp": FsdpSpec,
-    "zero": ZeroSpec,
+    "zero_optimization": ZeroSpec,
 }
 HOME = {
     **dict.fromkeys(("moe", "mla"), "model"),
     **dict.fromkeys(("lora", "qlora", "optimizer_options", "versions"), "training"),
-    **dict.fromkeys(("fsdp", "zero"), "parallelism"),
+    **dict.fromkeys(("fsdp", "zero_optimization"), "parallelism"),
 }
 
 SYMBOLS: dict[str, dict[str, str]] = {

@@ -302,11 +302,11 @@ def _engine(spec: Spec) -> Iterator[Broken]:
 
 def _zero(spec: Spec) -> Iterator[Broken]:
     engine = spec.parallelism.engine
-    if engine != "deepspeed" and not spec.parallelism.zero.is_default:
+    if engine != "deepspeed" and not spec.parallelism.zero_optimization.is_default:
         yield Broken(
-            ("parallelism", "zero"),
-            f"zero is set, but engine = {engine}, which has no such buffers.",
-            "Set engine: deepspeed, or leave zero out.",
+            ("parallelism", "zero_optimization"),
+            f"zero_optimization is set, but engine = {engine}, which has no such buffers.",
+            "Set engine: deepspeed, or leave zero_optimization out.",
         )
 
 

@@ -283,7 +283,7 @@ class ParallelismSpec(Block):
         0, description="what is sharded: 1: optimizer state, 2: gradients too, 3: weights too"
     )
     fsdp: FsdpSpec = Field(FsdpSpec(), description="FSDP2's mixed-precision policy, units and reductions")
-    zero: ZeroSpec = Field(ZeroSpec(), description="DeepSpeed's buffer sizes, and what its release copies")
+    zero_optimization: ZeroSpec = Field(ZeroSpec(), description="DeepSpeed's buffer sizes, and what its release copies")
     offload: Offload = Field(
         "none",
         description="in host memory: optimizer: master weights, gradients and states (ZeRO-Offload) | parameters: "

@@ -258,9 +258,7 @@ class StageSums:
         phases = run_phases(spec)
         self.index = stage.index
         self.totals: Matrix = np.zeros((len(ALL_PHASES), count))
-        self._steady: list[list[tuple[Component, Any]]] = [
-            [] for _ in ALL_PHASES
-        ]  # by phase
+        self._steady: list[list[tuple[Component, Any]]] = [[] for _ in ALL_PHASES]  # by phase
         self._highest: list[_Highest | None] = [None] * len(ALL_PHASES)
         for (phase, component), amount in state_sums(spec, stage).items():
             self._add(phases.index(phase), component, amount)

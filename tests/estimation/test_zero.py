@@ -149,7 +149,7 @@ def rows(tensor: str, *settings: str) -> int:
 def test_a_bucket_is_as_large_as_it_is_set() -> None:
     """transformers' "auto" is the square of the width: 2048 x 2048 elements of 16 bits, for 5e8 by default."""
     assert rows("reduce bucket") == 2 * 500_000_000
-    assert rows("reduce bucket", "zero.reduce_bucket_size=4194304") == 2 * 2048**2
+    assert rows("reduce bucket", "zero_optimization.reduce_bucket_size=4194304") == 2 * 2048**2
 
 
 def test_without_a_prefetch_a_module_has_its_own_parameters() -> None:
@@ -182,7 +182,8 @@ def test_small_parameters_stay_up_to_a_threshold() -> None:
 def test_a_copy_of_fp32_weights_is_a_master_of_the_rank_s_share() -> None:
     given = ("recipe=fp32", "dtype=fp32", "zero_stage=3", "data_parallel=4", "engine=deepspeed", "s=256")
     plain, copied = (
-        memcalc.estimate("llama-3.2-1b", *given, f"zero.copies_fp32_weights={each}") for each in ("false", "true")
+        memcalc.estimate("llama-3.2-1b", *given, f"zero_optimization.copies_fp32_weights={each}")
+        for each in ("false", "true")
     )
 
     held = [row.bytes for row in copied.ledger.rows if row.component is Component.MASTER_WEIGHTS]
@@ -191,5 +192,7 @@ def test_a_copy_of_fp32_weights_is_a_master_of_the_rank_s_share() -> None:
 
 
 def test_sizes_of_zero_are_deepspeeds_alone() -> None:
-    with pytest.raises(memcalc.InputError, match="zero is set, but engine = ddp, which has no such buffers"):
-        memcalc.estimate("gpt2", "zero.reduce_bucket_size=1000")
+    with pytest.raises(
+        memcalc.InputError, match="zero_optimization is set, but engine = ddp, which has no such buffers"
+    ):
+        memcalc.estimate("gpt2", "zero_optimization.reduce_bucket_size=1000")

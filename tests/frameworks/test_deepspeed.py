@@ -30,7 +30,7 @@ def spec_of(folder: Path, zero: dict[str, object], precision: str, *settings: st
 
 def test_auto_is_of_the_models_width(tmp_path: Path) -> None:
     """transformers 5.23 integrations/deepspeed.py: the width squared, nine tenths of that, ten widths."""
-    zero = spec_of(tmp_path, dict(AUTO), "bf16: true").parallelism.zero
+    zero = spec_of(tmp_path, dict(AUTO), "bf16: true").parallelism.zero_optimization
 
     assert zero.reduce_bucket_size == WIDTH**2
     assert zero.prefetch_bucket_size == int(0.9 * WIDTH**2)
@@ -39,7 +39,7 @@ def test_auto_is_of_the_models_width(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("said", "expected"), [(5e7, 50_000_000), ("2e8", 200_000_000), ("large", 500_000_000)])
 def test_a_size_is_a_number_of_any_form(said: object, expected: int, tmp_path: Path) -> None:
-    zero = spec_of(tmp_path, {"reduce_bucket_size": said}, "bf16: true").parallelism.zero
+    zero = spec_of(tmp_path, {"reduce_bucket_size": said}, "bf16: true").parallelism.zero_optimization
 
     assert zero.reduce_bucket_size == expected
 
@@ -55,7 +55,7 @@ def test_a_size_is_a_number_of_any_form(said: object, expected: int, tmp_path: P
 def test_fp32_weights_are_copied_since_a_release(precision: str, release: str, copies: bool, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, {}, precision, f"versions.deepspeed={release}")
 
-    assert spec.parallelism.zero.copies_fp32_weights is copies
+    assert spec.parallelism.zero_optimization.copies_fp32_weights is copies
 
 
 def test_an_own_file_of_deepspeeds_has_its_sizes(tmp_path: Path) -> None:
@@ -71,4 +71,7 @@ def test_an_own_file_of_deepspeeds_has_its_sizes(tmp_path: Path) -> None:
     )
     spec = memcalc.load(path, "preset=gpt2", "data_parallel=2", "s=128")
 
-    assert (spec.parallelism.zero.reduce_bucket_size, spec.parallelism.zero.prefetch_bucket_size) == (1000, 0)
+    assert (
+        spec.parallelism.zero_optimization.reduce_bucket_size,
+        spec.parallelism.zero_optimization.prefetch_bucket_size,
+    ) == (1000, 0)

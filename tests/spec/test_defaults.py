@@ -108,6 +108,12 @@ def test_a_silent_file_has_these_values() -> None:
             "wrap": "layers",
             "gradient_sync": "each",
         },
+        "zero_optimization": {
+            "reduce_bucket_size": 500_000_000,
+            "prefetch_bucket_size": 50_000_000,
+            "param_persistence_threshold": 100_000,
+            "copies_fp32_weights": False,
+        },
         "offload": "none",
         "offload_pin_memory": False,
     }

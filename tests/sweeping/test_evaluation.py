@@ -350,8 +350,8 @@ def test_tables_over_a_reference_model_equal_single_estimates() -> None:
 
 def test_tables_over_zeros_sizes_equal_single_estimates() -> None:
     axes: dict[str, Any] = {
-        "parallelism.zero.reduce_bucket_size": [5000, 500_000_000],
-        "parallelism.zero.prefetch_bucket_size": [0, 50_000_000],
+        "parallelism.zero_optimization.reduce_bucket_size": [5000, 500_000_000],
+        "parallelism.zero_optimization.prefetch_bucket_size": [0, 50_000_000],
         "b": [1, 4],
         "zero_stage": [2, 3],
     }
