@@ -156,9 +156,8 @@ def _of_one_parameter(*overrides: str) -> str:
 STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS)
 
 
-def computes_in_fp32(recipe: str) -> bool:
-    """Return whether a recipe has fp32 weights and no autocast, so that its dtype must be fp32."""
-    return RECIPES[recipe].weights == "fp32" and not RECIPES[recipe].autocast
+# What a recipe needs besides its name.
+NEEDED = {"fp32": ("dtype=fp32",), "fp32-main": ("dtype=fp32", "implementation=megatron", "attention=eager")}
 
 
 def copies_table() -> str:
@@ -166,7 +165,7 @@ def copies_table() -> str:
     rows = [
         [f"`{recipe}`", row.tensor, row.formula, _when(row.phases), row.citation]
         for recipe in RECIPES
-        for row in _matrix(f"recipe={recipe}", *(["dtype=fp32"] if computes_in_fp32(recipe) else []))
+        for row in _matrix(f"recipe={recipe}", *NEEDED.get(recipe, ()))
         if row.component in STATES
     ]
     return table(["recipe", "copy of an F×d matrix", "bytes", "alive", "source"], rows)

@@ -257,12 +257,12 @@ class Rehearsal:
     def _loss(self) -> None:
         assert self.passing is not None
         self.passing.loss()
-        self._forget_output()
         if scored_by_reference(self.spec) and self.choice.data_parallel == 1:
             self.reference = self.reference or self._without_gradients(reference_run(self.spec))
             self.reference.forward()
             self.reference.loss()
             self.reference.release()
+        self._forget_output()
 
     def _forget_output(self) -> None:
         """Free the output of the previous micro-batch: its variable now references the current one."""

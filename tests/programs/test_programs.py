@@ -112,8 +112,8 @@ BARS = {
     "trl-dpo": (0.5, 0.4),
     "trl-grpo": (2.0, 0.2),
 }
-# Those that step within backward, and axolotl's fused kernels of adapters, which are said to be overcounted; one that
-# is padded, which its file leaves open; and two loops over two GPUs (causes.md).
+# Those that step within backward, and axolotl's fused kernels of adapters, which are said to be overcounted; two loops
+# over two GPUs (causes.md); and one that is padded, which its file leaves open.
 BEYOND = {
     ("loop", "development", 0),
     ("loop", "development", 4),
