@@ -181,7 +181,7 @@ class TokenwiseLoss(Adapted, Loss):
                 for what in ("transposed", "(autocast cache)")
             ]
             caches = trains and self.parameters == "fp32"
-            temporaries += casts[: 1 if caches else 2]
+            temporaries += casts if trains and not caches else casts[:1]  # of a frozen weight the transpose alone
             if caches:
                 cached = (casts[1],)
                 tape.region.add(casts[1])
