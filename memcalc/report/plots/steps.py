@@ -10,6 +10,7 @@ from memcalc.events.outline import Span
 from memcalc.report.plots.markup import drawable
 
 SETUP = "setup"
+TOKENS = "decode"  # phases of generation, which are numbered by token and belong to no step
 
 
 class Mark(NamedTuple):
@@ -37,4 +38,5 @@ def step_marks(spans: Iterable[Span]) -> list[Mark]:
 def _parts(phase: str) -> tuple[str, str]:
     """ "forward_2" as "forward" and "step 2"."""
     word, _, number = phase.rpartition("_")
-    return (word, f"step {number}") if word and number.isdecimal() else (phase, SETUP)
+    in_step = word and word != TOKENS and number.isdecimal()
+    return (word, f"step {number}") if in_step else (phase, SETUP)

@@ -173,3 +173,13 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
         "run.png: PNG and SVG are drawn by matplotlib, which is not installed: pip install 'matplotlib>=3.8'. "
         "A page (.html) needs nothing."
     )
+
+
+def test_phases_of_generation_belong_to_no_step() -> None:
+    phases = ("model", "prefill", "decode_1", "decode", "decode_last")
+    spans = [
+        asked_for(two_steps()).spans[0]._replace(phase=phase, begin=at, end=at + 1) for at, phase in enumerate(phases)
+    ]
+
+    assert step_marks(spans) == []
+    assert [mark.word for mark in phase_marks(spans)] == list(phases)
