@@ -39,15 +39,14 @@ def errors_table() -> str:
 
 def replay_sentence() -> str:
     """What README says of replayed reserved memory, and of verdicts near their card."""
-    trains = [each for each in _replayed() if each.run.spec.inference is None]
-    alone = [abs(each.error) for each in trains if each.run.spec.parallelism.ranks == 1]
+    alone = [abs(each.error) for each in _replayed() if each.run.spec.parallelism.ranks == 1]
     ranks = [abs(each.error) for each in _replayed() if each.run.spec.parallelism.ranks > 1]
     answers = [(result.verdict, record["outcome"] == DONE) for record, result in near_runs()]
     wrong = sum(answer != "unknown" and (answer == "fits") is not done for answer, done in answers)
     undecided = sum(answer == "unknown" for answer, _ in answers)
     false_fits = sum(answer == "fits" and not done for answer, done in answers)
     return (
-        f"The replayed reserved memory of training on one GPU is byte-exact on {_accuracy(alone)}.\n"
+        f"The replayed reserved memory of one GPU is byte-exact on {_accuracy(alone)}.\n"
         f"That of one rank of DDP, FSDP2, DeepSpeed or tensor parallelism is exact on {_accuracy(ranks)}.\n"
         f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, judged by real PyTorch on the null "
         f"CUDA device, {false_fits} were said to fit and did not, {wrong - false_fits} were said not to fit and did, "
