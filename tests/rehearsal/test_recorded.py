@@ -22,7 +22,8 @@ def check(runs: list[Compared], worst_allocated: float, worst_reserved: float) -
 
 
 def alone() -> list[Recorded]:
-    return [run for run in recorded_runs() if run.spec.parallelism.ranks == 1]
+    """Recorded training on one GPU."""
+    return [run for run in recorded_runs() if run.spec.parallelism.ranks == 1 and run.spec.inference is None]
 
 
 def test_one_of_many() -> None:
@@ -39,5 +40,8 @@ def test_all_and_the_shipped_errors_are_theirs() -> None:
     replayed = [each for each in runs if each.estimated is not None]
 
     assert len(replayed) >= 680
-    check(replayed, 0.02, 0.13)
+    check([each for each in replayed if each.run.spec.inference is None], 0.02, 0.13)
+    generations = [each for each in replayed if each.run.spec.inference is not None]
+    assert len(generations) == 60
+    assert max(abs((each.allocated or 0) / each.run.allocated - 1) for each in generations) <= 0.023
     assert json.loads(FILE.read_text()) == errors(runs)
