@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -277,7 +278,7 @@ def _blocks(described: list[BlockSizes], batch: int) -> list[Block]:
             block.input * batch,
             block.inside * batch,
             block.output * batch,
-            int(block.flops * batch),
+            ceil(block.flops * batch),
             block.left,
             temporary_bytes=block.temporary * batch,
             recomputable=block.recomputable,
