@@ -32,13 +32,13 @@ sys.path.insert(0, str(ROOT))
 import memcalc  # noqa: E402 -- from this checkout, installed or not
 from memcalc.checking.settings import RuleSettings, Settings  # noqa: E402
 from memcalc.cli.streams import ReaderGone  # noqa: E402
+from memcalc.documents.schema import result_schema  # noqa: E402
 from memcalc.errors import DoesNotFit, InputError, OutOfMemory, Unavailable  # noqa: E402
 from memcalc.frameworks.releases import RELEASES  # noqa: E402
 from memcalc.importers.registry import FRAMEWORKS  # noqa: E402
 from memcalc.ledger.component import Component  # noqa: E402
 from memcalc.ledger.phases import SETUP_PHASES, STEP_PHASES  # noqa: E402
 from memcalc.report import labels  # noqa: E402
-from memcalc.report.schema import result_schema  # noqa: E402
 from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402

@@ -29,10 +29,10 @@ from benchmarks.programs.checkpoints import make_checkpoint
 from benchmarks.programs.data import make_data, make_model
 from benchmarks.programs.program import Environment, Family, Program
 from benchmarks.programs.registry import FAMILIES
+from memcalc.documents.dry_run import dry_run_document
 from memcalc.nullcuda import DryRun, run
 from memcalc.nullcuda.options import Options
 from memcalc.nullcuda.result import WHOLE
-from memcalc.report.dry_run import dry_run_document
 
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "programs"
 MOST_LINES = 14  # of the program, at the peak

@@ -10,10 +10,12 @@ from itertools import product
 from typing import Any, Literal
 
 from memcalc.errors import InputError, NotWritten
+from memcalc.ledger import verdict as verdicts
 from memcalc.sweeping.grid import Value, written
 
 Request = dict[str, Any]  # input of `memcalc.cells.child`, ready for JSON
 Outcome = Literal["measured", "invalid", "failed", "lost"]
+By = Literal["trace", "null", "dry-run"]
 
 MOST_CELLS = 100_000  # of one sweep; so many would take days
 
@@ -36,7 +38,7 @@ class Answer:
     """
 
     outcome: Outcome
-    verdict: str | None = None
+    verdict: verdicts.Answer | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     device_bytes: int | None = None
@@ -77,7 +79,7 @@ class Cells:
 
     Args:
         name: name of the swept run.
-        by: "trace", "null" or "dry-run".
+        by: what runs the cells: a trace on fake tensors, a trace on the null device, or a dry run.
         fields: the varied fields.
         cells: the cells, each with its answer.
         used: number of answers taken from an earlier sweep.
@@ -85,7 +87,7 @@ class Cells:
     """
 
     name: str
-    by: str
+    by: By
     fields: tuple[str, ...]
     cells: tuple[Cell, ...]
     used: int = 0

@@ -18,6 +18,7 @@ from typing import Any
 
 from memcalc.cells.cell import Answer, Request
 from memcalc.errors import InputError, MemcalcError
+from memcalc.ledger import verdict as verdicts
 
 UNAVAILABLE = "unavailable"  # key in place of an answer: the environment lacks something that every cell needs
 
@@ -90,9 +91,9 @@ def dry_run(request: Request) -> Answer:
     reason = result.doubt if result.fits is None else ""
     if result.outcome in (FAILED, TIMED_OUT, INTERRUPTED):
         reason = result.outcome if failure is None else f"{failure[0]}: {failure[1].partition(chr(10))[0]}"
-    verdict = None
+    verdict: verdicts.Answer | None = None
     if result.peak is not None:
-        verdict = {True: "fits", False: "does-not-fit", None: "unknown"}[result.fits]
+        verdict = "unknown" if result.fits is None else "fits" if result.fits else "does-not-fit"
     return Answer(
         "failed" if result.outcome in (FAILED, TIMED_OUT, INTERRUPTED) else "measured",
         verdict,

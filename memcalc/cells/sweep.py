@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from memcalc.cells.cell import Answer, Cell, Cells, Request
+from memcalc.cells.cell import Answer, By, Cell, Cells, Request
 from memcalc.cells.kept import Kept
 from memcalc.errors import NotWritten
 
@@ -56,7 +56,7 @@ def run_cells(
             done += 1
             tell(cell, done, len(found))
     fields = tuple(found[0].values) if found else ()
-    by = found[0].request["by"] if found else ""
+    by: By = found[0].request["by"] if found else "trace"
     answered = tuple(cell for cell in found if cell.answer is not None)
     return Cells(name, by, fields, answered, used, unkept)
 

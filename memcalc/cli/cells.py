@@ -129,7 +129,8 @@ def _told(file: Path) -> Iterator[Told]:
 def show_cells(cells: Cells, file: Path, form: str, unit: Unit, outputs: Sequence[Path], *, listed: bool) -> None:
     """Print the cells as a table, JSON or CSV, and write them to files."""
     from memcalc.cli.output import WrittenFiles, print_json, print_text
-    from memcalc.report.cells import cells_csv, cells_document, draw_cells
+    from memcalc.documents.cells import cells_document
+    from memcalc.report.cells import cells_csv, draw_cells
     from memcalc.report.screen import make_screen
 
     files = WrittenFiles()

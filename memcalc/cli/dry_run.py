@@ -132,7 +132,8 @@ def command(
         stdout=sys.stderr if form == "json" else None,  # the document alone is on standard output
         **options,
     )
-    from memcalc.report.dry_run import draw_dry_run, dry_run_document
+    from memcalc.documents.dry_run import dry_run_document
+    from memcalc.report.dry_run import draw_dry_run
 
     files = WrittenFiles()
     if record is not None:

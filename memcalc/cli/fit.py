@@ -136,7 +136,7 @@ def command(
             write_report(html, fit_view(answer, units, why=why))
     if form == "json":
         from memcalc.cli.output import print_json
-        from memcalc.report.fit_document import fit_document
+        from memcalc.documents.fit import fit_document
 
         print_json(fit_document(answer, written, write))
     else:

@@ -146,9 +146,10 @@ def _measure_suite(suite: Path, record: Path | None, device: str | None, python:
     """Measure a suite; an interruption prints how to continue."""
     from memcalc import api
     from memcalc.cli.output import print_json
+    from memcalc.documents.measure import suite_document
     from memcalc.report.progress import shown_progress
     from memcalc.report.screen import make_screen
-    from memcalc.report.suite import draw_suite, suite_document
+    from memcalc.report.suite import draw_suite
 
     file = record or Path(f"{suite.stem}-records.jsonl")
     try:
@@ -170,15 +171,16 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
     """Traces of what was measured before."""
     from memcalc import api
     from memcalc.cli.output import print_json
+    from memcalc.documents.measure import records_document
     from memcalc.report.progress import shown_progress
-    from memcalc.report.record_comparison import compared_document, draw_compared
+    from memcalc.report.record_comparison import draw_compared
     from memcalc.report.screen import make_screen
 
     _trace_here()
     with shown_progress() as progress:
         compared = api.compare_records(records, *traces, record=record, python=python, progress=progress)
     if form == "json":
-        print_json(compared_document(compared))
+        print_json(records_document(compared))
     else:
         draw_compared(make_screen(), compared)
     if compared.unkept is not None:

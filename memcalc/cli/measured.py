@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memcalc.measuring import Measurement
     from memcalc.proving.beside import Beside
 
-__all__ = ["check_files", "document_of", "print_measured", "write_files", "write_measured_report"]
+__all__ = ["check_files", "print_measured", "write_files", "write_measured_report"]
 
 
 def write_files(measurement: Measurement, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
@@ -45,7 +45,9 @@ def write_measured_report(path: Path | None, files: WrittenFiles, found: Beside,
 def print_measured(found: Beside, form: str, unit: Unit, ranks: Sequence[dict[str, Any]] = ()) -> None:
     """Print a measured run with the predictions, and the memory of other ranks."""
     if form == "json":
-        print_json(document_of(found) | ({"ranks": list(ranks)} if ranks else {}))
+        from memcalc.documents.measure import measured_document
+
+        print_json(measured_document(found, ranks))
     elif form == "markdown":
         from memcalc.proving.summary import as_result
         from memcalc.report.measured import measured_grids, measured_verdict, prediction_verdict, rank_grid
@@ -68,15 +70,3 @@ def print_measured(found: Beside, form: str, unit: Unit, ranks: Sequence[dict[st
             from memcalc.proving.summary import as_result
 
             draw_ranks(screen, [as_result(record) for record in ranks], unit)
-
-
-def document_of(found: Beside) -> dict[str, Any]:
-    """Return the JSON of a measured run, with predictions and the figures of the device."""
-    from memcalc.ledger.document import document
-
-    content = document(found.measurement.result)
-    if found.estimate is not None:
-        content["estimate"] = document(found.estimate)
-    content["traces"] = [document(result) for result in found.traces]
-    content["measurement"] = found.measurement.to_record()
-    return content

@@ -48,7 +48,7 @@ def command(
         diagnosis = api.oom(log, config, *(overrides or ()), gpu=gpu, report=report, progress=progress)
     if form == "json":
         from memcalc.cli.output import print_json
-        from memcalc.report.oom_document import diagnosis_document
+        from memcalc.documents.oom import diagnosis_document
 
         print_json(diagnosis_document(diagnosis))
     else:

@@ -137,7 +137,7 @@ def command(
             write_report(html, recompute_view(planned, units, checked, sections))
     if form == "json":
         from memcalc.cli.output import print_json
-        from memcalc.report.recompute import planning_document
+        from memcalc.documents.recompute import planning_document
 
         print_json(planning_document(planned, checked))
     else:
@@ -167,7 +167,7 @@ def _positions(plan: str) -> list[int]:
 def _print_chain(planning: ChainPlanning, form: str, units: Unit) -> None:
     if form == "json":
         from memcalc.cli.output import print_json
-        from memcalc.report.chain import chain_document
+        from memcalc.documents.recompute import chain_document
 
         print_json(chain_document(planning))
     else:

@@ -45,12 +45,10 @@ def print_sizing(
         advice: the command that looks for what fits.
     """
     if form == "json":
-        from memcalc.ledger.document import document
+        from memcalc.documents.result import document_with_sources
 
-        content = document(result)
-        if measurement is not None:
-            content["measured"] = document(measurement.to_result())
-        print_json(content)
+        others = {} if measurement is None else {"measured": measurement.to_result()}
+        print_json(document_with_sources(result, **others))
     elif form == "markdown":
         from memcalc.report.markdown import sizing_markdown
 

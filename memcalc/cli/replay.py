@@ -79,7 +79,7 @@ def command(
             progress=progress,
         )
     from memcalc.report.recorded_run import course_grids
-    from memcalc.report.replay import draw_replay, moment_words, replay_document, subject
+    from memcalc.report.replay import draw_replay, moment_words, subject
 
     files = WrittenFiles()
     with files.writing():
@@ -94,6 +94,7 @@ def command(
             write_plot(path, replay.course, subject(replay), units, lambda: course_grids(replay.course, units))
     if form == "json":
         from memcalc.cli.output import print_json
+        from memcalc.documents.replay import replay_document
 
         print_json(replay_document(replay))
     else:

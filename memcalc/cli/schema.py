@@ -15,6 +15,6 @@ def command(
 ) -> None:
     """Print the JSON Schema of configs or of results."""
     from memcalc.cli.output import print_json
-    from memcalc.report.schema import config_schema, result_schema
+    from memcalc.documents.schema import config_schema, result_schema
 
     print_json(config_schema() if document == "config" else result_schema())

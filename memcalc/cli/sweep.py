@@ -146,7 +146,7 @@ def _estimate(
             write_picture(path, table, f"{name} on {card}" if card else name, units)
     if form == "json":
         from memcalc.cli.output import print_json
-        from memcalc.report.sweeps.files import sweep_document
+        from memcalc.documents.sweep import sweep_document
 
         print_json(sweep_document(table, name, first.origin.notes))
     elif form == "csv":

@@ -29,7 +29,7 @@ def run_sweep(
     **options: Unpack[Options],
 ) -> None:
     """Run, report, and end with the exit code."""
-    from memcalc.report.dry_run import draw_sweep, sweep_document
+    from memcalc.report.dry_run import draw_sweep
 
     if flag is None:
         raise InputError(
@@ -55,8 +55,9 @@ def run_sweep(
         )
     if form == "json":
         from memcalc.cli.output import print_json
+        from memcalc.documents.dry_run import dry_run_sweep_document
 
-        print_json(sweep_document(found))
+        print_json(dry_run_sweep_document(found))
     else:
         from memcalc.report.screen import make_screen
 

@@ -128,12 +128,10 @@ def print_trace(traced: Trace | ModuleTrace, form: str, unit: Unit, *, others: t
     """Print a traced run, with what it is compared with."""
     run = recorded(traced)
     if form == "json":
-        from memcalc.ledger.document import document
+        from memcalc.documents.result import document_with_sources
         from memcalc.report.comparison import source_label
 
-        content = document(traced.result)
-        content |= {source_label(other): document(other) for other in others}
-        print_json(content)
+        print_json(document_with_sources(traced.result, **{source_label(other): other for other in others}))
     elif form == "markdown":
         from memcalc.report.comparison import comparison_grids
         from memcalc.report.markdown import sizing_markdown

@@ -47,7 +47,7 @@ def _dumped(part: Part) -> str:
 
 def _estimate(asked: Request, tell: Tell | None) -> Iterator[Part]:
     from memcalc.api.sizing import estimate
-    from memcalc.ledger.document import document
+    from memcalc.documents.result import document
     from memcalc.report.views.estimate import estimate_view, verdict_section
     from memcalc.report.views.timeline import memory_section
 
@@ -68,7 +68,7 @@ def _estimate(asked: Request, tell: Tell | None) -> Iterator[Part]:
 
 def _fit(asked: Request, tell: Tell | None) -> Iterator[Part]:
     from memcalc.api.searching import fit
-    from memcalc.report.fit_document import fit_document
+    from memcalc.documents.fit import fit_document
     from memcalc.report.views.runs import fit_view
 
     run = run_of(asked.run.model_copy(update={"gpus": ""}))
@@ -87,7 +87,7 @@ def _fit(asked: Request, tell: Tell | None) -> Iterator[Part]:
 
 def _diff(asked: Request, tell: Tell | None) -> Iterator[Part]:
     from memcalc.api.sizing import diff
-    from memcalc.report.diff import difference_document
+    from memcalc.documents.diff import difference_document
     from memcalc.report.views.runs import difference_view
     from memcalc.report.views.timeline import memory_section
 

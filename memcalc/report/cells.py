@@ -7,7 +7,6 @@ import io
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-from typing import Any
 
 from memcalc.cells.cell import Answer, Cell, Cells
 from memcalc.report.grid import Column, Grid
@@ -90,19 +89,6 @@ def cells_grid(title: str, cells: Cells, shown: Iterable[Cell], unit: Unit) -> G
             strong.add(number)
         rows.append((*map(written, cell.values.values()), *numbers, words))
     return Grid(title, columns, rows, frozenset(strong))
-
-
-def cells_document(cells: Cells) -> dict[str, Any]:
-    """Return the JSON document."""
-    rows = [{"values": dict(cell.values), **asdict(_answer(cell))} for cell in cells.cells]
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "source": "sweep",
-        "by": cells.by,
-        "name": cells.name,
-        "fields": list(cells.fields),
-        "cells": rows,
-    }
 
 
 def cells_csv(cells: Cells) -> str:

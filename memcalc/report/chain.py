@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from memcalc.planning.described import GIVEN, ChainPlanning
 from memcalc.planning.gain import Gain
-from memcalc.planning.plan import Segment
 from memcalc.report.recompute_tables import front_grid, layers_grid, plans_grid, slower
 from memcalc.report.screen import GOOD, Screen
 from memcalc.report.terminal import draw_grid, draw_line
@@ -72,39 +70,3 @@ def _gain(gain: Gain | None) -> Iterator[str]:
             f"The larger batch gives more samples per second if the GPU reaches less than {gain.pays_below:.0%} of "
             f"its rate with {gain.without:,}."
         )
-
-
-def chain_document(planning: ChainPlanning) -> dict[str, Any]:
-    """Return the result as JSON, in bytes and FLOPs."""
-    chain, found = planning.configured.chain, planning.found
-    return {
-        "schema_version": 1,
-        "source": "recompute",
-        "name": planning.name,
-        "budget_bytes": planning.budget,
-        "strategy": found.plan.strategy,
-        "plan": found.plan.items,
-        "peak_bytes": found.evaluation.peak_bytes,
-        "rests_bytes": 0,
-        "forward_flops": chain.flops,
-        "again_flops": found.evaluation.again_flops,
-        "may_save_at_most_flops": found.loss,
-        "front": [
-            _point(point.plan.items, point.evaluation.peak_bytes, point.evaluation.again_flops)
-            for point in planning.front
-        ],
-        "blocks": [block._asdict() for block in chain.blocks],
-        "batch": planning.batch,
-        "largest_batch": None
-        if planning.gain is None
-        else {
-            "without": planning.gain.without,
-            "with": planning.gain.most,
-            "slow_down": planning.gain.slow_down,
-            "pays_below_share_of_rate": planning.gain.pays_below,
-        },
-    }
-
-
-def _point(items: Segment, peak: int, again: int) -> dict[str, Any]:
-    return {"plan": items, "peak_bytes": peak, "again_flops": again}

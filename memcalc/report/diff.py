@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-from memcalc.checking.comparison import Comparison, Line
+from memcalc.checking.comparison import Comparison
 from memcalc.ledger.result import Result
 from memcalc.report.comparison import Table
 from memcalc.report.grid import Grid, markdown_grid
@@ -46,21 +43,3 @@ def difference_markdown(difference: Comparison, unit: Unit) -> str:
     for grid in difference_grids(difference, unit):
         lines += markdown_grid(grid)
     return "\n".join(lines).rstrip()
-
-
-def difference_document(difference: Comparison) -> dict[str, Any]:
-    """The difference as JSON. Bytes; null where a run has no such quantity."""
-    return {
-        "schema_version": 1,
-        **{
-            name: {"name": result.spec.name, "peak_phase": result.ledger.peak_phase, "fits": result.fits}
-            for name, result in (("a", difference.a), ("b", difference.b))
-        },
-        "components": _documents(difference.components),
-        "totals": _documents(difference.totals),
-        "phases": _documents(difference.phases),
-    }
-
-
-def _documents(lines: Iterable[Line]) -> dict[str, dict[str, int | None]]:
-    return {line.name: {"a": line.a, "b": line.b, "difference": line.difference} for line in lines}

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from typing import Any
 
-from memcalc.ledger.document import SCHEMA_VERSION
-from memcalc.ledger.verdict import Answer
-from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Process, Usage
+from memcalc.documents.dry_run import dry_run_answer
+from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Process
 from memcalc.nullcuda.sweep import Sweep
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.spec.cards import Card
-from memcalc.text import masked
 from memcalc.units import Unit, format_bytes, format_number
 
 LONGEST_MESSAGE = 160  # letters of an exception's message
@@ -31,7 +27,7 @@ def draw_dry_run(screen: Screen, run: DryRun, unit: Unit) -> None:
     screen.line()
     if run.usages:
         draw_grid(screen, usage_grid(run, unit))
-    draw_line(screen, verdict(run, unit), 2, VERDICT_STYLES[_answer(run)])
+    draw_line(screen, verdict(run, unit), 2, VERDICT_STYLES[dry_run_answer(run)])
     if run.fits:
         draw_line(screen, _smallest_cards(run), 2)
     screen.line()
@@ -139,113 +135,3 @@ def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
         draw_line(screen, "NONE FITS.", 2, BAD)
     else:
         draw_line(screen, f"LARGEST THAT FITS: {found.flag} {found.largest}.", 2, GOOD)
-
-
-def sweep_document(found: Sweep) -> dict[str, Any]:
-    """The sweep as JSON: each run's own document, by size."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "source": "dry-run-sweep",
-        "micro_batch_flag": found.flag,
-        "largest_micro_batch_size": found.largest,
-        "runs": [{"micro_batch_size": size, "result": dry_run_document(run)} for size, run in found.runs],
-    }
-
-
-def dry_run_document(run: DryRun) -> dict[str, Any]:
-    """Return the result as JSON, with the keys of an estimate where they apply, and its processes."""
-    peak = run.peak
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "source": "dry-run",
-        "device": f"null:{run.card.name}",
-        "name": shlex.join(masked(run.command)),
-        "spec": None,
-        "model": None,
-        "textbook": None,
-        "peak": None if peak is None else _peak(peak),
-        "components": None,
-        "outside_allocated": None if peak is None else _outside(run, peak),
-        "phases": None,
-        "ledger": None,
-        "gpu": _gpu(run.card),
-        "verdict": _answer(run),
-        "fits": run.fits,
-        "headroom_bytes": run.headroom_bytes,
-        "interval": None,  # what the allocator held is known
-        "assumptions": [],  # the command is what it is
-        "limits": [{"what": what, "holds_memory": False, "at_least_bytes": 0} for what in NOT_MODELLED],
-        "not_modelled": list(NOT_MODELLED),
-        "notes": [],
-        "command": masked(run.command),
-        "gpus": run.gpus,
-        "routing": run.routing,
-        "outcome": run.outcome,
-        "exit_code": run.exit_code,
-        "seconds": round(run.seconds, 3),
-        "would_fit": [card.name for card in run.would_fit],
-        "warnings": list(run.warnings),
-        "processes": [_process(process) for process in run.processes],
-    }
-
-
-def _answer(run: DryRun) -> Answer | None:
-    if run.fits is None:
-        return None if run.peak is None else "unknown"
-    return "fits" if run.fits else "does-not-fit"
-
-
-def _gpu(card: Card) -> dict[str, Any]:
-    return {"name": card.name, "advertised_bytes": card.advertised_bytes, "usable_bytes": card.usable_bytes}
-
-
-def _peak(usage: Usage) -> dict[str, Any]:
-    return {
-        "phase": None,
-        "rank": {} if usage.rank is None else {"rank": usage.rank},
-        "allocated_bytes": usage.allocated_bytes,
-        "reserved_bytes": usage.reserved_bytes,
-        "device_bytes": usage.device_bytes,
-        "confidence": "allocator",
-    }
-
-
-def _outside(run: DryRun, usage: Usage) -> dict[str, int]:
-    context = run.card.context_bytes
-    return {
-        "cached_segments": usage.reserved_bytes - usage.allocated_bytes,
-        "device_context": context,
-        "communication_library": usage.communication_bytes,
-    }
-
-
-def _process(process: Process) -> dict[str, Any]:
-    return {
-        "pid": process.number,
-        "rank": process.rank,
-        "arguments": masked(process.arguments),
-        "torch": process.torch,
-        "steps": process.steps,
-        "failure": None if process.failure is None else {"type": process.failure[0], "message": process.failure[1]},
-        "reads": process.reads,
-        "small_reads": process.small_reads,
-        "masks": process.masks,
-        "unknown_reads": [{"where": read.where, "count": read.count} for read in process.unknown_reads],
-        "choices": process.choices,
-        "checkpoints": process.checkpoints,
-        "unmodelled": list(process.unmodelled),
-        "cards": [
-            {
-                "device": usage.device,
-                "allocated_bytes": usage.allocated_bytes,
-                "reserved_bytes": usage.reserved_bytes,
-                "device_bytes": usage.device_bytes,
-                "alloc_retries": usage.retries,
-                "ooms": usage.ooms,
-            }
-            for usage in process.usages
-        ],
-        "allocations": [
-            {"device": a.device, "where": a.where, "bytes": a.bytes, "count": a.count} for a in process.allocations
-        ],
-    }

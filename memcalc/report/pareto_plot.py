@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memcalc.documents.recompute import peak_place
 from memcalc.files import writing
 from memcalc.ledger.component import Component
 from memcalc.planning.evaluation import Evaluation
@@ -13,7 +14,6 @@ from memcalc.planning.planning import Planning
 from memcalc.report.plots.bars import Bar, Block, Panel, Part, save_bars
 from memcalc.report.plots.markup import heading
 from memcalc.report.plots.palette import LIMIT, colour
-from memcalc.report.recompute_tables import moment
 from memcalc.report.verdict import subject
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
@@ -120,7 +120,8 @@ def plan_bars(planning: Planning, unit: Unit) -> tuple[str, list[Block]]:
         for name, found in plans
     ]  # fmt: skip
     title = (
-        f"{subject(planning.result).partition(chr(10))[0]}. No plan needs less: the peak is in {moment(own.evaluation)}"
+        f"{subject(planning.result).partition(chr(10))[0]}. "
+        f"No plan needs less: the peak is in {peak_place(own.evaluation)}"
     )
     panels = (
         Panel(f"peak of allocated memory, {unit}", tuple(memory), "budget"),
@@ -130,4 +131,4 @@ def plan_bars(planning: Planning, unit: Unit) -> tuple[str, list[Block]]:
 
 
 def _memory(found: Evaluation, unit: Unit) -> str:
-    return f"{format_bytes(found.peak_bytes, unit)}, in {moment(found)}"
+    return f"{format_bytes(found.peak_bytes, unit)}, in {peak_place(found)}"

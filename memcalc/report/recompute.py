@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from memcalc.ledger.document import interval, limit_row
-from memcalc.planning.evaluation import Evaluation
 from memcalc.planning.frameworks import Said
 from memcalc.planning.planning import Planning
 from memcalc.planning.verification import Verified
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import listed
-from memcalc.report.recompute_gain import bought, offload_document
-from memcalc.report.recompute_tables import front_grid, layers_grid, moment, plans_grid, slower
+from memcalc.report.recompute_gain import bought
+from memcalc.report.recompute_tables import front_grid, layers_grid, plans_grid, slower
 from memcalc.report.screen import Screen
 from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
@@ -171,71 +169,3 @@ def distance(said: Said, planning: Planning, unit: Unit) -> str:
         )
     over = said.evaluation.peak_bytes > planning.budget
     return " and ".join(parts or ["the same"]) + (", which does not fit" if over else "")
-
-
-def planning_document(planning: Planning, checked: list[Verified]) -> dict[str, Any]:
-    """Return the result as JSON, in bytes and FLOPs."""
-    configured, found = planning.configured, planning.found
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "source": "recompute",
-        "name": configured.spec.name,
-        "spec": planning.result.spec.model_dump(mode="json"),
-        "verdict": planning.verdict.answer,
-        "fits": planning.verdict.fits,
-        "limit_bytes": planning.limit,
-        "least_bytes": planning.verdict.least_bytes,
-        "device_bytes": planning.result.headline.device_bytes,
-        "reserved_bytes": planning.result.headline.reserved_bytes,
-        "interval": interval(planning.verdict),
-        "budget_bytes": planning.budget,
-        "strategy": found.plan.strategy,
-        "recompute": planning.recompute,
-        "recompute_keep": list(planning.keep),
-        "peak_bytes": planning.peak_bytes,
-        "rests_bytes": planning.remainder_bytes,
-        "peak_phase": planning.result.ledger.peak_phase,
-        "kept_bytes": found.evaluation.kept_bytes,
-        "forward_flops": configured.chain.flops,
-        "again_flops": found.evaluation.again_flops,
-        "may_save_at_most_flops": found.loss,
-        "before": _price(planning.before),
-        "rules": {name: _price(evaluation) for name, evaluation in planning.rules},
-        "front": [
-            _price(point.evaluation) | {"recompute": configured.recompute(point.plan.items)} for point in planning.front
-        ],
-        "largest_micro_batch": {
-            "without": planning.gain.without,
-            "with": planning.gain.most,
-            "slow_down": planning.gain.slow_down,
-            "pays_below_share_of_rate": planning.gain.pays_below,
-            "replayed": planning.gain.replayed,
-        },
-        "offload": offload_document(planning),
-        "blocks": [block._asdict() for block in configured.chain.blocks],
-        "frameworks": {
-            said.framework: _price(said.evaluation) | {"lines": list(said.lines), "difference": said.difference}
-            for said in planning.said
-        },
-        "verified": [
-            {"device": device.device, "phase": phase, "planned": planned, "traced": traced}
-            for device in checked
-            for phase, planned, traced in device.phases
-        ],
-        "verified_reserved": [
-            {"device": device.device, "planned": device.reserved[0], "traced": device.reserved[1]}
-            for device in checked
-            if not device.missing
-        ],
-        "limits": [limit_row(limit) for limit in planning.result.limits],
-        "not_modelled": list(planning.result.not_modelled),
-    }
-
-
-def _price(evaluation: Evaluation) -> dict[str, Any]:
-    return {
-        "peak_bytes": evaluation.peak_bytes,
-        "moment": moment(evaluation),
-        "kept_bytes": evaluation.kept_bytes,
-        "again_flops": evaluation.again_flops,
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from memcalc.planning.planning import Planning
 from memcalc.report.labels import plural
@@ -57,21 +56,3 @@ def _offloaded(planning: Planning, unit: Unit) -> Iterator[str]:
         f"Host memory: {format_bytes(third.host_bytes_per_rank, unit)} per rank, "
         f"{format_bytes(third.host_bytes_per_node, unit)} per node."
     )
-
-
-def offload_document(planning: Planning) -> dict[str, Any] | None:
-    """The same as JSON."""
-    third = planning.third
-    if third is None:
-        return None
-    found = third.offload
-    return {
-        "bytes_per_second": third.bytes_per_second,
-        "step_seconds": third.step_seconds,
-        "enough": found is not None,
-        "freed_bytes": None if found is None else found.freed_bytes,
-        "layers": None if found is None else [block - planning.configured.first for block in found.blocks],
-        "waited_seconds": None if found is None else found.waited_seconds,
-        "host_bytes_per_rank": None if found is None else third.host_bytes_per_rank,
-        "host_bytes_per_node": None if found is None else third.host_bytes_per_node,
-    }

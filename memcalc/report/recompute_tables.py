@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Protocol
 
+from memcalc.documents.recompute import peak_place
 from memcalc.planning.chain import Chain
 from memcalc.planning.evaluation import Evaluation
 from memcalc.planning.plan import Segment, depth, leaves, times_again
@@ -67,7 +68,7 @@ def plans_grid(planning: Answer, unit: Unit) -> Grid:
         *(Column(head, right=True) for head in (f"peak {unit}", "saved", "recomputed", "longer")),
         Column("peak in", wrap=True),
     )
-    cells = [(name, *_figures(planning, evaluation, unit), moment(evaluation)) for name, evaluation in rows]
+    cells = [(name, *_figures(planning, evaluation, unit), peak_place(evaluation)) for name, evaluation in rows]
     return Grid("Plan and rules of thumb, peaks of allocated memory", columns, cells, frozenset({0}))
 
 
@@ -79,13 +80,6 @@ def _figures(planning: Answer, evaluation: Evaluation, unit: Unit) -> tuple[str,
         f"{again / planning.configured.chain.flops:.1%}",
         slower(planning, again),
     )
-
-
-def moment(evaluation: Evaluation) -> str:
-    """Return the block of the peak and its direction."""
-    peak = evaluation.peak
-    words = {"again": "recomputed", "forward": "forward", "backward": "backward"}
-    return f"{peak.block}, {words[peak.phase]}" if peak.block else peak.phase.replace("_", " ")
 
 
 def layers_grid(planning: Answer, unit: Unit, what: str = "layers", title: str = "Layer by layer") -> Grid:

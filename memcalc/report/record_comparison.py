@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from memcalc.documents.measure import missed, off_by
 from memcalc.proving.afterwards import Compared, operators_apart, run_of
 from memcalc.proving.summary import Predicted, errors_of, summary
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import plural, signed_percent
 from memcalc.report.screen import Screen
-from memcalc.report.suite import error_grid, error_values
+from memcalc.report.suite import error_grid
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 
 MOST_OPERATORS = 2  # named for each run that differs
@@ -35,16 +34,6 @@ def draw_compared(screen: Screen, compared: Compared) -> None:
     draw_list(screen, "Not traced", [f"{words}: {why}" for words, why in compared.missing])
 
 
-def missed(runs: list[Predicted]) -> list[Predicted]:
-    """Those whose peak is not the measured one."""
-    return [run for run in runs if off_by(run)]
-
-
-def off_by(run: Predicted) -> int:
-    """The predicted peak less the measured one. Bytes."""
-    return run.predicted.ledger.peak_bytes - run.measured.ledger.peak_bytes
-
-
 def miss_grid(misses: list[Predicted], trace: str) -> Grid:
     """Each run that differs: by how much, and by which operators' allocations."""
     rows = [
@@ -63,26 +52,3 @@ def miss_grid(misses: list[Predicted], trace: str) -> Grid:
         Column("by operator", wrap=True),
     )
     return Grid(f"Peaks that differ: trace on {trace} minus measured", columns, rows)
-
-
-def compared_document(compared: Compared) -> dict[str, Any]:
-    """The same for programs."""
-    return {
-        "records": len(compared.records),
-        "traced_now": compared.fresh,
-        "errors": error_values(summary(compared.records)),
-        "traces": [
-            {
-                "trace": trace,
-                "errors": error_values(errors_of(runs)),
-                "misses": [
-                    {"run": run_of(run.record), "bytes": off_by(run), "operators": dict(operators_apart(run))}
-                    for run in missed(runs)
-                ],
-                "out_of_memory": dict(zip(("said", "were"), compared.deaths(trace), strict=True)),
-            }
-            for trace in compared.traces
-            for runs in [compared.of(trace)]
-        ],
-        "not_traced": [{"run": words, "reason": why} for words, why in compared.missing],
-    }

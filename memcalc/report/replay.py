@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from memcalc.allocator.fragmentation import pool_uses
 from memcalc.allocator.result import Moment, ReplayResult
-from memcalc.events.event import Event
 from memcalc.replaying import Replay, Trial
 from memcalc.report.address_space import draw_address_space
 from memcalc.report.fragmentation import fragmentation_grids
@@ -14,7 +11,7 @@ from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.text_chart import draw_course
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
-from memcalc.report.snapshot import cut_words, draw_recording, recording_document
+from memcalc.report.snapshot import cut_words, draw_recording
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -150,92 +147,3 @@ def advice(replay: Replay, unit: Unit) -> str:
         reserved = format_bytes(found.trial.result.peak_reserved, unit)
         return f"Recommended: {setting}: the run fits, with {reserved} reserved."
     return f"Recommended: {setting}: saves {format_bytes(found.saved_bytes, unit)} of reserved memory."
-
-
-def replay_document(replay: Replay) -> dict[str, Any]:
-    """The result as JSON. Bytes."""
-    card, found = replay.card, replay.recommendation
-    return {
-        "schema_version": 1,
-        "source": "replay",
-        "name": replay.source.name,
-        "kind": replay.source.kind,
-        "events": len(replay.source.events),
-        "allocator": replay.trials[0].policy,
-        "settings": replay.trials[0].config,
-        "gpu": None
-        if card is None
-        else {"name": card.name, "advertised_bytes": card.advertised_bytes, "usable_bytes": card.usable_bytes},
-        "fits": None if card is None else not replay.failed,
-        "peak": _moment(replay.result.peak, replay),
-        "most_reserved": _moment(replay.result.widest, replay),
-        "end": _moment(replay.result.end, replay),
-        "over_time": [list(row) for row in _samples(replay)],
-        "trials": [_trial(trial) for trial in replay.trials],
-        "recommendation": None
-        if found is None
-        else {
-            "allocator": found.trial.policy,
-            "settings": found.trial.config,
-            "saved_bytes": found.saved_bytes,
-            "makes_it_fit": found.makes_it_fit,
-        },
-        "shown_event": replay.shown_event,
-        "segments": [_segment(segment, replay.owners) for segment in replay.segments],
-        "statistics": replay.result.statistics,
-        "recording": recording_document(replay),
-        "notes": list(replay.result.notes),
-    }
-
-
-def _moment(moment: Moment, replay: Replay) -> dict[str, Any]:
-    return {
-        "event": moment.event,
-        "phase": replay.course.phase_of(moment.event) or None,
-        "requested_bytes": moment.requested,
-        "allocated_bytes": moment.allocated,
-        "active_bytes": moment.active,
-        "reserved_bytes": moment.reserved,
-        "inactive_split_bytes": moment.inactive_split,
-    }
-
-
-def _samples(replay: Replay) -> list[tuple[int, int, int]]:
-    """Event, allocated and reserved bytes, evenly spaced."""
-    allocated, reserved = replay.course.allocated or (), replay.course.reserved or ()
-    step = max(1, -(-len(allocated) // SAMPLES))
-    return [(at, allocated[at], reserved[at]) for at in range(0, len(allocated), step)]
-
-
-def _trial(trial: Trial) -> dict[str, Any]:
-    result = trial.result
-    head = {"allocator": trial.policy, "settings": trial.config, "refused": trial.refused or None}
-    if result is None:
-        return head
-    failure = result.failure
-    return head | {
-        "fits": result.fits,
-        "peak_allocated_bytes": result.peak_allocated,
-        "peak_reserved_bytes": result.peak_reserved,
-        "peak_device_bytes": result.peak_device,
-        "device_allocations": result.device_allocations,
-        "device_frees": result.device_frees,
-        "failure": None if failure is None else {"event": failure.event, "message": failure.message},
-    }
-
-
-def _segment(segment: Any, owners: Any) -> dict[str, Any]:
-    blocks = []
-    for block in segment.blocks:
-        owner: Event | None = owners.get(block.address) if block.state != "inactive" else None
-        kind = owner.component.value if owner is not None and owner.component is not None else None
-        blocks.append(
-            {
-                "address": block.address,
-                "bytes": block.size,
-                "requested_bytes": block.requested_size,
-                "state": block.state,
-            }
-            | {"component": kind, "line": owner.line or None if owner is not None else None}
-        )
-    return {**segment._asdict(), "blocks": blocks}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from memcalc.replaying import Replay
 from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import label, percent, plural
@@ -11,7 +9,6 @@ from memcalc.report.plots.palette import UNATTRIBUTED
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.snapshots.composition import Composition
-from memcalc.snapshots.releases import release_of
 from memcalc.snapshots.verification import Verification
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -112,44 +109,3 @@ def unused_words(found: Composition, unit: Unit) -> str:
     if found.steps > 2:
         return text if found.leaks else f"{text} No line leaks tensors ({found.steps} steps)."
     return f"{text} The history has {plural(found.steps, 'optimizer step')}: finding leaks needs three."
-
-
-def recording_document(replay: Replay) -> dict[str, Any] | None:
-    """The same as JSON; None where the source is no snapshot."""
-    verification, found, recorded = replay.verification, replay.composition, replay.source.recorded
-    if found is None or recorded is None:
-        return None
-    return {
-        "lacks": list(recorded.snapshot.lacks),
-        "torch": str(verification.version if verification else release_of(recorded.snapshot)),
-        "entries": len(recorded.recording.entries),
-        "agrees": verification.agrees if verification else None,
-        "agreed_entries": verification.agreed if verification else None,
-        "segments_compared": verification.segments if verification else None,
-        "difference": verification.difference or None if verification else None,
-        "from_first_allocation": recorded.start.is_empty,
-        "gaps": recorded.start.gaps,
-        "requested_peak_bytes": found.peak_bytes,
-        "components": {kind.value if kind else UNATTRIBUTED: size for kind, size in found.by_component.items()},
-        "lines": [
-            {
-                "line": line.where,
-                "component": line.component.value if line.component else None,
-                "bytes": line.bytes,
-                "tensors": line.tensors,
-                "largest_bytes": line.largest,
-            }
-            for line in found.lines
-        ],
-        "steps": found.steps,
-        "leaks": [
-            {"line": leak.where, "steps": leak.steps, "tensors": leak.tensors, "bytes": leak.bytes}
-            for leak in found.leaks
-        ],
-        "end": {
-            "allocated_bytes": found.allocated_bytes,
-            "reserved_bytes": found.reserved_bytes,
-            "inactive_split_bytes": found.inactive_split_bytes,
-            "rounding_bytes": found.rounding_bytes,
-        },
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from memcalc.proving.suite import Outcome
 from memcalc.proving.summary import Errors, summary
@@ -54,36 +53,6 @@ def draw_suite(screen: Screen, outcome: Outcome) -> None:
     if outcome.largest:
         draw_grid(screen, largest_grid(outcome))
     draw_list(screen, "Not measured", [f"{words}: {why}" for words, why in outcome.refused])
-
-
-def suite_document(outcome: Outcome) -> dict[str, Any]:
-    """The same for programs."""
-    return {
-        "runs": len(outcome.records),
-        "out_of_memory": sum(record["outcome"] != "done" for record in outcome.records),
-        "measured_now": outcome.fresh,
-        "errors": error_values(summary(outcome.records)),
-        "largest_batch": [
-            {"run": search.words, "predicted": search.predicted, "found": search.found} for search in outcome.largest
-        ],
-        "not_measured": [{"run": words, "reason": why} for words, why in outcome.refused],
-    }
-
-
-def error_values(errors: Sequence[Errors]) -> list[dict[str, Any]]:
-    """Errors for programs."""
-    return [
-        {
-            "name": each.name,
-            "runs": len(each.shares),
-            "median": each.median,
-            "p95": each.p95,
-            "worst": each.worst,
-            "under": each.under,
-            "exact": each.exact,
-        }
-        for each in errors
-    ]
 
 
 def _percent(share: float) -> str:

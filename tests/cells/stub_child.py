@@ -29,8 +29,9 @@ def main(request_file: str, answer_file: str) -> None:
     if layers == 4:
         sys.exit("Traceback\nValueError: four")
     size = batch * GIB
-    verdict = "fits" if size <= USABLE else "does-not-fit"
-    answer = Answer("measured", verdict, size, size, size, USABLE - size, "backward_2", 1.5)
+    answer = Answer(
+        "measured", "fits" if size <= USABLE else "does-not-fit", size, size, size, USABLE - size, "backward_2", 1.5
+    )
     Path(answer_file).write_text(json.dumps(asdict(answer)))
 
 

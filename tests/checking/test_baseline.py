@@ -8,8 +8,8 @@ import pytest
 
 from memcalc import check
 from memcalc.cli.app import main
+from memcalc.documents.check import check_document
 from memcalc.errors import InputError
-from memcalc.report.checks.document import check_document
 
 SMALL = "model: {l: 2, d: 64, h: 4, V: 100}\n"
 

@@ -8,8 +8,8 @@ import pytest
 from memcalc import Result, Spec, check, estimate
 from memcalc.checking import check as check_module
 from memcalc.cli.app import main
+from memcalc.documents.check import check_document
 from memcalc.errors import InputError
-from memcalc.report.checks.document import check_document
 from memcalc.report.checks.github import github_lines
 from memcalc.report.checks.text import summary
 from memcalc.verdict.judge import size_against

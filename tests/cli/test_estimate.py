@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from memcalc.report.schema import result_schema
+from memcalc.documents.schema import result_schema
 
 SCREENS = {
     "gpt3": ["gpt3"],

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 import memcalc
+from memcalc.documents.schema import result_schema
 from memcalc.fitting.layouts import HOLDABLE
-from memcalc.report.schema import result_schema
 from tests.cli.conftest import Run
 
 SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "t4")

@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from memcalc.report.schema import result_schema
+from memcalc.documents.schema import result_schema
 
 SCREENS = {
     "llama": [

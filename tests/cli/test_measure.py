@@ -7,11 +7,11 @@ import jsonschema
 import pytest
 
 import memcalc
+from memcalc.documents.schema import result_schema
 from memcalc.errors import Unavailable
 from memcalc.measuring.job import Job, encoded
 from memcalc.measuring.measure import measured, refuse_death
 from memcalc.measuring.measurement import Device
-from memcalc.report.schema import result_schema
 
 torch = pytest.importorskip("torch")
 

@@ -11,9 +11,9 @@ import pytest
 
 from memcalc.api import load
 from memcalc.cli.traced import beside
+from memcalc.documents.schema import result_schema
 from memcalc.events import read_events, timeline
 from memcalc.report.comparison import source_label
-from memcalc.report.schema import result_schema
 
 pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ import pytest
 
 import memcalc
 from memcalc.cli.app import main
-from memcalc.report.schema import result_schema
+from memcalc.documents.schema import result_schema
 
 pytest.importorskip("torch")
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.documents.result import document
+from memcalc.documents.schema import documents
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
-from memcalc.ledger.document import document
-from memcalc.ledger.schema import Document
 from memcalc.rehearsal.rehearsal import why_not
 from memcalc.sweeping import evaluate
 from memcalc.workspaces.pinned import pinned_block
@@ -69,7 +69,7 @@ def test_the_device_keeps_nothing_between_forward_and_backward() -> None:
 
 def test_the_document_has_it() -> None:
     found = document(memcalc.estimate("gpt2", "offload_activations=pinned"))
-    Document.model_validate(json.loads(json.dumps(found)))
+    documents()["estimate"].validate_json(json.dumps(found))
 
     assert found["host"]["bytes"] == sum(found["host"]["components"].values()) > 0
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.documents.result import document
+from memcalc.documents.schema import documents
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
-from memcalc.ledger.document import document
 from memcalc.ledger.ledger import Ledger
-from memcalc.ledger.schema import Document
 from memcalc.ledger.textbook import deepspeed_gpu_bytes, deepspeed_host_bytes
 from memcalc.workspaces.pinned import pinned_block
 from tools.offload import OffloadedRun, zero_runs
@@ -111,7 +111,7 @@ def test_the_device_of_stage_2_is_deepspeed_s_own_count() -> None:
 
 def test_the_document_has_the_host_apart() -> None:
     found = document(sized("zero_stage=2"))
-    Document.model_validate(json.loads(json.dumps(found)))
+    documents()["estimate"].validate_json(json.dumps(found))
 
     host = found["host"]
     assert host["bytes"] == sum(host["components"].values()) == 16 * P // 8 + 2 * LARGEST

@@ -87,7 +87,7 @@ def test_the_host_in_numbers() -> None:
 
 
 def test_what_is_reported() -> None:
-    from memcalc.ledger.document import document
+    from memcalc.documents.result import document
 
     result = sized("recipe=pure")
     found = document(result)["host"]

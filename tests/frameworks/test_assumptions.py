@@ -96,7 +96,7 @@ def test_small_shares_stay_out_of_the_headline(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_json_has_them(tmp_path: Path) -> None:
-    from memcalc.ledger.document import document
+    from memcalc.documents.result import document
 
     rows = json.loads(json.dumps(document(memcalc.estimate(spec_of(tmp_path, FILE)))))["assumptions"]
     assert {row["field"] for row in rows} >= {"training.framework", "training.versions.transformers"}

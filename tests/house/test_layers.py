@@ -23,6 +23,7 @@ LAYERS = (
     ("__init__",),
     ("api",),
     ("report",),
+    ("documents",),
     ("proving",),
     ("checking", "search", "planning", "diagnosis", "replaying", "fitting", "cells"),
     ("sweeping",),

@@ -17,10 +17,10 @@ from typing import Any
 import jsonschema
 import pytest
 
+from memcalc.documents.schema import result_schema
 from memcalc.errors import InputError
 from memcalc.measuring.ranks import Place, device_of_rank, place, refuse_other_ranks
 from memcalc.measuring.records import RECORDS
-from memcalc.report.schema import result_schema
 from memcalc.spec.loading import load
 
 SMALL = ("gpt2", "recipe=pure", "attention=eager", "l=3", "d=64", "h=4", "V=96", "s=32", "b=2")

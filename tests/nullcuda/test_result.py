@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from memcalc.documents.dry_run import dry_run_document
+from memcalc.documents.schema import result_schema
 from memcalc.nullcuda.result import (
     DONE,
     FAILED,
@@ -22,8 +24,7 @@ from memcalc.nullcuda.result import (
     Usage,
     process_from_report,
 )
-from memcalc.report.dry_run import draw_dry_run, dry_run_document
-from memcalc.report.schema import result_schema
+from memcalc.report.dry_run import draw_dry_run
 from memcalc.report.screen import Screen
 from memcalc.spec.cards import find_card
 
@@ -327,11 +328,11 @@ def test_a_run_that_failed_fits_as_far_as_it_came() -> None:
 
 
 def test_the_document_has_the_shape_of_the_other_verbs() -> None:
-    from memcalc.ledger.schema import Document
+    from memcalc.documents.result import Document
 
     document = dry_run_document(TWO_RANKS)
 
-    required = {name for name, field in Document.model_fields.items() if field.is_required()}
+    required = Document.__required_keys__
     assert required <= set(document)
     assert document["source"] == "dry-run"
     assert document["device"] == "null:a100-40gb"

@@ -10,6 +10,7 @@ import pytest
 
 import memcalc
 from memcalc.api import compare_records
+from memcalc.documents.measure import records_document
 from memcalc.errors import InputError
 from memcalc.measuring.child import answer
 from memcalc.measuring.job import Job
@@ -17,7 +18,6 @@ from memcalc.measuring.measure import measured
 from memcalc.measuring.records import RECORDS
 from memcalc.proving.afterwards import operators_apart
 from memcalc.proving.summary import errors_of
-from memcalc.report.record_comparison import compared_document
 
 SIZES = ("l=1", "d=32", "h=2", "V=64", "s=8", "recipe=fp32", "dtype=fp32", "attention=eager", "dropout=0")
 
@@ -49,7 +49,7 @@ def test_a_trace_is_the_measured_run_and_is_made_once(record: dict[str, Any], tm
     assert run.predicted.ledger.peak_bytes == run.measured.ledger.peak_bytes
     assert {each.name: each.exact for each in errors_of([run])}["allocated"] == 1
     assert operators_apart(run) == []
-    assert compared_document(second)["traces"][0]["misses"] == []
+    assert records_document(second)["traces"][0]["misses"] == []
 
 
 def test_a_miss_is_told_with_its_operator(record: dict[str, Any], tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_miss_is_told_with_its_operator(record: dict[str, Any], tmp_path: Path
     peak["components"]["temporaries"] = peak["components"].get("temporaries", 0) + 100
     other["operators"]["aten.mm"] = other["operators"].get("aten.mm", 0) + 100
     compared = compare_records(file_of(tmp_path, other), "fake")
-    (document,) = compared_document(compared)["traces"]
+    (document,) = records_document(compared)["traces"]
 
     assert document["misses"] == [{"run": "gpt2 l=1", "bytes": -100, "operators": {"aten.mm": -100}}]
     assert document["errors"][0]["under"] == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from memcalc.report.schema import config_schema, result_schema
+from memcalc.documents.schema import config_schema, result_schema
 from memcalc.spec.presets import presets_folder
 
 DATA = Path(__file__).parents[2] / "memcalc" / "data"

@@ -19,7 +19,7 @@ def rendered(report: CheckReport, form: str, unit: Unit) -> str:
 
 
 def _json(report: CheckReport, unit: Unit) -> str:  # noqa: ARG001 - JSON has bytes
-    from memcalc.report.checks.document import check_document
+    from memcalc.documents.check import check_document
 
     return _dumped(check_document(report))
 

@@ -11,6 +11,7 @@ from memcalc.errors import InputError, Unavailable
 from memcalc.events.course import Course
 from memcalc.extras import installation
 from memcalc.files import write_text
+from memcalc.ledger.result import Source
 from memcalc.report.grid import Grid
 from memcalc.text import json_safe
 from memcalc.units import Unit
@@ -73,7 +74,7 @@ def write_plot(
     title: str,
     unit: Unit = "GiB",
     tables: Callable[[], Iterable[Grid]] = tuple,
-    source: str = "trace",
+    source: Source = "trace",
 ) -> None:
     """Writes the picture of a run.
 
@@ -94,7 +95,7 @@ def write_plot(
     if path.suffix.lower() == ".json":
         import json
 
-        from memcalc.events.document import timeline_document
+        from memcalc.documents.timeline import timeline_document
 
         write_text(path, json_safe(json.dumps(timeline_document(course, title, source), ensure_ascii=False)) + "\n")
     elif path.suffix.lower() == ".html":

@@ -8,57 +8,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+from memcalc.documents.sweep import columns, sweep_document
 from memcalc.errors import Unavailable
 from memcalc.extras import installation
 from memcalc.files import write_text, writing
 from memcalc.report.plots.files import check_place
 from memcalc.report.sweeps.svg import heat_map_page, heat_maps
-from memcalc.sweeping.front import Front
 from memcalc.sweeping.grid import written
 from memcalc.sweeping.table import Table
-from memcalc.sweeping.terms import ANSWERS
 from memcalc.text import json_safe
 from memcalc.units import Unit
 
-SCHEMA_VERSION = 2
 TABLES = (".csv", ".json", ".parquet")
 PICTURES = (".svg", ".html")
-_FITS: dict[str | None, bool] = {"fits": True, "does-not-fit": False}
-
-
-def columns(table: Table) -> dict[str, list[Any]]:
-    """Every column by its name; an entry is None where a configuration is invalid, or no card was named."""
-    valid = table.valid.tolist()
-    judged = (table.valid & (table.usable_bytes >= 0)).tolist()
-    points = [list(table.point(index).values()) for index in range(len(table))]
-    found: dict[str, list[Any]] = {
-        field.rpartition(".")[2]: [point[number] for point in points] for number, field in enumerate(table.grid.fields)
-    }
-    answers = [ANSWERS[number] if number >= 0 else None for number in table.verdict.tolist()]
-    front = Front(table).members().tolist()
-    found |= {
-        "valid": valid,
-        "fits": [_FITS.get(answer) for answer in answers],
-        "verdict": answers,
-        "replayed": table.replayed.tolist(),
-        "on_front": front,
-        "peak_bytes": _kept(table.peak_bytes.tolist(), valid),
-        "peak_phase": _kept([table.phases[phase] for phase in table.peak_phase.tolist()], valid),
-        "pipeline_stage": _kept(table.pipeline_stage.tolist(), valid),
-        "reserved_bytes": _kept(table.reserved_bytes.tolist(), valid),
-        "device_bytes": _kept(table.device_bytes.tolist(), judged),
-        "headroom_bytes": _kept((table.usable_bytes - table.device_bytes).tolist(), judged),
-    }
-    for number, component in enumerate(table.components):
-        found[f"{component}_bytes"] = _kept(table.component_bytes[:, number].tolist(), valid)
-    for number, phase in enumerate(table.phases):
-        found[f"{phase}_bytes"] = _kept(table.phase_bytes[:, number].tolist(), valid)
-    found["reason"] = [reason or None for reason in table.every_reason()]
-    return found
-
-
-def _kept(values: list[Any], there: list[bool]) -> list[Any]:
-    return [value if ok else None for value, ok in zip(values, there, strict=True)]
 
 
 def sweep_csv(table: Table) -> str:
@@ -70,16 +32,6 @@ def sweep_csv(table: Table) -> str:
     for row in zip(*found.values(), strict=True):
         writer.writerow(["" if value is None else written(value) for value in row])
     return text.getvalue().rstrip("\n")
-
-
-def sweep_document(table: Table, name: str, notes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The JSON document."""
-    found = columns(table)
-    axes = [{"fields": list(axis.fields), "values": [list(step) for step in axis.values]} for axis in table.grid.axes]
-    rows = [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
-    start = {"schema_version": SCHEMA_VERSION, "source": "sweep", "name": name}
-    unmodelled = {what: None for terms in table.terms(table.valid) for what in terms.unmodelled}
-    return {**start, "axes": axes, "configurations": rows, "unmodelled": list(unmodelled), "notes": list(notes)}
 
 
 def check_output(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memcalc.events.document import POINTS
+from memcalc.documents.timeline import POINTS
 from memcalc.report.labels import label
 from memcalc.report.verdict import subject
 from memcalc.report.views.estimate import bars_section, verdict_section

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from memcalc.documents.timeline import POINTS, UNATTRIBUTED, TimelineCurve, timeline_document
 from memcalc.errors import InputError
 from memcalc.events.course import Course
-from memcalc.events.document import POINTS, UNATTRIBUTED, timeline_document
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.explanation import row_formula
@@ -58,7 +58,7 @@ def phases_section(result: Result, unit: Unit, note: str) -> Section:
     count = len(ledger.phases)
     parts = [ledger.components(phase) for phase in ledger.phases]
     shown = [component for component in Component if any(part.get(component) for part in parts)]
-    document: dict[str, Any] = {
+    curve: TimelineCurve = {
         "events": count,
         "completed": True,
         "limit_bytes": _limit(result),
@@ -77,7 +77,7 @@ def phases_section(result: Result, unit: Unit, note: str) -> Section:
             "component_bytes": {component.value: [part.get(component, 0) for part in parts] for component in shown},
         },
     }
-    return _section("Peak of each phase", document, result, unit, formulas=True) | {"note": note}
+    return _section("Peak of each phase", curve, result, unit, formulas=True) | {"note": note}
 
 
 def _limit(result: Result) -> int | None:
@@ -88,9 +88,9 @@ def _limit(result: Result) -> int | None:
     return result.card.usable_bytes - outside.device_context - outside.communication_library
 
 
-def _section(title: str, document: dict[str, Any], result: Result, unit: Unit, *, formulas: bool) -> Section:
-    peak = document["peak"]
-    names = document["points"]["component_bytes"]
+def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, formulas: bool) -> Section:
+    peak = curve["peak"]
+    names = curve["points"]["component_bytes"]
     return {
         "kind": "timeline",
         "title": title,
@@ -102,7 +102,7 @@ def _section(title: str, document: dict[str, Any], result: Result, unit: Unit, *
         },
         "formulas": _formulas(result) if formulas else {},
         "limit": "usable GPU memory, less context and NCCL",
-        "document": document,
+        "document": curve,
     }
 
 

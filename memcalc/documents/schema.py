@@ -1,12 +1,30 @@
-"""JSON Schemas for editors and for readers of the JSON, generated from the Pydantic models."""
+"""JSON Schemas for editors and for readers of the JSON, generated from the models and the documents."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import get_original_bases, is_typeddict
+
+from memcalc.documents.cells import CellsDocument
+from memcalc.documents.check import CheckDocument
+from memcalc.documents.diff import DiffDocument
+from memcalc.documents.dry_run import DryRunDocument, DryRunSweepDocument
+from memcalc.documents.fit import FitDocument
+from memcalc.documents.measure import ComparedDocument, RecordsDocument, SuiteDocument
+from memcalc.documents.oom import OomDocument
+from memcalc.documents.recompute import ChainDocument, RecomputeDocument
+from memcalc.documents.replay import ReplayDocument
+from memcalc.documents.result import Document, SourcesDocument
+from memcalc.documents.sweep import SweepDocument
+from memcalc.documents.timeline import TimelineDocument
 from memcalc.spec.fields import BLOCKS, HOME, MODEL_SOURCES, NESTED, SYMBOLS
-from memcalc.spec.model import Block
 from memcalc.spec.recipes import ALIASES
+
+# A document has the keys of its type and no others; these hold for the dictionaries inside it, too.
+_EXACT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -17,6 +35,26 @@ _SOURCES = {
     "preset": "a shipped model by name (see `memcalc models`) or hub id; fields of `model` override it",
     "hf_config": "a Hugging Face config.json or its directory, relative to this file, or a hub id; fields of `model` "
     "override it",
+}
+
+_DOCUMENTS: dict[str, Any] = {
+    "estimate": Document,
+    "estimate --measure": SourcesDocument,
+    "measure": ComparedDocument,
+    "measure --suite": SuiteDocument,
+    "measure --compare": RecordsDocument,
+    "dry-run": DryRunDocument,
+    "dry-run --sweep": DryRunSweepDocument,
+    "check": CheckDocument,
+    "diff": DiffDocument,
+    "fit": FitDocument,
+    "sweep": SweepDocument,
+    "sweep --by": CellsDocument,
+    "recompute": RecomputeDocument,
+    "recompute CHAIN": ChainDocument,
+    "replay": ReplayDocument,
+    "oom": OomDocument,
+    "timeline": TimelineDocument,
 }
 
 
@@ -47,38 +85,41 @@ def config_schema() -> dict[str, Any]:
 
 def result_schema() -> dict[str, Any]:
     """The schema of the JSON that commands print with --format json: one of several documents."""
-    options = [model.model_json_schema(mode="serialization") for model in documents().values()]
+    options = [adapter.json_schema(mode="serialization") for adapter in documents().values()]
     definitions: dict[str, Any] = {}
     for option in options:
-        own = option.pop("$defs")
+        own = option.pop("$defs", {})
         clashes = [name for name in own if definitions.get(name, own[name]) != own[name]]
         assert not clashes, f"two models of one name: {clashes}"
         definitions |= own
+    kinds = _typed_dictionaries()
+    for found in (*options, *definitions.values()):
+        if found["title"] in kinds:
+            _describe_inherited(found["properties"], kinds[found["title"]])
     return {"$schema": _DIALECT, "title": "memcalc result", "anyOf": options, "$defs": definitions}
 
 
-def documents() -> dict[str, type[Block]]:
-    """What commands print as JSON, by command; a run that is sized or traced is a plain `estimate`."""
-    from memcalc.cells.schema import CellsDocument
-    from memcalc.checking.schema import CheckDocument
-    from memcalc.events.schema import TimelineDocument
-    from memcalc.fitting.schema import FitDocument
-    from memcalc.ledger.schema import ComparedDocument, Document
-    from memcalc.nullcuda.schema import DryRunDocument
-    from memcalc.planning.schema import RecomputeDocument
-    from memcalc.sweeping.schema import SweepDocument
+def _typed_dictionaries() -> dict[str, type]:
+    """Return the types of all documents and of their parts, by name."""
+    modules = {sys.modules[document.__module__] for document in _DOCUMENTS.values()}
+    return {name: kind for module in modules for name, kind in vars(module).items() if is_typeddict(kind)}
 
-    return {
-        "estimate": Document,
-        "measure": ComparedDocument,
-        "dry-run": DryRunDocument,
-        "check": CheckDocument,
-        "fit": FitDocument,
-        "sweep": SweepDocument,
-        "sweep --by": CellsDocument,
-        "recompute": RecomputeDocument,
-        "timeline": TimelineDocument,
-    }
+
+def _describe_inherited(properties: dict[str, Any], kind: type) -> None:
+    """Add the descriptions of inherited keys: Pydantic reads those of the class itself alone."""
+    for base in get_original_bases(kind):
+        if not is_typeddict(base):
+            continue
+        inherited = TypeAdapter(with_config(_EXACT)(base)).json_schema(mode="serialization")["properties"]
+        _describe_inherited(inherited, base)
+        for name, found in inherited.items():
+            if "description" in found:
+                properties[name].setdefault("description", found["description"])
+
+
+def documents() -> dict[str, TypeAdapter[Any]]:
+    """What commands print as JSON, by command; a run that is sized or traced is a plain `estimate`."""
+    return {command: TypeAdapter(with_config(_EXACT)(document)) for command, document in _DOCUMENTS.items()}
 
 
 def _block(name: str) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""The document of `sweep --by trace|null|dry-run`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from memcalc.cells.cell import By, Cell, Cells, Outcome
+from memcalc.documents.shared import SCHEMA_VERSION
+from memcalc.ledger.verdict import Answer
+
+
+class CellRow(TypedDict):
+    """One cell. Bytes of the GPU with the highest peak; null where nothing was measured."""
+
+    values: dict[str, Any]
+    """of each varied field"""
+    outcome: Outcome
+    """invalid: the configuration is; failed: the program did; lost: its process was killed"""
+    verdict: Answer | None
+    """null: no GPU was named, or nothing was measured"""
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+    """reserved, the context and the communication library"""
+    headroom_bytes: int | None
+    peak_phase: str | None
+    """null in a dry run"""
+    seconds: float
+    """that the run took"""
+    reason: str
+    """why there are no figures, or not all"""
+
+
+class CellsDocument(TypedDict):
+    """Output of `sweep --by trace`, `null` or `dry-run`, and of --output to a .json file."""
+
+    schema_version: Literal[2]
+    source: Literal["sweep"]
+    by: By
+    name: str
+    fields: list[str]
+    cells: list[CellRow]
+
+
+def cells_document(cells: Cells) -> CellsDocument:
+    """Return the document of a sweep whose cells have all been answered."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "source": "sweep",
+        "by": cells.by,
+        "name": cells.name,
+        "fields": list(cells.fields),
+        "cells": [_cell(cell) for cell in cells.cells],
+    }
+
+
+def _cell(cell: Cell) -> CellRow:
+    answer = cell.answer
+    assert answer is not None
+    return {
+        "values": dict(cell.values),
+        "outcome": answer.outcome,
+        "verdict": answer.verdict,
+        "allocated_bytes": answer.allocated_bytes,
+        "reserved_bytes": answer.reserved_bytes,
+        "device_bytes": answer.device_bytes,
+        "headroom_bytes": answer.headroom_bytes,
+        "peak_phase": answer.peak_phase,
+        "seconds": answer.seconds,
+        "reason": answer.reason,
+    }

@@ -1,0 +1,256 @@
+"""The documents of `dry-run`: of one run, and of several micro-batch sizes."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Literal, cast
+
+from typing_extensions import TypedDict
+
+from memcalc.documents.result import AssumptionRow
+from memcalc.documents.shared import SCHEMA_VERSION, Gpu, LimitRow, OutsideAllocated, gpu
+from memcalc.ledger.verdict import Answer
+from memcalc.nullcuda.result import NOT_MODELLED, DryRun, Process, Usage
+from memcalc.nullcuda.sweep import Sweep
+from memcalc.text import masked
+
+Routing = Literal["balanced", "worst-case"]
+
+
+class CardPeak(TypedDict):
+    """The GPU with the highest peak."""
+
+    phase: None
+    """null for a program whose phases are unknown"""
+    rank: dict[str, int]
+    """empty: the process is not one of several ranks"""
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    confidence: Literal["allocator"]
+
+
+class CardUsage(TypedDict):
+    """One GPU of one process, at its peak."""
+
+    device: int
+    """index of the GPU in its process"""
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    alloc_retries: int
+    """how often the allocator freed its cache and tried again (PyTorch: num_alloc_retries)"""
+    ooms: int
+    """requests that failed"""
+
+
+class Line(TypedDict):
+    """A line of the program, and its live memory on a GPU at the peak."""
+
+    device: int
+    where: str
+    bytes: int
+    count: int
+
+
+class Read(TypedDict):
+    """A line of the program that read unknown values."""
+
+    where: str
+    count: int
+
+
+class Failure(TypedDict):
+    """The exception that ended a process."""
+
+    type: str
+    message: str
+
+
+class ProcessReport(TypedDict):
+    """One process of the command that used a GPU."""
+
+    pid: int
+    rank: int | None
+    arguments: list[str]
+    torch: str
+    steps: int
+    failure: Failure | None
+    reads: int
+    """copies from the device to the host"""
+    small_reads: int
+    """of these, the ones of unknown values that are small enough to decide by"""
+    masks: int
+    """unknown masks that elements were selected by; each was taken as full"""
+    unknown_reads: list[Read]
+    """the lines of the program that made the small reads"""
+    choices: int
+    """tensors of indices that unknown scores chose, such as experts; these were assumed"""
+    checkpoints: int
+    """files with tensors that it wrote; their weights are zeros"""
+    unmodelled: list[str]
+    """functions of libraries that were called and refused"""
+    cards: list[CardUsage]
+    allocations: list[Line]
+
+
+class DryRunDocument(TypedDict):
+    """Output of `dry-run --format json`: fields that describe a model are null, and processes are added."""
+
+    schema_version: Literal[2]
+    source: Literal["dry-run"]
+    device: str
+    name: str
+    spec: None
+    model: None
+    textbook: None
+    peak: CardPeak | None
+    components: None
+    outside_allocated: OutsideAllocated | None
+    phases: None
+    ledger: None
+    gpu: Gpu
+    verdict: Answer | None
+    """null: nothing was measured"""
+    fits: bool | None
+    headroom_bytes: int | None
+    interval: None
+    assumptions: list[AssumptionRow]
+    limits: list[LimitRow]
+    not_modelled: list[str]
+    notes: list[str]
+    command: list[str]
+    gpus: int
+    routing: Routing
+    """how unknown scores choose experts"""
+    outcome: str
+    exit_code: int
+    seconds: float
+    would_fit: list[str]
+    warnings: list[str]
+    processes: list[ProcessReport]
+
+
+class DryRunSize(TypedDict):
+    """The dry run of one micro-batch size."""
+
+    micro_batch_size: int
+    result: DryRunDocument
+
+
+class DryRunSweepDocument(TypedDict):
+    """Output of `dry-run --sweep --format json`."""
+
+    schema_version: Literal[2]
+    source: Literal["dry-run-sweep"]
+    micro_batch_flag: str
+    """the option of the program that sets the size"""
+    largest_micro_batch_size: int | None
+    """that fits; null: none that was tried"""
+    runs: list[DryRunSize]
+
+
+def dry_run_sweep_document(found: Sweep) -> DryRunSweepDocument:
+    """Return the document of several sizes, with that of each run."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "source": "dry-run-sweep",
+        "micro_batch_flag": found.flag,
+        "largest_micro_batch_size": found.largest,
+        "runs": [{"micro_batch_size": size, "result": dry_run_document(run)} for size, run in found.runs],
+    }
+
+
+def dry_run_document(run: DryRun) -> DryRunDocument:
+    """Return the document of a dry run, with the keys of an estimate where they apply, and its processes."""
+    peak = run.peak
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "source": "dry-run",
+        "device": f"null:{run.card.name}",
+        "name": shlex.join(masked(run.command)),
+        "spec": None,
+        "model": None,
+        "textbook": None,
+        "peak": None if peak is None else _peak(peak),
+        "components": None,
+        "outside_allocated": None if peak is None else _outside(run, peak),
+        "phases": None,
+        "ledger": None,
+        "gpu": gpu(run.card),
+        "verdict": dry_run_answer(run),
+        "fits": run.fits,
+        "headroom_bytes": run.headroom_bytes,
+        "interval": None,  # the allocator's figures are known
+        "assumptions": [],  # the command is run unmodified
+        "limits": [{"what": what, "holds_memory": False, "at_least_bytes": 0} for what in NOT_MODELLED],
+        "not_modelled": list(NOT_MODELLED),
+        "notes": [],
+        "command": masked(run.command),
+        "gpus": run.gpus,
+        "routing": cast("Routing", run.routing),
+        "outcome": run.outcome,
+        "exit_code": run.exit_code,
+        "seconds": round(run.seconds, 3),
+        "would_fit": [card.name for card in run.would_fit],
+        "warnings": list(run.warnings),
+        "processes": [_process(process) for process in run.processes],
+    }
+
+
+def dry_run_answer(run: DryRun) -> Answer | None:
+    """Return the verdict on a dry run; None if nothing was measured."""
+    if run.fits is None:
+        return None if run.peak is None else "unknown"
+    return "fits" if run.fits else "does-not-fit"
+
+
+def _peak(usage: Usage) -> CardPeak:
+    return {
+        "phase": None,
+        "rank": {} if usage.rank is None else {"rank": usage.rank},
+        "allocated_bytes": usage.allocated_bytes,
+        "reserved_bytes": usage.reserved_bytes,
+        "device_bytes": usage.device_bytes,
+        "confidence": "allocator",
+    }
+
+
+def _outside(run: DryRun, usage: Usage) -> OutsideAllocated:
+    return {
+        "cached_segments": usage.reserved_bytes - usage.allocated_bytes,
+        "device_context": run.card.context_bytes,
+        "communication_library": usage.communication_bytes,
+    }
+
+
+def _process(process: Process) -> ProcessReport:
+    return {
+        "pid": process.number,
+        "rank": process.rank,
+        "arguments": masked(process.arguments),
+        "torch": process.torch,
+        "steps": process.steps,
+        "failure": None if process.failure is None else {"type": process.failure[0], "message": process.failure[1]},
+        "reads": process.reads,
+        "small_reads": process.small_reads,
+        "masks": process.masks,
+        "unknown_reads": [{"where": read.where, "count": read.count} for read in process.unknown_reads],
+        "choices": process.choices,
+        "checkpoints": process.checkpoints,
+        "unmodelled": list(process.unmodelled),
+        "cards": [
+            {
+                "device": usage.device,
+                "allocated_bytes": usage.allocated_bytes,
+                "reserved_bytes": usage.reserved_bytes,
+                "device_bytes": usage.device_bytes,
+                "alloc_retries": usage.retries,
+                "ooms": usage.ooms,
+            }
+            for usage in process.usages
+        ],
+        "allocations": [
+            {"device": a.device, "where": a.where, "bytes": a.bytes, "count": a.count} for a in process.allocations
+        ],
+    }

@@ -1,0 +1,298 @@
+"""The document of a result: one shape for estimate, trace, dry-run and measure (schema_version 2)."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, cast
+
+from typing_extensions import TypedDict
+
+from memcalc.documents.shared import (
+    SCHEMA_VERSION,
+    Gpu,
+    IntervalBytes,
+    LimitRow,
+    OutsideAllocated,
+    SpecDocument,
+    by_name,
+    gpu,
+    interval,
+    limit_row,
+    outside_allocated,
+)
+from memcalc.ledger.ledger import Ledger
+from memcalc.ledger.result import Confidence, Generation, ModuleResult, Result, Source
+from memcalc.ledger.row import Row
+from memcalc.ledger.verdict import Answer
+from memcalc.spec.origin import Assumption
+
+
+class ModelCounts(TypedDict):
+    """Numbers of elements, not bytes."""
+
+    parameters: int
+    """nn.Parameters, tied ones once"""
+    trainable_parameters: int
+    buffer_elements: int
+    """router correction biases and rotary tables"""
+
+
+class TextbookFigures(TypedDict):
+    """The published closed-form estimates for one unsharded GPU."""
+
+    parameters: int
+    """l(12d^2+13d)+Vd"""
+    model_state_bytes: int
+    """20 (16, 18) bytes a parameter"""
+    activation_bytes: int
+    """l(34bsd+5bs^2h)"""
+
+
+class Peak(TypedDict):
+    """The peak of the rank that needs the most memory."""
+
+    phase: str
+    rank: dict[str, int]
+    allocated_bytes: int
+    reserved_bytes: int | None
+    device_bytes: int | None
+    confidence: Confidence
+
+
+class Phase(TypedDict):
+    """The peak of one phase; components sum to allocated_bytes exactly."""
+
+    phase: str
+    allocated_bytes: int
+    components: dict[str, int]
+
+
+class LedgerRow(TypedDict):
+    """Identical tensors on the headline rank; bytes are the sum over all `count` tensors."""
+
+    component: str
+    module: str
+    tensor: str
+    shape: list[int]
+    dtype: str
+    count: int
+    bytes: int
+    phases: list[str]
+    formula: str
+    citation: str
+
+
+class AssumptionRow(TypedDict):
+    """A value that the config, command line and framework leave open; the one with the largest peak is assumed."""
+
+    field: str
+    """field of memcalc that settles it"""
+    what: str
+    taken: str
+    otherwise: str
+    """the candidate with the smallest peak"""
+    moved_bytes: int
+    """difference of its allocated peak per GPU"""
+
+
+class Host(TypedDict):
+    """Peak host memory of the headline rank."""
+
+    phase: str
+    bytes: int
+    components: dict[str, int]
+    ledger: list[LedgerRow]
+
+
+class LargestFit(TypedDict):
+    """The largest batch and context that fit the GPU, one at a time."""
+
+    batch_size: int
+    """with the context of the run; 0: not even 1 fits"""
+    context_length: int
+    """with its batch, and as many new tokens; 0: not even one token of prompt"""
+    all_positions: bool
+    """whether the context ends where the model's positions do"""
+
+
+class KvCache(TypedDict):
+    """Size of the KV cache: bytes of one sequence, over all layers, on one tensor-parallel rank."""
+
+    bytes_per_token: int
+    bytes_per_sequence: int
+    """at the end of its context, in whole blocks"""
+    largest: LargestFit | None
+
+
+class Document(TypedDict):
+    """The document that `--format json` prints."""
+
+    schema_version: Literal[2]
+    source: Source
+    device: str | None
+    name: str
+    spec: SpecDocument | None
+    """null for a module, which has no configuration"""
+    model: ModelCounts
+    textbook: TextbookFigures | None
+    """null for models that the published formulas do not describe"""
+    peak: Peak
+    components: dict[str, int]
+    """bytes at the peak; their sum is peak.allocated_bytes"""
+    outside_allocated: OutsideAllocated
+    phases: list[Phase]
+    ledger: list[LedgerRow]
+    gpu: Gpu | None
+    verdict: Answer | None
+    """null without a GPU"""
+    fits: bool | None
+    """null without a GPU, and where the verdict is unknown"""
+    headroom_bytes: int | None
+    """usable GPU memory less the best estimate of device memory"""
+    interval: IntervalBytes | None
+    """null without a GPU, and where the run itself was traced"""
+    limits: list[LimitRow]
+    """what the figures leave out"""
+    not_modelled: list[str]
+    assumptions: list[AssumptionRow]
+    """what the file leaves open, the largest difference first"""
+    notes: list[str]
+    """how another framework's file was read, and which of its fields were not"""
+    host: NotRequired[Host]
+    """missing if the run holds nothing in host memory"""
+    kv_cache: NotRequired[KvCache]
+    """of inference only"""
+
+
+class SourcesDocument(Document):
+    """The document of `estimate --measure` and `trace --compare-estimate`: the same run from other sources, too."""
+
+    estimate: NotRequired[Document]
+    """from formulas"""
+    fake: NotRequired[Document]
+    """traced on fake tensors"""
+    null: NotRequired[Document]
+    """traced on the null CUDA device"""
+    measured: NotRequired[Document]
+    """measured on a device"""
+
+
+def document(result: Result | ModuleResult) -> Document:
+    """Return the document of a result; a module has no spec and no published formulas."""
+    run = result.replayed if isinstance(result, Result) else None
+    result = run or result
+    ledger = result.ledger
+    headline = result.headline
+    found: Document = {
+        "schema_version": SCHEMA_VERSION,
+        "source": result.source,
+        "device": result.device,
+        "name": result.name,
+        "spec": None if run is None else run.spec.model_dump(mode="json"),
+        "model": {
+            "parameters": result.parameters,
+            "trainable_parameters": result.trainable_parameters,
+            "buffer_elements": result.buffer_elements,
+        },
+        "textbook": None
+        if run is None or run.textbook is None
+        else {
+            "parameters": run.textbook.parameters,
+            "model_state_bytes": run.textbook.model_state_bytes,
+            "activation_bytes": run.textbook.activation_bytes,
+        },
+        "peak": {
+            "phase": ledger.peak_phase,
+            "rank": headline.rank,
+            "allocated_bytes": ledger.peak_bytes,
+            "reserved_bytes": headline.reserved_bytes,
+            "device_bytes": headline.device_bytes,
+            "confidence": result.confidence,
+        },
+        "components": by_name(ledger.components(ledger.peak_phase)),
+        "outside_allocated": outside_allocated(headline.outside),
+        "phases": [
+            {
+                "phase": phase,
+                "allocated_bytes": ledger.totals[phase],
+                "components": by_name(ledger.components(phase)),
+            }
+            for phase in ledger.phases
+        ],
+        "ledger": [_row(row) for row in ledger.rows],
+        "gpu": None if result.card is None else gpu(result.card),
+        "verdict": result.verdict,
+        "fits": result.fits,
+        "headroom_bytes": result.headroom_bytes,
+        "interval": interval(result.judgement),
+        "limits": [limit_row(limit) for limit in result.limits],
+        "not_modelled": list(result.not_modelled),
+        "assumptions": [] if run is None else [_assumption_row(each) for each in run.spec.origin.assumptions],
+        "notes": list(result.notes),
+    }
+    if headline.host is not None:
+        found["host"] = _host(headline.host)
+    if run is not None and run.generation is not None:
+        found["kv_cache"] = _kv_cache(run.generation)
+    return found
+
+
+def document_with_sources(result: Result | ModuleResult, **sources: Result) -> SourcesDocument:
+    """Return the document of a result, with that of the same run from other sources.
+
+    Args:
+        result: the run.
+        sources: by their key: estimate, fake, null, measured.
+    """
+    others = {name: document(other) for name, other in sources.items()}
+    return cast("SourcesDocument", {**document(result), **others})
+
+
+def _kv_cache(found: Generation) -> KvCache:
+    largest = found.largest
+    return {
+        "bytes_per_token": found.bytes_per_token,
+        "bytes_per_sequence": found.bytes_per_sequence,
+        "largest": None
+        if largest is None
+        else {
+            "batch_size": largest.batch_size,
+            "context_length": largest.context_length,
+            "all_positions": largest.all_positions,
+        },
+    }
+
+
+def _assumption_row(assumption: Assumption) -> AssumptionRow:
+    return {
+        "field": assumption.field,
+        "what": assumption.what,
+        "taken": assumption.taken,
+        "otherwise": assumption.otherwise,
+        "moved_bytes": assumption.moved_bytes,
+    }
+
+
+def _host(ledger: Ledger) -> Host:
+    """Return the host memory of the headline rank at its peak."""
+    phase = ledger.peak_phase
+    return {
+        "phase": phase,
+        "bytes": ledger.peak_bytes,
+        "components": by_name(ledger.components(phase)),
+        "ledger": [_row(row) for row in ledger.rows],
+    }
+
+
+def _row(row: Row) -> LedgerRow:
+    return {
+        "component": row.component.value,
+        "module": row.module,
+        "tensor": row.tensor,
+        "shape": list(row.shape),
+        "dtype": row.dtype,
+        "count": row.count,
+        "bytes": row.bytes,
+        "phases": list(row.phases),
+        "formula": row.formula,
+        "citation": row.citation,
+    }

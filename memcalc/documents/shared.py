@@ -1,0 +1,101 @@
+"""Parts that several documents have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import GetPydanticSchema
+from typing_extensions import TypedDict
+
+from memcalc.ledger.component import Component
+from memcalc.ledger.result import Outside
+from memcalc.ledger.verdict import Verdict
+from memcalc.spec.cards import Card
+from memcalc.spec.limits import Limit
+from memcalc.spec.spec import Spec
+
+SCHEMA_VERSION: Literal[2] = 2
+
+# A resolved configuration, as `Spec.model_dump(mode="json")` returns it.
+SpecDocument = Annotated[dict[str, Any], GetPydanticSchema(lambda _, handler: handler(Spec))]
+
+
+class Gpu(TypedDict):
+    """The GPU that the verdict refers to."""
+
+    name: str
+    advertised_bytes: int
+    usable_bytes: int
+
+
+class OutsideAllocated(TypedDict):
+    """Device memory outside the blocks that PyTorch has allocated."""
+
+    cached_segments: int
+    device_context: int
+    communication_library: int
+
+
+class IntervalBytes(TypedDict):
+    """The expected range of device memory, from the errors of recorded runs of one kind."""
+
+    low_bytes: int
+    high_bytes: int
+    runs: int
+    """recorded runs; 0: none of this kind, and 10 % on both sides are allowed"""
+    kind: str
+    replayed: bool
+    """whether the allocator was replayed: the central 95 % of errors, else all"""
+    median_error: float
+    """absolute, as a fraction of reserved memory"""
+    worst_error: float
+
+
+class LimitRow(TypedDict):
+    """Memory or a feature that the figures omit."""
+
+    what: str
+    holds_memory: bool
+    """the run asks for it and it holds GPU memory: the figures are lower bounds"""
+    at_least_bytes: int
+
+
+def gpu(card: Card) -> Gpu:
+    """Return a GPU with its memory."""
+    return {"name": card.name, "advertised_bytes": card.advertised_bytes, "usable_bytes": card.usable_bytes}
+
+
+def outside_allocated(outside: Outside) -> OutsideAllocated:
+    """Return the device memory outside allocated blocks."""
+    return {
+        "cached_segments": outside.cached_segments,
+        "device_context": outside.device_context,
+        "communication_library": outside.communication_library,
+    }
+
+
+def interval(verdict: Verdict | None) -> IntervalBytes | None:
+    """Return the interval of a verdict; None if it has none."""
+    if verdict is None or verdict.interval is None:
+        return None
+    low, high, errors = verdict.interval
+    return {
+        "low_bytes": low,
+        "high_bytes": high,
+        "runs": errors.runs,
+        "kind": errors.kind,
+        "replayed": errors.replayed,
+        "median_error": errors.median,
+        "worst_error": errors.worst,
+    }
+
+
+def limit_row(limit: Limit) -> LimitRow:
+    """Return a feature that is not modelled."""
+    return {"what": limit.what, "holds_memory": limit.holds_memory, "at_least_bytes": limit.at_least_bytes}
+
+
+def by_name(components: Mapping[Component, int]) -> dict[str, int]:
+    """Return bytes by the name of their component."""
+    return {component.value: size for component, size in components.items()}

@@ -1,0 +1,113 @@
+"""The document of memory over a run, for plots, the page and other programs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+from memcalc.events.course import Course
+from memcalc.ledger.component import Component
+from memcalc.ledger.result import Source
+
+
+class TimelinePeak(TypedDict):
+    """The peak of allocated memory."""
+
+    event: int
+    """its position in the run, from 0; -1 where nothing happens"""
+    phase: str
+    allocated_bytes: int
+    reserved_bytes: int | None
+    """the most over the whole run; null where no allocator is known"""
+
+
+class TimelinePhase(TypedDict):
+    """A phase of the run: events `begin` to `end` (exclusive)."""
+
+    phase: str
+    begin: int
+    end: int
+
+
+class TimelinePoints(TypedDict):
+    """The curve as lists of equal length. A point is the peak of the events from its begin to the next begin."""
+
+    begin: list[int]
+    event: list[int]
+    """where it is highest"""
+    allocated_bytes: list[int]
+    reserved_bytes: list[int] | None
+    """the most among the point's events"""
+    component_bytes: dict[str, list[int]]
+    """at that event; they sum to allocated_bytes"""
+
+
+class TimelineCurve(TypedDict):
+    """Memory over a run."""
+
+    events: int
+    """number of allocations, frees and phase starts"""
+    completed: bool
+    """false where the run ran out of memory"""
+    limit_bytes: int | None
+    """GPU memory that is available to the allocator"""
+    peak: TimelinePeak
+    phases: list[TimelinePhase]
+    points: TimelinePoints
+
+
+class TimelineDocument(TimelineCurve):
+    """The document that `--plot FILE.json` writes: memory over three training steps, or over a recorded run."""
+
+    schema_version: Literal[1]
+    source: Source
+    name: str
+
+
+POINTS = 600  # about one for every second pixel of a wide plot
+UNATTRIBUTED = "unattributed"  # bytes without a component
+
+
+def timeline_document(course: Course, name: str, source: Source, points: int = POINTS) -> TimelineDocument:
+    """Return memory over a run.
+
+    Args:
+        course: the memory curve of the run.
+        name: of the run.
+        source: where the run comes from.
+        points: maximum number of points; each is the peak of its interval of events, so no peak is lost.
+    """
+    outline = course.outline(points)
+    return {
+        "schema_version": 1,
+        "source": source,
+        "name": name,
+        "events": outline.length,
+        "completed": not outline.failed,
+        "limit_bytes": course.limit,
+        "peak": {
+            "event": course.peak_event,
+            "phase": course.phase_of(course.peak_event),
+            "allocated_bytes": course.peak_bytes,
+            "reserved_bytes": None if course.reserved is None else max(course.reserved, default=0),
+        },
+        "phases": [{"phase": span.phase, "begin": span.begin, "end": span.end} for span in outline.spans],
+        "points": {
+            "begin": [stretch.begin for stretch in outline.stretches],
+            "event": [stretch.event for stretch in outline.stretches],
+            "allocated_bytes": [stretch.total for stretch in outline.stretches],
+            "reserved_bytes": None
+            if course.reserved is None
+            else [stretch.reserved or 0 for stretch in outline.stretches],
+            "component_bytes": {
+                component_name(component): [stretch.components[at] for stretch in outline.stretches]
+                for at, component in enumerate(outline.components)
+            },
+        },
+    }
+
+
+def component_name(component: Component | None) -> str:
+    """Return a component's key, as in the document of an estimate."""
+    return UNATTRIBUTED if component is None else component.value
