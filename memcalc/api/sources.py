@@ -59,7 +59,7 @@ def assignments(fields: Mapping[str, Any]) -> tuple[str, ...]:
             found.append(f"{name}={'' if value is None else json.dumps(value)}")
         except (TypeError, ValueError):
             kind = type(value).__name__
-            raise InputError(f"a {kind} is no value of a field.", "Give a number, text or list.", name) from None
+            raise InputError(f"a {kind} is not a value of a field.", "Give a number, text or list.", name) from None
     return tuple(found)
 
 

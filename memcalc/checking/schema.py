@@ -33,7 +33,7 @@ class CheckedConfig(Block):
     needed_bytes: int | None = Field(description="device bytes if a GPU is known, else reserved, else allocated")
     basis: str | None = Field(description="which of the three: device, reserved, allocated")
     is_bound: bool = Field(description="whether needed_bytes is a lower bound, which alone is beyond the limit")
-    interval: CheckedInterval | None = Field(description="null where bounds decided")
+    interval: CheckedInterval | None = Field(description="null if bounds decided")
     not_modelled: list[str] = Field(description="features of the run that need memory and are not modelled")
     limit_bytes: int | None = Field(description="the smaller of GPU and budget, less the margin")
     limit: str | None = Field(description="what sets the limit, as text")

@@ -72,7 +72,8 @@ def command(
         ),
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace/--no-trace", help="Trace models without formulas, in a child process, or refuse.")
+        bool,
+        typer.Option("--trace/--no-trace", help="Trace models without formulas in a child process, or reject them."),
     ] = True,
     plot: Plot = None,
     html: Html = None,

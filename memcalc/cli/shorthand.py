@@ -23,7 +23,7 @@ _OPTIONS: dict[str, Any] = {
     ],
     GPUS: Annotated[
         int | None,
-        typer.Option("--gpus", "-n", metavar="N", help="Number of all GPUs; data_parallel follows from it."),
+        typer.Option("--gpus", "-n", metavar="N", help="Total number of GPUs; sets data_parallel."),
     ],
     "fsdp": Annotated[bool, typer.Option("--fsdp", help="Shard with FSDP2: zero_stage 3.")],
     "zero": Annotated[int | None, typer.Option("--zero", metavar="0|1|2|3", help="Shard with DeepSpeed ZeRO.")],
@@ -36,10 +36,12 @@ _OPTIONS: dict[str, Any] = {
     "budget": Annotated[
         str | None,
         typer.Option(
-            "--budget", metavar="SIZE", help="Memory that a GPU may hold, e.g. 12GiB; in place of --gpu or beside it."
+            "--budget", metavar="SIZE", help="Memory limit per GPU, e.g. 12GiB; instead of --gpu or in addition."
         ),
     ],
-    "optimizer": Annotated[str | None, typer.Option("--optimizer", metavar="NAME", help="Such as adamw, adam-8bit.")],
+    "optimizer": Annotated[
+        str | None, typer.Option("--optimizer", metavar="NAME", help="Optimizer, such as adamw or adam-8bit.")
+    ],
 }
 _BARE = {"--lora": "", "--qlora": "", "--recompute": "full"}  # what they mean without a value
 

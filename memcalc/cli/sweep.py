@@ -18,7 +18,7 @@ OUTPUT_HELP = "Also write every configuration: .csv, .json, or .parquet (needs p
 CONFIG_HELP = "A configuration as for `memcalc estimate`; with --by dry-run: -- COMMAND, with {FIELD} in it."
 BY_HELP = (
     "formulas: estimate each cell. trace: run it on fake tensors; null: on the null device; dry-run: run COMMAND. Each "
-    "of these runs in a process of its own."
+    "of these runs in a separate process."
 )
 CELLS_HELP = "Keep the result of each run in this file, and do not repeat the runs that it has."
 WORKERS_HELP = "Processes at a time; default: the cores of this machine."

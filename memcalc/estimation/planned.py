@@ -41,7 +41,7 @@ class PlannedTimeline(Timeline):
             raise InputError(
                 f"recompute has segments of several layers, but engine = {spec.parallelism.engine} has "
                 "buffers around each layer, which are not modelled there.",
-                "Recompute layers one by one: full, every-k or a list of numbers.",
+                "Recompute each layer separately: full, every-k or a list of numbers.",
                 "training.recompute",
             )
         super().__init__(spec, stage, sizer, gradients, around)

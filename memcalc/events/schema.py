@@ -13,7 +13,7 @@ from memcalc.spec.model import Block
 class TimelinePeak(Block):
     """The peak of allocated memory."""
 
-    event: int = Field(description="its position in the run, from 0; -1 where nothing happens")
+    event: int = Field(description="its position in the run, from 0; -1 if the run has no events")
     phase: str
     allocated_bytes: int
     reserved_bytes: int | None = Field(description="the most over the whole run; null where no allocator is known")
@@ -31,7 +31,7 @@ class TimelinePoints(Block):
     """The curve as lists of equal length. A point is the peak of the events from its begin to the next begin."""
 
     begin: list[int]
-    event: list[int] = Field(description="where it is highest")
+    event: list[int] = Field(description="the point of its peak")
     allocated_bytes: list[int]
     reserved_bytes: list[int] | None = Field(description="the most among the point's events")
     component_bytes: dict[str, list[int]] = Field(description="at that event; they sum to allocated_bytes")

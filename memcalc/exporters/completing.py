@@ -85,7 +85,7 @@ def named_program(program: str, file: str | Path) -> Program:
     chosen = PROGRAMS.get(program)
     if chosen is None:
         raise InputError(
-            f"{program!r} is not a program whose file can be written.", f"Use {_listed(PROGRAMS)}.", "--as"
+            f"{program!r} is not a program that memcalc writes files for.", f"Use {_listed(PROGRAMS)}.", "--as"
         )
     path = Path(file)
     if path.suffix.lower() not in chosen.suffixes:
@@ -125,7 +125,7 @@ def _completing(spec: Spec, written: Path, name: str | None) -> tuple[str, ...]:
         settings |= other
     else:
         fields = _listed(".".join(place) for place in other)
-        raise InputError(f"this file cannot stand for the run: {fields} cannot be set beside it.", "", written.name)
+        raise InputError(f"this file cannot describe the run: --set cannot add {fields}.", "", written.name)
     # What a file says itself, or what follows from it, needs no setting.
     for place in list(settings):
         fewer = {key: value for key, value in settings.items() if key != place}

@@ -196,8 +196,8 @@ def _micro_batches(spec: Spec) -> Scale:
         sizes,
         lambda size: varied(spec, training={"micro_batch_size": size, "gradient_accumulation_steps": share // size}),
         training.micro_batch_size,
-        f"a replica's share of global_batch_size = {total} is {share} sequences",
-        f"of the sizes that divide a replica's {share} sequences; accumulation follows",
+        f"each replica's part of global_batch_size = {total} is {share} sequences",
+        f"of the sizes that divide a replica's {share} sequences; gradient accumulation is set accordingly",
     )
 
 
@@ -209,7 +209,7 @@ def _sequences(spec: Spec) -> Scale:
     step = lcm(t, 2 * c * t if c > 1 else 1)
     learned = model.position_embedding == "learned"
     most = model.max_position_embeddings if learned else MOST
-    note = "" if learned else f"the model's positions are made for {model.max_position_embeddings:,} tokens"
+    note = "" if learned else f"the model's positions cover {model.max_position_embeddings:,} tokens"
     return Scale(
         range(step, most + 1, step),
         lambda length: varied(spec, training={"sequence_length": length}),

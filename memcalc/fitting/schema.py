@@ -95,7 +95,7 @@ class FitLayouts(Block):
     """Result for all layouts, the cheapest first."""
 
     tried: int
-    undecided: int = Field(description="layouts of which no choice fits for sure, and some may")
+    undecided: int = Field(description="layouts that may fit and do not fit for certain")
     fitting: list[FitRanked]
     best: list[FitBest]
 
@@ -104,8 +104,8 @@ class FitMaximum(Block):
     """The largest value that fits, everything else as in maxima_of."""
 
     value: int = Field(description="0: none fits")
-    close: bool = Field(description="whether it fits by its replay alone: the GPU's memory is inside the interval")
-    at_most: bool = Field(description="whether a feature needs memory and is not modelled")
+    close: bool = Field(description="whether only its replay fits: the GPU's memory is inside the interval")
+    at_most: bool = Field(description="whether a feature that needs memory is not modelled")
     now: int
     step: int | None = Field(description="distance between values, where it is always the same")
     next_value: int | None
@@ -144,7 +144,7 @@ class FitOffer(Block):
     """A type of GPU at the user's price."""
 
     name: str
-    price_per_hour: float = Field(description="price of one GPU for one hour, as given")
+    price_per_hour: float = Field(description="the given price of one GPU for one hour")
     verdict: Answer = Field(description="whether some layout over some number of these GPUs fits")
     lacks: str | None = Field(description="why this run is invalid on the GPU, regardless of memory")
     may_be_fewer: bool = Field(description="whether some layout over fewer GPUs may fit")
@@ -198,7 +198,7 @@ class FitReason(Block):
 
     phase: str
     largest: dict[str, int] = Field(description="the largest components at the peak")
-    optimizer_lists: int = Field(description="what the foreach update of the optimizer allocates, if that is much")
+    optimizer_lists: int = Field(description="temporaries of the optimizer's foreach update, if they are large")
     fragmented: int = Field(description="reserved and not allocated, if that alone makes the run too large")
     remedy: FitRemedy | None
 

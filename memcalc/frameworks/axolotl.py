@@ -50,4 +50,4 @@ def tell_kernels(draft: Draft) -> None:
     kernels = [f"lora_{part}_kernel" for part in ("mlp", "qkv", "o")]
     asked = all(draft.said.get(name, True) for name in kernels) and not is_on(draft.said.get("load_in_8bit"))
     if asked and draft.values.get("training.finetune") in ("lora", "qlora"):
-        draft.limit("fused kernels of adapters", "PEFT's modules, which save more, are counted", holds_memory=False)
+        draft.limit("fused kernels of adapters", "counted as PEFT's modules, which save more", holds_memory=False)

@@ -12,7 +12,7 @@ CHUNK = 256  # tokens whose logits are alive at once: trl/trainer/sft_trainer.py
 MOST_CHUNKS = 1024  # that `training.loss_chunks` can be
 
 COMPLETION = 256  # tokens: trl/trainer/grpo_config.py, max_completion_length
-COMPLETIONS = "prompts, groups of completions, the engine that makes them"
+COMPLETIONS = "prompts, groups of completions, the engine that generates them"
 
 # Fields that no other program's TrainingArguments have, and those that scripts around Trainer have as well: a file
 # with one of the latter alone may be either's.

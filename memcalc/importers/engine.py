@@ -210,8 +210,8 @@ def _refusing(framework: FileFormat, path: str = "") -> Iterator[None]:
         yield
     except Untranslatable as error:
         raise InputError(
-            f"{path or error.path} = {error.value!r} is no value that memcalc knows of {framework.name}.",
-            f"Known: {error.known}. Or set memcalc's own field: --set {error.path}=.",
+            f"{path or error.path} = {error.value!r} is not a supported value of {framework.name}.",
+            f"Supported: {error.known}. Or set the field of memcalc: --set {error.path}=.",
         ) from None
 
 

@@ -272,8 +272,8 @@ def _check_elsewhere(imported: Imported, path: Path) -> None:
     fields = ", ".join(field for field, _ in asked)
     settings = " ".join(f"--set {each}=" for each in dict.fromkeys(each for _, ours in asked for each in ours))
     raise InputError(
-        f"this configuration of {imported.framework.name} leaves to whoever runs it: {fields}.",
-        f"Give them: {settings}",
+        f"this configuration of {imported.framework.name} does not set {fields}, which the command line sets.",
+        f"Add {settings}",
         path.name,
     )
 
@@ -288,7 +288,7 @@ def _check_model(imported: Imported, given: set[Place], path: Path) -> None:
     if not missing:
         return
     raise InputError(
-        f"this configuration of {imported.framework.name} does not hold the model's sizes: {', '.join(missing)}.",
-        "Name the model with --set preset= (see `memcalc models`) or --set hf_config=PATH, or set them one by one.",
+        f"this configuration of {imported.framework.name} does not define the model: it lacks {', '.join(missing)}.",
+        "Name the model with --set preset= (see `memcalc models`) or --set hf_config=PATH, or set these fields.",
         path.name,
     )

@@ -80,7 +80,7 @@ def place_experts(draft: Draft) -> None:
     said = {path.rpartition(".")[2].replace("_", "-"): value for path, value in draft.said.items()}
     padded = said.get("moe-pad-expert-input-to-capacity") is True
     if padded and _is_above_one(said.get("moe-expert-capacity-factor")):
-        draft.limit("experts' rows that are padded to a capacity", "balanced ones are counted", holds_memory=True)
+        draft.limit("expert inputs padded to a capacity", "balanced ones are counted", holds_memory=True)
 
 
 def _told_layers(pattern: Any) -> list[int]:
@@ -116,7 +116,9 @@ def place_recompute(draft: Draft) -> None:
             draft.limit(what, why, holds_memory=True)
     elif facts.get("method") == "uniform" and type(layers) is int and layers > 1:
         # Fewer inputs are kept, but all activations of a group are there while its backward runs.
-        draft.limit("checkpoints of several layers together", "each layer is one", holds_memory=True)
+        draft.limit(
+            "several layers in one checkpoint segment", "each layer is counted as one segment", holds_memory=True
+        )
 
 
 def place_ranks(draft: Draft) -> None:
@@ -168,8 +170,8 @@ def place_attention(draft: Draft) -> None:
         return
     split = values.get("parallelism.context_parallel", 1) != 1
     if "model.moe.num_experts" in values or facts.get("latent") is True or split:
-        what = "attention in separate operators"
-        draft.limit(what, "it keeps its scores: one fused kernel is counted", holds_memory=True)
+        what = "unfused attention"
+        draft.limit(what, "it materializes the attention matrix; one fused kernel is counted", holds_memory=True)
         if draft.given("training.dtype") == "fp32" and "training.dtype" not in draft.overridden:
             values["training.dtype"] = "bf16"
             draft.limit("Megatron-LM in fp32", "assuming bf16", holds_memory=True)

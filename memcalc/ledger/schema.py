@@ -20,14 +20,14 @@ class ModelCounts(Block):
 
     parameters: int = Field(description="nn.Parameters, tied ones once")
     trainable_parameters: int
-    buffer_elements: int = Field(description="router correction biases and rotary tables")
+    buffer_elements: int = Field(description="router biases (e_score_correction_bias) and RoPE cos/sin caches")
 
 
 class TextbookFigures(Block):
     """The published closed-form estimates for one unsharded GPU."""
 
     parameters: int = Field(description="l(12d^2+13d)+Vd")
-    model_state_bytes: int = Field(description="20 (16, 18) bytes a parameter")
+    model_state_bytes: int = Field(description="20 (16, 18) bytes per parameter")
     activation_bytes: int = Field(description="l(34bsd+5bs^2h)")
 
 
@@ -86,7 +86,7 @@ class IntervalBytes(Block):
 
     low_bytes: int
     high_bytes: int
-    runs: int = Field(description="recorded runs; 0: none of this kind, and 10 % on both sides are allowed")
+    runs: int = Field(description="recorded runs; 0: none of this kind, so an error of 10 % on both sides is assumed")
     kind: str
     replayed: bool = Field(description="whether the allocator was replayed: the central 95 % of errors, else all")
     median_error: float = Field(description="absolute, as a fraction of reserved memory")
@@ -97,7 +97,7 @@ class LimitRow(Block):
     """Memory or a feature that the figures omit."""
 
     what: str
-    holds_memory: bool = Field(description="the run asks for it and it holds GPU memory: the figures are lower bounds")
+    holds_memory: bool = Field(description="the run uses it and it needs GPU memory, so the figures are lower bounds")
     at_least_bytes: int
 
 
@@ -160,7 +160,7 @@ class Document(Block):
     not_modelled: list[str]
     assumptions: list[AssumptionRow] = Field(description="what the file leaves open, the largest difference first")
     notes: list[str] = Field(description="how another framework's file was read, and which of its fields were not")
-    host: Host | None = Field(None, description="missing if the run holds nothing in host memory")
+    host: Host | None = Field(None, description="missing if the run needs no host memory")
     kv_cache: KvCache | None = Field(None, description="of inference only")
 
 

@@ -14,7 +14,7 @@ from memcalc.spec.model import Block
 class CardPeak(Block):
     """The GPU with the highest peak."""
 
-    phase: None = Field(description="null for a program whose phases are unknown")
+    phase: None = Field(description="null if the phases of the program are unknown")
     rank: dict[str, int] = Field(description="empty: the process is not one of several ranks")
     allocated_bytes: int
     reserved_bytes: int
@@ -68,14 +68,16 @@ class ProcessReport(Block):
     steps: int
     failure: Failure | None
     reads: int = Field(description="copies from the device to the host")
-    small_reads: int = Field(description="of these, the ones of unknown values that are small enough to decide by")
-    masks: int = Field(description="unknown masks that elements were selected by; each was taken as full")
+    small_reads: int = Field(description="those of unknown values, small enough for a branch to depend on")
+    masks: int = Field(
+        description="unknown masks that elements were selected by; each is assumed to select all elements"
+    )
     unknown_reads: list[Read] = Field(description="the lines of the program that made the small reads")
     choices: int = Field(
         description="tensors of indices that unknown scores chose, such as experts; these were assumed"
     )
     checkpoints: int = Field(description="files with tensors that it wrote; their weights are zeros")
-    unmodelled: list[str] = Field(description="functions of libraries that were called and refused")
+    unmodelled: list[str] = Field(description="library functions that were called and rejected")
     cards: list[CardUsage]
     allocations: list[Line]
 

@@ -216,6 +216,6 @@ def parsed(request: str) -> Request:
         return Request.model_validate(plain_json(request, "the request", remedy))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        rule = _RULES.get(first["type"], f"cannot stand there ({first['msg'].lower()})")
+        rule = _RULES.get(first["type"], f"is not allowed there ({first['msg'].lower()})")
         value = "" if first["type"] == "missing" else f" = {describe(first['input'])}"
         raise InputError(f"{'.'.join(map(str, first['loc'])) or 'the request'}{value} {rule}.", remedy) from None

@@ -197,7 +197,7 @@ class DescribedChain(NamedTuple):
                 f"--plan {shown} does not name blocks in order: a branch has blocks 1 to {row}."
                 if self.sizes.branches > 1
                 else f"--plan {shown} does not name blocks in order: the chain has blocks 1 to {row}.",
-                "Give rising positions of the blocks whose outputs are saved, such as 5,10,15.",
+                "Give the numbers of the blocks that save their outputs in ascending order, such as 5,10,15.",
                 "--plan",
             )
         items: list[int | Segment] = []
@@ -246,7 +246,7 @@ def open_chain(path: str) -> DescribedChain:
         branches = f" in each of {sizes.branches:,} branches" if sizes.branches > 1 else ""
         raise InputError(
             f"the chain has {row:,} blocks{branches} and {joined:,} joined ones, and the limit is "
-            f"{MOST_BLOCKS} in a row, or branches whose squares come to as much.",
+            f"{MOST_BLOCKS} in a row, or branches with the same sum of squares.",
             "Describe several blocks as one, e.g. a layer in place of its parts.",
             path,
         )

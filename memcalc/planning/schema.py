@@ -89,7 +89,7 @@ class RecomputeDocument(Block):
     device_bytes: int | None = Field(description="of the run with the plan; null without a GPU")
     reserved_bytes: int | None
     interval: IntervalBytes | None
-    budget_bytes: int = Field(description="allocated memory that fits, within which no cheaper plan was found")
+    budget_bytes: int = Field(description="allocated memory that fits; no cheaper plan within it was found")
     strategy: str
     recompute: str | list[Any] = Field(description="for training.recompute; a nested list is one checkpoint segment")
     recompute_keep: list[str]

@@ -52,7 +52,7 @@ def draw_cells(screen: Screen, cells: Cells, file: str, unit: Unit, *, listed: b
         draw_line(screen, f"{plural(count, 'cell')} {outcome}: {reason}", 0)
     if len(told) > MOST_REASONS:
         draw_line(screen, f"and {len(told) - MOST_REASONS} more reasons: see --format csv.", 0)
-    before = f", {cells.used:,} of them from before" if cells.used else ""
+    before = f", {cells.used:,} of them from an earlier run" if cells.used else ""
     kept = plural(len(cells.cells) - (cells.unkept is not None), "cell")
     draw_line(screen, f"{kept} in {file}{before}.{' No others were run.' if cells.unkept else ''}", 0)
     lost = sum(_answer(cell).outcome == "lost" for cell in cells.cells)

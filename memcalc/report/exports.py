@@ -31,7 +31,7 @@ def write_export(path: Path, run: Run, name: str, *, timed: bool = True) -> None
 
         if run.history is None:
             raise InputError(
-                f"{path.name}: a memory snapshot tells what CUDA's allocator did, and this run had none.",
+                f"{path.name}: a memory snapshot records the CUDA allocator, which this run did not use.",
                 "Write a Chrome trace (.json), or trace with CUDA's semantics.",
             )
         write_snapshot(path, run.history)

@@ -100,5 +100,5 @@ def effect(change: Change, unit: Unit) -> str:
     """What it saves, what is needed then, and at what price."""
     saved, needed = format_bytes(change.saved, unit), format_bytes(change.needed, unit)
     least = "at least " if change.fits is False else ""  # a bound may have been enough to say so
-    saves = f"saves {saved}, then " if change.saved > 0 else "leaves fewer fragments, "
+    saves = f"saves {saved}, then " if change.saved > 0 else "reduces fragmentation, "
     return f"{saves}needs {least}{needed}; cost: {change.cost}; {change.result}"

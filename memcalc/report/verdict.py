@@ -54,7 +54,7 @@ def _generation(result: Result, inference: InferenceSpec) -> str:
     weights = inference.dtype if inference.quantization == "none" else f"{inference.quantization}, {inference.dtype}"
     blocks = f" in blocks of {inference.block}" if inference.cache == "paged" else ""
     kept = "" if inference.kv_cache_dtype == "compute" else f", in {inference.kv_cache_dtype}"
-    chunk = f" in pieces of {inference.chunk:,}" if inference.chunk < inference.prompt_length else ""
+    chunk = f" in chunks of {inference.chunk:,}" if inference.chunk < inference.prompt_length else ""
     how = f"{inference.cache} cache{blocks}{kept}, prompt read{chunk or ' at once'}, {inference.attention} attention"
     modules = f"as {_MODULES[inference.implementation]}"
     return (
@@ -140,7 +140,7 @@ def assumed(result: Sizing, unit: Unit) -> str:
         for each in told[:MOST_ASSUMED]
     ]
     more = f"; and {len(told) - MOST_ASSUMED} more" if len(told) > MOST_ASSUMED else ""
-    return f"Assumed, as the file does not say: {'; '.join(named)}{more}."
+    return f"Assumed, because the file does not set them: {'; '.join(named)}{more}."
 
 
 def error_bars(result: Sizing, unit: Unit) -> str:
@@ -153,9 +153,7 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     if holding_memory(result.limits):
         span += " for what is modelled"
     if not errors.runs:
-        return (
-            f"Interval: {span}. No run of this kind ({errors.kind}) was recorded, so {-errors.low:.0%} is allowed for."
-        )
+        return f"Interval: {span}. No run of this kind ({errors.kind}) was recorded; {-errors.low:.0%} is assumed."
     worst = f"median error {errors.median:.1%}, worst {errors.worst:+.1%}"
     how = "95% of" if errors.replayed else "not replayed; the range of"
     return f"Interval: {span}, {how} {errors.runs} recorded runs ({errors.kind}; {worst})."

@@ -50,7 +50,7 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
         )
     if model_type not in known_families() and isinstance(config.get("text_config"), dict) and not can_read_foreign():
         raise InputError(
-            f"model_type = {shown(model_type)} is a model of several modalities, which memcalc has no formulas for.",
+            f"model_type = {shown(model_type)} is a model of several modalities, for which memcalc has no formulas.",
             f"`memcalc trace` runs its step with transformers: {installation('hf')}. To estimate its language "
             "model alone, save the object under text_config as a separate file.",
             f"{where}: model_type",

@@ -150,7 +150,7 @@ _NO_EFFECT = """
 
 # Names that do not determine one field, with a suggestion.
 _ADVICE = {
-    "train_batch_size": "Of DeepSpeed it is global_batch_size; the batch of one GPU is micro_batch_size.",
+    "train_batch_size": "DeepSpeed's train_batch_size is global_batch_size; the batch of one GPU is micro_batch_size.",
     "deepspeed": "Give the DeepSpeed file itself as CONFIG, or set zero_stage.",
     "fsdp_config": "Give the file of TrainingArguments itself as CONFIG, or set zero_stage: 3.",
     "mixed_precision": "Set dtype (bf16, fp16) and recipe: amp for autocast with fp32 weights, pure for bf16 weights.",

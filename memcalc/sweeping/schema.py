@@ -33,7 +33,7 @@ class SweepConfiguration(Block):
     )
     replayed: bool = Field(description="whether an allocator replay gave reserved and device memory and the verdict")
     on_front: bool = Field(
-        description="it fits or is close, and no configuration that differs in sizes alone and is larger does"
+        description="it fits or is close, and no larger configuration that differs only in sizes does"
     )
     peak_bytes: int | None
     peak_phase: str | None
@@ -41,7 +41,7 @@ class SweepConfiguration(Block):
     reserved_bytes: int | None
     device_bytes: int | None
     headroom_bytes: int | None
-    reason: str | None = Field(description="why it is invalid, or not sized")
+    reason: str | None = Field(description="why it is invalid, or not estimated")
 
 
 class SweepDocument(Block):
@@ -53,6 +53,6 @@ class SweepDocument(Block):
     axes: list[SweepAxis]
     configurations: list[SweepConfiguration]
     unmodelled: list[str] = Field(
-        description="what some configurations ask for, holds memory and is not modelled: these never fit for certain"
+        description="features of some configurations that need memory and are not modelled; these never fit for certain"
     )
     notes: list[str] = Field(description="how another framework's file was read, what of it is not counted or assumed")

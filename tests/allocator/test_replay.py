@@ -146,10 +146,10 @@ def test_a_death_that_was_recorded_gets_another_chance() -> None:
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([free(1)], "event 0 frees storage 1, which is not alive."),
-        ([alloc(1, 1), free(1), free(1)], "event 2 frees storage 1, which is not alive."),
-        ([alloc(1, 1), alloc(1, 1)], "event 1 allocates storage 1, which is already alive."),
-        ([Event(Kind.RECORD_STREAM, 1)], "event 0 uses storage 1, which is not alive."),
+        ([free(1)], "event 0 frees storage 1, which is not allocated."),
+        ([alloc(1, 1), free(1), free(1)], "event 2 frees storage 1, which is not allocated."),
+        ([alloc(1, 1), alloc(1, 1)], "event 1 allocates storage 1, which is already allocated."),
+        ([Event(Kind.RECORD_STREAM, 1)], "event 0 uses storage 1, which is not allocated."),
     ],
 )
 def test_events_that_cannot_follow_each_other(events: list[Event], message: str) -> None:

@@ -124,7 +124,7 @@ WRONG = {
     "replay run.jsonl --picture space.png": "error: space.png ends in '.png'.",
     "replay run.jsonl --allocator jemalloc": "error: Invalid value for '--allocator'",
     "replay run.jsonl --device 1": "error: --device 1 is given, but run.jsonl is not a memory snapshot.",
-    "replay run.jsonl --memory-fraction 0.5 --allocator ideal": "error: the memory fraction is PyTorch's",
+    "replay run.jsonl --memory-fraction 0.5 --allocator ideal": "error: a memory fraction is an option of PyTorch's",
     "replay nowhere": "error: nowhere: not a file, preset or hub id.",
     "replay": "error: Missing argument 'EVENTS|SNAPSHOT|CONFIG'.",
 }

@@ -102,7 +102,7 @@ def test_recomputation_is_planned_for_the_device() -> None:
         (
             ("data_parallel=2", "zero_stage=2", "engine=deepspeed"),
             (
-                "with 2 ranks of engine deepspeed is not modelled. Run it on one GPU, or split the data alone with engine: "
+                "with 2 ranks of engine deepspeed is not modelled. Run it on one GPU, or use data parallelism only with engine: "
                 "fsdp2 or ddp, or set offload_activations: none."
             ),
         ),

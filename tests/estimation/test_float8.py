@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a tied head": (
         ["fp8=rowwise", "fp8_skip=[]"],
         (
-            "fp8_skip without lm_head, whose weight is the embedding's: torchao's products with a tied weight are not "
+            "fp8_skip without lm_head, which shares the embedding's weight: its matmuls in torchao are not "
             "modelled. Add lm_head to fp8_skip."
         ),
     ),
@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["fp8=rowwise", "intermediate_size=1000"],
         (
             "fp8 = rowwise needs matrix dimensions that are multiples of 16; intermediate_size is 1000. Choose other sizes, "
-            "add what has that side to fp8_skip, or set fp8: none."
+            "add the layers of that size to fp8_skip, or set fp8: none."
         ),
     ),
     "tokens": (

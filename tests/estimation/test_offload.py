@@ -42,7 +42,7 @@ def test_the_host_of_stage_2() -> None:
         Component.OPTIMIZER_STATE: 8 * P // 8,
         Component.COMMUNICATION_BUFFERS: 2 * LARGEST,
     }
-    # DeepSpeed's own count for a node of 8: 16 bytes a parameter, half as much again for buffers it does not name;
+    # DeepSpeed's own count for a node of 8: 16 bytes per parameter, half as much again for buffers it does not name;
     # its 4 bytes a GPU and parameter at start-up, 32, are more.
     assert deepspeed_host_bytes(P, 8, 2, offload="optimizer") == 32 * P * 3 // 2
     assert 8 * (host.peak_bytes - 2 * LARGEST) == 16 * P
@@ -146,8 +146,8 @@ def test_it_says_what_is_left_out() -> None:
         (
             ("zero_stage=2", "data_parallel=1"),
             (
-                "parallelism.offload: offload = optimizer on one rank is not modelled: an engine's buffers are those of several. "
-                "Set data_parallel: 2 or more, or offload: none to count it on the device."
+                "parallelism.offload: offload = optimizer on one rank is not modelled: the engine's buffers need several ranks. "
+                "Set data_parallel: 2 or more, or offload: none to count it in device memory."
             ),
         ),
         (
@@ -160,7 +160,7 @@ def test_it_says_what_is_left_out() -> None:
         (
             ("zero_stage=2", "optimizer=adam-8bit"),
             (
-                "training.optimizer: optimizer = adam-8bit has no kernel for the host, where offload runs it. "
+                "training.optimizer: optimizer = adam-8bit has no CPU kernel, and offload runs the optimizer on the CPU. "
                 "Set one of adam, adamw, adagrad, lion."
             ),
         ),

@@ -23,7 +23,7 @@ def moments(optimizer: str) -> int:
 
 
 def test_torchaos_eight_bit_states_save_12_36_gib() -> None:
-    """AdamW 4 bytes a parameter; 8-bit 2·(1 + 4/256) = 2.03125: 1.96875·P = 12.355 GiB; the table 51.6 - 39.3 = 12.3.
+    """AdamW 4 bytes per parameter; 8-bit 2·(1 + 4/256) = 2.03125: 1.96875·P = 12.355 GiB; the table 51.6 - 39.3 = 12.3.
 
     Less the two maps of 256 fp32 values that bitsandbytes keeps once.
     """

@@ -449,7 +449,7 @@ def test_optimizers_of_deepspeed_that_compress_are_told(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "run.json", text, "preset=gpt2", "data_parallel=8", "s=128")
 
     assert spec.training.optimizer == "lamb"
-    assert any("the errors of the compression" in note for note in spec.origin.notes)
+    assert any("the compression errors" in note for note in spec.origin.notes)
 
 
 def test_what_accelerates_script_says_is_told(tmp_path: Path) -> None:
@@ -498,7 +498,7 @@ def test_words_of_nemos_launcher(tmp_path: Path) -> None:
     assert found.blocks["training"]["gradient_dtype"] == "bf16"
     assert found.not_modelled == ()
     post = imported(tmp_path, "run.yaml", text.replace("pre_ln", "normformer"))
-    assert any("blocks of the kind normformer" in note for note in post.notes)
+    assert any("blocks of type normformer" in note for note in post.notes)
 
 
 def test_deepspeeds_file_is_looked_for_where_programs_are_started(tmp_path: Path) -> None:

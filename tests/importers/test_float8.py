@@ -71,7 +71,7 @@ FP8 = ACCELERATE.replace("mixed_precision: bf16", "mixed_precision: fp8")
         (
             "fp8_config: {backend: TE, fp8_format: HYBRID}",
             fields("none"),
-            "not modelled: matrix products in 8 bits by TE",
+            "not modelled: FP8 matmuls by TE",
         ),
     ],
 )

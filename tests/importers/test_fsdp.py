@@ -87,7 +87,7 @@ def test_offloaded_shards_say_that_their_sums_are_counted_as_shards(tmp_path: Pa
     spec = loaded(tmp_path, text, *words)
 
     assert spec.parallelism.fsdp.gradient_sync == "each"
-    assert "gradients that stay whole until the last micro-batch" in {limit.what for limit in spec.origin.limits}
+    assert "gradients that stay unsharded until the last micro-batch" in {limit.what for limit in spec.origin.limits}
 
 
 def test_masters_that_a_user_sets_have_no_policy(tmp_path: Path) -> None:

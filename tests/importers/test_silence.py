@@ -182,6 +182,6 @@ def test_two_words_for_one_thing_are_told(tmp_path: Path) -> None:
 
     assert (spec.training.dtype, spec.parallelism.zero_stage) == ("fp16", 2)
     assert noted(spec, "DeepSpeed's bf16.enabled is true and bf16 is not")
-    assert noted(spec, "fsdp is left out")
+    assert noted(spec, "fsdp is ignored")
     alike = spec_of(tmp_path, text.replace("fp16", "bf16").replace("fsdp: full_shard\n", ""), "data_parallel=2")
     assert not noted(alike, "DeepSpeed's")

@@ -103,7 +103,7 @@ def test_axolotl_names_ligers_kernels_one_by_one(tmp_path: Path) -> None:
     path.write_text(f"{text}liger_rope: true\nliger_glu_activation: true\n")
     together = load(path, ()).training
 
-    assert any("rms_norm of Liger's kernels alone" in note for note in alone.notes)
+    assert any("rms_norm of Liger's kernels only" in note for note in alone.notes)
     assert (alone.spec.training.kernels, together.kernels, together.loss) == ("torch", "liger", "materialized")
 
 

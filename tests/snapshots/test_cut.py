@@ -68,7 +68,7 @@ def test_what_is_left_is_the_beginning_of_the_whole(whole: Any, name: str, share
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length", [0, 1, 10, 100])
 def test_nothing_whole_is_refused(name: str, length: int) -> None:
-    with pytest.raises(Refused, match="it ends in the middle"):
+    with pytest.raises(Refused, match="it is truncated"):
         cut(CONTENTS[name], length)
 
 

@@ -133,8 +133,8 @@ def test_one_key_can_set_two_fields() -> None:
         (small_config("llama4_text", moe_layers=3), ["config.json: moe_layers: 3", "list of layers"]),
         (small_config("llama4_text", moe_layers=[], num_hidden_layers=2**30), ["moe_layers", "1073741824 layers"]),
         (small_config("ernie4_5_moe", moe_layer_end_index=-2), ["moe_layer_end_index: -2", "from 0"]),
-        (small_config("phi", partial_rotary_factor=1.5), ["partial_rotary_factor: 1.5", "not a share"]),
-        (small_config("phi", rope_parameters={"partial_rotary_factor": 0}), ["factor: 0", "not a share"]),
+        (small_config("phi", partial_rotary_factor=1.5), ["partial_rotary_factor: 1.5", "not a fraction"]),
+        (small_config("phi", rope_parameters={"partial_rotary_factor": 0}), ["factor: 0", "not a fraction"]),
         (small_config("deepseek_v3", n_shared_experts=-1), ["config.json: n_shared_experts: -1", "from 0"]),
     ],
 )

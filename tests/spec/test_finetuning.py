@@ -106,7 +106,7 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         (
             {"lora": {"modules_to_save": ["lm_head"]}},
             (
-                "training.lora.modules_to_save: modules_to_save names lm_head, but embedding and head share one weight. "
+                "training.lora.modules_to_save: modules_to_save names lm_head, but the embedding and the LM head share one weight. "
                 "Set model.tie_word_embeddings: false, or leave it out."
             ),
         ),

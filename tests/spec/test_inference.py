@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "modules that know no blocks": (
         {"cache": "paged", "implementation": "huggingface"},
         (
-            "configuration: inference.implementation: implementation = huggingface with cache = paged, whose kernel reads "
+            "configuration: inference.implementation: implementation = huggingface with cache = paged: its kernel reads "
             "keys and values block by block. Set implementation: plain, or cache: dynamic."
         ),
     ),
@@ -159,7 +159,7 @@ def test_splits_that_are_not_modelled() -> None:
     split = {"tensor_parallel": 2}
 
     assert "transformers' modules is not modelled. Set inference.implementation: plain." in refusal(parallelism=split)
-    assert "bitsandbytes packs a matrix as a whole" in refusal(
+    assert "bitsandbytes packs only whole weight matrices" in refusal(
         parallelism=split, cache="paged", quantization="nf4", batch_size=1
     )
 
@@ -167,7 +167,7 @@ def test_splits_that_are_not_modelled() -> None:
 def test_fields_of_training_name_their_counterpart() -> None:
     with pytest.raises(InputError, match=r"^--set: micro_batch_size is set, .* Set inference\.batch_size instead\.$"):
         memcalc.load("llama-3-8b", "inference.batch_size=1", "b=4")
-    with pytest.raises(InputError, match=r"^--set: optimizer is set, .* Leave it out: nothing trains\.$"):
+    with pytest.raises(InputError, match=r"^--set: optimizer is set, .* Remove it: generation trains nothing\.$"):
         memcalc.load("llama-3-8b", "inference.batch_size=1", "optimizer=lion")
 
 

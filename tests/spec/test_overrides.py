@@ -207,7 +207,7 @@ def test_the_last_of_several_wins_under_whatever_name() -> None:
         ),
         (
             "gpu=abacus",
-            "--set: hardware.gpu: 'abacus' is not a known GPU. `memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other.",
+            "--set: hardware.gpu: 'abacus' is not a known GPU. `memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other GPU.",
         ),
     ],
 )

@@ -197,7 +197,7 @@ def test_more_than_a_pebibyte_of_one_gpu_is_told_not_written(b):
     assert (table.valid != table.too_large).all()
     assert not table.fits[table.too_large].any()
     assert set(table.reasons()) == {
-        "It needs more than 1 PiB of one GPU, the most that a grid holds; `memcalc estimate` sizes it by itself."
+        "It needs more than 1 PiB per GPU, the limit of `memcalc sweep`. Use `memcalc estimate` for this configuration."
     }
 
 

@@ -132,8 +132,8 @@ def requested(ledger: Ledger, phase: str) -> int:
         (("num_key_value_heads=1",), "its 1 key/value heads are split evenly, or not at all"),
         (("data_parallel=2",), "DistributedDataParallel does not support sharded parameters: set engine fsdp2"),
         (("position_embedding=alibi", "attention=eager"), "ALiBi's slopes differ from head to head"),
-        (("embedding_size=64",), "embeddings of their own width have no place in the plan"),
-        (("qk_norm=true", "qk_norm_width=all-heads"), "a norm of queries and keys over all-heads spans the ranks"),
+        (("embedding_size=64",), "the plan has no embedding_size"),
+        (("qk_norm=true", "qk_norm_width=all-heads"), "a norm of queries and keys over all-heads spans ranks"),
     ],
     ids=str,
 )

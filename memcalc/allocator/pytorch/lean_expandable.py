@@ -251,7 +251,7 @@ class LeanExpandableAllocator:
             self.retries += 1
             block = self._grow(pool, request)
         if block is None:
-            raise OutOfMemory(f"{request * MIN_BLOCK} bytes do not fit beside {self.reserved_bytes} that are reserved.")
+            raise OutOfMemory(f"{request * MIN_BLOCK} bytes do not fit next to {self.reserved_bytes} reserved bytes.")
         begin, end = block
         pool.remove(begin, end)
         pool.edges[end] = begin

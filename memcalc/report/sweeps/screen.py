@@ -67,7 +67,7 @@ def draw_sweep(
     for reason, count in reasons[:MOST_REASONS]:
         draw_line(
             screen,
-            f"{plural(count, 'configuration')} {'not sized' if reason == TOO_LARGE else 'excluded'}: {reason}",
+            f"{plural(count, 'configuration')} {'not estimated' if reason == TOO_LARGE else 'excluded'}: {reason}",
             0,
         )
     if len(reasons) > MOST_REASONS:

@@ -135,7 +135,7 @@ def test_adapters_beside_stacked_experts_are_refused_where_no_step_can_be_traced
         "parallelism": {"engine": "ddp", "data_parallel": 2},
     }
 
-    with pytest.raises(InputError, match="PEFT puts them beside its stacked experts"):
+    with pytest.raises(InputError, match="PEFT puts them on the stacked experts"):
         memcalc.estimate(run)
 
 
