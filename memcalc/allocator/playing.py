@@ -86,7 +86,7 @@ def run(
     Args:
         events: in order.
         allocator: serves the events; it has not allocated anything yet.
-        notes: settings without effect, copied to the result.
+        notes: settings that have no effect, copied to the result.
         samples: approximate number of samples to record along the way.
         until: the position of the last event to replay; None for all.
         after_each: called after each event except one that runs out of memory.

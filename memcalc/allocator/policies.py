@@ -38,7 +38,7 @@ class Made(NamedTuple):
     """A new allocator."""
 
     allocator: BlockAllocator
-    notes: tuple[str, ...] = ()  # settings without effect
+    notes: tuple[str, ...] = ()  # settings that have no effect
     paddle: paddle.Settings | None = None  # flags for garbage collection and in-place reuse, which transform the stream
 
 

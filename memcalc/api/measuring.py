@@ -1,4 +1,4 @@
-"""The step run on a device that is there, and predictions beside it."""
+"""Run the step on a real GPU or CPU, and compare it with predictions."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def measure(
         source: as for `load`.
         overrides: as for `load`.
         gpu: as for `load`.
-        device: "cuda", "cuda:1" or "cpu"; "null:<card>" for a rehearsal on a card that is not there; default: the GPU.
+        device: "cuda", "cuda:1" or "cpu"; "null:<card>" for a simulated GPU; default: the GPU.
         steps: optimizer steps to run.
         record: a file that every figure is appended to, for later comparison.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "" leaves what the environment says.
-        python: for a null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
+        python: for a null device, an interpreter with a CUDA build of torch; None: $MEMCALC_NULL_PYTHON or this one.
         headroom: do not start a run that the estimate says cannot fit.
         force: start it all the same, and on a device that others use.
         fields: as for `load`.
@@ -82,7 +82,7 @@ def compare_records(
     python: str | None = None,
     progress: Progress = silent,
 ) -> Compared:
-    """Traces of runs that were measured before, anywhere, laid beside their records. Nothing is measured again.
+    """Compare traces with records of runs that were measured before, anywhere. Nothing is measured again.
 
     Args:
         records: a file that `measure` wrote.
@@ -99,7 +99,7 @@ def compare_records(
 
 
 def beside(measurement: Measurement, *traces: str, python: str | None = None, progress: Progress = silent) -> Beside:
-    """The estimate, and traces on devices that are not there, beside a measured run.
+    """Compare a measured run with the estimate, and with traces on simulated devices.
 
     Args:
         measurement: of `measure`.

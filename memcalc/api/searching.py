@@ -84,7 +84,7 @@ def sweep_runs(  # noqa: PLR0913 -- what the command has options for
         steps: optimizer steps of each run.
         python: as for `trace`.
         workers: processes at a time; None: as many as there are cores.
-        scheduler: address of an existing Dask cluster, whose workers run the processes; None: this machine.
+        scheduler: address of an existing Dask cluster, on which workers run the processes; None: this machine.
         tell: called for each cell that has ended, with how many have, and how many there are.
     """
     from memcalc.api.sources import load

@@ -22,7 +22,7 @@ def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any)
 
     Args:
         source: a path, a preset's name, a hub id, "-" for standard input, a mapping, or a Spec.
-        overrides: "field=value", applied in this order. On a Spec, whose derived sizes are already filled in, they
+        overrides: "field=value", applied in this order. On a Spec, which has its derived sizes already, they
             change only the fields they name; on every other source sizes that follow from others follow.
         gpu: the card to judge by, in place of `hardware.gpu`.
         fields: further overrides by the bare name of their field: micro_batch_size=4, lora={"rank": 16}.

@@ -1,4 +1,4 @@
-"""`memcalc sweep --by trace|null|dry-run`: a grid whose cells are runs."""
+"""`memcalc sweep --by trace|null|dry-run`: a grid of runs."""
 
 from __future__ import annotations
 

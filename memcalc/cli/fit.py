@@ -30,7 +30,7 @@ def complete_hold(incomplete: str) -> list[str]:
     return [field for field in HOLDABLE if field.startswith(incomplete)]
 
 
-CommandClass = ShorthandCommand  # whose --lora and --recompute may stand without a value
+CommandClass = ShorthandCommand  # its --lora and --recompute need no value
 
 
 @takes_shorthands(without=("gpus",))

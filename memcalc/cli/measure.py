@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memcalc.measuring.ranks import Place
 
 
-CommandClass = ShorthandCommand  # whose --lora and --recompute may stand without a value
+CommandClass = ShorthandCommand  # its --lora and --recompute need no value
 
 
 @takes_shorthands()

@@ -47,7 +47,7 @@ _BARE = {"--lora": "", "--qlora": "", "--recompute": "full"}  # what they mean w
 
 
 class ShorthandCommand(TyperCommand):
-    """A command whose --lora, --qlora and --recompute may stand without a value."""
+    """A command with --lora, --qlora and --recompute that need no value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Fill in the value of an option that stands without one."""

@@ -197,7 +197,7 @@ def flush_or_leave() -> None:
             if stream is sys.stderr:
                 getattr(stream, "_stream", stream).flush()  # a quiet stream says nothing of its failures
         except (OSError, StreamFailed, ReaderGone):
-            with suppress(OSError, ValueError):  # of a program whose stream is no file
+            with suppress(OSError, ValueError):  # of a stream that is not a file
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if stream is sys.stdout:
                 raise

@@ -33,7 +33,7 @@ INPUTS_HELP = (
 OPTIMIZER_HELP = "Optimizer, such as adamw; default for a module: none."
 
 
-CommandClass = ShorthandCommand  # whose --lora and --recompute may stand without a value
+CommandClass = ShorthandCommand  # its --lora and --recompute need no value
 
 
 @takes_shorthands(without=("optimizer",))

@@ -151,7 +151,7 @@ def card_notes(spec: Spec) -> Iterator[str]:
 
 
 def notes(spec: Spec) -> tuple[str, ...]:
-    """Return the notes of an estimate: how the config was read, host memory, and options without effect on memory."""
+    """Return the notes of an estimate: how the config was read, host memory, and options with no effect on memory."""
     found = [*card_notes(spec), *spec.origin.notes]
     training, parallelism = spec.training, spec.parallelism
     if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:

@@ -52,7 +52,7 @@ class ForwardMoments(StageBlocks):
             yield "loss", frozenset(range(inside + 1, len(events) + 1))
 
     def _widest(self, index: int, block: Block) -> Iterator[Candidate]:
-        """Yield the peak in the layer whose forward gathers most, if it has this layer type and is not the last."""
+        """Yield the peak in the layer that gathers most in forward, if it has this layer type and is not the last."""
         if not self.around.forward_widest or block.kind is None:
             return
         recomputes = self.spec.training.recompute == "full"

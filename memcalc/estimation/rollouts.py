@@ -29,7 +29,7 @@ SAMPLE = "transformers 5.23 generation/utils.py, _sample: softmax of the next to
 
 
 def rollout_items(spec: Spec, stage: Stage, card: Card | None) -> Iterator[Item]:
-    """The highest moment of generation on one stage: its cache, what a forward makes, and what sampling does.
+    """The peak of generation on one stage: its cache, the tensors of a forward, and those of sampling.
 
     Where autocast runs over fp32 weights, queries and keys are in fp32 as they are rotated; values are counted so too.
     The casts of weights are cached until the forward has ended (ATen autocast_mode.cpp, cached_cast).

@@ -21,7 +21,7 @@ Place = tuple[str, ...]
 
 # What a program may leave to whoever starts it, without which a file is not read.
 _FIRST: tuple[Place, ...] = tuple(("parallelism", name) for name in ("data_parallel", "zero_stage", "engine"))
-# What follows from fields that are compared, and whose defaults the fields had before they were resolved.
+# What follows from fields that are compared, and fields that were derived from defaults.
 _NO_MEMORY = (("training", "global_batch_size"), ("training", "framework"))
 _ROUNDS = 6  # a setting may change what other fields default to
 
@@ -33,7 +33,7 @@ class Export(NamedTuple):
     """A run in another program's file.
 
     Args:
-        program: whose file it is.
+        program: the program of the file.
         text: the file.
         settings: what completes it, as `--set` takes them.
         gpu: the run's GPU, which is no part of the file; None: it names none.
@@ -77,7 +77,7 @@ def export(spec: Spec, program: str, file: str | Path, model: str | None = None)
 
 
 def named_program(program: str, file: str | Path) -> Program:
-    """Return the program of this name whose file is to be written.
+    """Return the program of this name to write a file for.
 
     Raises:
         InputError: the program is unknown, or the suffix is not one of its files'.
@@ -98,7 +98,7 @@ def named_program(program: str, file: str | Path) -> Program:
 
 
 def _model_name(spec: Spec, named: str | None) -> str | None:
-    """A preset or a hub id whose model is the run's; None: its fields are set one by one."""
+    """A preset or a hub id of the run's model; None: its fields are set separately."""
     presets = preset_names()
     given = [name for name in (named, spec.name) if name and (name in presets or names_hub_id(name))]
     for name in dict.fromkeys((*given, *presets)):

@@ -20,7 +20,7 @@ from memcalc.spec.spec import Spec
 from memcalc.units import divisors
 from memcalc.verdict.judge import size
 
-# Larger than any batch, sequence or model; the longest range whose length Python can return with 32-bit sizes, as in a
+# Larger than any batch, sequence or model; the longest range that Python can measure with 32-bit sizes, as in a
 # browser.
 MOST = 2**31 - 1
 
@@ -154,7 +154,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
 
 
 def _admitted(ladder: Sequence[int], allowed: Callable[[int], Spec | None], start: int) -> int:
-    """Return an index that the lower bound (no replay) admits and whose successor it does not; else 0."""
+    """Return an index that the lower bound (no replay) admits while it excludes the successor; else 0."""
 
     @cache
     def admits(place: int) -> bool:

@@ -6,7 +6,7 @@ from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.weights import placed_config
 
-# Families whose norms are called ln_1, ln_2 and ln_f, and those of them with an untied wte.
+# Families with norms called ln_1, ln_2 and ln_f, and the subset with an untied wte.
 _WITHOUT_NORM = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen")
 _UNTIED_WTE = ("gptj", "codegen")
 _PRESETS = {"gpt2": "gpt2", "gpt-neo-": "gpt_neo", "gpt-j-": "gptj", "codegen-": "codegen", "starcoder": "gpt_bigcode"}

@@ -45,7 +45,7 @@ class Draft:
         values: by our field's path, e.g. "training.micro_batch_size".
         facts: what several fields together decide, by a name of the table's own.
         notes: what to tell the reader besides the lists.
-        elsewhere: fields whose values the file leaves to whoever runs it: path, and which fields of ours they decide.
+        elsewhere: fields that the command line sets: path, and the fields of memcalc that they decide.
         silent: our fields of which the file says nothing, and that the framework's defaults decide.
         limits: what the file asks for and is not modelled.
         questions: what was asked on the way, by field.

@@ -1,4 +1,4 @@
-"""The releases of packages that decide memory: what changed with which, and those that are told apart by default."""
+"""The releases of packages that decide memory: what changed with which, and the ones distinguished by default."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 
-CHUNK = 256  # tokens whose logits are alive at once: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
+CHUNK = 256  # tokens with live logits at a time: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
 MOST_CHUNKS = 1024  # that `training.loss_chunks` can be
 
 COMPLETION = 256  # tokens: trl/trainer/grpo_config.py, max_completion_length
@@ -31,7 +31,7 @@ _SHARED = frozenset(
 
 
 def program_of(draft: Draft) -> str:
-    """Whose program runs TrainingArguments: Trainer, or one of TRL's trainers."""
+    """Programs that run TrainingArguments: Trainer, or one of TRL's trainers."""
     fields = draft.said.keys()
     named = _trainer_of(draft)
     if named != "sft" or _ITS_OWN & fields:
@@ -145,7 +145,7 @@ def _place_grpo(draft: Draft) -> None:
 
 
 def _batches_of_generation(draft: Draft) -> Any:
-    """Micro-batches whose completions are generated at once: trl/trainer/grpo_config.py, __post_init__."""
+    """Micro-batches per generation of completions: trl/trainer/grpo_config.py, __post_init__."""
     said, size = draft.said, draft.given("training.micro_batch_size")
     batches, whole = said.get("steps_per_generation"), said.get("generation_batch_size")
     ranks = draft.given("parallelism.data_parallel") or 1

@@ -80,7 +80,7 @@ def _named(draft: Draft, text: str) -> str | list[str]:
 
 
 def _layers(draft: Draft, names: Iterable[str]) -> list[str]:
-    """Our names of layers; "self_attn.q_proj" is the q_proj of every layer. What has none is told."""
+    """Return memcalc's names of layers; "self_attn.q_proj" is the q_proj of every layer. A note lists unknown names."""
     found: dict[str, None] = {}
     for name in names:
         last = name.rpartition(".")[2]

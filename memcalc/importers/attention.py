@@ -16,7 +16,7 @@ class Kernel(NamedTuple):
     windows: str | None = None
 
 
-FLASH = Kernel("flash", "kernel")  # of packages that are told the window's length
+FLASH = Kernel("flash", "kernel")  # of packages that receive the window's length
 SDPA = Kernel("flash")  # PyTorch picks its flash kernel where it can: it cannot with a window's mask
 EAGER = Kernel("eager")
 

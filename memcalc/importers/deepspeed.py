@@ -146,7 +146,7 @@ FIELDS: dict[str, Meaning] = {
 }
 
 
-# The same inside another framework's file, whose own fields say precision, batch and optimizer.
+# The same inside another framework's file, which sets precision, batch and optimizer in its own fields.
 AS_PARTS = {path: part(meaning.words) if meaning.kind == "mapped" else meaning for path, meaning in FIELDS.items()}
 
 

@@ -64,7 +64,7 @@ def read_beside(folder: str, name: str) -> Any:
 
 
 def _place_deepspeeds_optimizer(draft: Draft, config: Mapping[str, Any]) -> None:
-    """The optimizer of DeepSpeed's own file goes over the Trainer's (integrations/deepspeed.py)."""
+    """The optimizer of DeepSpeed's own file overrides the Trainer's (integrations/deepspeed.py)."""
     block = config.get("optimizer")
     name = str(block.get("type", "")).lower() if isinstance(block, Mapping) else ""
     if name in OPTIMIZERS and OPTIMIZERS[name] not in ("adam", "adamw"):

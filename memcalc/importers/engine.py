@@ -1,4 +1,4 @@
-"""Reads a mapping with a framework's table: what is mapped, without effect, not modelled, unknown, missing."""
+"""Read a mapping with a framework's table: fields mapped, without a memory effect, not modelled, unknown, missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Imported:
     """A foreign configuration in our words.
 
     Args:
-        framework: whose it is.
+        framework: the framework of the file.
         blocks: our configuration, block by block.
         mapped: its field, its value, our field.
         no_effect: fields that change no byte, each with the reason.
@@ -36,10 +36,10 @@ class Imported:
         unknown: fields that the table does not know.
         missing: our fields that a run needs and that it does not say: path, and what it is.
         notes: what else to know.
-        elsewhere: fields that are ours and whose values the file leaves to whoever runs it: path, and our fields.
+        elsewhere: fields that the command line sets: path, and the fields of memcalc.
         limits: what it asks for and is not modelled, as a result's verdict takes it.
         name: of the run, where it is not that of the file.
-        program: whose run it is, with its version, where no file names it.
+        program: the program of the run, with its version, if no file names it.
         questions: what it leaves open.
         assumptions: what was taken of that, where it moves the peak.
     """
@@ -67,7 +67,7 @@ class Imported:
 
     def sentences(self) -> tuple[str, ...]:
         """All of it, for the notes of a result."""
-        if self.name:  # of a hub id: there is no file whose fields could be listed
+        if self.name:  # of a hub id: there is no file with fields to list
             return self.notes
         summary = (
             f"read as a configuration of {self.framework.name} (fields of {self.framework.version}): "

@@ -111,13 +111,13 @@ class FileFormat:
 
     Args:
         name: as people call it.
-        version: whose fields the table knows.
+        version: the version with the fields of the table.
         fields: by dotted path; a path that ends in "*" stands for all that begin so, one that begins with "*" for
             all that end so.
         finish: what follows from several fields, and what the framework does where the file is silent.
         expected: our fields that a run needs and that such files often lack: path, and what it is.
         recognised: whether a mapping is such a file.
-        framework: whose program runs it, as `training.framework`; "": the file's fields decide.
+        framework: the program that runs it, as `training.framework`; "": the file's fields decide.
     """
 
     name: str

@@ -13,7 +13,7 @@ KEY = "training.fp8"
 FLAG: Meaning = fact("fp8", KEY)
 GATHER: Meaning = fact("fp8_gather", "training.fp8_all_gather")
 
-# Beside them each of these leaves layers whose sides are no multiples of 16 as they are.
+# In addition, each of these does not convert layers with sizes that are no multiples of 16.
 FIRST_LAYER = "Accelerate also leaves the first linear layer in 16 bits; it is counted in FP8"
 
 # torchtitan's names of linear layers, with the table's.

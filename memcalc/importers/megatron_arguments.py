@@ -72,7 +72,7 @@ def _program(words: Sequence[str]) -> int | None:
             return place
     launched = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _LAUNCHERS), None)
     named = any(".py" in word for word in words)
-    if launched is not None and not named and "--num-layers" in words:  # a program whose name is open
+    if launched is not None and not named and "--num-layers" in words:  # a program with an unresolved name
         return next((place for place in range(launched + 1, len(words)) if is_open(words[place])), None)
     return None
 
@@ -95,7 +95,7 @@ def _apart(words: Sequence[str]) -> Iterator[str]:
 
 
 class _Reader:
-    """Words to options, with those of open words whose choices are known."""
+    """Return the options of words, with those of unresolved words that have known choices."""
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
@@ -106,7 +106,7 @@ class _Reader:
 
         Args:
             words: a command's, or a variable's.
-            whole: whether they are a command's, of which an open word that may hold any options is told by its name.
+            whole: whether they are a command's, which report unresolved words that may contain any options.
         """
         found: Options = {}
         name = None

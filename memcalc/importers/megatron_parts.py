@@ -10,7 +10,7 @@ from memcalc.importers.vocabulary import NULL, entries_of, place_vocabulary
 
 _CONTEXT_METHODS = {"p2p": "ring", "a2a": "all-to-all"}
 _PATTERN = re.compile(r"(\[[01,\s]+\])\s*(?:\*\s*(\d{1,4}))?")  # of layers: ([0]*3+[1]*58)
-_MOST = 10_000  # layers that are told one by one
+_MOST = 10_000  # layers that are listed separately
 
 
 def place_precision(draft: Draft) -> None:
@@ -178,7 +178,7 @@ def place_attention(draft: Draft) -> None:
         return
     draft.default("training.attention", "eager")
     if local and said.get("no-gradient-accumulation-fusion") is True:
-        # optimizer/__init__.py: without Transformer Engine and Apex, whose kernel the fusion is, Adam is PyTorch's
+        # optimizer/__init__.py: without Transformer Engine and Apex, which have the fused kernel, Adam is PyTorch's
         draft.default("training.optimizer_implementation", "foreach")
     wide = any(said.get(name) is True for name in ("attention-softmax-in-fp32", "apply-query-key-layer-scaling"))
     if wide and said.get("no-masked-softmax-fusion") is True and draft.given("training.dtype") != "fp32":

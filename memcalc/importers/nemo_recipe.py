@@ -1,4 +1,4 @@
-"""NeMo 2's recipes as nemo-run writes them: YAML whose blocks name their classes by `_target_`."""
+"""NeMo 2's recipes as nemo-run writes them: YAML with blocks that name their classes by `_target_`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose configuration puts what on the host."""
+"""Fields of each framework that offload tensors to host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the form asks for: a run in the words of the command line, and the same run as a command and as YAML."""
+"""The request of the form: a run in the syntax of the command line, and the same run as a command and as YAML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memcalc.spec.spec import Spec
 from memcalc.text import harmless
 
 CONFIG_JSON, CONFIG_YAML = "config.json", "config.yaml"  # what pasted text is called, by its first letter
-# Twice a configuration of the largest size, whose characters are escaped in part, and the form's fields.
+# Twice a configuration of the largest size, because some characters are escaped, and the form's fields.
 _MOST_CHARACTERS = 3 * MOST_CONFIG_BYTES
 _RULES = {
     "missing": "is missing",

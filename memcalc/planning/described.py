@@ -98,7 +98,7 @@ class ChainFile(_Described):
 
 
 class Span(NamedTuple):
-    """A chain whose blocks are all planned, with the fields of `memcalc.planning.configured.Configured`."""
+    """A chain with all blocks planned, with the fields of `memcalc.planning.configured.Configured`."""
 
     chain: Chain
     first: int
@@ -305,7 +305,7 @@ def plan_chain(
             ratio of reserved to allocated memory of recorded one-GPU runs.
         gpu: the GPU.
         strategy: "optimal", or a rule of `memcalc.planning.planner.STRATEGIES`.
-        saved: positions, from 1, of the blocks of each branch whose outputs are saved: a given plan to evaluate.
+        saved: positions, from 1, of the blocks of each branch that save their outputs: a given plan to evaluate.
         maximize: whether to increase the batch to the largest that fits.
 
     Raises:

@@ -33,7 +33,7 @@ def in_selective_words(
     Args:
         configured: the chain of whole layers.
         found: the plan.
-        keep: operators whose results recomputed layers save.
+        keep: operators with results that recomputed layers save.
         budget: bytes that may be allocated.
         kept: activation bytes of the planned run at the end of forward.
     """

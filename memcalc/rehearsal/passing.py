@@ -62,7 +62,7 @@ class Passing:
         self.openings: list[Frame] = []
         self.layers: dict[int, Frame] = {}
         self.head = Frame(len(self.blocks) - 1, {})
-        self.named: Frame | None = None  # the layer whose further results a Python variable still references
+        self.named: Frame | None = None  # the layer with further results that a Python variable still references
         self.shared: dict[Table, int] = {}  # RoPE caches and masks that the embedding block allocates and layers read
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
         # Layers that are the last in backward to read storages of the embedding block -> event count -> storages to

@@ -38,7 +38,7 @@ def draw_compared(screen: Screen, compared: Compared) -> None:
 
 
 def missed(runs: list[Predicted]) -> list[Predicted]:
-    """Those whose peak is not the measured one."""
+    """Return the traces with a peak that differs from the measured one."""
     return [run for run in runs if off_by(run)]
 
 

@@ -131,7 +131,7 @@ def draw_sizing(
         result: what is shown.
         unit: of memory.
         all_ranks: with a line for each kind of rank.
-        explain: the component whose rows are opened into formulas.
+        explain: the component to show with formulas.
         brief: without the bar and the tables of components, phases and published formulas.
         reason: what decides the peak.
         other: the run with transformers' modules, where it needs much more or less.

@@ -14,7 +14,7 @@ from memcalc.units import Unit, format_bytes, format_number
 from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason
 
-# Whose modules run, as a headline names them.
+# The modules that run, as a headline names them.
 _MODULES = {
     "plain": "plain modules",
     "huggingface": "transformers modules",
@@ -160,7 +160,7 @@ def error_bars(result: Sizing, unit: Unit) -> str:
 
 
 def modules_sentence(other: OtherModules | None, unit: Unit) -> str:
-    """Return whose modules the estimate is of, and what transformers' would allocate; "" where it is about the same."""
+    """Return the modules of the estimate, and what transformers' modules would allocate; "" if it is about the same."""
     if other is None:
         return ""
     attention = f" ({other.attention} attention)" if other.attention else ""

@@ -15,7 +15,7 @@ from memcalc.spec.segments import Segment
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Requests
 
-# Optimizers whose updates of a flat tensor were compared with runs of DeepSpeed.
+# Optimizers with updates of a flat tensor that were compared with runs of DeepSpeed.
 COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
 RECIPE, DTYPE = "mixed-16", "bf16"  # the effect of "bf16": {"enabled": true}
 

@@ -1,7 +1,7 @@
 """Other programs' names of fields: Hugging Face configs, TrainingArguments, TRL, PEFT and launchers.
 
 A name is listed if it has one meaning in a training step in all programs; `batch_size` is the micro-batch. Names with
-several meanings, or without effect on memory, are rejected with a suggestion (`advice_for`).
+several meanings, or no effect on memory, are rejected with a suggestion (`advice_for`).
 Sources: transformers 5.23 (configuration_*.py, training_args.py), TRL 1.9, PEFT 0.21, Megatron-LM, torchtitan.
 """
 

@@ -50,7 +50,7 @@ def _on_their_way(parameters: Parameters, choice: Choice) -> Item | None:
     """Return gradients that are added to others once copied, one parameter at a time; None if there are none.
 
     torch 2.13 _fsdp_collectives.py, foreach_reduce: new_sharded_grad is freed before the next one is created. As .grad
-    of a parameter whose hook frees it, a second variable, new_sharded_dtensor_grad, references it, and it is freed
+    of a parameter that its hook frees, a second variable, new_sharded_dtensor_grad, references it, and it is freed
     after.
     """
     dropped = RECIPES[choice.recipe].gradients is None

@@ -130,7 +130,7 @@ class Adapted(InFloat8, Elementwise):
         return total
 
     def _convolution(self, x: Tensor, module: str) -> Tensor:
-        """A convolution of one position, whose weight trains; keeps x. With grouped heads its parts are joined."""
+        """Apply a convolution of size 1 with a trained weight; save x. With grouped heads the parts are joined."""
         adapters, frozen, tape = self.adapters, self.parameters, self.tape
         assert adapters is not None
         weight: Shape = ("d_qkv", "r")

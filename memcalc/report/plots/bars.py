@@ -60,7 +60,7 @@ class Panel(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Runs that are compared, in one quantity or in two side by side, whose bars have the same labels."""
+    """Runs that are compared, in one quantity or in two side by side, with the same labels on the bars."""
 
     title: str
     panels: tuple[Panel, ...]

@@ -17,7 +17,7 @@ from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.units import Unit, format_bytes, format_number
 
 WIDEST = 160  # columns; a wider picture says no more
-NARROWEST = 20  # likewise; a terminal that is narrower breaks the lines
+NARROWEST = 20  # columns; a narrower terminal breaks the lines
 ROWS = 16
 _LABELLED = 4  # every so many rows have a number on the axis
 _RESERVED = "-"
