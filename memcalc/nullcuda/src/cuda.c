@@ -251,7 +251,7 @@ API CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address
     return SUCCESS;
 }
 
-/* ---- modules and kernels: loaded without being read, launched without effect */
+/* ---- modules and kernels: loaded without being read, launched as no-ops */
 
 #define HANDLE(out) (*(void **)(out) = (void *)(uintptr_t)16, SUCCESS) /* any pointer but NULL; nobody follows it */
 

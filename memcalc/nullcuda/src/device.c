@@ -512,8 +512,8 @@ int null_attribute(int attribute) {
         case 88: return 0;               /* PAGEABLE_MEMORY_ACCESS */
         case 100: return 0;              /* PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES */
         case 13: return 1500000;         /* CLOCK_RATE in kHz: read by cost models only, the same for every GPU */
-        case 36: return 1500000;         /* MEMORY_CLOCK_RATE: likewise */
-        case 37: return 4096;            /* GLOBAL_MEMORY_BUS_WIDTH in bits: likewise */
+        case 36: return 1500000;         /* MEMORY_CLOCK_RATE: the same */
+        case 37: return 4096;            /* GLOBAL_MEMORY_BUS_WIDTH in bits: the same */
         case 120: return 0;              /* NUMA_CONFIG */
         case 132: return 0;              /* MULTICAST_SUPPORTED: symmetric memory then does without */
         case 134: return -1;             /* NUMA_ID */

@@ -190,7 +190,7 @@ void null_copy(void *to, const void *from, size_t size) {
         null_counts.read_bytes += (long long)size;
     }
     pthread_mutex_unlock(&lock);
-    /* Not under the lock: the call waits for Python's, whose holder may be waiting for this one. */
+    /* Not under the lock: the call waits for Python's lock, and its holder may be waiting for this one. */
     if (unknown && on_unknown_read != NULL) on_unknown_read(size);
 }
 
