@@ -19,7 +19,7 @@ class Beside(NamedTuple):
     card: str
     peak: tuple[int, int]
     reserved: tuple[int, int]
-    phases: tuple[int, int]  # whose peaks are the same; all
+    phases: tuple[int, int]  # with identical peaks; all
 
     @property
     def equal(self) -> bool:

@@ -16,9 +16,9 @@ from tools.sharded import drawn_ranks, recorded_ranks
 
 FOLDERS = ("activation-offload", "float8", "offload", "sharded", "split", "zero-offload")
 SHOWN = 20  # of the drawn runs, the worst
-FAR = 0.005  # what is told of every drawn run that is further off
+FAR = 0.005  # every sampled run with a larger error is listed
 NEAR = 0.003  # the bar of the median
-HELD_OUT = ("20261123", "20261124", "20261125")  # the seeds whose runs no formula was corrected after
+HELD_OUT = ("20261123", "20261124", "20261125")  # the seeds of runs after which no formula was corrected
 NOTHING = 0.0002  # of the bytes asked for, what is next to nothing
 
 
@@ -63,7 +63,7 @@ def everything() -> tuple[Run, ...]:
 
 
 def is_held_out(file: str) -> bool:
-    """Whether a list's runs were looked at when nothing was corrected any more."""
+    """Return whether a list was evaluated after the last correction."""
     return any(seed in file for seed in HELD_OUT)
 
 

@@ -398,7 +398,7 @@ def cited_by(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def presets_by_family() -> tuple[str, ...]:
-    """One preset of each family of transformers whose modules are written down, where there is one."""
+    """Return one preset of each family of transformers with modelled modules, if there is one."""
     found: dict[str | None, str] = {}
     for preset in preset_names():
         found.setdefault(memcalc.load(preset).model.architecture, preset)

@@ -72,7 +72,7 @@ def ratios_table() -> str:
 
 
 def misses_table() -> str:
-    """The recorded runs whose replay misses by more than WORTH_A_ROW, the worst first."""
+    """The recorded runs with a replay error above WORTH_A_ROW, the largest first."""
     missed = sorted((each for each in _replayed() if abs(each.error) > WORTH_A_ROW), key=lambda each: -abs(each.error))
     rows = [
         [
@@ -152,7 +152,7 @@ def _is_equal(tried: list[tuple[int, bool, Any]]) -> bool:
 
 
 def largest_rest() -> str:
-    """The runs whose largest micro-batch is another one, or is not between the two that were tried."""
+    """The runs with a different largest micro-batch, or one outside the two that were tried."""
     rows = []
     for run, tried in _largest().items():
         if not _is_equal(tried):
@@ -163,7 +163,7 @@ def largest_rest() -> str:
 
 
 def near_misses() -> str:
-    """The runs whose verdict was wrong or undecided."""
+    """The runs with a wrong or undecided verdict."""
     rows = []
     for record, result in near_runs():
         done = record["outcome"] == DONE

@@ -134,7 +134,7 @@ def test_unless_the_stream_of_events_says_when() -> None:
 
 
 def test_a_death_that_was_recorded_gets_another_chance() -> None:
-    """Where the memory suffices it is a request that is given back."""
+    """If memory suffices, it is a request that is freed at once."""
     events = [alloc(1, 30), Event(Kind.OOM, bytes=50 * MIB), alloc(2, 10)]
 
     assert replay(events, capacity=90 * MIB).peak_allocated == 80 * MIB

@@ -114,7 +114,7 @@ def test_what_was_measured_before_the_memory_ran_out_is_shown(
 
 @pytest.mark.long
 def test_traces_beside_records(run, golden) -> None:
-    """Of the recorded rehearsal, whose traces are kept: nothing is traced anew."""
+    """The recorded trial run has stored traces: nothing is traced again."""
     measured_there = ROOT / "benchmarks" / "recordings" / "measured"
     (records,) = measured_there.glob("null-*.jsonl")
     kept = measured_there / "traces" / records.name

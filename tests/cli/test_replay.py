@@ -77,7 +77,7 @@ def test_the_document(stream: str, run) -> None:
         12,
         True,
     )
-    # 30 and 12 MiB in segments of their own, 3 and 7 in one of 20, 1000 bytes in one of 2; 15 in one of 16, whose rest is too small to be split off
+    # 30 and 12 MiB in segments of their own, 3 and 7 in one of 20, 1000 bytes in one of 2; 15 in one of 16 with a remainder too small to be split off
     assert document["peak"]["allocated_bytes"] == (30 + 12 + 7 + 16) * MIB + 1024
     assert document["most_reserved"]["reserved_bytes"] == (30 + 12 + 20 + 2 + 16) * MIB
     assert document["most_reserved"]["phase"] == "backward_1"

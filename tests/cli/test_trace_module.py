@@ -1,7 +1,7 @@
 """`memcalc trace FILE.py:NAME`: the example files print the figures that were published, to the byte.
 
 Source: Akhilez, "Simple GPU memory allocation experiments every ML Engineer should do" (Medium, 23 August 2024), and the
-program of its experiments. torch.cuda.memory_allocated printed them on a GPU whose cuBLAS workspace has 8,519,680
+program of its experiments. torch.cuda.memory_allocated printed them on a GPU with a cuBLAS workspace of 8,519,680
 bytes, as that of an A100.
 """
 

@@ -1,6 +1,7 @@
 """No text of the repository has the phrases that the language guide calls never right.
 
-Read are pages and workflows, the strings, docstrings and comments of the package, its C sources, and its data files.
+Read are pages and workflows; of the package the strings, docstrings, comments, C sources and data files; of the tests,
+tools and benchmarks the docstrings and comments.
 """
 
 import ast
@@ -83,20 +84,41 @@ def test_pages(path: Path) -> None:
     assert found(path.read_text()) == []
 
 
+def comments(source: str) -> Iterator[str]:
+    """Every comment of a module."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """Every docstring of a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
 def texts(source: str) -> Iterator[str]:
     """Every string of a module, docstrings included, and every comment."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
+    yield from comments(source)
 
 
 @pytest.mark.parametrize("package", sorted({path.relative_to(ROOT).parts[1] for path in MODULES}))
 def test_strings_docstrings_and_comments(package: str) -> None:
     modules = [path for path in MODULES if path.relative_to(ROOT).parts[1] == package]
     wrong = [(path.name, phrase) for path in modules for text in texts(path.read_text()) for phrase in found(text)]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "tests", "tools"])
+def test_docstrings_and_comments(folder: str) -> None:
+    sources = {path.relative_to(ROOT): path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
+    read = ((path, text) for path, source in sources.items() for text in (*docstrings(source), *comments(source)))
+    wrong = [(str(path), phrase) for path, text in read for phrase in found(text)]
 
     assert wrong == []
 

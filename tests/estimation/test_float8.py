@@ -133,7 +133,7 @@ def test_fsdp2_gathers_a_byte_an_element() -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
 def test_each_peak(run: ShardedRun) -> None:
-    """What is left are the rests of blocks."""
+    """The remaining error is unsplit block remainders."""
     assert abs(run.error) <= WORST
 
 

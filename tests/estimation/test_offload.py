@@ -64,7 +64,7 @@ def test_the_host_of_stage_3() -> None:
 
 @pytest.mark.parametrize("run", zero_runs(), ids=lambda run: run.run.case)
 def test_recorded_runs(run: OffloadedRun) -> None:
-    """DeepSpeed 0.19.6 on the null device; what is left are the rests of blocks. Pinned to the byte."""
+    """DeepSpeed 0.19.6 on the null device; the remaining error is unsplit block remainders. Pinned memory is byte-exact."""
     assert -0.004 <= run.run.error <= 0.0005
     assert run.pinned_measured == run.pinned_estimated
 

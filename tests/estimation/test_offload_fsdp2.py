@@ -39,7 +39,7 @@ def host_of(result: Any) -> Ledger:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.run.case)
 def test_each_recorded_peak(run: OffloadedRun) -> None:
-    """The rests of blocks are what is left: no term."""
+    """The remaining error is unsplit block remainders: no term."""
     assert abs(run.run.error) <= WORST
 
 

@@ -50,7 +50,7 @@ def test_a_padding_mask_is_kept_as_numbers_in_each_layer() -> None:
     plain, padded = estimate(), estimate("padding_mask=boolean")
 
     assert rows(padded, "loss_2", "mask in dtype") == pytest.approx(16 * 2 * 2 * 1024**2, rel=0.01)
-    recomputed = estimate("padding_mask=boolean", "recompute=full")  # whose checkpoints have it as an argument
+    recomputed = estimate("padding_mask=boolean", "recompute=full")  # its checkpoints have it as an argument
     assert rows(recomputed, "loss_2", "padding mask") == 2 * 1024**2
     assert rows(padded, "loss_2", "k for each head") == 16 * TOKENS * 2048 * 2
     assert rows(plain, "loss_2", "padding mask") == 0

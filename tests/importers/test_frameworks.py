@@ -320,7 +320,7 @@ def test_attention_of_gpt_neox(kinds: str, attention: str, told: bool, tmp_path:
 
 
 def test_parameters_of_gpt_neox_20b(tmp_path: Path) -> None:
-    """20,554,567,680 of GPT-NeoX-20B (arXiv 2204.06745, section 2), whose vocabulary is padded to 50,432."""
+    """20,554,567,680 of GPT-NeoX-20B (arXiv 2204.06745, section 2), with a vocabulary padded to 50,432."""
     spec = load(written(tmp_path, *CASES["GPT-NeoX"][:2]), ("vocab_size=50432",))
 
     assert memcalc.estimate(spec).parameters == 20_554_567_680

@@ -49,7 +49,7 @@ def test_every_sentence_of_that_kind_comes_from_a_limit() -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 def test_fields_that_are_not_modelled_say_whether_they_hold_memory(framework: FileFormat) -> None:
-    """Those without a limit of their own are TRL's and axolotl's, whose trainers decide what exists."""
+    """Fields without a separate limit are TRL's and axolotl's, where the trainer decides what exists."""
     without = {
         path for path, meaning in framework.fields.items() if meaning.kind == "not modelled" and meaning.limit is None
     }

@@ -45,7 +45,7 @@ def test_bitsandbytes_keeps_tables_in_32_bits(optim: str, wide: bool, tmp_path: 
 
 
 def test_until_transformers_4_51_it_kept_none(tmp_path: Path) -> None:
-    """trainer.py, create_optimizer: of an optimizer whose class is named Adam8bit."""
+    """trainer.py, create_optimizer: of an optimizer with a class named Adam8bit."""
     training = read(tmp_path, ("versions.transformers=v4.51.3",), optim="adamw_bnb_8bit")
 
     assert not training.optimizer_options.embeddings_32bit

@@ -1,4 +1,4 @@
-"""Traces laid beside records that were measured before: nothing is measured again, nothing traced twice."""
+"""Traces compared with records that were measured before: nothing is measured again, nothing traced twice."""
 
 from __future__ import annotations
 

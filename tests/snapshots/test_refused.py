@@ -72,7 +72,7 @@ def persistent() -> bytes:
 
 
 def nested_key(depth: int = 300_000) -> bytes:
-    """A dictionary whose key is a tuple in a tuple in a tuple: hashing it overflows the stack of C."""
+    """A dictionary with a tuple in a tuple in a tuple as a key: hashing it overflows the stack of C."""
     return b"\x80\x04}N" + b"\x85" * depth + b"Ns."
 
 

@@ -162,7 +162,7 @@ def test_a_bad_config_is_refused_with_key_value_rule_and_remedy(
     ],
 )
 def test_the_first_case_that_holds_counts(changes: dict[str, Any], heads: int, norms: int, position: str) -> None:
-    """Falcon's 7B, 40B and 11B are told apart by flags, some of which make others mute."""
+    """Flags distinguish Falcon's 7B, 40B and 11B; some of them disable others."""
     block = read_hf_config(small_config("falcon", **changes), "config.json")
 
     assert (block["num_key_value_heads"], block["norms_per_layer"], block["position_embedding"]) == (

@@ -1,4 +1,4 @@
-"""FSDP2 on ranks that are not there, against runs of the same step under PyTorch's CUDA build (null device)."""
+"""FSDP2 on simulated ranks, against runs of the same step under PyTorch's CUDA build (null device)."""
 
 from __future__ import annotations
 
