@@ -29,7 +29,7 @@ def measure(
     force: bool = False,
     **fields: Any,
 ) -> Measurement:
-    """What a device really holds while it runs the training step, in a process of its own. Needs torch.
+    """Measure the memory of a real training step in a separate process. Needs torch.
 
     Args:
         source: as for `load`.
@@ -41,7 +41,7 @@ def measure(
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "" leaves what the environment says.
         python: for a null device, an interpreter with a CUDA build of torch; None: $MEMCALC_NULL_PYTHON or this one.
         headroom: do not start a run that the estimate says cannot fit.
-        force: start it all the same, and on a device that others use.
+        force: start it anyway, also on a device in use by others.
         fields: as for `load`.
     """
     from memcalc.proving.one import How, measure_one
@@ -65,7 +65,7 @@ def measure_suite(
         record: the file that each record is appended to as soon as it is made.
         device: as for `measure`.
         python: as for `measure`.
-        progress: told which run it is.
+        progress: called with the current run.
     """
     from memcalc.proving.suite import load_suite, run_suite
     from memcalc.proving.workers import worker_for
@@ -87,9 +87,9 @@ def compare_records(
     Args:
         records: a file that `measure` wrote.
         traces: "fake", "null" or both; without any, the estimate alone.
-        record: the file that traces are read from and appended to; None: beside the records, "-traces" in its name.
+        record: the file that traces are read from and appended to; None: next to the records, "-traces" in its name.
         python: as for `measure`.
-        progress: told which run it is.
+        progress: called with the current run.
     """
     from memcalc.proving.afterwards import compare_records as lay_beside
 
@@ -105,7 +105,7 @@ def beside(measurement: Measurement, *traces: str, python: str | None = None, pr
         measurement: of `measure`.
         traces: "fake", "null" or both; without any, the estimate alone.
         python: as for `measure`.
-        progress: told how far the traces are.
+        progress: called with the progress of the traces.
     """
     from memcalc.proving.beside import beside as lay_beside
 

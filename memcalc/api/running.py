@@ -83,7 +83,7 @@ def trace(
         python: for the null device, an interpreter with a CUDA build of torch; None: $MEMCALC_NULL_PYTHON or this one.
         inputs: "file.py:name" of the function that makes the inputs; None: `make_inputs` of a module's file, or inputs
             that follow from the configuration.
-        progress: told how far the work is.
+        progress: called with the progress of the work.
         options: of a configuration: fields, as for `load`; of a module's step: loss, optimizer, autocast, zero_grad,
             gradient_accumulation_steps, inference; see `memcalc.step.module_run.ModuleStep`. The optimizer of a module
             may be a name, such as "adamw".
@@ -165,14 +165,14 @@ def replay(
     progress: Progress = silent,
     **options: Unpack[Question],
 ) -> Replay:
-    """A run's memory through an allocator, and beside other settings and allocators.
+    """Replay a run through an allocator, and compare other settings and allocators.
 
     Args:
         source: a file of events, a memory snapshot of PyTorch, or what `load` takes, which is traced.
         overrides: as for `load`.
         gpu: the card; None for that of the configuration, else for a device that never runs out.
         device: the number of the device in a snapshot.
-        progress: told how far a trace is.
+        progress: called with the progress of a trace.
         options: allocator, alloc_conf, release, memory_fraction, sweep, compare: see
             `memcalc.replaying.options.Question`.
     """

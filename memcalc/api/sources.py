@@ -41,7 +41,7 @@ def load_to_run(source: Source, *overrides: str, gpu: str | None = None, **field
 
 
 def assignments(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return fields and their values as "field=value", as --set takes them; those of a nested block one by one.
+    """Return fields and their values as "field=value", as --set takes them; those of a nested block separately.
 
     Raises:
         InputError: a value is no number, text, boolean, list or mapping.
@@ -82,7 +82,7 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
     implied = () if gpus is None else _replicas(source, overrides, gpus)
     words = (*overrides, *implied)
     foreign = not isinstance(source, Spec | Mapping) and import_file(source, words) is not None
-    # What another framework's file comes to depends on which fields are set beside it.
+    # The meaning of another framework's file depends on the fields that are set in addition.
     known = {frozenset[Place](): opened(source, words)}
 
     def changed(more: Sequence[str]) -> Spec:

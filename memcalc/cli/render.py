@@ -1,4 +1,4 @@
-"""Picks the writer that a --format asks for, and loads no other."""
+"""Selects the writer of a --format, and loads no other."""
 
 from __future__ import annotations
 

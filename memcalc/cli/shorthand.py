@@ -1,4 +1,4 @@
-"""Short options for the fields that people change most: each stands for one or more --set."""
+"""Short options for the fields that people change most: each expands to one or more --set."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class ShorthandCommand(TyperCommand):
     """A command with --lora, --qlora and --recompute that need no value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Fill in the value of an option that stands without one."""
+        """Fill in the value of an option without one."""
         return super().parse_args(ctx, with_values(args))
 
 
 def with_values(args: list[str]) -> list[str]:
-    """Return the arguments, with the default value of each option that stands without its own.
+    """Return the arguments, with the default value of each option without a value.
 
     What follows is its value if it is a whole number (--lora, --qlora), or a word of recomputation (--recompute).
     """
@@ -77,7 +77,7 @@ def _is_value(option: str, text: str) -> bool:
 
 
 def takes_shorthands(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the short options to a command, which receives what they stand for as the first of its `overrides`.
+    """Add the short options to a command, which receives their expansion as the first of its `overrides`.
 
     Args:
         without: short options that the command has itself.
@@ -114,7 +114,7 @@ def takes_shorthands(*, without: tuple[str, ...] = ()) -> Callable[[Callable[...
 
 
 def assignments(short: dict[str, Any]) -> Iterator[str]:
-    """What short options stand for, as --set takes it.
+    """Return the expansion of short options, as --set takes it.
 
     Args:
         short: their values by name; None or False: not given.

@@ -66,7 +66,7 @@ def command(
     Each has the allocated memory of `memcalc estimate`. Bounds decide what fits and what does not; the rest is close.
     The Pareto front is replayed, as `estimate` replays every run. What is invalid is excluded, with the reason.
 
-    With --by trace, null or dry-run each cell is a run. Its result is kept when it ends: the same command goes on where
+    With --by trace, null or dry-run each cell is a run. Its result is kept when it ends: the same command resumes where
     an interrupted sweep was.
 
     Example: memcalc sweep llama-3-8b --gpu h100-80gb --vary b=1..32 --vary recompute=none,full

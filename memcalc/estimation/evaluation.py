@@ -30,7 +30,7 @@ def evaluated(spec: Spec) -> Spec:
 def scored_by_reference(spec: Spec) -> bool:
     """Whether a reference model scores a micro-batch when the policy's loss is there, before backward.
 
-    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss. With completions of its own (GRPO) it has scored them before.
+    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss. With its own completions (GRPO) it has scored them before.
     """
     return spec.training.reference_model and spec.training.completion_length is None
 

@@ -1,4 +1,4 @@
-"""Completions that the model generates between steps, to train on them (GRPO), beside what a step leaves.
+"""Completions that the model generates between steps, to train on them (GRPO), in addition to what a step leaves.
 
 transformers 5.23 generation/utils.py, _sample, under torch.no_grad: the cache grows token by token, and each forward
 ends with the logits of one token of each sequence. Sources of the batch: TRL 1.16 trl/trainer/grpo_trainer.py,

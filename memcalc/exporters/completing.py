@@ -60,7 +60,7 @@ def export(spec: Spec, program: str, file: str | Path, model: str | None = None)
         model: the preset or hub id that names the run's model, where it is known.
 
     Raises:
-        InputError: as `named_program`; or the program cannot run it, or the file cannot stand for it.
+        InputError: as `named_program`; or the program cannot run it, or the file cannot describe it.
     """
     chosen = named_program(program, file)
     refused = chosen.refusal(spec)

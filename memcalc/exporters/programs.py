@@ -274,7 +274,7 @@ def _trainer(spec: Spec, model: str | None) -> str:
         "fp16": training.dtype == "fp16" and not pure,
         "max_grad_norm": training.gradient_clipping or 0.0,
     }
-    if training.finetune == "full":  # weights are loaded in this dtype; autocast is beside it
+    if training.finetune == "full":  # weights are loaded in this dtype; autocast is used in addition
         block["dtype"] = _DTYPES[training.dtype] if pure else "float32"
     return _yaml(block | _trainer_sharding(spec, None))
 

@@ -34,7 +34,7 @@ def place_fp32_modules(draft: Draft) -> None:
 
 
 def _has_adapters(draft: Draft) -> bool:
-    """Whether adapters train, from the file or from settings beside it."""
+    """Return whether adapters train, from the file or from additional settings."""
     blocks = ("training.lora", "training.qlora")
     return draft.given("training.finetune") not in (None, "full") or any(
         path.startswith(blocks) for path in draft.overridden
@@ -42,7 +42,7 @@ def _has_adapters(draft: Draft) -> bool:
 
 
 def tell_kernels(draft: Draft) -> None:
-    """The kernels of adapters that axolotl turns on by itself, which save less than PEFT's modules.
+    """The adapter kernels that axolotl enables by default, which save less than PEFT's modules.
 
     utils/schemas/config.py: of LoRA and QLoRA, unless the file sets each to false or its base is in 8 bits; on several
     GPUs not under FSDP1.

@@ -15,7 +15,7 @@ _UNGATED = ("gpt_neox", "phi", "falcon")  # families with an MLP without a gate,
 def place_litgpt(draft: Draft, *, adapters: bool) -> None:
     """The head, the loss, the norms and the logits.
 
-    litgpt/model.py: the head has a matrix of its own; RMSNorm computes on x.float(). finetune/full.py, pretrain.py:
+    litgpt/model.py: the LM head is untied; RMSNorm computes on x.float(). finetune/full.py, pretrain.py:
     `logits` names what Fabric has converted to fp32 (plugins/precision/utils.py) until the next forward has returned;
     finetune/lora.py has the head run on 128 tokens of each sequence at a time; all their logits stay live.
     """
@@ -38,7 +38,7 @@ def place_litgpt(draft: Draft, *, adapters: bool) -> None:
 
 
 def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
-    """LitGPT's own adapters; beside a 4-bit base the embedding, too.
+    """LitGPT's own adapters; with a 4-bit base also the embedding.
 
     litgpt/lora.py. finetune/lora.py, main: with bitsandbytes wte becomes a StableEmbedding: its weight needs a
     gradient though no optimizer has it, and `old_embedding` keeps the one before.
@@ -56,6 +56,6 @@ def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
 
 
 def place_4_bits(draft: Draft) -> None:
-    """The embedding that trains beside a base in 4 bits."""
+    """The embedding that trains with a 4-bit base."""
     if not draft.given("model.tie_word_embeddings"):
         draft.default("training.lora.modules_to_save", ["embed_tokens"])

@@ -1,4 +1,4 @@
-"""TRL's trainers: their own defaults over those of Trainer, and what they hold beside the policy."""
+"""TRL's trainers: their own defaults over those of Trainer, and their memory in addition to the policy."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _place_sfts_loss(draft: Draft) -> None:
 
 
 def tell_second_models(draft: Draft) -> None:
-    """Record what preference training and reinforcement learning hold beside the policy.
+    """Record the memory of preference training and reinforcement learning in addition to the policy.
 
     trl/trainer/{dpo,kto}_trainer.py: the reference is the policy once more, loaded in the same way, unless there are
     adapters, which are switched off for it, or its log-probabilities are computed beforehand. grpo_trainer.py: it

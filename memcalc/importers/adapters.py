@@ -1,4 +1,4 @@
-"""LoRA and QLoRA as PEFT's configurations say them: whether there are adapters, and beside which layers."""
+"""LoRA and QLoRA as PEFT's configurations say them: whether there are adapters, and on which layers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
 
 
 def place_adapters(draft: Draft) -> None:
-    """What is tuned, and the layers beside which adapters stand."""
+    """Set the type of fine-tuning, and the layers with adapters."""
     facts = draft.facts
     adapted = is_on(facts.get("peft")) or draft.values.get("training.finetune") in ("lora", "qlora")
     if adapted and is_on(facts.get("four_bits")):

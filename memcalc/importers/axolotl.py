@@ -240,7 +240,7 @@ def _finish(draft: Draft) -> None:
         draft.facts.setdefault("bf16", True)  # Accelerate's autocast for what stays
     finish_trainer(draft, weights_follow=True, upcast=False)
     place_trainers_loop(draft)
-    # utils/__init__.py, set_pytorch_cuda_alloc_conf, which cli/main.py calls; before torch 2.9 it also asks for 16
+    # utils/__init__.py, set_pytorch_cuda_alloc_conf, which cli/main.py calls; before torch 2.9 it also sets 16
     # divisions of each power of two.
     place_allocator_settings(draft, EXPANDABLE, "axolotl's command")
     _tell_preference(draft)
@@ -253,7 +253,7 @@ def _finish(draft: Draft) -> None:
 
 
 def _tell_preference(draft: Draft) -> None:
-    """What preference training and reinforcement learning hold beside the policy (src/axolotl/train.py).
+    """Memory of preference training and reinforcement learning in addition to the policy (src/axolotl/train.py).
 
     setup_reference_model loads the model once more, in the same dtype, unless there are adapters or the loss is ORPO's.
     """

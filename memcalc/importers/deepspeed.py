@@ -151,7 +151,7 @@ AS_PARTS = {path: part(meaning.words) if meaning.kind == "mapped" else meaning f
 
 
 def finish_deepspeed(draft: Draft) -> None:
-    """Precision: DeepSpeed keeps fp32 copies that the optimizer updates beside 16-bit weights."""
+    """Precision: DeepSpeed keeps fp32 copies that the optimizer updates, in addition to 16-bit weights."""
     half = "bf16" if draft.facts.get("bf16") is True else "fp16" if draft.facts.get("fp16") is True else None
     if half is None and "auto" in (draft.facts.get("bf16"), draft.facts.get("fp16")):
         _ask_precision(draft)

@@ -19,7 +19,7 @@ _STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 
 
 def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
-    """What the file, or the block in its place, says beside the Trainer's own arguments: optimizer and offload.
+    """Settings of the file, or of its inline block, in addition to the Trainer's arguments: optimizer and offload.
 
     Returns:
         ZeRO's stage; None where nothing says it.

@@ -37,7 +37,7 @@ class Imported:
         missing: our fields that a run needs and that it does not say: path, and what it is.
         notes: what else to know.
         elsewhere: fields that the command line sets: path, and the fields of memcalc.
-        limits: what it asks for and is not modelled, as a result's verdict takes it.
+        limits: features that are not modelled, as the verdict uses them.
         name: of the run, where it is not that of the file.
         program: the program of the run, with its version, if no file names it.
         questions: what it leaves open.
@@ -98,7 +98,7 @@ def read(
     Args:
         framework: its table.
         data: the mapping.
-        folder: where it lies.
+        folder: its directory.
         overridden: our fields that the user sets anyway, with their values; a value of theirs that cannot be translated
             is let be.
         answers: to questions that the file leaves open, by their field; those without one have their first candidate.
@@ -170,7 +170,7 @@ def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
 
 
 def told_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """Each limit once: of several fields that ask for the same, the one that holds most."""
+    """Each limit once: of several fields with the same limit, the one with the most memory."""
     found: dict[str, Limit] = {}
     for limit in limits:
         known = found.get(limit.what)

@@ -1,4 +1,4 @@
-"""torchao's matrix products in 8 bits, as other frameworks ask for them."""
+"""torchao's FP8 matmuls, as other frameworks configure them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ TORCHTITAN_NAMES = {
 def multiply_in_8_bits(
     draft: Draft, recipe: str, *, gathers: bool = False, skip: Sequence[str] | None = None, note: str = ""
 ) -> None:
-    """Set the recipe where the estimate has it; else tell what is not modelled.
+    """Set the recipe if the estimate has it; else record what is not modelled.
 
     Args:
         draft: our configuration in the making, with its adapters and its sharding.
         recipe: ours.
         gathers: whether FSDP2 gathers weights in 8 bits.
         skip: layers that stay, by our names; None: our default.
-        note: what to tell beside.
+        note: an additional note.
     """
     values = draft.values
     beside = [

@@ -1,4 +1,4 @@
-"""GPT-NeoX's YAML: DeepSpeed's fields beside a model's, with underscores or hyphens in their names."""
+"""GPT-NeoX's YAML: DeepSpeed's fields and a model's, with underscores or hyphens in their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the frameworks around Hugging Face's Trainer share: its arguments, and what they come to."""
+"""Shared by the frameworks around Hugging Face's Trainer: its arguments, and their meaning."""
 
 from __future__ import annotations
 
@@ -174,14 +174,14 @@ def finish_trainer(
         draft.default("training.recipe", "mixed-16")
         draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes per parameter")
     elif draft.values.get("training.finetune") in ("lora", "qlora"):
-        # Adapters are in fp32, whatever the base is in.
+        # Adapters are in fp32, regardless of the base.
         draft.default("training.recipe", policy or ("amp" if autocasts else "pure"))
         if autocasts and (low or weights_follow) and not _upcasts(draft):
             draft.default("training.lora.base_dtype", "compute")
-    else:  # under a policy what trains is made fp32, whatever it was loaded in
+    else:  # under a policy trained parameters are cast to fp32, regardless of their loaded dtype
         draft.default("training.recipe", policy or ("pure" if low else "amp"))
         if low and autocasts and not policy and draft.given("training.recipe") == "pure":
-            draft.default("training.autocast", True)  # accelerator.py, prepare_model: whatever the weights are in
+            draft.default("training.autocast", True)  # accelerator.py, prepare_model: regardless of the weights' dtype
     if low and autocasts and not policy:
         _weight_dtype(draft, weights)
     place_copies(draft)

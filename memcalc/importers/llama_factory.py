@@ -183,7 +183,7 @@ def _finish(draft: Draft) -> None:
 
 
 def _tell_stage(draft: Draft) -> None:
-    """What stages hold beside the policy: train/trainer_utils.py, create_ref_model; train/{dpo,kto,ppo,rm}/workflow.py.
+    """Memory of stages beyond the policy: train/trainer_utils.py, create_ref_model; train/{dpo,kto,ppo,rm}/workflow.py.
 
     The reference is a copy of the policy in the run's dtype, or another model; below adapters there is none.
     """

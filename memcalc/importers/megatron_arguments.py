@@ -27,7 +27,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     """`pretrain_gpt.py --num-layers 96 --bf16` -> {"num-layers": 96, "bf16": True}; the last of several is taken.
 
     Of a script they are those of the command that trains, with what its launcher says of processes and nodes; of a file
-    that starts no program, those that stand in it or in its variables. What the text leaves open (the caller's
+    that starts no program, those in it or in its variables. What the text leaves open (the caller's
     arguments, the environment, branches that it does not decide) is `Elsewhere`.
     """
     nodes = _NODES.search(text)
@@ -49,7 +49,7 @@ def _is_plain(script: Script, name: str) -> bool:
 
 
 def _runs(script: Script) -> list[list[str]]:
-    """The arguments of each command that trains; where there is none, those that stand alone."""
+    """Return the arguments of each training command; if there is none, arguments without a command."""
     started = [list(_of_launcher(words, place)) for words in script.commands if (place := _program(words)) is not None]
     if started:
         return started
@@ -126,7 +126,7 @@ class _Reader:
         return found
 
     def _holds_options(self, word: str) -> bool:
-        """Whether an open word stands for options, not for the value of one."""
+        """Return whether an unresolved word means options, not the value of one."""
         open_word = self.marks.whole(word)
         if open_word is None:
             return False
@@ -148,7 +148,7 @@ class _Reader:
         return self.known[word]
 
     def joined(self, ways: Sequence[Options], named: str) -> Options:
-        """Options of several ways, of which nobody says which is gone: what differs is open."""
+        """Merge the options of several branches with an unknown condition: differences are unresolved."""
         found: Options = {}
         for name in dict.fromkeys(name for way in ways for name in way):
             values = [way.get(name) for way in ways]

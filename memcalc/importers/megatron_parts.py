@@ -54,7 +54,7 @@ def place_widths(draft: Draft) -> None:
 
 
 def place_experts(draft: Draft) -> None:
-    """Where they stand, how large they are, and how many a token visits."""
+    """Set the layers with experts, their sizes, and the number of experts per token."""
     facts, values = draft.facts, draft.values
     draft.default("model.moe.num_experts_per_token", 2)  # arguments.py: moe_router_topk
     if "model.intermediate_size" in values:
@@ -158,7 +158,7 @@ def place_ranks(draft: Draft) -> None:
 
 
 def place_attention(draft: Draft) -> None:
-    """Attention in separate operators: where a file asks for it, and in fp32, which no fused kernel takes.
+    """Unfused attention: if a file sets it, and in fp32, which no fused kernel supports.
 
     gpt_layer_specs.py: the local implementation has no other; Transformer Engine's unfused one keeps what that keeps.
     """

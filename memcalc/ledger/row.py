@@ -15,7 +15,7 @@ class Row(NamedTuple):
     """
 
     component: Component
-    module: str  # `layers.*` stands for all identical layers
+    module: str  # `layers.*` means all identical layers
     tensor: str
     shape: tuple[int, ...]
     dtype: str

@@ -71,7 +71,7 @@ class FormRun(BaseModel):
 
 
 class Request(BaseModel):
-    """What the page asks for.
+    """A request of the page.
 
     Args:
         kind: of answer.
@@ -162,7 +162,7 @@ class Run(NamedTuple):
 
 
 def run_of(asked: FormRun) -> Run:
-    """The run that the form asks for.
+    """Return the run of the form.
 
     Raises:
         InputError: nothing is named, or standard input is.
@@ -187,7 +187,7 @@ def run_of(asked: FormRun) -> Run:
 
 @cache
 def _folder() -> Path:
-    """Of the browser's own file system, which goes with the page."""
+    """In the browser's own file system, which ends with the page."""
     folder = Path(tempfile.gettempdir()) / f"memcalc-page-{os.getpid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder

@@ -191,7 +191,7 @@ class Passing:
         for item in reversed(items):
             if isinstance(item, int):
                 gradient = self._backward_of_layer(item, gradient)
-            elif len(item) == 1 and isinstance(item[0], int):  # its program recomputes by itself
+            elif len(item) == 1 and isinstance(item[0], int):  # its program has the recomputation
                 gradient = self._backward_of_layer(item[0], gradient)
             else:
                 gradient = self._again(item, gradient)

@@ -18,7 +18,7 @@ from memcalc.sweeping.grid import written
 from memcalc.units import Unit, format_number
 
 SCHEMA_VERSION = 2
-FEW = 32  # cells that are listed one by one
+FEW = 32  # cells that are listed separately
 FULLEST = 12  # that are listed, where there are more
 MOST_REASONS = 8
 HOW = {"trace": "traced on fake tensors", "null": "traced on the null device", "dry-run": "run on the null device"}

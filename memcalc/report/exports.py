@@ -22,7 +22,7 @@ def write_export(path: Path, run: Run, name: str, *, timed: bool = True) -> None
         timed: whether its times are those of a device.
 
     Raises:
-        InputError: as `check_target`; or a snapshot was asked for of a device without PyTorch's allocator.
+        InputError: as `check_target`; or a snapshot was requested from a device without PyTorch's allocator.
     """
     check_target(path, SUFFIXES)
     suffix = path.suffix.lower()

@@ -64,7 +64,7 @@ def ledger_grid(explained: Explained, unit: Unit) -> Grid:
 
 
 def _draw_changes(screen: Screen, explained: Explained, unit: Unit) -> None:
-    """What fits, by what it asks for; what may; then what saves most without fitting."""
+    """Changes that fit, by what they require; changes that may fit; then those that save most without fitting."""
     fitting = [change for change in explained.changes if change.fits]
     known = explained.budget is not None
     uncertain = [change for change in explained.changes if known and change.fits is None]

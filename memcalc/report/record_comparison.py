@@ -1,4 +1,4 @@
-"""Traces beside records that were measured before: signed errors, and each run that is not the same to the byte."""
+"""Traces compared with records that were measured before: signed errors, and each run that is not byte-exact."""
 
 from __future__ import annotations
 

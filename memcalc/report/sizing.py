@@ -1,4 +1,4 @@
-"""A result on the terminal: the verdict first, then where the memory goes, when, and what the numbers rest on."""
+"""A result on the terminal: the verdict first, then components, phases, and the basis of the numbers."""
 
 from __future__ import annotations
 

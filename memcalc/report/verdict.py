@@ -23,7 +23,7 @@ _MODULES = {
 }
 
 
-TOLD = 0.02  # of the peak: assumptions that move it by more stand in the headline
+TOLD = 0.02  # of the peak: assumptions that move it by more are in the headline
 MOST_ASSUMED = 3  # of them
 
 
@@ -128,7 +128,7 @@ def verdict(result: Sizing, unit: Unit) -> str:
 
 
 def assumed(result: Sizing, unit: Unit) -> str:
-    """What the file leaves open and moves the peak by more than TOLD, the largest first; "" where nothing does."""
+    """Return the assumptions that move the peak by more than TOLD, the largest first; "" if there are none."""
     if not isinstance(result, Result):
         return ""
     told = [each for each in result.spec.origin.assumptions if each.share > TOLD]

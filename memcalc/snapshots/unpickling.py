@@ -36,7 +36,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
         raise Refused(f"it refers to {module}.{name}; a snapshot has only lists, dictionaries, numbers and strings")
 
-    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - whatever it is
+    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - any object is rejected
         raise Refused("it refers to objects outside the file")
 
 
@@ -54,7 +54,7 @@ def loads_plain(content: bytes) -> object:
         raise CutOff from None
     except MemoryError:
         raise Refused("it requests more memory than a file of its size can need") from None
-    except Exception as error:  # noqa: BLE001 - broken pickles raise whatever their opcodes lead to
+    except Exception as error:  # noqa: BLE001 - damaged pickles can raise any error
         if "truncated" in str(error):
             raise CutOff from None
         raise Refused(f"it is not a pickle that Python can read ({error})") from None

@@ -113,7 +113,7 @@ def attends_eagerly(architecture: object, implementation: object) -> bool:
 
 
 def family_of(architecture: str) -> str:
-    """Return the model_type that a name stands for: "gpt2" for "gpt3"."""
+    """Return the model_type of a name: "gpt2" for "gpt3"."""
     return family_named(architecture, "model.architecture").name
 
 

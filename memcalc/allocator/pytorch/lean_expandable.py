@@ -258,7 +258,7 @@ class LeanExpandableAllocator:
         return begin, end
 
     def _grow(self, pool: _Pool, request: int) -> tuple[int, int] | None:
-        """Return a free block mapped as far as a request needs; None if there is no memory for its pages.
+        """Return a free block with enough mapped pages for a request; None if there is no memory for its pages.
 
         Pages that were mapped before memory ran out stay, as a free block.
         """

@@ -1,6 +1,6 @@
 """Host memory under FSDP2's CPUOffloadPolicy: a rank's shards of weights and gradients, and the optimizer update.
 
-torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, reset_sharded_param: shards are pinned if the policy says so.
+torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, reset_sharded_param: shards are pinned if the policy sets it.
 _fsdp_collectives.py, foreach_reduce: a reduced gradient is copied into pinned memory, unless something on the host
 waits for it (a sum that it is added to, a hook). The optimizer's tensors are pageable.
 """

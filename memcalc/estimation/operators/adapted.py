@@ -159,7 +159,7 @@ class Adapted(InFloat8, Elementwise):
         return y
 
     def _padded_with_zeros(self, x: Tensor, name: str, out: Shape) -> Tensor:
-        """x beside zeros (index_copy); keeps x, for its shape, and where it goes."""
+        """Copy x into zeros (index_copy); save x, for its shape, and its index."""
         tape = self.tape
         y = tape.new(name, out, x.dtype, DERIVATIVES)
         where = tape.store(f"{name}: where", ("d_qkv",), "int64", LITGPT)

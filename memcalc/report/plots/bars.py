@@ -52,7 +52,7 @@ class Bar(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Bars of one quantity; of its unit the axis tells, and `limit` of where the bars should end."""
+    """Bars of one quantity; the axis names its unit, and `limit` is where bars should end."""
 
     axis: str
     bars: tuple[Bar, ...]

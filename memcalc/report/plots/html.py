@@ -79,7 +79,7 @@ def _verb(course: Course) -> str:
 
 
 def _data(course: Course, outline: Outline, unit: Unit) -> dict[str, Any]:
-    """What the pointer tells: for each stretch its moment, its parts, and what made it."""
+    """The data under the pointer: for each interval its point, its parts, and its operator."""
     stretches = [
         [
             stretch.begin,

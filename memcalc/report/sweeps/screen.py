@@ -18,7 +18,7 @@ from memcalc.sweeping.table import TOO_LARGE, Table
 from memcalc.sweeping.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.units import Unit, format_number
 
-FEW = 32  # configurations that are listed one by one
+FEW = 32  # configurations that are listed separately
 LISTED_VALUES = 6  # of the field across, where each is named
 MOST_MAPS = 12
 MOST_REASONS = 8
