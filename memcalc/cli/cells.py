@@ -122,7 +122,7 @@ def _told(file: Path) -> Iterator[Told]:
         try:
             yield line
         except KeyboardInterrupt:
-            sys.stderr.write(f"{last[0]} of {last[1]} cells are in {file}. The same command goes on from there.\n")
+            sys.stderr.write(f"{last[0]} of {last[1]} cells are in {file}. The same command resumes from there.\n")
             raise
 
 

@@ -116,7 +116,7 @@ def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result
     found = [api.estimate(spec)]
     traced = found[0].source == "trace"
     if traced and device != "null":
-        raise InputError("there is no estimate of it: memcalc traces this, too.", "Leave it out.", "--compare")
+        raise InputError("without formulas the estimate would be the same trace.", "Remove it.", "--compare")
     if device == "null" and not traced:
         without_compiler()
         with suppress(MemcalcError):

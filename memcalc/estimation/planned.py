@@ -40,7 +40,7 @@ class PlannedTimeline(Timeline):
         if around != Around() and has_segments(spec.training.recompute):
             raise InputError(
                 f"recompute has segments of several layers, but engine = {spec.parallelism.engine} has "
-                "buffers around each layer, which are not modelled there.",
+                "per-layer buffers, which are not modelled for such segments.",
                 "Recompute each layer separately: full, every-k or a list of numbers.",
                 "training.recompute",
             )

@@ -79,7 +79,7 @@ def _tell_mismatch(draft: Draft, config: Mapping[str, Any]) -> None:
         said = block.get("enabled") if isinstance(block, Mapping) else None
         if said is True and not is_on(draft.facts.get(name)):
             draft.notes.append(
-                f"DeepSpeed's {name}.enabled is true and {name} is not: transformers refuses both together, and the "
+                f"DeepSpeed's {name}.enabled is true and {name} is not: transformers rejects both, and the "
                 "precision of its own arguments is counted"
             )
 

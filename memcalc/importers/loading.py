@@ -272,7 +272,7 @@ def _check_elsewhere(imported: Imported, path: Path) -> None:
     fields = ", ".join(field for field, _ in asked)
     settings = " ".join(f"--set {each}=" for each in dict.fromkeys(each for _, ours in asked for each in ours))
     raise InputError(
-        f"this configuration of {imported.framework.name} does not set {fields}, which the command line sets.",
+        f"this configuration of {imported.framework.name} leaves to the command line: {fields}.",
         f"Add {settings}",
         path.name,
     )

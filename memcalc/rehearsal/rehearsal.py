@@ -325,7 +325,7 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
         "expert parallelism": parallelism.expert_parallel > 1,
         "a sharding engine on one rank": alone and parallelism.zero_stage > 0,
         **dict.fromkeys(lacks(spec, _plan(spec)) if deepspeed else (), True),
-        "gradients in fp32 beside those of autograd on several ranks": not (deepspeed or alone)
+        "fp32 gradients in addition to autograd's on several ranks": not (deepspeed or alone)
         and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
         "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
         "layers in one checkpoint segment under FSDP2": fsdp2

@@ -19,7 +19,7 @@ def float8_rules(spec: Spec) -> Iterator[Broken]:
     if training.finetune != "full":
         yield Broken(
             KEY,
-            f"fp8 = {training.fp8} with finetune = {training.finetune}; torchao's layers beside adapters are not "
+            f"fp8 = {training.fp8} with finetune = {training.finetune}; torchao's layers with adapters are not "
             "modelled.",
             "Set fp8: none, or finetune: full.",
         )

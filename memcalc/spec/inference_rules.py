@@ -67,14 +67,14 @@ def _cache(spec: Spec) -> Iterator[Broken]:
     if asked.kv_cache_dtype != "compute":
         yield Broken(
             ("inference", "kv_cache_dtype"),
-            f"kv_cache_dtype = {asked.kv_cache_dtype} with cache = {asked.cache}: transformers' caches keep keys and "
-            "values as the model makes them.",
+            f"kv_cache_dtype = {asked.kv_cache_dtype} with cache = {asked.cache}: transformers' caches have the dtype "
+            "of the model's keys and values.",
             "Set cache: paged, or kv_cache_dtype: compute.",
         )
     if asked.prefill_chunk is not None and asked.prefill_chunk < asked.prompt_length:
         yield Broken(
             ("inference", "prefill_chunk"),
-            f"prefill_chunk = {asked.prefill_chunk} with cache = {asked.cache} is not modelled: later pieces of the "
+            f"prefill_chunk = {asked.prefill_chunk} with cache = {asked.cache} is not modelled: later chunks of the "
             "prompt need a mask, which selects other kernels.",
             "Set cache: paged, or leave prefill_chunk out.",
         )

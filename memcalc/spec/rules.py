@@ -175,8 +175,8 @@ def _weight_dtype(spec: Spec) -> Iterator[Broken]:
     if not training.autocasts or (training.recipe != "pure" and not frozen):
         yield Broken(
             ("training", "weight_dtype"),
-            f"weight_dtype = {weights} with dtype = {training.dtype} and recipe {training.recipe}, which reads weights "
-            "as they are held.",
+            f"weight_dtype = {weights} with dtype = {training.dtype} and recipe {training.recipe}, which computes in "
+            "the dtype of the weights.",
             "Set recipe: pure and autocast: true, or leave weight_dtype out.",
         )
     elif spec.parallelism.zero_stage or spec.parallelism.tensor_parallel > 1 or training.fp8 != "none":
@@ -195,7 +195,7 @@ def _fp32_modules(spec: Spec) -> Iterator[Broken]:
     if not own or training.implementation != "huggingface" or spec.parallelism.zero_stage or training.fp8 != "none":
         yield Broken(
             ("training", "fp32_modules"),
-            f"fp32_modules = {', '.join(modules)} is modelled of transformers' modules that train in 16 bits under "
+            f"fp32_modules = {', '.join(modules)} is modelled only for transformers' modules trained in 16 bits under "
             "autocast, without sharding.",
             "Set implementation: huggingface, recipe: pure, autocast: true and zero_stage: 0, or leave it out.",
         )

@@ -78,8 +78,8 @@ class TrainingSpec(Block):
     dtype: Dtype = Field("bf16", description="compute dtype of forward and backward")
     autocast: bool | None = Field(
         None,
-        description="whether forward and loss run under torch.autocast, as Trainer's bf16: true does whatever its "
-        "weights are in; default: with recipe amp",
+        description="whether forward and loss run under torch.autocast, as Trainer's bf16: true does for any dtype of "
+        "the weights; default: with recipe amp",
     )
     recipe: Recipe = Field(
         "mixed-20",
@@ -139,7 +139,7 @@ class TrainingSpec(Block):
     attention: Attention = Field(
         "flash",
         description="attention kernel; families of transformers without a fused one use eager. With "
-        "implementation megatron eager stands for Megatron-Core's own modules (--transformer-impl local)",
+        "implementation megatron eager means Megatron-Core's own modules (--transformer-impl local)",
     )
     attention_windows: Windows = Field(
         "kernel",

@@ -144,7 +144,10 @@ def test_parquet_has_the_numbers_of_the_json_with_their_types(run: Callable[...,
         (("--vary", "b"), "--vary b: there is no '=' in it. Write --vary field=values, such as b=1..64."),
         (("--vary", "batch=1"), "--vary: unknown field 'batch'."),
         (("--vary", "b=4..1"), "--vary b=4..1: 4..1 holds no number. Write it as FIRST..LAST or FIRST..LAST..STEP."),
-        (("--vary", "b=1,,2"), "--vary b=1,,2: '' is no value. Separate values by commas, e.g. none,selective,full."),
+        (
+            ("--vary", "b=1,,2"),
+            "--vary b=1,,2: '' is not a value. Separate values by commas, e.g. none,selective,full.",
+        ),
         (("--vary", "b=1", "--vary", "b=2"), "--vary b=2: b is varied twice. Give each field one list of values."),
         (("--vary", "b=1..4000", "--vary", "s=1..4000"), "--vary: 16,000,000 configurations are more than 4,000,000."),
         (

@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "adapters": (
         ["fp8=tensorwise", "lora.rank=8"],
         (
-            "fp8 = tensorwise with finetune = lora; torchao's layers beside adapters are not modelled. Set fp8: none, or "
+            "fp8 = tensorwise with finetune = lora; torchao's layers with adapters are not modelled. Set fp8: none, or "
             "finetune: full."
         ),
     ),

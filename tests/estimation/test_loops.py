@@ -135,7 +135,7 @@ def test_autocast_over_16_bit_weights_runs_layer_norms_in_fp32() -> None:
         (("recipe=amp", "autocast=false"), "autocast = false with recipe amp, which is autocast over fp32 weights."),
         (
             ("recipe=pure", "weight_dtype=fp16"),
-            "weight_dtype = fp16 with dtype = bf16 and recipe pure, which reads weights as they are held.",
+            "weight_dtype = fp16 with dtype = bf16 and recipe pure, which computes in the dtype of the weights.",
         ),
         (
             ("recipe=pure", "autocast=true", "weight_dtype=fp16", "zero_stage=3", "data_parallel=2"),
@@ -143,7 +143,7 @@ def test_autocast_over_16_bit_weights_runs_layer_norms_in_fp32() -> None:
         ),
         (
             ("recipe=pure", "fp32_modules=[norm]", "implementation=huggingface"),
-            "fp32_modules = norm is modelled of transformers' modules that train in 16 bits under autocast",
+            "fp32_modules = norm is modelled only for transformers' modules trained in 16 bits under autocast",
         ),
         (
             ("recipe=pure", "autocast=true", "fp32_modules=[lm_head]", "implementation=huggingface"),

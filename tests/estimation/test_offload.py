@@ -132,14 +132,14 @@ def test_it_says_what_is_left_out() -> None:
         (
             ("zero_stage=1",),
             (
-                "parallelism.offload: offload = optimizer with engine = deepspeed and zero_stage = 1; what is modelled is "
-                "DeepSpeed's, from stage 2 on. Set engine: deepspeed and zero_stage: 2 or 3."
+                "parallelism.offload: offload = optimizer with engine = deepspeed and zero_stage = 1; modelled is "
+                "DeepSpeed's offload, from stage 2 on. Set engine: deepspeed and zero_stage: 2 or 3."
             ),
         ),
         (
             ("engine=fsdp2", "zero_stage=3"),
             (
-                "parallelism.offload: offload = optimizer with engine = fsdp2, whose CPUOffloadPolicy takes parameters, "
+                "parallelism.offload: offload = optimizer with engine = fsdp2: CPUOffloadPolicy offloads parameters, "
                 "gradients and states. Set offload: all, or engine: deepspeed."
             ),
         ),
@@ -153,8 +153,8 @@ def test_it_says_what_is_left_out() -> None:
         (
             ("zero_stage=2", "offload=all"),
             (
-                "parallelism.offload: offload = all with engine = deepspeed and zero_stage = 2; what is modelled is "
-                "DeepSpeed's, from stage 3 on, and FSDP2. Set engine: deepspeed and zero_stage: 3."
+                "parallelism.offload: offload = all with engine = deepspeed and zero_stage = 2; modelled is "
+                "DeepSpeed's offload, from stage 3 on, and FSDP2. Set engine: deepspeed and zero_stage: 3."
             ),
         ),
         (

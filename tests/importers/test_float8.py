@@ -103,7 +103,7 @@ def test_llama_factory(tmp_path: Path) -> None:
     assert found == fields("rowwise", ("lm_head",))
     found, notes = read(tmp_path, "run.yaml", f"{text}\nfp8: true\nfp8_backend: te\n", "data_parallel=8")
     assert found == fields("none")
-    assert any("in 8 bits by te" in note for note in notes)
+    assert any("FP8 matmuls by te" in note for note in notes)
 
 
 def test_nemo(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_precision_that_is_auto_is_asked_for(tmp_path: Path) -> None:
     """It was fp32, without a word."""
     path = written(tmp_path, "ds.json", json.dumps(AUTO))
     given = ("preset=gpt2", "data_parallel=2")
-    with pytest.raises(InputError, match=r"leaves to whoever runs it: bf16\.enabled and fp16\.enabled\. .*dtype="):
+    with pytest.raises(InputError, match=r"leaves to the command line: bf16\.enabled and fp16\.enabled\. .*dtype="):
         load(path, given)
 
     assert load(path, (*given, "dtype=bf16")).training.recipe == "mixed-16"

@@ -104,8 +104,8 @@ def test_warnings_count_over_processes() -> None:
 
     reads, choices, masks, retries, ooms, unmodelled, shared = run.warnings
     assert reads == (
-        "a.py:1 f read a value that kernels should have computed 5 times: 0 was taken, so what the program decides by "
-        "it may differ on a real GPU"
+        "a.py:1 f read a value that kernels should have computed 5 times: the null device returned 0, so branches "
+        "on it may differ on a real GPU"
     )
     assert choices == (
         "experts or tokens were chosen by unknown scores once: each equally often (--routing worst-case: the "

@@ -202,5 +202,5 @@ def test_what_would_run_is_refused_in_a_cut_file_too(
     outcome = run("replay", str(path))
 
     assert (outcome.code, outcome.out) == (2, "")
-    assert "it asks for builtins.exec" in outcome.err
+    assert "it refers to builtins.exec" in outcome.err
     assert MARK not in os.environ

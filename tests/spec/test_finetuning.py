@@ -113,8 +113,8 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         (
             {"recipe": "mixed-16", "lora": {"adapter_dtype": "fp32"}},
             (
-                "training.lora.adapter_dtype: adapter_dtype = fp32, but recipe mixed-16 keeps fp32 masters of 16-bit "
-                "weights. Set adapter_dtype: compute, or recipe: pure."
+                "training.lora.adapter_dtype: adapter_dtype = fp32, but recipe mixed-16 stores fp32 master weights of "
+                "16-bit weights. Set adapter_dtype: compute, or recipe: pure."
             ),
         ),
         (

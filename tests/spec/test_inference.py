@@ -89,14 +89,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a cache that is not converted": (
         {"kv_cache_dtype": "fp8", "cache": "static"},
         (
-            "configuration: inference.kv_cache_dtype: kv_cache_dtype = fp8 with cache = static: transformers' caches keep "
-            "keys and values as the model makes them. Set cache: paged, or kv_cache_dtype: compute."
+            "configuration: inference.kv_cache_dtype: kv_cache_dtype = fp8 with cache = static: transformers' caches have "
+            "the dtype of the model's keys and values. Set cache: paged, or kv_cache_dtype: compute."
         ),
     ),
     "pieces of a prompt": (
         {"prefill_chunk": 10},
         (
-            "configuration: inference.prefill_chunk: prefill_chunk = 10 with cache = dynamic is not modelled: later pieces "
+            "configuration: inference.prefill_chunk: prefill_chunk = 10 with cache = dynamic is not modelled: later chunks "
             "of the prompt need a mask, which selects other kernels. Set cache: paged, or leave prefill_chunk out."
         ),
     ),

@@ -32,7 +32,7 @@ def test_megatron_keeps_fp32_main_gradients() -> None:
 
 def test_megatrons_matrices_need_its_engine() -> None:
     assert refusal(training={"implementation": "megatron"}, parallelism={"engine": "deepspeed"}) == (
-        "configuration: parallelism.engine: engine = deepspeed with implementation megatron, whose matrices add to main "
+        "configuration: parallelism.engine: engine = deepspeed with implementation megatron: its linear layers add to main "
         "gradients. Leave engine out, or set engine: megatron."
     )
 
@@ -40,14 +40,14 @@ def test_megatrons_matrices_need_its_engine() -> None:
 @pytest.mark.parametrize("loss", ["materialized", "chunked"])
 def test_megatrons_loss_works_on_parts_of_the_vocabulary(loss: str) -> None:
     assert refusal(training={"implementation": "megatron", "loss": loss}) == (
-        f"configuration: training.loss: loss = {loss} with implementation megatron, whose loss works on parts of the "
+        f"configuration: training.loss: loss = {loss} with implementation megatron: its loss shards the "
         "vocabulary. Set loss: vocab-parallel (Megatron-Core's own) or fused (Transformer Engine's)."
     )
 
 
 def test_megatrons_fused_attention_is_flash() -> None:
     assert refusal(training={"implementation": "megatron", "attention": "memory-efficient"}) == (
-        "configuration: training.attention: attention = memory-efficient with implementation megatron, whose fused "
+        "configuration: training.attention: attention = memory-efficient with implementation megatron: its fused "
         "kernel is flash attention. Set attention: flash (Transformer Engine) or eager (Megatron-Core's own modules)."
     )
 

@@ -89,8 +89,8 @@ def test_one_norm_a_layer_needs_a_parallel_block() -> None:
 
 def test_a_latent_head_is_as_wide_as_its_parts() -> None:
     assert refusal(model={"mla": MLA, "head_dim": 16}) == (
-        "configuration: model.head_dim: head_dim = 16, but with latent attention a head is "
-        "qk_nope_head_dim + qk_rope_head_dim = 12 + 8 = 20 wide. Leave head_dim out."
+        "configuration: model.head_dim: head_dim = 16, but with latent attention it is "
+        "qk_nope_head_dim + qk_rope_head_dim = 12 + 8 = 20. Leave head_dim out."
     )
 
 

@@ -189,7 +189,7 @@ def test_fields_may_be_keywords() -> None:
 
     assert given == memcalc.load("gpt2", "b=4", "lora.rank=4", "recompute=[0, 2]", gpu="t4")
     assert memcalc.estimate("gpt2", per_device_train_batch_size=2).spec.training.micro_batch_size == 2
-    with pytest.raises(InputError, match="micro_batch_size: a object is no value of a field"):
+    with pytest.raises(InputError, match="micro_batch_size: a object is not a value of a field"):
         memcalc.load("gpt2", micro_batch_size=object())
 
 

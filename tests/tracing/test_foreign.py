@@ -96,7 +96,7 @@ def test_modules_without_formulas_are_traced_by_estimate(capsys: pytest.CaptureF
         memcalc.estimate(*UNWRITTEN, "data_parallel=2", "engine=ddp")
     words = [word for override in UNWRITTEN[1:] for word in ("--set", override)]
     assert main(["trace", UNWRITTEN[0], *words, "--compare"]) == 2
-    assert "--compare: there is no estimate of it: memcalc traces this, too. Leave it out." in capsys.readouterr().err
+    assert "--compare: without formulas the estimate would be the same trace. Remove it." in capsys.readouterr().err
 
 
 def test_without_transformers_modules_without_formulas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

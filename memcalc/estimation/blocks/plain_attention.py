@@ -144,7 +144,7 @@ class Attention(Part):
         self.tape.reads("causal mask")
         if c.implementation == "huggingface" and c.attention_sinks:  # gpt-oss: one column more, in the scores' dtype
             given = scores
-            scores = ops.shift(ops.copy(scores, "scores beside sinks"), "scores less their maximum")
+            scores = ops.shift(ops.copy(scores, "scores and sinks"), "scores less their maximum")
             probabilities = ops.softmax(scores, "attention probabilities")
             self.tape.still_named(given)
             self.layer.weights = (probabilities,)

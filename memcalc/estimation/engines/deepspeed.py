@@ -160,7 +160,7 @@ def _flattening(elements: int, choice: Choice) -> Item:
     source = f"{SOURCE}stage_1_and_2.py: __init__"
     mask = mask_of("optimizer")
     if choice.masters_follow_flattening:
-        return buffer("weights, flattened beside themselves", elements, choice.base, mask, "P", source)
+        return buffer("weights, copied into a flat buffer", elements, choice.base, mask, "P", source)
     share = -(-elements // choice.data_parallel)
     return buffer("zeros in the shape of the master", share, "fp32", mask, "P/N", source)
 
