@@ -48,9 +48,9 @@ def replay_sentence() -> str:
     return (
         f"The replayed reserved memory of one GPU is byte-exact on {_accuracy(alone)}.\n"
         f"That of one rank of DDP, FSDP2, DeepSpeed or tensor parallelism is exact on {_accuracy(ranks)}.\n"
-        f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, judged by real PyTorch on the null "
-        f"CUDA device, {false_fits} were said to fit and did not, {wrong - false_fits} were said not to fit and did, "
-        f"and {undecided} were undecided.\n"
+        f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, run by PyTorch on the null CUDA "
+        f"device, {false_fits} got a false FITS, {wrong - false_fits} a false DOES NOT FIT and {undecided} CANNOT SAY; "
+        "the replay was corrected on some of them.\n"
     )
 
 

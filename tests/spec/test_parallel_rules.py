@@ -96,7 +96,7 @@ def test_heads_are_exchanged_evenly() -> None:
     spread = {"context_parallel": 8, "context_parallel_method": "all-to-all"}
     assert refusal(parallelism=spread) == (
         "configuration: parallelism.context_parallel: context_parallel = 8 does not divide the 4 query heads of a rank, "
-        "which the all-to-all exchanges. Set context_parallel_method: ring, or fewer ranks."
+        "which all-to-all exchanges. Set context_parallel_method: ring, or fewer ranks."
     )
 
 
