@@ -85,7 +85,7 @@ def missed_table() -> str:
         if (off := run.predicted.ledger.peak_bytes - run.measured.ledger.peak_bytes)
     ]
     if not rows:
-        return f"All {len(runs)} traced peaks of runs that ended are the measured ones, to the byte.\n"
+        return f"All {len(runs)} traced peaks of runs that ended are byte-exact.\n"
     return table(["device", "prediction", "run", "trace minus measured", "by operator"], rows)
 
 

@@ -99,7 +99,7 @@ def test_what_the_device_is_rid_of(stage: int) -> None:
 
 
 def test_the_device_of_stage_2_is_deepspeed_s_own_count() -> None:
-    """2 bytes a parameter, and in the step for a moment the updated share in fp32. Beside: two rotary tables, 64 x 4."""
+    """2 bytes per parameter, and in the step for a moment the updated share in fp32. Beside: two rotary tables, 64 x 4."""
     ledger = sized("zero_stage=2").ledger
 
     assert (

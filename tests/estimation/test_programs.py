@@ -77,7 +77,7 @@ def test_a_reference_model_is_the_weights_once_more() -> None:
 
 
 def test_shifted_logits_are_a_third_copy_in_fp32() -> None:
-    """Before transformers 4.49: 2 + 4 + 4·(s-1)/s + 4·(s-1)/s bytes a logit at the loss."""
+    """Before transformers 4.49: 2 + 4 + 4·(s-1)/s + 4·(s-1)/s bytes per logit at the loss."""
     labels, logits = estimate(), estimate("loss_shift=logits")
 
     short = 2 * 1023 * V

@@ -101,7 +101,7 @@ def gradients(*overrides: str) -> tuple[Any, int]:
 
 
 def test_stage_1_has_whole_gradients_until_backward_ends() -> None:
-    """2 bytes a parameter at the end of backward; stage 2 has shares and what is on its way."""
+    """2 bytes per parameter at the end of backward; stage 2 has shares and what is on its way."""
     few = ("b=1", "s=64", "recompute=full")
     first, parameters = gradients("zero_stage=1", *few)
     second, _ = gradients("zero_stage=2", *few)

@@ -36,7 +36,7 @@ def test_every_line_and_every_counter_was_the_same() -> None:
 
 
 def test_all_of_llama_405b_is_among_them() -> None:
-    """Weights, gradients and two moments in bf16 are 8 bytes a parameter, and none of them a page of the host's."""
+    """Weights, gradients and two moments in bf16 are 8 bytes per parameter, and none of them a page of the host's."""
     record = next(record for record in RECORDS if record["case"].startswith("llama-3.1-405b "))
 
     assert record["parameters"] == 405_853_388_800

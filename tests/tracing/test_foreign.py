@@ -37,7 +37,7 @@ def parameters_of(data: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("data", [BIOGPT, RWKV], ids=lambda data: data["model_type"])
 def test_its_step_runs_and_its_states_are_those_of_its_module(data: dict[str, Any], tmp_path: Path) -> None:
-    """bf16 weights and gradients, two moments: 2 bytes a parameter each, and what the allocator rounds up."""
+    """bf16 weights and gradients, two moments: 2 bytes per parameter each, and what the allocator rounds up."""
     traced = memcalc.trace(str(config(tmp_path, data)), *RUN, "s=8", gpu="h100-80gb", steps=2)  # RWKV is a loop over s
 
     assert traced.result.parameters == parameters_of(data)

@@ -1,4 +1,4 @@
-"""Estimates beside recorded runs of transformers on the null device: caches to the byte, peaks within a percent."""
+"""Estimates beside recorded runs of transformers on the null device: byte-exact caches, peaks within a percent."""
 
 import json
 from statistics import median
