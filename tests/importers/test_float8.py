@@ -93,7 +93,7 @@ def test_axolotl(tmp_path: Path) -> None:
 def test_beside_adapters_it_is_told(tmp_path: Path) -> None:
     found = imported(tmp_path, "run.yaml", AXOLOTL + "\nadapter: lora\nlora_r: 8\nfp8: true\n", "data_parallel=8")
 
-    assert any("in 8 bits with adapters" in note for note in found.notes)
+    assert any("FP8 matmuls with adapters" in note for note in found.notes)
 
 
 def test_llama_factory(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def _on_their_way(parameters: Parameters, choice: Choice) -> Item | None:
         units.setdefault(unit, []).append(DTYPE_BYTES[choice.base] * prod(choice.spread(2).shape(each)))
     pairs = [pair for sizes in units.values() for pair in pairwise([0, *sizes])]
     size = max(sum(pair) if dropped else max(pair) for pair in pairs)
-    name, symbol = "gradients on their way", "(P_matrix+P_matrix)/N" if dropped else "P_matrix/N"
+    name, symbol = "gradients in transfer", "(P_matrix+P_matrix)/N" if dropped else "P_matrix/N"
     formula, shape = f"{DTYPE_BYTES[choice.base]}·{symbol}", (size // DTYPE_BYTES[choice.base],)
     kind, citation = Component.GRADIENTS, f"{SOURCE}: foreach_reduce"
     return Item(kind, "engine", name, shape, choice.base, 1, size, size, BACKWARD, formula, citation)

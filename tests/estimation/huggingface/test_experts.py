@@ -168,7 +168,7 @@ def test_a_router_in_fp32_is_held_updated_and_corrected_in_fp32() -> None:
     held = {(row.component, row.tensor): row.bytes for row in rows if row.module.endswith("mlp.router")}
 
     assert held[Component.WEIGHTS, "weight"] == held[Component.GRADIENTS, "weight gradient"] == 4 * L * E * D
-    assert next(row.bytes for row in rows if row.tensor == "router corrections") == 4 * L * E
+    assert next(row.bytes for row in rows if row.tensor == "router biases") == 4 * L * E
 
 
 def test_granite_weighs_by_the_softmax_of_the_best_logits() -> None:
