@@ -3,7 +3,7 @@
     python benchmarks/allocation_history.py backward_2 gpt2 b=2 s=1024 recipe=pure attention=flash
 
 Each line: + (allocated) or - (freed), bytes asked for, bytes alive in this phase after it, tensor's number, where. The
-highest moment is marked. Backward's frames are C++ (slow to look up); other phases' are Python. Needs a CUDA device,
+peak is marked. Backward's frames are C++ (slow to look up); other phases' are Python. Needs a CUDA device,
 real or null.
 """
 
@@ -39,8 +39,8 @@ class History:
         stacks = "all" if name.startswith("backward") else "python"
         torch.cuda.memory._record_memory_history("all", "all", stacks, ENTRIES)  # noqa: SLF001 -- its only name
         yield
-        self.events += torch.cuda.memory._snapshot()["device_traces"][0]  # noqa: SLF001 -- likewise
-        torch.cuda.memory._record_memory_history(None)  # noqa: SLF001 -- likewise
+        self.events += torch.cuda.memory._snapshot()["device_traces"][0]  # noqa: SLF001 -- PyTorch has no public function
+        torch.cuda.memory._record_memory_history(None)  # noqa: SLF001 -- PyTorch has no public function
 
 
 def place(frames: list[dict[str, Any]]) -> str:

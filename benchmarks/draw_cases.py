@@ -1,4 +1,4 @@
-"""Draw runs by lot: lists for reference_cases.yaml (one GPU), and for sharded_cases.yaml (a rank of 8 or of 64).
+"""Sample runs at random: lists for reference_cases.yaml (one GPU), and for sharded_cases.yaml (a rank of 8 or of 64).
 
     python benchmarks/draw_cases.py single 20261122 4 >> benchmarks/reference_cases.yaml
 
@@ -56,7 +56,7 @@ FAMILIES = {
     "ernie4_5": ["ernie-4.5-0.3b"],
     "nanochat": ["nanochat-d20"],
 }
-# Families whose modules of transformers were written down after those.
+# Families with transformers modules that were modelled after those.
 LATER = {
     "ernie4_5": ["ernie-4.5-0.3b"],
     "glm4": ["glm-4-9b"],

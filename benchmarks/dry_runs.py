@@ -4,7 +4,7 @@
 
 The environments are made as the file says; the checkouts are the repositories that its links name, each in a folder
 of its name. A case with `arguments` finds them as {data}/CASE/arguments.json, and the config of its `preset` beside
-them. A case whose environment is not named is left out; a case that is recorded already is run again only if
+them. A case with an unnamed environment is omitted; a case that is recorded already is run again only if
 it is named with --case.
 """
 

@@ -81,7 +81,7 @@ def _traced(name: str, dtype: str) -> dict[str, Any]:
     inputs = {"input_ids": tokens, "labels": tokens, "use_cache": False}
     try:
         traced = memcalc.trace(module, inputs, loss=lambda output: output.loss, steps=1)
-    except Exception as error:  # noqa: BLE001 -- likewise
+    except Exception as error:  # noqa: BLE001 -- any error is recorded
         return record | {"outcome": "failed", "reason": reason(error)}
     return record | {
         "outcome": "traced",

@@ -83,7 +83,7 @@ GRIDS: dict[str, tuple[str, dict[Any, Any]]] = {
 
 
 def main() -> None:
-    """Print a line for each grid, or for the one whose name is given; each in a process of its own."""
+    """Print a line for each grid, or for the named one; each in a separate process."""
     if len(sys.argv) > 1:
         print(_rates(sys.argv[1]), flush=True)
         return

@@ -25,7 +25,7 @@ from memcalc.nullcuda.torch_build import find_torch
 
 TRIES = 5
 
-# A decoder of this many layers, sizes and bytes a parameter, with fused attention and a fused optimizer.
+# A decoder of this many layers, sizes and bytes per parameter, with fused attention and a fused optimizer.
 STEP = """
 import sys, torch, torch.nn.functional as F
 layers, d, heads, kv_heads, hidden, vocab, s = map(int, sys.argv[1:])

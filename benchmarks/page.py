@@ -3,7 +3,7 @@
     make page && python benchmarks/page.py [--site build/page] [--rounds 5]
 
 Needs Chromium and Playwright (`pip install playwright`, which drives a browser that is installed). "cold" is a new
-browser profile; "cached" the third start of a new browser process on one profile, whose cache then has the files and
+browser profile; "cached" the third start of a new browser process on one profile, with a cache that has the files and
 their compiled code. Both run until the verdict is on the screen. A change is a keystroke in one field of Llama 3 8B,
 until the timeline is redrawn too. "weight" is what a server sends with gzip.
 """

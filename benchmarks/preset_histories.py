@@ -96,7 +96,7 @@ def compared(case: str) -> dict[str, Any]:
     run = TrainingRun(load(case), torch.device("cuda", 0))
     run.execute(STEPS, Silent())
     seconds = time.process_time() - start
-    trace = torch.cuda.memory._snapshot()["device_traces"][0]  # noqa: SLF001 -- likewise
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]  # noqa: SLF001 -- PyTorch has no public function
     theirs = [(entry["action"], entry["addr"], entry["size"], entry["stream"]) for entry in trace]
     statistics = torch.cuda.memory_stats()
     found = history(events_of(theirs), "", torch.__version__.partition("+")[0])

@@ -4,7 +4,7 @@
     python -m benchmarks.probe --device null:h100-80gb --python .venv-null/bin/python
     python -m benchmarks.probe --device cpu --tiny
 
-A line for each operator and shape: bytes hidden inside at the highest moment, by the allocator's history (on the CPU by
+A line for each operator and shape: bytes hidden inside at the peak, by the allocator's history (on the CPU by
 the profiler), and the same of a trace on fake tensors with the rules of that card.
 """
 

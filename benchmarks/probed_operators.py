@@ -290,11 +290,11 @@ def _line(probe: Probe, device: torch.device, direction: str, recorder: Any) -> 
 
 @contextmanager
 def on_cuda() -> Iterator[Any]:
-    """Records by the allocator's own history, begun anew."""
+    """Records by the allocator's own history, restarted."""
     from memcalc.recorder.history import HistoryRecorder
 
     torch.cuda.memory._record_memory_history(None)  # noqa: SLF001 -- no public name
-    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 -- likewise; so that each product takes its own
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 -- so that each matmul allocates its own
     with HistoryRecorder(torch.device("cuda", 0)) as recorder:
         yield recorder
 
@@ -355,7 +355,7 @@ def main(kind: str, size: str) -> None:
 
 
 def _on_cpu(probe: Probe) -> Iterator[dict[str, Any]]:
-    """By the profiler: what was allocated at the highest moment beyond what came out."""
+    """By the profiler: what was allocated at the peak in addition to the outputs."""
     device = torch.device("cpu")
     inputs = probe.make(device)
     found: list[Any] = []

@@ -70,7 +70,7 @@ SIZES = re.compile(r"the model's sizes: ([\w, ]+)\.")
 
 
 def main() -> None:
-    """Record all sources, or some anew."""
+    """Record all sources, or some again."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("repositories", type=Path)
     parser.add_argument("--only", action="append", help="a repository; of the others what is recorded stays")

@@ -1,4 +1,4 @@
-"""Run cases of dry_runs.yaml on the GPU that is there, and append what they held: beside it stand their dry runs.
+"""Run cases of dry_runs.yaml on this machine's GPU, and append their memory next to that of their dry runs.
 
     python benchmarks/real_runs.py single benchmarks/recordings/gpu/new/FILE.jsonl [--case NAME] [--timeout SECONDS]
 

@@ -2,7 +2,7 @@
 
     python benchmarks/record_generation.py benchmarks/recordings/generation/null-h100-80gb-torch-2.13.0.jsonl \
         --python .venv-null/bin/python
-    python benchmarks/record_generation.py benchmarks/recordings/gpu/new/FILE.jsonl   # on the GPU that is there
+    python benchmarks/record_generation.py benchmarks/recordings/gpu/new/FILE.jsonl   # on this machine's GPU
 
 Each case of generation_cases.yaml: a preset, then fields of its inference block. The model has the
 family's own class with all its layers; tokens are fed as `generate` feeds them, one forward for the prompt, then one a

@@ -3,7 +3,7 @@
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
     python benchmarks/record_sharded.py known cuda PYTHON benchmarks/recordings/gpu/new/FILE.jsonl
 
-`cuda` is the GPU that is there in place of a card. PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed,
+`cuda` is this machine's GPU. PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed,
 or torchao and Triton, for their cases). The other ranks are PyTorch's fake process group: collectives return at once,
 buffers are real. Cases are a list in sharded_cases.yaml; recorded ones are skipped. The step is the reference
 decoder's (memcalc/step); the engine is put around it as its documentation says.
@@ -24,7 +24,7 @@ from typing import Any
 
 CASES = Path(__file__).with_name("sharded_cases.yaml")
 STEPS = 3
-GPU = "cuda"  # in place of a card: the one that is there
+GPU = "cuda"  # this machine's GPU in place of a simulated one
 RANK = "rank="  # a word of a case: which of the ranks it is, if not the first
 
 

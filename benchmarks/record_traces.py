@@ -5,7 +5,7 @@
 
 Each preset with b=1, s=1024 (or all its positions), pure bf16, AdamW; the reference decoder and, where the step knows
 it, transformers' modules. Recorded cases are skipped; docs/reports/accuracy.md compares the estimate with them.
-"reserved" is on a card with memory to spare, "least" the smallest memory in which the run ends.
+"reserved" is on a GPU with free memory, "least" the smallest memory in which the run ends.
 
 With --cases, a list of reference_cases.yaml instead, as record_reference.py runs it on the null device.
 """

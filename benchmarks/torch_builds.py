@@ -3,7 +3,7 @@
     python benchmarks/torch_builds.py benchmarks/recordings/dry-runs/torch-builds.jsonl ENV/bin/python [...]
 
 Each interpreter has one CUDA build of torch, with numpy, as the Makefile makes .venv-null; transformers' models are run
-where it is installed. A build that is recorded is recorded anew. The tests are those of
+where it is installed. A recorded build is recorded again. The tests are those of
 tests/nullcuda/test_allocator.py: golden traces, as far as they are of that release, and random traces against the model
 of the allocator.
 """

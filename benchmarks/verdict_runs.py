@@ -1,6 +1,6 @@
 """Sample runs near their card and record on the null CUDA device whether PyTorch gets through.
 
-    python benchmarks/verdict_runs.py draw SEED COUNT > cases.txt       # runs whose estimate is within 12 % of the card
+    python benchmarks/verdict_runs.py draw SEED COUNT > cases.txt       # runs with an estimate within 12 % of the GPU
     python benchmarks/verdict_runs.py largest SEED COUNT > cases.txt    # each run at the largest micro-batch and above
     python benchmarks/verdict_runs.py ranks SEED COUNT > cases.txt      # one rank of many, within 12 % of the card
     python benchmarks/verdict_runs.py record cases.txt PYTHON FILE.jsonl

@@ -30,7 +30,7 @@ def temporary_folder(kind: str, within: Path | None = None) -> Iterator[Path]:
     parent = Path(tempfile.gettempdir()) if within is None else within
     for stale in stale_folders(kind, parent):
         shutil.rmtree(stale, ignore_errors=True)
-    # The name is chosen before the directory is made: a signal may arrive in between, and cleanup needs the name.
+    # The name is chosen before the directory is made: a signal may interrupt in between, and cleanup needs the name.
     folder = parent / f"{kind}{os.urandom(8).hex()}"
     held = None
     try:
@@ -44,7 +44,7 @@ def temporary_folder(kind: str, within: Path | None = None) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a directory, even if a signal arrives meanwhile."""
+    """Remove a directory, even if a signal interrupts it."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except BaseException:

@@ -53,7 +53,7 @@ class Lines(NamedTuple):
         """
         lines = (json.dumps(value, separators=(",", ":"), ensure_ascii=False) + "\n" for value in values)
         content = "".join(lines).encode("utf-8", "backslashreplace")  # for lone surrogates, which JSON allows
-        remedy = f"The result is printed, but not kept: free space, or name another {self.option}."
+        remedy = f"The result is printed, but not saved. Free space, or name another {self.option}."
         try:
             path.resolve().parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

@@ -27,7 +27,7 @@ class Case(NamedTuple):
     estimated: int
     phases: dict[str, tuple[int, int]]  # of the first two steps: measured, estimated
     reserved: tuple[int, int]  # by the allocator, at its highest: measured, estimated
-    requested: tuple[int, int]  # bytes asked for at the peak, without what the allocator adds: both, likewise
+    requested: tuple[int, int]  # requested bytes at the peak, without the allocator's rounding: both
     spec: Spec
 
     @property
@@ -47,7 +47,7 @@ def cases() -> tuple[Case, ...]:
 
 
 def drawn_cases() -> tuple[Case, ...]:
-    """Those that were drawn by lot (benchmarks/draw_cases.py)."""
+    """Return the randomly sampled runs (benchmarks/draw_cases.py)."""
     return _cases("drawn/single-*.jsonl")
 
 

@@ -76,8 +76,8 @@ def need_summary() -> str:
     ratios = [run.least[0] / run.peak[0] for run in found]
     above = sum(run.least[1] > run.least[0] for run in found)
     return (
-        f"The smallest device on which the {len(found)} traced runs of presets (below) end holds {min(ratios):.3f} to "
-        f"{max(ratios):.3f} times the allocated peak, median {statistics.median(ratios):.3f}. "
+        f"The smallest device on which the {len(found)} traced runs of presets (below) complete has "
+        f"{min(ratios):.3f} to {max(ratios):.3f} times the allocated peak, median {statistics.median(ratios):.3f}. "
         f"The lower bound of verdicts is above that in {above} of them.\n"
     )
 

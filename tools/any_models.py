@@ -31,7 +31,7 @@ def summary() -> str:
         sizes = [abs(error) for error in errors(figure)]
         parts.append(f"{figure} memory: median error {statistics.median(sizes):.3%}, maximum error {max(sizes):.2%}")
     same = sum(record["trace"]["allocated_bytes"] == record["null"]["allocated_bytes"] for record in records())
-    return f"{len(records())} runs: {'; '.join(parts)}. {same} have the same peak to the byte.\n"
+    return f"{len(records())} runs: {'; '.join(parts)}. {same} have a byte-exact peak.\n"
 
 
 def runs_table() -> str:

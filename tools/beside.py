@@ -19,7 +19,7 @@ class Beside(NamedTuple):
     card: str
     peak: tuple[int, int]
     reserved: tuple[int, int]
-    phases: tuple[int, int]  # whose peaks are the same; all
+    phases: tuple[int, int]  # with identical peaks; all
 
     @property
     def equal(self) -> bool:
@@ -68,15 +68,15 @@ def beside_summary() -> str:
     peaks = sum(run.peak[0] == run.peak[1] for run in found)
     worst = max(abs(run.error) for run in found)
     return (
-        f"{len(found)} runs: {equal} are the same to the byte, the peak of every phase and the allocator's highest "
-        f"reserve; {peaks} have the same peak; the worst peak is {worst:.4%} off.\n"
+        f"{len(found)} runs: {equal} are byte-exact, in the peak of every phase and in peak reserved memory; "
+        f"{peaks} have the same peak; the largest error of a peak is {worst:.4%}.\n"
     )
 
 
 def beside_table() -> str:
     """A line for each run that differs in anything."""
     return table(
-        ["run", "on", "peak, null device", "fake tensors", "reserved, null device", "fake tensors", "phases alike"],
+        ["run", "on", "peak, null device", "fake tensors", "reserved, null device", "fake tensors", "identical phases"],
         [
             [
                 f"`{run.run}`",

@@ -56,7 +56,7 @@ def distinct(entries: Iterable[CatalogueEntry]) -> Iterator[CatalogueEntry]:
 
 
 def differences(entries: Iterable[CatalogueEntry]) -> Iterator[str]:
-    """One line for each model whose count differs, or that transformers does not build."""
+    """One line for each model with a different count, or that transformers does not build."""
     for entry in entries:
         try:
             found = counts(entry.config, entry.kind)

@@ -277,14 +277,14 @@ EXIT_CODES: tuple[tuple[object, str], ...] = (
     ),
     (
         Unavailable.exit_code,
-        """the command cannot do its work here, or cannot keep its result; the reasons are below""",
+        """the command cannot do its work here, or cannot save its result; the reasons are below""",
     ),
     (OutOfMemory.exit_code, "a measured run or dry run ran out of memory; its record is kept"),
     (70, "a bug of memcalc, with its traceback"),
     (124, "`dry-run --timeout` was reached"),
     (129, "ended by SIGHUP, after temporary files were removed"),
     (130, "interrupted"),
-    (ReaderGone.exit_code, "the reader of standard output has gone, as in `memcalc models \\| head`"),
+    (ReaderGone.exit_code, "the reader of standard output closed it, as in `memcalc models \\| head`"),
     (143, "ended by SIGTERM, after temporary files were removed"),
     ("other", "the exit code of the command that `dry-run` ran; 128 + n if signal n ended it"),
 )
@@ -342,7 +342,7 @@ def settings_table() -> str:
     return table(["setting", "in rules", "what it is"], [row(*item) for item in Settings.model_fields.items()])
 
 
-RULES_PATHS = "limits for some paths, named by `paths`, over those above; a later rule overrides an earlier one"
+RULES_PATHS = "limits for some paths, named by `paths`; they override those above, later rules earlier ones"
 
 
 OUR_BLOCKS = ("model.", "training.", "parallelism.")
@@ -368,7 +368,7 @@ def recipes_table() -> str:
             recipe.imitates,
         ]
 
-    head = "recipe,weights,gradients,fp32 gradients,which live,master weights,moments,bytes a parameter,imitates"
+    head = "recipe,weights,gradients,fp32 gradients,which live,master weights,moments,bytes per parameter,imitates"
     return table(head.split(","), [row(name, recipe) for name, recipe in RECIPES.items()])
 
 
@@ -389,7 +389,7 @@ def accuracy_summary() -> str:
         link = f"[{file}](../../benchmarks/recordings/{file})"
         role = "**held out**" if several[0].held_out else "written against"
         rows.append([link, role, several[0].device, found.runs, f"{found.median:.3%}", f"{found.worst:.3%}"])
-    return table(["recordings", "the formulas were", "device", "runs", "median error", "worst error"], rows)
+    return table(["recordings", "the formulas were", "device", "runs", "median error", "maximum error"], rows)
 
 
 def accuracy_table(which: str) -> str:
@@ -398,7 +398,7 @@ def accuracy_table(which: str) -> str:
         (case for case in cases() if case.held_out is (which == "held-out")), key=lambda case: -abs(case.error)
     )
     return table(
-        ["run", "on", "measured bytes", "estimated bytes", "error", "error in bytes asked for"],
+        ["run", "on", "measured bytes", "estimated bytes", "error", "error in requested bytes"],
         [
             [
                 f"`{case.run}`",
@@ -430,9 +430,9 @@ def accuracy_reserved() -> str:
     factors = sorted(case.reserved[0] / case.measured for case in several)
     above = sum(case.reserved[0] > case.reserved[1] for case in several)
     return (
-        f"In the {len(several)} recorded runs, the allocator's highest reserve is {factors[0]:.3f} to "
+        f"In the {len(several)} recorded runs, peak reserved memory is {factors[0]:.3f} to "
         f"{factors[-1]:.3f} times the allocated peak, median {statistics.median(factors):.3f}; "
-        f"in {above} of them it is more than the estimate says.\n"
+        f"in {above} of them it exceeds the estimate.\n"
     )
 
 
@@ -516,7 +516,7 @@ def accuracy_megatron_terms() -> str:
     for term in TERMS:
         found = mean_and_worst([without(peak, term) for peak in peaks])
         rows.append([term.name, term.reason, f"{found[0]:.4%}", f"{found[1]:.4%}"])
-    return table(["left out", "source", "mean error", "worst error"], rows)
+    return table(["left out", "source", "mean error", "maximum error"], rows)
 
 
 def accuracy_sharded() -> str:
@@ -537,7 +537,7 @@ def accuracy_sharded() -> str:
 
 
 def accuracy_sharded_summary() -> str:
-    """Median and worst error of the recorded ranks, by engine and by what trains."""
+    """Median and maximum error of the recorded ranks, by engine and by what trains."""
     errors: dict[tuple[str, str, bool], list[float]] = {}
     for run in sharded_runs():
         kind = (run.engine, run.spec.training.finetune, run.held_out)
@@ -553,7 +553,7 @@ def accuracy_sharded_summary() -> str:
         ]
         for (engine, finetune, held_out), own in sorted(errors.items())
     ]
-    return table(["engine", "finetune", "the formulas were", "runs", "median error", "worst error"], rows)
+    return table(["engine", "finetune", "the formulas were", "runs", "median error", "maximum error"], rows)
 
 
 TABLES: dict[str, Callable[..., str]] = {

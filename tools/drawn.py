@@ -16,9 +16,9 @@ from tools.sharded import drawn_ranks, recorded_ranks
 
 FOLDERS = ("activation-offload", "float8", "offload", "sharded", "split", "zero-offload")
 SHOWN = 20  # of the drawn runs, the worst
-FAR = 0.005  # what is told of every drawn run that is further off
+FAR = 0.005  # every sampled run with a larger error is listed
 NEAR = 0.003  # the bar of the median
-HELD_OUT = ("20261123", "20261124", "20261125")  # the seeds whose runs no formula was corrected after
+HELD_OUT = ("20261123", "20261124", "20261125")  # the seeds of runs after which no formula was corrected
 NOTHING = 0.0002  # of the bytes asked for, what is next to nothing
 
 
@@ -63,12 +63,12 @@ def everything() -> tuple[Run, ...]:
 
 
 def is_held_out(file: str) -> bool:
-    """Whether a list's runs were looked at when nothing was corrected any more."""
+    """Return whether a list was evaluated after the last correction."""
     return any(seed in file for seed in HELD_OUT)
 
 
 def drawn_summary() -> str:
-    """A line for each list, and for the engines of ranks of many."""
+    """A line for each list, and for the engines of ranks of N-GPU jobs."""
     rows = []
     for file, group in groupby(drawn(), key=lambda run: run.file):
         several, name = list(group), file.removesuffix(".jsonl")
@@ -102,15 +102,15 @@ def drawn_worst() -> str:
     for run in sorted(drawn(), key=lambda run: -abs(run.error))[:SHOWN]:
         measured, estimated = run.requested or (0, 0)
         rows.append([f"`{run.run}`", f"{run.error:+.3%}", f"{estimated - measured:+,}", _cause(run)])
-    return table(["run", "error", "error in bytes asked for", "what it is"], rows)
+    return table(["run", "error", "error in requested bytes", "what it is"], rows)
 
 
 def _cause(run: Run) -> str:
     measured, estimated = run.requested or (0, 0)
     if abs(estimated - measured) <= NOTHING * measured:
-        return "tails of blocks"
+        return "unsplit remainders"
     first = run.spec.parallelism.engine == "deepspeed" and run.spec.parallelism.zero_stage == 2 and not run.alone
-    return "other ranks hold more than the first" if first else "not known"
+    return "other ranks need more than the first" if first else "not known"
 
 
 def drawn_sentence() -> str:
@@ -145,8 +145,8 @@ def grid_families() -> str:
         counts = [str(len(alone) - theirs), str(theirs or "")]
         rows.append([family, *counts, *_some(alone), str(len(many) or ""), *_some(many)])
     last = [sum(run.alone for run in everything()), sum(not run.alone for run in everything())]
-    heads = ["family", "plain", "huggingface", "median", "p95", "worst", "ranks of many", "median", "p95", "worst"]
-    return table(heads, rows) + f"\n{last[0]} runs on one GPU, {last[1]} ranks of many.\n"
+    heads = ["family", "plain", "huggingface", "median", "p95", "worst", "N-GPU ranks", "median", "p95", "worst"]
+    return table(heads, rows) + f"\n{last[0]} runs on one GPU, {last[1]} ranks of N-GPU jobs.\n"
 
 
 def _some(several: list[Run]) -> list[str]:
@@ -184,7 +184,7 @@ SPREADS: dict[str, Callable[[Spec], object]] = {
 
 
 def grid_settings(where: str) -> str:
-    """Every recording of one GPU, or of ranks of many, by its settings."""
+    """Every recording of one GPU, or of ranks of N-GPU jobs, by its settings."""
     settings = SETTINGS if where == "single" else SPREADS
     runs = [run for run in everything() if run.alone is (where == "single")]
     rows = []

@@ -201,7 +201,7 @@ def optimizers_table() -> str:
                     "; ".join(dict.fromkeys(row.citation for row in (*states, *passing))) or "-",
                 ]
             )
-    return table(["optimizer", "implementation", "states", "made and dropped in the step", "source"], _merged(rows))
+    return table(["optimizer", "implementation", "states", "allocated and freed in the step", "source"], _merged(rows))
 
 
 def _joined(rows: list[Row]) -> str:
@@ -234,7 +234,7 @@ def kept_table(preset: str, *overrides: str) -> str:
     sizes = layer.sizes(symbol_values(spec, None))
     storages = [layer.storages[index] for index in layer.kept]
     body = table(
-        ["kept tensor", "bytes in symbols", "bytes", "source"],
+        ["saved tensor", "bytes in symbols", "bytes", "source"],
         [
             [layer.storages[i].name, layer.storages[i].formula, f"{sizes[i]:,}", layer.storages[i].citation]
             for i in layer.kept
@@ -242,7 +242,7 @@ def kept_table(preset: str, *overrides: str) -> str:
     )
     total = f"{sum(sizes[index] for index in layer.kept):,}"
     at = _sizes(spec, _symbols(storage.shape for storage in storages))
-    return f"{body}\nTogether **{kept_sum(spec)}** = {total} bytes a layer, at {at}.\n"
+    return f"{body}\nIn total **{kept_sum(spec)}** = {total} bytes per layer, at {at}.\n"
 
 
 def kept_sum(spec: Spec) -> str:
@@ -280,7 +280,7 @@ def highest_table(preset: str, *overrides: str) -> str:
     all_kept = sum(sizes[index] for index in layer.kept)
     return (
         f"Inside `{layer.backward[moment.position - 1].operator.label}`, "
-        f"{still:,} of the {all_kept:,} bytes that the layer kept are still there, and beside them:\n\n"
+        f"{still:,} of the {all_kept:,} bytes that the layer saved are still live, in addition to:\n\n"
         + table(["tensor", "bytes in symbols", "bytes", "component"], rows)
     )
 
@@ -304,8 +304,8 @@ def loss_table(preset: str, *overrides: str) -> str:
         item_bytes = DTYPE_BYTES[storage.dtype]
         rows.append([storage.name, item_bytes, *("alive" if is_there else "" for is_there in alive.values())])
         totals = {phase: totals[phase] + item_bytes * alive[phase] for phase in moments}
-    rows.append(["**bytes a logit, together**", "", *(f"**{total}**" for total in totals.values())])
-    return table(["tensor", "bytes a logit", *(f"peak of {phase}" for phase in moments)], rows)
+    rows.append(["**bytes per logit, together**", "", *(f"**{total}**" for total in totals.values())])
+    return table(["tensor", "bytes per logit", *(f"peak of {phase}" for phase in moments)], rows)
 
 
 # -- workspaces, buffers, constants ----------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ def buffers_table(preset: str) -> str:
         steady, around = communication.communication_buffers(spec, next(iter(stages_of(spec))))
         found = [(item, _when(phases_of(item.mask))) for item in steady]
         for value in around:
-            found += [(item, "around a layer") for item in (value if isinstance(value, tuple) else value.values())]
+            found += [(item, "per layer") for item in (value if isinstance(value, tuple) else value.values())]
         for item, when in dict.fromkeys(found):
             each = f"{item.each:,}"
             rows.append([f"`{engine}`, {stage}", item.tensor, item.formula, each, when, item.citation])
@@ -350,10 +350,10 @@ def outside_table() -> str:
     rows = [
         ["NCCL, the first group of ranks", f"{outside.FIRST_GROUP_BYTES // MIB:,} MiB"],
         ["NCCL, each further group", f"{outside.FURTHER_GROUP_BYTES // MIB:,} MiB"],
-        ["CUDA context", f"{' or '.join(f'{size:,}' for size in contexts)} MiB, by card"],
+        ["CUDA context", f"{' or '.join(f'{size:,}' for size in contexts)} MiB, by GPU"],
         *([f"cuBLAS workspace of a thread, {find_card(c).label}", f] for c, f in workspaces_of.items()),
     ]
-    return table(["what", "taken as"], rows)
+    return table(["what", "assumed"], rows)
 
 
 def _cublas(card: str) -> str:
@@ -377,7 +377,7 @@ def sources_table() -> str:
         for name, citation in cited_by(spec):
             cited.setdefault(citation, {})[re.sub(r"^(attention|mlp)\.(experts\.|shared_experts\.)?", "", name)] = None
     rows = [[citation, _some(list(names))] for citation, names in sorted(cited.items(), key=lambda kv: kv[0].lower())]
-    return table(["source", "of which tensors"], rows)
+    return table(["source", "tensors"], rows)
 
 
 def _some(names: list[str]) -> str:
@@ -398,7 +398,7 @@ def cited_by(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def presets_by_family() -> tuple[str, ...]:
-    """One preset of each family of transformers whose modules are written down, where there is one."""
+    """Return one preset of each family of transformers with modelled modules, if there is one."""
     found: dict[str | None, str] = {}
     for preset in preset_names():
         found.setdefault(memcalc.load(preset).model.architecture, preset)

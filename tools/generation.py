@@ -91,14 +91,14 @@ def generation_table() -> str:
 
 
 def generation_summary() -> str:
-    """Median and worst error."""
+    """Median and maximum error."""
     rows = []
     for held_out in (False, True):
         errors = [abs(run.error) for run in runs() if run.held_out is held_out]
         exact = sum(run.cache_bytes == run.recorded["cache_bytes"] for run in runs() if run.held_out is held_out)
         role = "**held out**" if held_out else "written against"
         rows.append([role, len(errors), f"{median(errors):.3%}", f"{max(errors):.2%}", f"{exact} of {len(errors)}"])
-    return table(["the formulas were", "runs", "median error", "worst error", "caches to the byte"], rows)
+    return table(["the formulas were", "runs", "median error", "maximum error", "byte-exact caches"], rows)
 
 
 def generation_reserved() -> str:

@@ -35,7 +35,7 @@ def of_gpus(*names: str) -> list[Path]:
 
 
 def group_of(record: dict[str, Any]) -> str:
-    """What records are told together."""
+    """The records that are listed together."""
     device = record["device"]
     return f"{device['kind']}, {device['name']}, torch {record['versions']['torch']}"
 
@@ -77,7 +77,7 @@ def measured_table() -> str:
 
 
 def missed_table() -> str:
-    """A line for each run whose traced peak is not the measured one."""
+    """A line for each run with a traced peak that differs from the measured one."""
     runs = [(name, run) for name, found in predictions().items() for run in found if run.line is not None]
     rows = [
         [device, prediction, f"`{run_of(run.record)}`", f"{off:+,}", ", ".join(_apart(run)) or "-"]
@@ -85,7 +85,7 @@ def missed_table() -> str:
         if (off := run.predicted.ledger.peak_bytes - run.measured.ledger.peak_bytes)
     ]
     if not rows:
-        return f"All {len(runs)} traced peaks of runs that ended are the measured ones, to the byte.\n"
+        return f"All {len(runs)} traced peaks of runs that ended are byte-exact.\n"
     return table(["device", "prediction", "run", "trace minus measured", "by operator"], rows)
 
 

@@ -30,7 +30,7 @@ def offloaded_runs() -> tuple[OffloadedRun, ...]:
 
 
 def zero_runs() -> tuple[OffloadedRun, ...]:
-    """Every recorded rank of DeepSpeed's offload, which pins weights whatever it is told."""
+    """Every recorded rank of DeepSpeed's offload, which pins weights regardless of its options."""
     return _recorded("zero-offload", (Component.WEIGHTS, Component.BLOCK_ROUNDING))
 
 

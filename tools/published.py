@@ -68,7 +68,7 @@ TERMS = (
         lambda row: row.tensor == "gathered input of the output layer",
     ),
     Term(
-        "gradients that are on their way through a layer",
+        "gradients in flight through a layer",
         "the tape of the layer, walked back as autograd does",
         lambda row: (
             row.component in (Component.TEMPORARIES, Component.COMMUNICATION_BUFFERS)

@@ -25,7 +25,7 @@ def facts() -> list[Facts]:
 
 
 def read() -> list[Facts]:
-    """The files whose fields are in lists, framework by framework."""
+    """The files with their fields in lists, framework by framework."""
     return sorted((file for file in facts() if file["framework"]), key=lambda file: str(file["framework"]))
 
 
@@ -106,7 +106,7 @@ def limits_summary() -> str:
 
 
 def limits_table() -> str:
-    """By framework, the files whose answer can be no more than a lower bound, and what they ask for."""
+    """By framework, the files with only a lower bound as a result, and the features that they use."""
     rows = []
     for framework, group in groupby(sized(), key=lambda file: str(file["framework"])):
         files = list(group)

@@ -48,9 +48,9 @@ def replay_sentence() -> str:
     return (
         f"The replayed reserved memory of one GPU is byte-exact on {_accuracy(alone)}.\n"
         f"That of one rank of DDP, FSDP2, DeepSpeed or tensor parallelism is exact on {_accuracy(ranks)}.\n"
-        f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, judged by real PyTorch on the null "
-        f"CUDA device, {false_fits} were said to fit and did not, {wrong - false_fits} were said not to fit and did, "
-        f"and {undecided} were undecided.\n"
+        f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, run by PyTorch on the null CUDA "
+        f"device, {false_fits} got a false FITS, {wrong - false_fits} a false DOES NOT FIT and {undecided} CANNOT SAY; "
+        "the replay was corrected on some of them.\n"
     )
 
 
@@ -72,7 +72,7 @@ def ratios_table() -> str:
 
 
 def misses_table() -> str:
-    """The recorded runs whose replay misses by more than WORTH_A_ROW, the worst first."""
+    """The recorded runs with a replay error above WORTH_A_ROW, the largest first."""
     missed = sorted((each for each in _replayed() if abs(each.error) > WORTH_A_ROW), key=lambda each: -abs(each.error))
     rows = [
         [
@@ -152,7 +152,7 @@ def _is_equal(tried: list[tuple[int, bool, Any]]) -> bool:
 
 
 def largest_rest() -> str:
-    """The runs whose largest micro-batch is another one, or is not between the two that were tried."""
+    """The runs with a different largest micro-batch, or one outside the two that were tried."""
     rows = []
     for run, tried in _largest().items():
         if not _is_equal(tried):
@@ -163,7 +163,7 @@ def largest_rest() -> str:
 
 
 def near_misses() -> str:
-    """The runs whose verdict was wrong or undecided."""
+    """The runs with a wrong or undecided verdict."""
     rows = []
     for record, result in near_runs():
         done = record["outcome"] == DONE

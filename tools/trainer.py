@@ -23,12 +23,12 @@ class Compared(NamedTuple):
     reserved: tuple[int, int, int]
 
     def error(self, kind: str, of: int) -> float | None:
-        """Of the estimate (1) or the rehearsal (2), as a share of what was measured."""
+        """Of the estimate (1) or the replay (2), as a fraction of the measurement."""
         figures = self.allocated if kind == "allocated" else self.reserved
         return figures[of] / figures[0] - 1 if figures[of] else None
 
 
-# Whose program it was, and what its data decide: every sequence was as long as the limit.
+# The program, and what its data decide: every sequence was as long as the limit.
 PROGRAM = ("framework=trainer", "versions.transformers=v5.23", "padding_mask=none")
 
 
@@ -74,7 +74,7 @@ def compared() -> tuple[Compared, ...]:
 
 
 def trainer_summary() -> str:
-    """Errors of the estimate and of the rehearsal."""
+    """Errors of the estimate and of the allocator replay."""
     lines = []
     for kind, of, words in (
         ("allocated", 1, "estimate, allocated"),

@@ -16,7 +16,7 @@ from tools.markdown import table
 RECORDS = RECORDINGS / "traces" / "world-sizes.jsonl"  # benchmarks/world_sizes.py
 CARD = "h100-80gb"
 STATES = (Component.WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE)
-EXPLAINED = 64  # ranks of the run whose peak is shown row by row
+EXPLAINED = 64  # ranks of the run with its peak shown row by row
 
 
 class Sized(NamedTuple):

@@ -42,7 +42,7 @@ def make_checkpoint(kind: str, folder: Path, models: Path, hub_id: str, python: 
         folder: of all checkpoints.
         models: folder of configs and tokenizers, see `make_model`.
         hub_id: of the model.
-        python: of the environment, whose packages know their own format.
+        python: of the environment with the packages that know the format.
     """
     place = folder / kind / hub_id
     if (place / "made").exists():

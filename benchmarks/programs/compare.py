@@ -42,7 +42,7 @@ class Line(NamedTuple):
     Args:
         record: of its dry run.
         allocated: bytes, by the estimate; 0: it could not be sized.
-        reserved: likewise.
+        reserved: the same for reserved memory.
         assumed: what memcalc assumed.
         phase: of the estimate's peak.
         verdict: of the estimate.
@@ -128,7 +128,7 @@ def assumption(found: Assumption) -> str:
 
 
 def settings(record: Mapping[str, Any], *, named: bool) -> tuple[str, ...]:
-    """`--set` for what the file cannot know; and, where it is to be named, whose program it is at which releases."""
+    """`--set` for what the file cannot know; and, where it is to be named, the program and its versions."""
     given = tuple(record["sized"]["settings"])
     if record["data"] == "texts" and record["sized"]["framework"] in DATA_DECIDE and not PACKED.search(file_of(record)):
         given += ("padding_mask=none",)

@@ -22,7 +22,7 @@ class Sized(NamedTuple):
     Args:
         file: the user's file, one of the program's.
         settings: `--set` for what the file cannot know: the number of GPUs, the length of sequences that data decide.
-        framework: whose program it is, for `training.framework`.
+        framework: the program, for `training.framework`.
     """
 
     file: str
@@ -67,7 +67,7 @@ class Environment(NamedTuple):
     Args:
         name: of the environment.
         requirements: what `pip install` is asked for, before `pip install --no-deps torch===... triton==...`.
-        packages: those whose releases decide memory.
+        packages: those with versions that decide memory.
     """
 
     name: str

@@ -10,7 +10,7 @@ from benchmarks.programs.huggingface import CARDS
 from benchmarks.programs.program import STEPS, Draw, Family, Program, Sized
 
 FILE = "train.toml"
-# name, flavor, and the hub id whose tokenizer it reads.
+# name, flavor, and the hub id of the tokenizer.
 MODELS = (
     ("llama3", "8B", "meta-llama/Llama-3.1-8B"),
     ("qwen3", "8B", "Qwen/Qwen3-8B"),

@@ -36,7 +36,9 @@ def read_flags(text: str, known: Mapping[str, Reader], owner: str, prefix: str =
             continue
         match = re.fullmatch(r"([^=:]+)[=:](.+)", item)
         if match is None:
-            raise InputError(f"{item!r} is no setting of {owner}.", "Write name=value pairs with commas between them.")
+            raise InputError(
+                f"{item!r} is not a setting of {owner}.", "Write name=value pairs with commas between them."
+            )
         name, value = match[1].removeprefix(prefix), match[2]
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1)

@@ -86,7 +86,7 @@ def run(
     Args:
         events: in order.
         allocator: serves the events; it has not allocated anything yet.
-        notes: settings without effect, copied to the result.
+        notes: settings that have no effect, copied to the result.
         samples: approximate number of samples to record along the way.
         until: the position of the last event to replay; None for all.
         after_each: called after each event except one that runs out of memory.
@@ -179,7 +179,7 @@ class _Feeding:
         for index, (kind, storage, size, stream, *_) in enumerate(events if whole else events[begin:end], begin):
             if kind is alloc:
                 if storage in blocks:
-                    raise out_of_order(index, events[index], "allocates", "already alive")
+                    raise out_of_order(index, events[index], "allocates", "already allocated")
                 try:
                     blocks[storage] = malloc(size, stream) if size else None
                 except OutOfMemory as error:
@@ -189,7 +189,7 @@ class _Feeding:
                     highest, widest = self._note_peaks(index, highest, widest)
             elif kind is free:
                 if storage not in blocks:
-                    raise out_of_order(index, events[index], "frees", "not alive")
+                    raise out_of_order(index, events[index], "frees", "not allocated")
                 block = blocks.pop(storage)
                 if block is not None and index in delayed:
                     allocator.free_until_completed(block)
@@ -236,7 +236,7 @@ def _other(
             allocator.complete(block)
     elif event.kind is Kind.RECORD_STREAM:
         if event.storage not in blocks:
-            raise out_of_order(index, event, "uses", "not alive")
+            raise out_of_order(index, event, "uses", "not allocated")
         block = blocks[event.storage]
         if block is not None:
             allocator.record_stream(block, event.stream)

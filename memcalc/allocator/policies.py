@@ -38,7 +38,7 @@ class Made(NamedTuple):
     """A new allocator."""
 
     allocator: BlockAllocator
-    notes: tuple[str, ...] = ()  # settings without effect
+    notes: tuple[str, ...] = ()  # settings that have no effect
     paddle: paddle.Settings | None = None  # flags for garbage collection and in-place reuse, which transform the stream
 
 
@@ -82,8 +82,8 @@ def make(policy: str, config: str, version: str | None, device: Device, memory_f
         raise InputError(f"{policy!r} is not an allocator.", f"Choose {', '.join(POLICIES)}.")
     if memory_fraction is not None and policy != "pytorch":
         raise InputError(
-            f"the memory fraction is PyTorch's, and the allocator is {policy}.",
-            "Paddle's is gpu_memory_limit_mb, TensorFlow's per_process_gpu_memory_fraction.",
+            f"a memory fraction is an option of PyTorch's allocator, but the allocator is {policy}.",
+            "Set gpu_memory_limit_mb for Paddle, per_process_gpu_memory_fraction for TensorFlow.",
         )
     return POLICIES[policy](config, version, device, memory_fraction)
 
@@ -126,7 +126,7 @@ def _needs_capacity(why: str) -> None:
 def _without_version(policy: str, version: str | None) -> None:
     if version is not None:
         raise InputError(
-            f"version {version} is given, but the rules of {policy} are the same in all versions.", "Leave it out."
+            f"version = {version} has no effect: the rules of {policy} are the same in all versions.", "Leave it out."
         )
 
 

@@ -53,7 +53,7 @@ class ReplayResult:
     device_frees: int  # number of driver calls that freed memory
     statistics: dict[str, int]  # under the framework's names, at the end
     segments: tuple[SegmentView, ...]  # at the end
-    notes: tuple[str, ...] = ()  # settings without effect
+    notes: tuple[str, ...] = ()  # settings that have no effect
     series: tuple[Moment, ...] = ()  # samples along the way, if requested
 
     @property

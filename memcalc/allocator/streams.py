@@ -51,7 +51,7 @@ class StreamUses:
             self._release(block)
 
     def process(self) -> None:
-        """Release the blocks whose events are all complete; each stream's events complete in order."""
+        """Release the blocks that have only complete events; each stream's events complete in order."""
         self._insert_deferred()
         if self.ready:
             for queue in self._queues.values():

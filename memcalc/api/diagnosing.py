@@ -1,4 +1,4 @@
-"""Why a run died of memory."""
+"""Explain why a run ran out of memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def oom(
         overrides: as for `load`.
         gpu: as for `load`.
         report: which of the log's reports to explain, from 1.
-        progress: told how much of the log is read, in MiB.
+        progress: called with the MiB of the log that are read.
     """
     from memcalc.diagnosis.diagnosis import diagnose
     from memcalc.diagnosis.streams import open_log, told

@@ -1,4 +1,4 @@
-"""The step run on a device that is there, and predictions beside it."""
+"""Run the step on a real GPU or CPU, and compare it with predictions."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def measure(
     force: bool = False,
     **fields: Any,
 ) -> Measurement:
-    """What a device really holds while it runs the training step, in a process of its own. Needs torch.
+    """Measure the memory of a real training step in a separate process. Needs torch.
 
     Args:
         source: as for `load`.
         overrides: as for `load`.
         gpu: as for `load`.
-        device: "cuda", "cuda:1" or "cpu"; "null:<card>" for a rehearsal on a card that is not there; default: the GPU.
+        device: "cuda", "cuda:1" or "cpu"; "null:<card>" for a simulated GPU; default: the GPU.
         steps: optimizer steps to run.
         record: a file that every figure is appended to, for later comparison.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "" leaves what the environment says.
-        python: for a null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
+        python: for a null device, an interpreter with a CUDA build of torch; None: $MEMCALC_NULL_PYTHON or this one.
         headroom: do not start a run that the estimate says cannot fit.
-        force: start it all the same, and on a device that others use.
+        force: start it anyway, also on a device in use by others.
         fields: as for `load`.
     """
     from memcalc.proving.one import How, measure_one
@@ -65,7 +65,7 @@ def measure_suite(
         record: the file that each record is appended to as soon as it is made.
         device: as for `measure`.
         python: as for `measure`.
-        progress: told which run it is.
+        progress: called with the current run.
     """
     from memcalc.proving.suite import load_suite, run_suite
     from memcalc.proving.workers import worker_for
@@ -82,14 +82,14 @@ def compare_records(
     python: str | None = None,
     progress: Progress = silent,
 ) -> Compared:
-    """Traces of runs that were measured before, anywhere, laid beside their records. Nothing is measured again.
+    """Compare traces with records of runs that were measured before, anywhere. Nothing is measured again.
 
     Args:
         records: a file that `measure` wrote.
         traces: "fake", "null" or both; without any, the estimate alone.
-        record: the file that traces are read from and appended to; None: beside the records, "-traces" in its name.
+        record: the file that traces are read from and appended to; None: next to the records, "-traces" in its name.
         python: as for `measure`.
-        progress: told which run it is.
+        progress: called with the current run.
     """
     from memcalc.proving.afterwards import compare_records as lay_beside
 
@@ -99,13 +99,13 @@ def compare_records(
 
 
 def beside(measurement: Measurement, *traces: str, python: str | None = None, progress: Progress = silent) -> Beside:
-    """The estimate, and traces on devices that are not there, beside a measured run.
+    """Compare a measured run with the estimate, and with traces on simulated devices.
 
     Args:
         measurement: of `measure`.
         traces: "fake", "null" or both; without any, the estimate alone.
         python: as for `measure`.
-        progress: told how far the traces are.
+        progress: called with the progress of the traces.
     """
     from memcalc.proving.beside import beside as lay_beside
 

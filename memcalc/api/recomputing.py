@@ -38,9 +38,9 @@ def recompute(
         budget: bytes that a GPU may hold, or "70GiB"; None: the card's.
         strategy: "optimal"; "selective", inside the layers, for which it needs SciPy; or a rule: "none",
             "every-layer", "sqrt", "every-k", "smallest".
-        maximize: whether to raise micro_batch_size to the largest whose plan fits while the next one's does not.
-        host_gb_per_second: 10^9 bytes a second each way to the host, for offload beside it; PCIe 4.0 x16 may reach 25.
-        progress: told how many plans are made.
+        maximize: whether to raise micro_batch_size to the largest for which a plan fits and the next one does not.
+        host_gb_per_second: 10^9 bytes per second each way to host memory, for offload; PCIe 4.0 x16 may reach 25.
+        progress: called with the number of finished plans.
         fields: as for `load`.
 
     Raises:
@@ -78,7 +78,7 @@ def recompute_chain(
         gpu: the card, less its context and the most that recorded runs reserved beyond what they allocated.
         budget: bytes that may be allocated, or "20GiB".
         strategy: as of `recompute`, but for "selective".
-        saved: positions, from 1, of the blocks of each branch whose outputs are saved: a plan to evaluate instead.
+        saved: positions, from 1, of the blocks of each branch that save their outputs: a plan to evaluate instead.
         maximize: whether to raise the batch to the largest that fits.
 
     Raises:
@@ -104,7 +104,7 @@ def verified(
         devices: "fake": tensors without values; "null": PyTorch's CUDA build without a GPU, told as missing where it
             is not there and not asked for alone.
         python: as for `trace`.
-        progress: told how far the traces are.
+        progress: called with the progress of the traces.
     """
     from memcalc.planning.verification import verified as trace_planned
 

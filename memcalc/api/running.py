@@ -78,12 +78,12 @@ def trace(
         device: "fake": tensors without values, anywhere; "null": PyTorch's CUDA build on stub libraries, on Linux.
             Modules run on the fake one.
         steps: optimizer steps to run.
-        semantics: "cuda" or "cpu": whose operators run on fake tensors.
+        semantics: "cuda" or "cpu": the operators that run on fake tensors.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
-        python: for the null device, an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON or this one.
+        python: for the null device, an interpreter with a CUDA build of torch; None: $MEMCALC_NULL_PYTHON or this one.
         inputs: "file.py:name" of the function that makes the inputs; None: `make_inputs` of a module's file, or inputs
             that follow from the configuration.
-        progress: told how far the work is.
+        progress: called with the progress of the work.
         options: of a configuration: fields, as for `load`; of a module's step: loss, optimizer, autocast, zero_grad,
             gradient_accumulation_steps, inference; see `memcalc.step.module_run.ModuleStep`. The optimizer of a module
             may be a name, such as "adamw".
@@ -142,7 +142,7 @@ def dry_run(
     timeout: float | None = None,
     **options: Unpack[Options],
 ) -> DryRun:
-    """Any training command on GPUs that are not there, each process of it sized. Needs Linux and a C compiler.
+    """Run any training command on simulated GPUs, and report the memory of each process. Needs Linux and a C compiler.
 
     Args:
         command: the program and its arguments; its Python has a CUDA build of torch.
@@ -165,14 +165,14 @@ def replay(
     progress: Progress = silent,
     **options: Unpack[Question],
 ) -> Replay:
-    """A run's memory through an allocator, and beside other settings and allocators.
+    """Replay a run through an allocator, and compare other settings and allocators.
 
     Args:
         source: a file of events, a memory snapshot of PyTorch, or what `load` takes, which is traced.
         overrides: as for `load`.
         gpu: the card; None for that of the configuration, else for a device that never runs out.
         device: the number of the device in a snapshot.
-        progress: told how far a trace is.
+        progress: called with the progress of a trace.
         options: allocator, alloc_conf, release, memory_fraction, sweep, compare: see
             `memcalc.replaying.options.Question`.
     """

@@ -72,7 +72,7 @@ def sweep_runs(  # noqa: PLR0913 -- what the command has options for
     scheduler: str | None = None,
     tell: Told = _told_nobody,
 ) -> Cells:
-    """Trace every configuration of a grid, each in a process of its own. Loads NumPy; its processes load torch.
+    """Trace every configuration of a grid, each in a separate process. Loads NumPy; its processes load torch.
 
     Args:
         source: as for `load`.
@@ -84,7 +84,7 @@ def sweep_runs(  # noqa: PLR0913 -- what the command has options for
         steps: optimizer steps of each run.
         python: as for `trace`.
         workers: processes at a time; None: as many as there are cores.
-        scheduler: address of an existing Dask cluster, whose workers run the processes; None: this machine.
+        scheduler: address of an existing Dask cluster, on which workers run the processes; None: this machine.
         tell: called for each cell that has ended, with how many have, and how many there are.
     """
     from memcalc.api.sources import load
@@ -165,7 +165,7 @@ def fit(  # noqa: PLR0913 -- what the command has options for
         maximize: one quantity alone: micro_batch_size, sequence_length, layers or parameters.
         minimize: one quantity alone: gpus, gpu_kind, recompute or cost.
         hold: fields of the parallelism, `micro_batch_size` or `recompute`, that every layout keeps as they are.
-        progress: told how many layouts and changes are done.
+        progress: called with the number of finished layouts and changes.
         node: GPUs per node; None: as the GPU's table says.
         nic_gbit: 10^9 bits a second of network for each GPU; None: as the table says.
         top: how many layouts are wanted in full.
@@ -185,10 +185,10 @@ def fit(  # noqa: PLR0913 -- what the command has options for
 
 
 def _described_on(gpu: str | None, minimize: str | None, prices: Mapping[str, float]) -> str | None:
-    """Return the GPU that the run is loaded with: the first that has a price, where the least cost is asked for.
+    """Return the GPU that the run is loaded with: the first with a price, if the search is for the least cost.
 
     Raises:
-        InputError: the prices are wrong, missing or not asked for, or a GPU is named in addition.
+        InputError: the prices are wrong, missing or not used, or a GPU is named in addition.
     """
     if not prices and minimize != "cost":
         return gpu
@@ -241,7 +241,7 @@ def check(  # noqa: PLR0913 -- what the command has options for
         jobs: processes; default: one per core if there is enough to do.
         settings: a settings file; default: memcalc.toml or [tool.memcalc] in this folder or above.
         skip_others: skip files that are not configurations even where they are named.
-        progress: told how many files are done.
+        progress: called with the number of finished files.
     """
     from memcalc.checking.amount import parse_amount, parse_budget
     from memcalc.checking.check import check as check_paths

@@ -36,7 +36,7 @@ def estimate(
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF: short for the override "alloc_conf=...".
         rehearse: has no effect; every estimate has the replay.
         trace: whether a model without formulas is traced; else it is refused with the command that has the answer.
-        progress: told how far a trace in place of formulas is.
+        progress: called with the progress of a trace that replaces formulas.
         fields: as for `load`.
     """
     settings = () if alloc_conf is None else (f"training.alloc_conf={alloc_conf}",)
@@ -51,7 +51,7 @@ def estimate(
 
 
 def _needs_trace(spec: Spec) -> bool:
-    """Whether formulas are missing and a trace can stand in for them."""
+    """Return whether formulas are missing and a trace can replace them."""
     from memcalc.estimation.blocks.catalogue import has_formulas
 
     if has_formulas(spec):
@@ -62,7 +62,7 @@ def _needs_trace(spec: Spec) -> bool:
 
 
 def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Comparison:
-    """Two runs beside each other: components at each one's peak, and phases. Overrides and fields apply to both."""
+    """Compare two runs: components at each one's peak, and phases. Overrides and fields apply to both."""
     from memcalc.checking.comparison import compare
 
     first, second = (estimate(each, *overrides, gpu=gpu, **fields).replayed for each in (a, b))

@@ -22,7 +22,7 @@ def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any)
 
     Args:
         source: a path, a preset's name, a hub id, "-" for standard input, a mapping, or a Spec.
-        overrides: "field=value", applied in this order. On a Spec, whose derived sizes are already filled in, they
+        overrides: "field=value", applied in this order. On a Spec, which has its derived sizes already, they
             change only the fields they name; on every other source sizes that follow from others follow.
         gpu: the card to judge by, in place of `hardware.gpu`.
         fields: further overrides by the bare name of their field: micro_batch_size=4, lora={"rank": 16}.
@@ -41,7 +41,7 @@ def load_to_run(source: Source, *overrides: str, gpu: str | None = None, **field
 
 
 def assignments(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return fields and their values as "field=value", as --set takes them; those of a nested block one by one.
+    """Return fields and their values as "field=value", as --set takes them; those of a nested block separately.
 
     Raises:
         InputError: a value is no number, text, boolean, list or mapping.
@@ -59,7 +59,7 @@ def assignments(fields: Mapping[str, Any]) -> tuple[str, ...]:
             found.append(f"{name}={'' if value is None else json.dumps(value)}")
         except (TypeError, ValueError):
             kind = type(value).__name__
-            raise InputError(f"a {kind} is no value of a field.", "Give a number, text or list.", name) from None
+            raise InputError(f"a {kind} is not a value of a field.", "Give a number, text or list.", name) from None
     return tuple(found)
 
 
@@ -82,7 +82,7 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
     implied = () if gpus is None else _replicas(source, overrides, gpus)
     words = (*overrides, *implied)
     foreign = not isinstance(source, Spec | Mapping) and import_file(source, words) is not None
-    # What another framework's file comes to depends on which fields are set beside it.
+    # The meaning of another framework's file depends on the fields that are set in addition.
     known = {frozenset[Place](): opened(source, words)}
 
     def changed(more: Sequence[str]) -> Spec:

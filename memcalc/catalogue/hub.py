@@ -58,7 +58,7 @@ def download_config(hub_id: str) -> Path:
         size = get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=_PATIENCE_SECONDS).size
         if size is not None and size > _MOST_BYTES:
             problem = f"its config.json has {size:,} bytes on the hub, and such a file has at most {_MOST_BYTES:,}."
-            raise InputError(problem, "Name the model that it was made from, or a config.json.", hub_id)
+            raise InputError(problem, "Name its base model, or a config.json.", hub_id)
         return Path(hf_hub_download(hub_id, "config.json"))
     except GatedRepoError:
         raise Unavailable(
@@ -74,7 +74,7 @@ def download_config(hub_id: str) -> Path:
     except RemoteEntryNotFoundError:
         raise InputError(
             "this model has no config.json on the hub.",
-            "Name the model that it was made from, or a config.json.",
+            "Name its base model, or a config.json.",
             hub_id,
         ) from None
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -97,7 +97,7 @@ def _why_unreachable() -> str:
     from huggingface_hub.constants import ENDPOINT
 
     if not ENDPOINT.startswith(("https://", "http://")):
-        return f"HF_ENDPOINT = {ENDPOINT!r} is not an address of the web"
+        return f"HF_ENDPOINT = {ENDPOINT!r} is not a web address"
     try:
         with urlopen(Request(ENDPOINT, method="HEAD"), timeout=_PATIENCE_SECONDS):  # noqa: S310 -- checked above
             return ""

@@ -93,7 +93,9 @@ def command_cells(
     text = "\0".join(command)
     for name in axes:
         if _NAME.fullmatch(name) is None:
-            raise InputError(f"{name!r} is no name.", "Write --vary batch=1,2,4 and {batch} in the command.", "--vary")
+            raise InputError(
+                f"{name!r} is not a name.", "Write --vary batch=1,2,4 and {batch} in the command.", "--vary"
+            )
         if name != GPU and f"{{{name}}}" not in text:
             raise InputError(
                 f"{name} is varied, but {{{name}}} is not in the command.",

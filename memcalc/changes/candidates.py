@@ -68,7 +68,7 @@ def candidates(spec: Spec) -> Iterator[Candidate]:
         yield Candidate("recompute all", ("training.recompute=full",), "one more forward: a third more compute", SAME)
     if training.offload_activations == "none":
         overrides = ("training.offload_activations=pageable",)
-        yield Candidate("offload activations", overrides, "saved activations are copied to the host and back", SAME)
+        yield Candidate("offload activations", overrides, "saved activations are copied to host memory and back", SAME)
     yield from _sharding(spec)
     yield from _replicas(spec)
     yield from _splitting(spec)
@@ -100,7 +100,7 @@ def _sharding(spec: Spec) -> Iterator[Candidate]:
     if spec.model.moe is not None:
         for factor in FACTORS:
             overrides = (f"parallelism.expert_parallel={parallelism.expert_parallel * factor}",)
-            yield Candidate("split experts", overrides, "tokens are sent to their experts", SAME)
+            yield Candidate("shard experts", overrides, "all-to-all of tokens", SAME)
 
 
 def _of_megatron(spec: Spec) -> bool:
@@ -125,7 +125,7 @@ def _offloads(spec: Spec) -> Iterator[tuple[str, ...]]:
 
 _STAGE_COSTS = {
     1: "all-gather of weights after each step",
-    2: "gradients scattered",
+    2: "reduce-scatter of gradients",
     3: "all-gather of weights in forward and backward",
 }
 
@@ -158,9 +158,9 @@ def _replicas(spec: Spec) -> Iterator[Candidate]:
 def _splitting(spec: Spec) -> Iterator[Candidate]:
     """Yield more tensor, pipeline or context parallelism."""
     splits = (
-        ("tensor_parallel", "split matrices", "all-reduce in each layer"),
+        ("tensor_parallel", "shard weight matrices", "all-reduce in each layer"),
         ("pipeline_parallel", "more pipeline stages", "idle time in the pipeline bubble"),
-        ("context_parallel", "split sequences", "keys and values are exchanged"),
+        ("context_parallel", "shard sequences", "keys and values are exchanged between ranks"),
     )
     for field, lever, price in splits:
         degree = getattr(spec.parallelism, field)
@@ -174,10 +174,10 @@ def _rounding(spec: Spec) -> Iterator[Candidate]:
     training = spec.training
     if training.optimizer in ("adam", "adamw") and not training.optimizer_options.amsgrad:
         overrides = ("training.optimizer=adam-8bit", "training.optimizer_implementation=for-loop")
-        yield Candidate("8-bit optimizer states", overrides, "rounded moments", OTHER_RESULT)
+        yield Candidate("8-bit optimizer states", overrides, "quantized moments", OTHER_RESULT)
     if training.recipe.startswith("mixed") and training.dtype == "bf16":
         freed = () if training.gradient_dtype is None else ("training.gradient_dtype=null",)
-        yield Candidate("everything in 16 bits", ("training.recipe=pure", *freed), "rounded weights", OTHER_RESULT)
+        yield Candidate("16-bit weights and states", ("training.recipe=pure", *freed), "rounded weights", OTHER_RESULT)
 
 
 def _adapting(spec: Spec) -> Iterator[Candidate]:

@@ -53,12 +53,12 @@ def parse_amount(text: str) -> Amount:
         amount = Amount(text.strip(), int(match[1] + decimals), 100 * 10 ** len(decimals))
         if amount.numerator <= amount.denominator:
             return amount
-        raise InputError(f"{text!r} is more than the whole.", "Write a share up to 100%.")
+        raise InputError(f"{text!r} is more than 100%.", "Write at most 100%.")
     if _is_bare(text):
         raise InputError(f"{text!r} has no unit.", f"Write one: {text.strip()}% or {text.strip()}GiB.")
     try:
         return Amount(text.strip(), size=parse_bytes(text))
     except InputError:
         raise InputError(
-            f"{text!r} is neither a share nor a size.", "Write a share such as 5%, or a size such as 2GiB."
+            f"{text!r} is neither a percentage nor a size.", "Write a percentage such as 5%, or a size such as 2GiB."
         ) from None

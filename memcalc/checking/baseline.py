@@ -17,7 +17,7 @@ Baseline = Mapping[str, Mapping[str, int]]  # by path: bytes by "allocated", "re
 VERSION = 2
 READABLE = (1, 2)  # in version 1, reserved and device memory were allocated memory times a factor
 MOST_BYTES = 10**30  # of one GPU: larger than any estimate, and still a finite float
-_REMEDY = "A baseline is what `memcalc check ... --format json` printed."
+_REMEDY = "A baseline is the output of `memcalc check ... --format json`."
 _NUMBERS = {"allocated": "allocated_bytes", "reserved": "reserved_bytes", "device": "device_bytes"}
 
 

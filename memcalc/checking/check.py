@@ -96,7 +96,7 @@ def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterato
 
 
 def _remarks(found: Found, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:
-    """Return notes on inputs without effect; `idle` are patterns of the settings that match no file."""
+    """Return notes on inputs that have no effect; `idle` are patterns of the settings that match no file."""
     yield from (
         f"{folder} is a link to a directory and was not followed; name it to check it" for folder in found.linked
     )

@@ -75,7 +75,7 @@ class Found(NamedTuple):
     linked: list[str]  # symlinked directories, which could lead anywhere and are not followed
 
 
-def _excludes_nothing(path: str) -> bool:  # noqa: ARG001 - stands in for a policy's method
+def _excludes_nothing(path: str) -> bool:  # noqa: ARG001 - replaces a policy's method
     return False
 
 
@@ -88,7 +88,7 @@ def find_configs(
     """Return named files, and the files in directories that look like a configuration, in order.
 
     Args:
-        paths: files, directories, and patterns, which stand for their matches, as in a shell.
+        paths: files, directories, and patterns, which expand to their matches, as in a shell.
         excludes: returns whether a file of a directory or pattern is excluded; excluded files are not counted.
         skip_others: also skip named files that do not look like a configuration.
 

@@ -40,7 +40,9 @@ class Settings(_Limits):
 
     paths: list[str] = Field([], description="files, directories and patterns to check if the command line names none")
     exclude: list[str] = Field([], description="patterns of files to omit from directories and patterns")
-    rules: list[RuleSettings] = Field([], description="limits for some paths, over those above; a later rule wins")
+    rules: list[RuleSettings] = Field(
+        [], description="limits for some paths, which override those above; the last rule that matches applies"
+    )
     baseline: str | None = Field(None, description="the JSON of an earlier check, to compare with")
     jobs: int | None = Field(None, ge=1, description="processes; default: one per core if there is enough to do")
 
@@ -133,6 +135,6 @@ def _in_our_words(error: ValidationError, label: str) -> InputError:
         close = nearest(name, sorted(known))
         remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
         return InputError(f"unknown setting {name}.", remedy, f"{label}: {place}")
-    rule, remedy = _RULES.get(finding["type"], ("cannot stand there", "See docs/guides/checking.md."))
+    rule, remedy = _RULES.get(finding["type"], ("is not allowed there", "See docs/guides/checking.md."))
     value = "" if finding["type"] == "missing" else f" = {describe(finding['input'])}"
     return InputError(f"{name}{value} {rule}.", remedy, f"{label}: {place}")

@@ -1,7 +1,7 @@
 """The program `memcalc`: runs one command and turns every outcome into an exit code.
 
 0 done - 1 answered no - 2 wrong input - 3 something needed is missing, or a result could not be written
-4 out of memory - 130 interrupted - 141 the reader of the output has gone - 143 terminated
+4 out of memory - 130 interrupted - 141 the reader of the output closed it - 143 terminated
 70 a bug of ours, with its traceback: Python's own code for that, 1, would say that a run does not fit
 """
 
@@ -44,7 +44,7 @@ def _run_program() -> int:
         with guarded_streams():
             try:
                 return _run(sys.argv[1:])
-            except Exception:  # noqa: BLE001 - shown in full, then given a code of its own
+            except Exception:  # noqa: BLE001 - shown in full, then given a separate exit code
                 code = exit_code()
                 if code is not None:  # what a signal raised, in other words
                     return code

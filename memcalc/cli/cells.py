@@ -1,4 +1,4 @@
-"""`memcalc sweep --by trace|null|dry-run`: a grid whose cells are runs."""
+"""`memcalc sweep --by trace|null|dry-run`: a grid of runs."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _told(file: Path) -> Iterator[Told]:
         try:
             yield line
         except KeyboardInterrupt:
-            sys.stderr.write(f"{last[0]} of {last[1]} cells are in {file}. The same command goes on from there.\n")
+            sys.stderr.write(f"{last[0]} of {last[1]} cells are in {file}. The same command resumes from there.\n")
             raise
 
 

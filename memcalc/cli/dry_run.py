@@ -17,7 +17,7 @@ from memcalc.errors import NotWritten
 from memcalc.files import write_text
 from memcalc.text import json_safe
 
-LOST = "What it held is not in these figures. Free space there, or set TMPDIR to another place."
+LOST = "Its contents are missing from these figures. Free space there, or set TMPDIR to another directory."
 TIMED_OUT = 124  # as timeout(1) ends
 
 
@@ -170,8 +170,8 @@ def own_code(code: int, *, asserted: bool) -> int:
     """Return the exit code of the command; 2 in place of 1 if 1 is reserved for "does not fit"."""
     if asserted and code == 1:
         show_error(
-            "the command failed with exit code 1, which --assert-fits keeps for runs that do not fit: this is exit "
-            "code 2. Its own messages say what is wrong."
+            "the command failed with exit code 1, which --assert-fits reserves for runs that do not fit, so memcalc "
+            "exits with 2. See the messages of the command itself."
         )
         return 2
     return code

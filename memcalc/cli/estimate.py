@@ -27,7 +27,7 @@ class CommandClass(ShorthandCommand):
     """Allows --explain without a component, which explains all of them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Fill in "all" where --explain has no value of its own."""
+        """Fill in "all" where --explain has no value."""
         from memcalc.cli.explain import fill_in_explain
 
         return super().parse_args(ctx, fill_in_explain(args) if "--explain" in args else args)
@@ -72,7 +72,8 @@ def command(
         ),
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace/--no-trace", help="Trace models without formulas, in a child process, or refuse.")
+        bool,
+        typer.Option("--trace/--no-trace", help="Trace models without formulas in a child process, or reject them."),
     ] = True,
     plot: Plot = None,
     html: Html = None,

@@ -30,7 +30,7 @@ def complete_hold(incomplete: str) -> list[str]:
     return [field for field in HOLDABLE if field.startswith(incomplete)]
 
 
-CommandClass = ShorthandCommand  # whose --lora and --recompute may stand without a value
+CommandClass = ShorthandCommand  # its --lora and --recompute need no value
 
 
 @takes_shorthands(without=("gpus",))
@@ -66,7 +66,7 @@ def command(
     ] = None,
     program: Annotated[
         Literal["accelerate", "deepspeed", "torchtitan", "megatron", "axolotl", "trainer"] | None,
-        typer.Option("--as", help="The program whose file --write writes."),
+        typer.Option("--as", help="Program to write the file of --write for."),
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help=PLOT_HELP)] = None,
     html: Html = None,
@@ -170,7 +170,7 @@ def _check_target(write: Path | None, program: str | None, *, searched: str | No
     check_place(write, (write.suffix.lower(),))
     if searched not in (None, "gpus", "cost"):
         raise InputError(
-            f"--write writes a layout, and the search for {searched} lists none.", "Leave it out.", "--write"
+            f"--write writes a layout, but the search for {searched} lists no layouts.", "Leave it out.", "--write"
         )
 
 

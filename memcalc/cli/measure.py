@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memcalc.measuring.ranks import Place
 
 
-CommandClass = ShorthandCommand  # whose --lora and --recompute may stand without a value
+CommandClass = ShorthandCommand  # its --lora and --recompute need no value
 
 
 @takes_shorthands()
@@ -134,7 +134,7 @@ def _refuse_combinations(suite: Path | None, compare: Path | None, here: Place |
     """
     for given, option in ((suite, "--suite"), (compare, "--compare")):
         if given is not None and (named or (suite and compare)):
-            raise InputError("its file has the configurations.", f"Name nothing else beside {option}.", option)
+            raise InputError("its file names all configurations.", f"Remove everything else but {option}.", option)
     if here is not None and (suite or compare):
         raise InputError(
             f"{'--suite' if suite else '--compare'} runs in one process, not on {here.ranks} ranks.",

@@ -57,7 +57,7 @@ PLOT_HELP = (
     "Draw memory over the run: .png or .svg (extra plot), .html, a self-contained page, or .json, its data. Repeatable."
 )
 Plot = Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)]
-HTML_HELP = "Write a report: one .html file that stands alone and opens offline."
+HTML_HELP = "Write a report: one self-contained .html file that opens offline."
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help=HTML_HELP)]
 AcceptUnknown = Annotated[
     bool, typer.Option("--accept-unknown", help="Exit 0 also where memcalc cannot say whether it fits.")

@@ -84,7 +84,7 @@ def command(
     if api.describes_chain(config):
         if overrides or verify or plot or html or write:
             raise InputError(
-                f"{config} describes a chain, which has no fields to set and nothing to trace, draw or write.",
+                f"{config} describes a chain, which has no fields to set, trace, draw or write.",
                 "Leave out --set, --verify, --plot, --html and --write.",
                 "recompute",
             )
@@ -159,7 +159,9 @@ def _positions(plan: str) -> list[int]:
     words = plan.split(",")
     if not all(word.strip().isdecimal() and len(word) <= MOST_DIGITS for word in words):
         raise InputError(
-            f"{plan!r} is not a list of positions.", "Give the blocks whose outputs are saved: 5,10,15.", "--plan"
+            f"{plan!r} is not a list of positions.",
+            "Give the numbers of the blocks that save their outputs: 5,10,15.",
+            "--plan",
         )
     return [int(word) for word in words]
 

@@ -1,4 +1,4 @@
-"""Picks the writer that a --format asks for, and loads no other."""
+"""Selects the writer of a --format, and loads no other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def print_sizing(
         form: of --format.
         unit: of memory.
         all_ranks: with a line for each kind of rank.
-        explain: the component whose rows are opened into formulas.
+        explain: the component to show with formulas.
         brief: without the tables of components, phases and published formulas.
         short: on a terminal, in at most 30 lines for one GPU and 40 for any layout.
         measurement: of the same run.

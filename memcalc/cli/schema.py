@@ -10,7 +10,7 @@ import typer
 def command(
     document: Annotated[
         Literal["config", "result"],
-        typer.Argument(help="config: what a YAML holds; result: what --format json prints."),
+        typer.Argument(help="config: the fields of a YAML file; result: the output of --format json."),
     ] = "config",
 ) -> None:
     """Print the JSON Schema of configs or of results."""

@@ -1,4 +1,4 @@
-"""Short options for the fields that people change most: each stands for one or more --set."""
+"""Short options for the fields that people change most: each expands to one or more --set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS: dict[str, Any] = {
     ],
     GPUS: Annotated[
         int | None,
-        typer.Option("--gpus", "-n", metavar="N", help="Number of all GPUs; data_parallel follows from it."),
+        typer.Option("--gpus", "-n", metavar="N", help="Total number of GPUs; sets data_parallel."),
     ],
     "fsdp": Annotated[bool, typer.Option("--fsdp", help="Shard with FSDP2: zero_stage 3.")],
     "zero": Annotated[int | None, typer.Option("--zero", metavar="0|1|2|3", help="Shard with DeepSpeed ZeRO.")],
@@ -36,24 +36,26 @@ _OPTIONS: dict[str, Any] = {
     "budget": Annotated[
         str | None,
         typer.Option(
-            "--budget", metavar="SIZE", help="Memory that a GPU may hold, e.g. 12GiB; in place of --gpu or beside it."
+            "--budget", metavar="SIZE", help="Memory limit per GPU, e.g. 12GiB; instead of --gpu or in addition."
         ),
     ],
-    "optimizer": Annotated[str | None, typer.Option("--optimizer", metavar="NAME", help="Such as adamw, adam-8bit.")],
+    "optimizer": Annotated[
+        str | None, typer.Option("--optimizer", metavar="NAME", help="Optimizer, such as adamw or adam-8bit.")
+    ],
 }
 _BARE = {"--lora": "", "--qlora": "", "--recompute": "full"}  # what they mean without a value
 
 
 class ShorthandCommand(TyperCommand):
-    """A command whose --lora, --qlora and --recompute may stand without a value."""
+    """A command with --lora, --qlora and --recompute that need no value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Fill in the value of an option that stands without one."""
+        """Fill in the value of an option without one."""
         return super().parse_args(ctx, with_values(args))
 
 
 def with_values(args: list[str]) -> list[str]:
-    """Return the arguments, with the default value of each option that stands without its own.
+    """Return the arguments, with the default value of each option without a value.
 
     What follows is its value if it is a whole number (--lora, --qlora), or a word of recomputation (--recompute).
     """
@@ -75,7 +77,7 @@ def _is_value(option: str, text: str) -> bool:
 
 
 def takes_shorthands(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the short options to a command, which receives what they stand for as the first of its `overrides`.
+    """Add the short options to a command, which receives their expansion as the first of its `overrides`.
 
     Args:
         without: short options that the command has itself.
@@ -112,7 +114,7 @@ def takes_shorthands(*, without: tuple[str, ...] = ()) -> Callable[[Callable[...
 
 
 def assignments(short: dict[str, Any]) -> Iterator[str]:
-    """What short options stand for, as --set takes it.
+    """Return the expansion of short options, as --set takes it.
 
     Args:
         short: their values by name; None or False: not given.

@@ -25,7 +25,7 @@ class StreamFailed(NotWritten):
 
 
 class ReaderGone(MemcalcError):
-    """The reader of standard output has gone, as in `memcalc models | head`."""
+    """The reader of standard output closed it, as in `memcalc models | head`."""
 
     exit_code = 141  # 128 + SIGPIPE, as a program ends that leaves the signal alone
 
@@ -61,7 +61,7 @@ class Output:
 
         Raises:
             StreamFailed: the disk is full.
-            ReaderGone: whoever read it has gone.
+            ReaderGone: the reader closed it.
         """
         if not isinstance(text, str):
             raise TypeError(type(text).__name__)
@@ -183,13 +183,13 @@ def open_closed_streams() -> None:
 
 
 def flush_or_leave() -> None:
-    """Flush the buffer; give up if the reader has gone or the disk is full.
+    """Flush the buffer; give up if the reader closed it or the disk is full.
 
     The interpreter flushes both once more at its end, and would then change the exit code.
 
     Raises:
         StreamFailed: the disk is full.
-        ReaderGone: whoever read standard output has gone.
+        ReaderGone: the reader of standard output closed it.
     """
     for stream in (sys.stderr, sys.stdout):
         try:
@@ -197,7 +197,7 @@ def flush_or_leave() -> None:
             if stream is sys.stderr:
                 getattr(stream, "_stream", stream).flush()  # a quiet stream says nothing of its failures
         except (OSError, StreamFailed, ReaderGone):
-            with suppress(OSError, ValueError):  # of a program whose stream is no file
+            with suppress(OSError, ValueError):  # of a stream that is not a file
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             if stream is sys.stdout:
                 raise

@@ -18,7 +18,7 @@ OUTPUT_HELP = "Also write every configuration: .csv, .json, or .parquet (needs p
 CONFIG_HELP = "A configuration as for `memcalc estimate`; with --by dry-run: -- COMMAND, with {FIELD} in it."
 BY_HELP = (
     "formulas: estimate each cell. trace: run it on fake tensors; null: on the null device; dry-run: run COMMAND. Each "
-    "of these runs in a process of its own."
+    "of these runs in a separate process."
 )
 CELLS_HELP = "Keep the result of each run in this file, and do not repeat the runs that it has."
 WORKERS_HELP = "Processes at a time; default: the cores of this machine."
@@ -66,7 +66,7 @@ def command(
     Each has the allocated memory of `memcalc estimate`. Bounds decide what fits and what does not; the rest is close.
     The Pareto front is replayed, as `estimate` replays every run. What is invalid is excluded, with the reason.
 
-    With --by trace, null or dry-run each cell is a run. Its result is kept when it ends: the same command goes on where
+    With --by trace, null or dry-run each cell is a run. Its result is kept when it ends: the same command resumes where
     an interrupted sweep was.
 
     Example: memcalc sweep llama-3-8b --gpu h100-80gb --vary b=1..32 --vary recompute=none,full

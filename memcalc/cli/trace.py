@@ -30,10 +30,10 @@ INPUTS_HELP = (
     "The function that returns the arguments of forward; default: make_inputs of a module's file, or inputs made from "
     "the configuration."
 )
-OPTIMIZER_HELP = "Such as adamw; a module has none unless it is given."
+OPTIMIZER_HELP = "Optimizer, such as adamw; default for a module: none."
 
 
-CommandClass = ShorthandCommand  # whose --lora and --recompute may stand without a value
+CommandClass = ShorthandCommand  # its --lora and --recompute need no value
 
 
 @takes_shorthands(without=("optimizer",))
@@ -104,7 +104,7 @@ def command(
         refuse_options(asked, "of a configuration", f"{config} is a module")
         options |= {"gpu": gpu, "optimizer": optimizer, "inference": "inference_mode" if inference else None}
     else:
-        refuse_options({"--inference": inference}, "of a module", f"{config} is none")
+        refuse_options({"--inference": inference}, "of a module", f"{config} is not a module")
         given = (*assignments({"optimizer": optimizer}), *given)
         ranks = () if world_size is None else one_of(world_size, api.load(config, *given).parallelism.tensor_parallel)
         source = api.load_to_run(config, *ranks, *given, gpu=gpu)

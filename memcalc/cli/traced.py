@@ -50,7 +50,7 @@ def refuse_options(given: Mapping[str, object], whose: str, why: str) -> None:
 
     Args:
         given: each option with its value; false if it was not given.
-        whose: what the options are for: "of a module".
+        whose: what the options apply to: "of a module".
         why: the reason that this run takes none of them.
 
     Raises:
@@ -84,7 +84,7 @@ def write_run(
     for path in exports:
         from memcalc.report.exports import write_export
 
-        # On a device that is not there times are those of recording it; on one that is, recording slows it down.
+        # On a simulated device times are those of recording; on a real one, recording slows the step down.
         write_export(path, run, title, timed=False)
 
 
@@ -116,7 +116,7 @@ def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result
     found = [api.estimate(spec)]
     traced = found[0].source == "trace"
     if traced and device != "null":
-        raise InputError("there is no estimate of it: memcalc traces this, too.", "Leave it out.", "--compare")
+        raise InputError("without formulas the estimate would be the same trace.", "Remove it.", "--compare")
     if device == "null" and not traced:
         without_compiler()
         with suppress(MemcalcError):

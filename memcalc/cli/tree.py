@@ -34,7 +34,7 @@ _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 class LazyGroup(TyperGroup):
-    """The commands of memcalc by name, each loaded when it is asked for."""
+    """The commands of memcalc by name, each loaded on first use."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -72,7 +72,7 @@ def _raise_limit(report: Report, account: Account) -> Iterator[Advice]:
     if report.kind == "mps":
         yield Advice(
             "close other applications, or raise PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-            "the limit is a share of the memory that the whole machine uses",
+            "the limit is a fraction of the machine's memory",
         )
     elif report.framework == "paddlepaddle":
         yield Advice("raise FLAGS_gpu_memory_limit_mb", f"this process set the limit{rest}")
@@ -110,7 +110,7 @@ def _need_less(report: Report, account: Account, cause: Cause) -> Iterator[Advic
         yield Advice(
             "smaller optimizer states",
             "the optimizer step was running: shard the states (ZeRO 1, FSDP), use 8-bit states, or fuse the update "
-            "(fused=True); a smaller micro-batch helps only by what it leaves free before",
+            "(fused=True); a smaller micro-batch only leaves more memory free before the step",
         )
     asked = account.asked
     half = "" if asked is None else f", the requested tensor from {format_bytes(asked.bytes)} too"

@@ -119,11 +119,11 @@ def _budget(report: Report, account: Account, result: Result) -> tuple[int | Non
     if held is None and account.live is not None:
         held = account.live.plus(account.cached or NOTHING)
     if held is not None and account.room is not None:
-        return held.bytes + account.room.bytes, "what the allocator held plus what it could still have reserved"
+        return held.bytes + account.room.bytes, "reserved by the allocator, plus what it could still reserve"
     if result.card is None:
         return None, ""
     usable = result.card.usable_bytes - outside_bytes(result.spec, result.card)
-    return usable, f"what {result.card.name} has besides the context and NCCL"
+    return usable, f"usable memory of {result.card.name}, less context and NCCL"
 
 
 def _reserved(need: Need, unexplained: int) -> Reserved:
@@ -171,11 +171,11 @@ def _notes(report: Report, result: Result, held: int | None, unexplained: int, *
         notes.append("the message lacks allocated memory, so the estimate cannot be compared")
     if unexplained:
         notes.append(
-            "the run used more than estimated at that point, because of features that are not modelled or another "
-            "configuration than this one; it is added to what every change needs"
+            "the run used more than estimated at that point, because of features that are not modelled or a different "
+            "configuration; the difference is added to the needs of every change"
         )
     if fits:
         notes.append("by this estimate the run fits: see the cause above, or check the configuration")
     if result.spec.parallelism.pipeline_parallel > 1:
-        notes.append("the estimate is of the stage that needs most, which may not be the one that failed")
+        notes.append("the estimate is of the stage with the highest peak, which may not be the stage that failed")
     return notes

@@ -46,7 +46,7 @@ class _Collector:
     def __init__(self) -> None:
         self._reports: dict[tuple[object, ...], Report] = {}
         self._not_kept = 0
-        self._open: dict[str, Report] = {}  # by log source: an allocator's message whose exception has not appeared yet
+        self._open: dict[str, Report] = {}  # by log source: an allocator's message before its exception has appeared
         self._whole: dict[str, Report] = {}  # by log source: the last report merged from both
 
     def result(self) -> Collection:

@@ -39,7 +39,7 @@ class CheckedConfig(TypedDict):
     is_bound: bool
     """whether needed_bytes is a lower bound, which alone is beyond the limit"""
     interval: CheckedInterval | None
-    """null where bounds decided"""
+    """null if bounds decided"""
     not_modelled: list[str]
     """features of the run that need memory and are not modelled"""
     limit_bytes: int | None

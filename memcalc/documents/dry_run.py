@@ -21,7 +21,7 @@ class CardPeak(TypedDict):
     """The GPU with the highest peak."""
 
     phase: None
-    """null for a program whose phases are unknown"""
+    """null if the phases of the program are unknown"""
     rank: dict[str, int]
     """empty: the process is not one of several ranks"""
     allocated_bytes: int
@@ -79,9 +79,9 @@ class ProcessReport(TypedDict):
     reads: int
     """copies from the device to the host"""
     small_reads: int
-    """of these, the ones of unknown values that are small enough to decide by"""
+    """those of unknown values, small enough for a branch to depend on"""
     masks: int
-    """unknown masks that elements were selected by; each was taken as full"""
+    """unknown masks that elements were selected by; each is assumed to select all elements"""
     unknown_reads: list[Read]
     """the lines of the program that made the small reads"""
     choices: int
@@ -89,7 +89,7 @@ class ProcessReport(TypedDict):
     checkpoints: int
     """files with tensors that it wrote; their weights are zeros"""
     unmodelled: list[str]
-    """functions of libraries that were called and refused"""
+    """library functions that were called and rejected"""
     cards: list[CardUsage]
     allocations: list[Line]
 

@@ -122,7 +122,7 @@ class FitLayouts(TypedDict):
 
     tried: int
     undecided: int
-    """layouts of which no choice fits for sure, and some may"""
+    """layouts that may fit and do not fit for certain"""
     fitting: list[FitRanked]
     best: list[FitBest]
 
@@ -133,9 +133,9 @@ class FitMaximum(TypedDict):
     value: int
     """0: none fits"""
     close: bool
-    """whether it fits by its replay alone: the GPU's memory is inside the interval"""
+    """whether only its replay fits: the GPU's memory is inside the interval"""
     at_most: bool
-    """whether a feature needs memory and is not modelled"""
+    """whether a feature that needs memory is not modelled"""
     now: int
     step: int | None
     """distance between values, where it is always the same"""
@@ -185,7 +185,7 @@ class FitOffer(TypedDict):
 
     name: str
     price_per_hour: float
-    """price of one GPU for one hour, as given"""
+    """the given price of one GPU for one hour"""
     verdict: Answer
     """whether some layout over some number of these GPUs fits"""
     lacks: str | None
@@ -252,7 +252,7 @@ class FitReason(TypedDict):
     largest: dict[str, int]
     """the largest components at the peak"""
     optimizer_lists: int
-    """what the foreach update of the optimizer allocates, if that is much"""
+    """temporaries of the optimizer's foreach update, if they are large"""
     fragmented: int
     """reserved and not allocated, if that alone makes the run too large"""
     remedy: FitRemedy | None

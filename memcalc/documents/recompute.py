@@ -116,7 +116,7 @@ class RecomputeDocument(TypedDict):
     reserved_bytes: int | None
     interval: IntervalBytes | None
     budget_bytes: int
-    """allocated memory that fits, within which no cheaper plan was found"""
+    """allocated memory that fits; no cheaper plan within it was found"""
     strategy: str
     recompute: str | list[Any]
     """for training.recompute; a nested list is one checkpoint segment"""

@@ -33,7 +33,7 @@ class ModelCounts(TypedDict):
     """nn.Parameters, tied ones once"""
     trainable_parameters: int
     buffer_elements: int
-    """router correction biases and rotary tables"""
+    """router biases (e_score_correction_bias) and RoPE cos/sin caches"""
 
 
 class TextbookFigures(TypedDict):
@@ -42,7 +42,7 @@ class TextbookFigures(TypedDict):
     parameters: int
     """l(12d^2+13d)+Vd"""
     model_state_bytes: int
-    """20 (16, 18) bytes a parameter"""
+    """20 (16, 18) bytes per parameter"""
     activation_bytes: int
     """l(34bsd+5bs^2h)"""
 
@@ -158,7 +158,7 @@ class Document(TypedDict):
     notes: list[str]
     """how another framework's file was read, and which of its fields were not"""
     host: NotRequired[Host]
-    """missing if the run holds nothing in host memory"""
+    """missing if the run needs no host memory"""
     kv_cache: NotRequired[KvCache]
     """of inference only"""
 

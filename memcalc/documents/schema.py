@@ -72,7 +72,7 @@ def config_schema() -> dict[str, Any]:
     return {
         "$schema": _DIALECT,
         "title": "memcalc configuration",
-        "description": "One training run of a large language model; see docs/reference/configuration.md of memcalc.",
+        "description": "A training run of a large language model; see docs/reference/configuration.md of memcalc.",
         "type": "object",
         "properties": {"name": _text("shown in reports"), **sources, **blocks},
         "additionalProperties": False,

@@ -43,7 +43,7 @@ class IntervalBytes(TypedDict):
     low_bytes: int
     high_bytes: int
     runs: int
-    """recorded runs; 0: none of this kind, and 10 % on both sides are allowed"""
+    """recorded runs; 0: none of this kind, so an error of 10 % on both sides is assumed"""
     kind: str
     replayed: bool
     """whether the allocator was replayed: the central 95 % of errors, else all"""
@@ -57,7 +57,7 @@ class LimitRow(TypedDict):
 
     what: str
     holds_memory: bool
-    """the run asks for it and it holds GPU memory: the figures are lower bounds"""
+    """the run uses it and it needs GPU memory, so the figures are lower bounds"""
     at_least_bytes: int
 
 

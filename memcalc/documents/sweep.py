@@ -39,7 +39,7 @@ class SweepConfiguration(TypedDict):
     replayed: bool
     """whether an allocator replay gave reserved and device memory and the verdict"""
     on_front: bool
-    """it fits or is close, and no configuration that differs in sizes alone and is larger does"""
+    """it fits or is close, and no larger configuration that differs only in sizes does"""
     peak_bytes: int | None
     peak_phase: str | None
     pipeline_stage: int | None
@@ -47,7 +47,7 @@ class SweepConfiguration(TypedDict):
     device_bytes: int | None
     headroom_bytes: int | None
     reason: str | None
-    """why it is invalid, or not sized"""
+    """why it is invalid, or not estimated"""
 
 
 class SweepDocument(TypedDict):
@@ -59,7 +59,7 @@ class SweepDocument(TypedDict):
     axes: list[SweepAxis]
     configurations: list[SweepConfiguration]
     unmodelled: list[str]
-    """what some configurations ask for, holds memory and is not modelled: these never fit for certain"""
+    """features of some configurations that need memory and are not modelled; these never fit for certain"""
     notes: list[str]
     """how another framework's file was read, what of it is not counted or assumed"""
 

@@ -15,7 +15,7 @@ class TimelinePeak(TypedDict):
     """The peak of allocated memory."""
 
     event: int
-    """its position in the run, from 0; -1 where nothing happens"""
+    """its position in the run, from 0; -1 if the run has no events"""
     phase: str
     allocated_bytes: int
     reserved_bytes: int | None
@@ -35,7 +35,7 @@ class TimelinePoints(TypedDict):
 
     begin: list[int]
     event: list[int]
-    """where it is highest"""
+    """the point of its peak"""
     allocated_bytes: list[int]
     reserved_bytes: list[int] | None
     """the most among the point's events"""

@@ -96,7 +96,7 @@ def adapters_of(spec: Spec) -> Adapters | None:
 
 
 def replaces_linears(spec: Spec) -> bool:
-    """Return whether DeepSpeed's stage 3 replaces linear layers by its own (runtime/zero/linear.py).
+    """Return whether DeepSpeed's stage 3 replaces linear layers with its own (runtime/zero/linear.py).
 
     deepspeed.zero.Init replaces them. 4-bit matrices are built without it and sharded afterwards.
     """

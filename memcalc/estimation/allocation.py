@@ -17,7 +17,7 @@ from memcalc.workspaces import Script
 BLOCK = 512  # kMinBlockSize
 MIB = 2**20
 SMALL_REQUEST = MIB  # kSmallSize: requests up to this size share 2 MiB segments, where every remainder is split
-LARGE_REQUEST = 10 * MIB  # kMinLargeAlloc: requests from this size on get a segment of their own size
+LARGE_REQUEST = 10 * MIB  # kMinLargeAlloc: requests from this size on get a segment of the same size
 LARGE_SEGMENT = 20 * MIB  # kLargeBuffer: size of the segment for requests between the two
 SEGMENT_STEP = 2 * MIB  # kRoundLarge: segments for requests from LARGE_REQUEST on are multiples of this
 UNSPLIT_TAIL = MIB  # a remainder must be larger to be split

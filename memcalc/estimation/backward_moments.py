@@ -37,7 +37,7 @@ class BackwardMoments(TurningPoints):
                 if sent_for:
                     given = block.program.alive("backward", 1)  # saved tensors and the incoming gradient
                     engine = self._engine_behind(block, layer, beside=(*self._around(layer, after=False), *sent_for))
-                    yield Candidate([*holdings, (index, given, 1)], engine, f"{block.name}: parameters arrive")
+                    yield Candidate([*holdings, (index, given, 1)], engine, f"{block.name}: parameters gathered")
                 engine = self._engine_behind(block, layer)
                 for position in tops:
                     alive = block.program.alive("backward", position)
@@ -46,7 +46,7 @@ class BackwardMoments(TurningPoints):
                 if block.kind is not None and self.around.after_layer:
                     done = block.program.alive("backward", len(events) - 1)
                     engine = self._engine_behind(block, layer, after=True)
-                    yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
+                    yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients reduced")
             if block.kind is not None and self.around.on_gradient:
                 yield from self._on_gradients(index, block)
             if block.part == "embedding":
@@ -83,7 +83,7 @@ class BackwardMoments(TurningPoints):
             arrived = block.program.alive("backward", length - 1)
             beside = (*self.around.backward_embedding, *self.around.gradient_of_embedding)
             engine = self._engine_behind(block, before, beside=beside)
-            yield Candidate([*holdings, (index, arrived, 1)], engine, f"{block.name}: gradient arrives")
+            yield Candidate([*holdings, (index, arrived, 1)], engine, f"{block.name}: gradient received")
         if self.around.after_embedding:
             if self.delivers:  # the tied LM head's gradient too
                 holdings = self._saved(index, before, "backward") + [
@@ -92,7 +92,7 @@ class BackwardMoments(TurningPoints):
                 ]
             done = block.program.alive("backward", length)
             engine = self._engine_behind(block, before, after=True)
-            yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
+            yield Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients reduced")
 
     def _after_head(self, index: int, block: Block) -> Candidate:
         """Return the point where all gradients of an LM head that is an FSDP unit are complete and not yet reduced."""
@@ -100,7 +100,7 @@ class BackwardMoments(TurningPoints):
         holdings = self._saved(index, layer, "backward") + self._behind(index, layer)
         done = block.program.alive("backward", length)
         engine = self._engine_behind(block, layer, after=True)
-        return Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients leave")
+        return Candidate([*holdings, (index, done, 1)], engine, f"{block.name}: gradients reduced")
 
     def _on_later_gradients(self, index: int, block: Block) -> Iterator[Candidate]:
         """Yield the points where a gradient of the LM head's unit other than the first was just produced."""

@@ -151,7 +151,7 @@ def card_notes(spec: Spec) -> Iterator[str]:
 
 
 def notes(spec: Spec) -> tuple[str, ...]:
-    """Return the notes of an estimate: how the config was read, host memory, and options without effect on memory."""
+    """Return the notes of an estimate: how the config was read, host memory, and options with no effect on memory."""
     found = [*card_notes(spec), *spec.origin.notes]
     training, parallelism = spec.training, spec.parallelism
     if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
@@ -159,7 +159,7 @@ def notes(spec: Spec) -> tuple[str, ...]:
     if parallelism.zero_stage and parallelism.data_parallel == 1:
         found.append(f"zero_stage = {parallelism.zero_stage} shards nothing over data_parallel = 1.")
     if training.implementation in ("megatron", "torchtitan") and training.logits_until == "backward":
-        found.append(f"logits_until = backward has no effect: {training.implementation} lets them go before.")
+        found.append(f"logits_until = backward has no effect: {training.implementation} releases them earlier.")
     found += [*family_notes(spec), *window_notes(spec)]
     by_operator = training.implementation == "torchtitan"  # torchtitan selects the operator results that it saves
     if training.completion_length is not None:
@@ -168,7 +168,9 @@ def notes(spec: Spec) -> tuple[str, ...]:
             "lengths, which it releases before it runs out."
         )
     if training.recompute == "selective" and training.attention != "eager" and not by_operator:
-        found.append("recompute = selective saves little with a fused attention kernel, which keeps no maps.")
+        found.append(
+            "recompute = selective saves little with a fused attention kernel, which materializes no attention matrix."
+        )
     return (*paging_notes(spec), *found, *assumption_notes(spec))
 
 

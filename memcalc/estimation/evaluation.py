@@ -30,13 +30,13 @@ def evaluated(spec: Spec) -> Spec:
 def scored_by_reference(spec: Spec) -> bool:
     """Whether a reference model scores a micro-batch when the policy's loss is there, before backward.
 
-    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss. With completions of its own (GRPO) it has scored them before.
+    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss. With its own completions (GRPO) it has scored them before.
     """
     return spec.training.reference_model and spec.training.completion_length is None
 
 
 def reference_run(spec: Spec) -> Spec:
-    """The run whose forward pass and loss are those of the reference model on a micro-batch."""
+    """Return the run with the reference model's forward pass and loss on a micro-batch."""
     return _without_training(spec, spec.training.micro_batch_size)
 
 
@@ -76,7 +76,7 @@ def without_gradients(structure: Structure) -> Structure:
 
 
 def reference_items(run: Spec, stage: Stage, sizer: Sizer, around: Around) -> tuple[tuple[Item, int], ...]:
-    """What the forward of the reference model holds at its highest moment.
+    """Return the live tensors at the peak of the reference model's forward.
 
     Args:
         run: as `reference_run` gives it.

@@ -52,7 +52,7 @@ class ForwardMoments(StageBlocks):
             yield "loss", frozenset(range(inside + 1, len(events) + 1))
 
     def _widest(self, index: int, block: Block) -> Iterator[Candidate]:
-        """Yield the peak in the layer whose forward gathers most, if it has this layer type and is not the last."""
+        """Yield the peak in the layer that gathers most in forward, if it has this layer type and is not the last."""
         if not self.around.forward_widest or block.kind is None:
             return
         recomputes = self.spec.training.recompute == "full"
@@ -77,7 +77,7 @@ class ForwardMoments(StageBlocks):
             engine = self.around.before_first_layer if first else self.around.before_layer
             holdings = [*self._saved(index, layer, "forward"), (index, given, 1)]
             items = (*((item, 1) for item in engine), *self._gathered(layer))
-            yield Candidate(holdings, items, f"{block.name}: parameters arrive")
+            yield Candidate(holdings, items, f"{block.name}: parameters gathered")
 
     def _arrival_of_head(self, index: int, block: Block) -> Iterator[Candidate]:
         """Yield the point before the LM head's forward where the engine copies its parameters out of the all-gather."""
@@ -86,7 +86,7 @@ class ForwardMoments(StageBlocks):
         given = tuple(event.storage for event in block.program.forward if event.operator.when is When.START)
         holdings = [*self._saved(index, self.stage.stop, "forward"), (index, given, 1)]
         items = (*((item, 1) for item in self.around.before_head), *self._gathered(self.stage.stop))
-        yield Candidate(holdings, items, f"{block.name}: parameters arrive")
+        yield Candidate(holdings, items, f"{block.name}: parameters gathered")
 
     def after_loss(self, beside: tuple[tuple[Item, int], ...]) -> Candidate:
         """The moment between loss and backward, with what another model holds then."""

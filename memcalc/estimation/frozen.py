@@ -74,11 +74,11 @@ def _in_4_bits(held: Held, quantised: Quantised) -> Iterator[Held]:
     scale = f"n/{quantised.block_size}"
     packed = 2 * DTYPE_BYTES[quantised.storage]  # 4-bit elements in one element of the storage dtype
     axes = ((f"n/{packed}", -(-held.elements // packed)),)
-    yield Held(held.module, f"{held.tensor} in 4 bits", axes, held.count, held.where, quantised.storage, trains=False)
+    yield Held(held.module, f"{held.tensor}, 4-bit", axes, held.count, held.where, quantised.storage, trains=False)
     parts: list[tuple[str, str, int, str]] = []
     if quantised.nested:
         parts += [
-            ("scales in 8 bits", scale, blocks, "uint8"),
+            ("8-bit scales", scale, blocks, "uint8"),
             ("scales of scales", f"{scale}/{SCALES_PER_SCALE}", -(-blocks // SCALES_PER_SCALE), "fp32"),
             ("mean of scales", "1", 1, "fp32"),
             ("table of 8 bits", "256", CODE_8_BIT, "fp32"),

@@ -39,8 +39,8 @@ OPTIMIZER_OMISSIONS: dict[str, tuple[str, ...]] = {
 # Open points of FP8 matmuls, by whether they are Transformer Engine's. torchao's fused casts take less than the eager
 # ones that are counted.
 FP8_OMISSIONS = {
-    False: "what torch.compile fuses of torchao's casts to 8 bits: they are those of eager execution",
-    True: "matrix products in 8 bits were read from Transformer Engine's source, not compared with a run",
+    False: "torch.compile's fusion of torchao's FP8 casts: those of eager execution are counted",
+    True: "FP8 matmuls were modelled from Transformer Engine's source and not compared with a run",
 }
 IMBALANCE = "experts that get more tokens than others: routing is assumed to be balanced"
 
@@ -125,20 +125,20 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
 def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:
     parallelism, megatron = spec.parallelism, spec.training.implementation == "megatron"
     if parallelism.context_parallel > 1 and parallelism.context_parallel_method == "ring":
-        yield "the keys and values that travel around the ring of context parallelism", True
+        yield "the ring buffers of keys and values under context parallelism", True
     if split_by_dtensor(spec) and (found := unsplittable(spec)):
         yield f"layers split by PyTorch's DTensor were not compared with a run here: {found[1]}", False
     if megatron:
-        yield "the workspace of cuDNN's attention, which is taken as that of flash attention", False
+        yield "the workspace of cuDNN's attention, which is assumed to be that of flash attention", False
     if megatron and spec.model.moe is not None and parallelism.tensor_parallel > 1:
         yield "Megatron-Core's experts under tensor parallelism were not compared with a run yet", False
     if spec.training.fp8 != "none":
         yield FP8_OMISSIONS[megatron], False
     if parallelism.offload != "none" and parallelism.engine == "deepspeed":  # host memory, not GPU memory
-        yield "pages and pinned memory of the host that DeepSpeed holds beside what it offloads", False
+        yield "host pages and pinned memory that DeepSpeed uses in addition to offloaded tensors", False
     if parallelism.schedule not in ("1f1b", "gpipe"):
         yield (
-            f"schedule {parallelism.schedule} was not compared with a run; what is in flight is its papers' count",
+            f"schedule {parallelism.schedule} was not compared with a run; its paper gives the micro-batches in flight",
             False,
         )
 
@@ -149,11 +149,11 @@ def _generation(spec: Spec) -> Iterator[tuple[str, bool]]:
     for what in GENERATION:
         yield what, False
     if inference.cache == "paged":
-        what = "a serving engine's own buffers: vLLM was read, not measured; it takes what the card has left as cache"
+        what = "a serving engine's own buffers: vLLM was read, not measured; it uses all free GPU memory as cache"
         yield what, False
     if spec.model.moe is not None:
         yield IMBALANCE, False
     if inference.quantization != "none":
-        yield "weights in 4 bits were not compared with a generation", False
+        yield "4-bit weights were not compared with a recorded generation", False
     if spec.parallelism.tensor_parallel > 1 or spec.parallelism.pipeline_parallel > 1:
-        yield "what several ranks exchange; generation over several GPUs was not compared with a run", False
+        yield "communication buffers of several ranks; generation over several GPUs was not compared with a run", False

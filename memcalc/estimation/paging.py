@@ -33,6 +33,6 @@ def paging_notes(spec: Spec) -> Iterator[str]:
     if spec.training.optimizer_options.paged:
         most = max(paged_bytes(spec, stage) for stage in stages_of(spec))
         yield (
-            f"Host memory: {format_bytes(most)} ({most:,} bytes) a rank for paged optimizer states, which are unified "
-            f"memory (bitsandbytes) and in no figure here."
+            f"Host memory: {format_bytes(most)} ({most:,} bytes) per rank for paged optimizer states, which are in "
+            "unified memory (bitsandbytes) and not in these figures."
         )

@@ -35,7 +35,7 @@ class Parameter:
     """One parameter tensor, and the number of layers that have one of this shape.
 
     Args:
-        module: its module; `layers.*` stands for all layers, `layers.dense.*` and `layers.moe.*` where layers differ.
+        module: its module; `layers.*` means all layers, `layers.dense.*` and `layers.moe.*` where layers differ.
         tensor: "weight" or "bias".
         shape: each axis as (symbol, size).
         count: number of such tensors in the whole model.

@@ -40,8 +40,8 @@ class PlannedTimeline(Timeline):
         if around != Around() and has_segments(spec.training.recompute):
             raise InputError(
                 f"recompute has segments of several layers, but engine = {spec.parallelism.engine} has "
-                "buffers around each layer, which are not modelled there.",
-                "Recompute layers one by one: full, every-k or a list of numbers.",
+                "per-layer buffers, which are not modelled for such segments.",
+                "Recompute each layer separately: full, every-k or a list of numbers.",
                 "training.recompute",
             )
         super().__init__(spec, stage, sizer, gradients, around)

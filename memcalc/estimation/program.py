@@ -103,7 +103,7 @@ class Operator(NamedTuple):
         name: for display only.
         when: first run or recomputation; for events outside operators, what the block is doing.
         position: its position on the block's tape.
-        module: the module whose parameters it reads, as in state_dict within its unit; empty: none.
+        module: the module of the parameters that it reads, as in state_dict within its unit; empty: none.
         output: the storage of its first result.
         multiplies: whether it is a cuBLAS matmul.
         in_head: whether it belongs to the LM head or the loss, after the final norm.

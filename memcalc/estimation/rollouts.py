@@ -1,4 +1,4 @@
-"""Completions that the model generates between steps, to train on them (GRPO), beside what a step leaves.
+"""Completions that the model generates between steps, to train on them (GRPO), in addition to what a step leaves.
 
 transformers 5.23 generation/utils.py, _sample, under torch.no_grad: the cache grows token by token, and each forward
 ends with the logits of one token of each sequence. Sources of the batch: TRL 1.16 trl/trainer/grpo_trainer.py,
@@ -29,7 +29,7 @@ SAMPLE = "transformers 5.23 generation/utils.py, _sample: softmax of the next to
 
 
 def rollout_items(spec: Spec, stage: Stage, card: Card | None) -> Iterator[Item]:
-    """The highest moment of generation on one stage: its cache, what a forward makes, and what sampling does.
+    """The peak of generation on one stage: its cache, the tensors of a forward, and those of sampling.
 
     Where autocast runs over fp32 weights, queries and keys are in fp32 as they are rotated; values are counted so too.
     The casts of weights are cached until the forward has ended (ATen autocast_mode.cpp, cached_cast).

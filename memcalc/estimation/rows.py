@@ -25,7 +25,7 @@ def write_rows(
         items: tensors with their phases.
         what: names these items in the row of the allocator's rounding.
         tails: bytes of unsplit remainders, by phase mask.
-        phases: the phases that the bits of masks stand for.
+        phases: the phases of the mask bits.
     """
     together: dict[tuple[object, ...], tuple[Item, int]] = {}
     rounding = dict(tails)

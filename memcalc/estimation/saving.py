@@ -64,5 +64,5 @@ def _copy(tape: Tape, tensor: Tensor, operator: str) -> int:
 
 
 def _staged(tape: Tape, tensor: Tensor, operator: str) -> int:
-    """Return the contiguous copy of a tensor on its way to the host."""
+    """Return the contiguous copy of a tensor that is copied to host memory."""
     return tape.store(f"in order, saved by {operator}", tensor.shape, tensor.dtype, COPY)

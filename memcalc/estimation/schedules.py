@@ -1,4 +1,4 @@
-"""Pipeline schedules: the chunks of layers on each stage, and the micro-batches whose activations are in flight.
+"""Pipeline schedules: the chunks of layers on each stage, and the micro-batches with activations in flight.
 
 A chunk's activations are counted from its forward to its backward. Where a schedule splits backward into input
 gradients and weight gradients (zero bubble), tensors for the weight gradients count in full until these have run. Of

@@ -43,7 +43,7 @@ class Sized:
 
     @cached_property
     def scripts(self) -> dict[int, Script]:
-        """Separate buffers of the storages that stand for an operator's workspace."""
+        """Separate buffers of the storages that represent an operator's workspace."""
         storages = enumerate(self.program.storages)
         return {index: script_of(each.rule, self._values) for index, each in storages if each.rule is not None}
 

@@ -18,7 +18,7 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 
-ROTARY_TABLES, CAUSAL_MASKS = "rotary tables", "causal masks"  # tensor names of module buffers, as in rows
+ROTARY_TABLES, CAUSAL_MASKS = "RoPE cos/sin caches", "causal masks"  # tensor names of module buffers, as in rows
 
 
 def standing_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
@@ -90,7 +90,7 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
         (ROTARY_TABLES, table_elements(model) * stage.layers // model.num_layers, 1, "fp32"),
         (CAUSAL_MASKS, mask_elements(model) * stage.layers // model.num_layers, 1, "bool"),
         ("scales", buffers.scalars, 1, base),
-        ("router corrections", corrections, routers, base if buffers.narrow_corrections else "fp32"),
+        ("router biases", corrections, routers, base if buffers.narrow_corrections else "fp32"),
     )
     items = []
     for name, elements, count, dtype in kinds:
@@ -143,7 +143,17 @@ def complex_table(spec: Spec) -> Item:
     citation = "torchtitan ba2469780 torchtitan/models/llama/model.py: freqs_cis"
     mask = from_phase("model")
     return Item(
-        Component.WEIGHTS, "buffers", "rotary table", shape, "int64", 1, each, rounded(each), mask, "4·s·d_h", citation
+        Component.WEIGHTS,
+        "buffers",
+        "RoPE cos/sin cache",
+        shape,
+        "int64",
+        1,
+        each,
+        rounded(each),
+        mask,
+        "4·s·d_h",
+        citation,
     )
 
 

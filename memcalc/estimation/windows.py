@@ -13,6 +13,6 @@ def window_notes(spec: Spec) -> Iterator[str]:
     if fills_windows(spec):
         yield (
             f"sequence_length = {spec.training.sequence_length} fills the window of {spec.model.sliding_window} "
-            "tokens: transformers' sdpa hands PyTorch a mask then, with which flash attention does not run. With "
-            "flash_attention_2 there is none: attention_windows: kernel."
+            "tokens: transformers' sdpa then passes a mask to PyTorch, which rules out flash attention. With "
+            "flash_attention_2 (attention_windows: kernel) there is no mask."
         )

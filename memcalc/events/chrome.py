@@ -97,7 +97,7 @@ def _durations(thread: int, spans: Iterable[tuple[str, int, int]], clock: list[i
 
 
 def _steps(course: Course) -> Iterator[tuple[str, int, int]]:
-    """Yield the steps: consecutive phases whose names end in the same number."""
+    """Yield the steps: consecutive phases with names that end in the same number."""
     for number, group in groupby(course.spans, key=lambda span: span.phase.rpartition("_")[2]):
         spans = list(group)
         if number.isdecimal():

@@ -19,7 +19,7 @@ class Group(NamedTuple):
     """
 
     component: Component | None
-    module: str  # "layers.*.mlp" if it stands for several modules
+    module: str  # "layers.*.mlp" for several modules
     operator: str
     shape: tuple[int, ...]
     dtype: str

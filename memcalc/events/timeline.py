@@ -113,13 +113,13 @@ def timeline(events: Iterable[Event]) -> Timeline:
         delta, subject = 0, None
         if event.kind is Kind.ALLOC:
             if event.storage in living:
-                raise out_of_order(index, event, "allocates", "already alive")
+                raise out_of_order(index, event, "allocates", "already allocated")
             living[event.storage] = subject = event
             delta = event.bytes
         elif event.kind is Kind.FREE:
             subject = living.pop(event.storage, None)
             if subject is None:
-                raise out_of_order(index, event, "frees", "not alive")
+                raise out_of_order(index, event, "frees", "not allocated")
             delta = -subject.bytes
         deltas.append(delta)
         changed.append(subject)
@@ -130,5 +130,5 @@ def out_of_order(index: int, event: Event, verb: str, state: str) -> InputError:
     """Return the error for an event that cannot follow the events before it."""
     return InputError(
         f"event {index} {verb} storage {event.storage}, which is {state}.",
-        "A stream tells each storage's life from its alloc to its free; record it from the beginning.",
+        "A stream has the alloc and the free of each storage. Record it from the beginning of the run.",
     )

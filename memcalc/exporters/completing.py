@@ -21,7 +21,7 @@ Place = tuple[str, ...]
 
 # What a program may leave to whoever starts it, without which a file is not read.
 _FIRST: tuple[Place, ...] = tuple(("parallelism", name) for name in ("data_parallel", "zero_stage", "engine"))
-# What follows from fields that are compared, and whose defaults the fields had before they were resolved.
+# What follows from fields that are compared, and fields that were derived from defaults.
 _NO_MEMORY = (("training", "global_batch_size"), ("training", "framework"))
 _ROUNDS = 6  # a setting may change what other fields default to
 
@@ -33,7 +33,7 @@ class Export(NamedTuple):
     """A run in another program's file.
 
     Args:
-        program: whose file it is.
+        program: the program of the file.
         text: the file.
         settings: what completes it, as `--set` takes them.
         gpu: the run's GPU, which is no part of the file; None: it names none.
@@ -60,7 +60,7 @@ def export(spec: Spec, program: str, file: str | Path, model: str | None = None)
         model: the preset or hub id that names the run's model, where it is known.
 
     Raises:
-        InputError: as `named_program`; or the program cannot run it, or the file cannot stand for it.
+        InputError: as `named_program`; or the program cannot run it, or the file cannot describe it.
     """
     chosen = named_program(program, file)
     refused = chosen.refusal(spec)
@@ -77,7 +77,7 @@ def export(spec: Spec, program: str, file: str | Path, model: str | None = None)
 
 
 def named_program(program: str, file: str | Path) -> Program:
-    """Return the program of this name whose file is to be written.
+    """Return the program of this name to write a file for.
 
     Raises:
         InputError: the program is unknown, or the suffix is not one of its files'.
@@ -85,7 +85,7 @@ def named_program(program: str, file: str | Path) -> Program:
     chosen = PROGRAMS.get(program)
     if chosen is None:
         raise InputError(
-            f"{program!r} is not a program whose file can be written.", f"Use {_listed(PROGRAMS)}.", "--as"
+            f"{program!r} is not a program that memcalc writes files for.", f"Use {_listed(PROGRAMS)}.", "--as"
         )
     path = Path(file)
     if path.suffix.lower() not in chosen.suffixes:
@@ -98,7 +98,7 @@ def named_program(program: str, file: str | Path) -> Program:
 
 
 def _model_name(spec: Spec, named: str | None) -> str | None:
-    """A preset or a hub id whose model is the run's; None: its fields are set one by one."""
+    """A preset or a hub id of the run's model; None: its fields are set separately."""
     presets = preset_names()
     given = [name for name in (named, spec.name) if name and (name in presets or names_hub_id(name))]
     for name in dict.fromkeys((*given, *presets)):
@@ -125,7 +125,7 @@ def _completing(spec: Spec, written: Path, name: str | None) -> tuple[str, ...]:
         settings |= other
     else:
         fields = _listed(".".join(place) for place in other)
-        raise InputError(f"this file cannot stand for the run: {fields} cannot be set beside it.", "", written.name)
+        raise InputError(f"this file cannot describe the run: --set cannot add {fields}.", "", written.name)
     # What a file says itself, or what follows from it, needs no setting.
     for place in list(settings):
         fewer = {key: value for key, value in settings.items() if key != place}

@@ -21,12 +21,12 @@ DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_p
 
 
 class Program(NamedTuple):
-    """A program whose file can be written.
+    """A program that files can be written for.
 
     Args:
         label: its name in messages.
         suffixes: of its files; the first is suggested.
-        engines: whose sharding it runs.
+        engines: the sharding engines that it runs.
         degrees: kinds of parallelism besides data that it has.
         text: the file of a run: the run, and the name or hub id of its model, if it has one.
     """
@@ -274,7 +274,7 @@ def _trainer(spec: Spec, model: str | None) -> str:
         "fp16": training.dtype == "fp16" and not pure,
         "max_grad_norm": training.gradient_clipping or 0.0,
     }
-    if training.finetune == "full":  # weights are loaded in this dtype; autocast is beside it
+    if training.finetune == "full":  # weights are loaded in this dtype; autocast is used in addition
         block["dtype"] = _DTYPES[training.dtype] if pure else "float32"
     return _yaml(block | _trainer_sharding(spec, None))
 
@@ -309,7 +309,7 @@ def _fsdp(spec: Spec, prefix: str) -> Block:
 
 
 def _sharding_engine(spec: Spec) -> str:
-    """Whose sharding a run has; "": none."""
+    """Return the engine that shards a run; "": none."""
     return spec.parallelism.engine if spec.parallelism.zero_stage else ""
 
 

@@ -21,19 +21,19 @@ TERMS = {
         "Kaplan et al., arXiv 2001.08361, section 2.1; Narayanan et al., arXiv 2104.04473, appendix",
     ),
     "recompute": (
-        "what is computed again: layers (full), attention (selective)",
+        "recomputed FLOPs: layers (full), attention (selective)",
         "Korthikanti et al., arXiv 2205.05198, section 5",
     ),
     "tensor": (
-        "4 sums a layer over t ranks, 2 more where the layer is recomputed: 2(t-1)/t of its output each",
+        "4 all-reduces per layer over t ranks, 2 more if it is recomputed: 2(t-1)/t of its output each",
         "Shoeybi et al., arXiv 1909.08053, section 3; rings: NVIDIA nccl-tests, doc/PERFORMANCE.md",
     ),
     "context": (
-        "keys and values that travel around c ranks, once forward and twice backward; or four exchanges of heads",
+        "a ring of keys and values over c ranks, once in forward and twice in backward; or four all-to-alls of heads",
         "Liu et al., arXiv 2310.01889; Jacobs et al., arXiv 2309.14509",
     ),
     "expert": (
-        "tokens to their experts and back, forward and backward: (e-1)/e of k copies each",
+        "all-to-all of tokens to experts and back, in forward and backward: (e-1)/e of k copies each",
         "Lepikhin et al., arXiv 2006.16668",
     ),
     "pipeline": (
@@ -41,7 +41,7 @@ TERMS = {
         "Narayanan et al., arXiv 2104.04473, sections 2.2 and 4.1",
     ),
     "bubble": (
-        "stages wait: (p-1)/(v·m) of all the above but for the sending",
+        "pipeline bubble: (p-1)/(v·m) of all the above except the sends",
         "Narayanan et al., arXiv 2104.04473, section 2.2",
     ),
     "data": (

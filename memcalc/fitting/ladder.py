@@ -125,7 +125,7 @@ def _last_alike(length: int, at: Callable[[int], bool], place: int) -> int:
 
 
 def _bisected(at: Callable[[int], bool], low: int, high: int) -> int:
-    """Return by bisection an index that fits and whose successor does not."""
+    """Return by bisection an index that fits while its successor does not."""
     while high - low > 1:
         middle = (low + high) // 2
         if at(middle):

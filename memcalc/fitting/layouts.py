@@ -111,7 +111,7 @@ class Space:
         return (getattr(self._spec.parallelism, field),) if field in self._held else values
 
     def _degrees(self) -> Iterator[dict[str, Any]]:
-        """Yield all degrees whose product is the number of GPUs, with schedule, stage and engine."""
+        """Yield all degrees with the number of GPUs as their product, with schedule, stage and engine."""
         for t in self._values("tensor_parallel", divisors(self.gpus)):
             if t > self._node and "tensor_parallel" not in self._held:
                 reason = f"its ranks communicate in every layer, so they stay inside a node of {self._node} GPUs"

@@ -20,7 +20,7 @@ from memcalc.spec.spec import Spec
 from memcalc.units import divisors
 from memcalc.verdict.judge import size
 
-# Larger than any batch, sequence or model; the longest range whose length Python can return with 32-bit sizes, as in a
+# Larger than any batch, sequence or model; the longest range that Python can measure with 32-bit sizes, as in a
 # browser.
 MOST = 2**31 - 1
 
@@ -154,7 +154,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
 
 
 def _admitted(ladder: Sequence[int], allowed: Callable[[int], Spec | None], start: int) -> int:
-    """Return an index that the lower bound (no replay) admits and whose successor it does not; else 0."""
+    """Return an index that the lower bound (no replay) admits while it excludes the successor; else 0."""
 
     @cache
     def admits(place: int) -> bool:
@@ -196,8 +196,8 @@ def _micro_batches(spec: Spec) -> Scale:
         sizes,
         lambda size: varied(spec, training={"micro_batch_size": size, "gradient_accumulation_steps": share // size}),
         training.micro_batch_size,
-        f"a replica's share of global_batch_size = {total} is {share} sequences",
-        f"of the sizes that divide a replica's {share} sequences; accumulation follows",
+        f"each replica's part of global_batch_size = {total} is {share} sequences",
+        f"of the sizes that divide a replica's {share} sequences; gradient accumulation is set accordingly",
     )
 
 
@@ -209,7 +209,7 @@ def _sequences(spec: Spec) -> Scale:
     step = lcm(t, 2 * c * t if c > 1 else 1)
     learned = model.position_embedding == "learned"
     most = model.max_position_embeddings if learned else MOST
-    note = "" if learned else f"the model's positions are made for {model.max_position_embeddings:,} tokens"
+    note = "" if learned else f"the model's positions cover {model.max_position_embeddings:,} tokens"
     return Scale(
         range(step, most + 1, step),
         lambda length: varied(spec, training={"sequence_length": length}),

@@ -87,7 +87,7 @@ def parse_prices(words: Iterable[str]) -> dict[str, float]:
         except ValueError:
             sign = ""
         if not sign or not name:
-            raise InputError(f"{word[:60]!r} is no price.", f"Write {FORM}.", "--price")
+            raise InputError(f"{word[:60]!r} is not a price.", f"Write {FORM}.", "--price")
         if name in prices:
             raise InputError(f"{name} has two prices.", "Give one price for each GPU.", "--price")
         prices[name] = price
@@ -108,7 +108,7 @@ def checked_prices(prices: Mapping[str, float]) -> dict[Card, float]:
             raise error.located("--price") from None
         if card.name != card.row:
             raise InputError(
-                f"{name[:60]!r} is no GPU of `memcalc gpus`.", f"Write {FORM}; sizes go with --budget.", "--price"
+                f"{name[:60]!r} is not in `memcalc gpus`.", f"Write {FORM}; sizes go with --budget.", "--price"
             )
         if not 0 < price < inf:
             raise InputError(f"{name} for {price:g} per hour.", f"Give a price above 0: {FORM}.", "--price")

@@ -1,1 +1,1 @@
-"""Whose program runs: per framework and release, the defaults and habits that decide memory."""
+"""Defaults of the programs that run a file: per framework and version, the defaults and behavior that decide memory."""

@@ -14,7 +14,7 @@ EXPANDABLE = "expandable_segments:True"
 
 
 def place_allocator_settings(draft: Draft, settings: str, whose: str) -> None:
-    """What a framework sets, and a note that says so.
+    """Return the settings of a framework, with a note on them.
 
     Args:
         draft: our configuration in the making.

@@ -6,7 +6,7 @@ from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.weights import placed_config
 
-# Families whose norms are called ln_1, ln_2 and ln_f, and those of them with an untied wte.
+# Families with norms called ln_1, ln_2 and ln_f, and the subset with an untied wte.
 _WITHOUT_NORM = ("gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen")
 _UNTIED_WTE = ("gptj", "codegen")
 _PRESETS = {"gpt2": "gpt2", "gpt-neo-": "gpt_neo", "gpt-j-": "gptj", "codegen-": "codegen", "starcoder": "gpt_bigcode"}
@@ -34,7 +34,7 @@ def place_fp32_modules(draft: Draft) -> None:
 
 
 def _has_adapters(draft: Draft) -> bool:
-    """Whether adapters train, from the file or from settings beside it."""
+    """Return whether adapters train, from the file or from additional settings."""
     blocks = ("training.lora", "training.qlora")
     return draft.given("training.finetune") not in (None, "full") or any(
         path.startswith(blocks) for path in draft.overridden
@@ -42,7 +42,7 @@ def _has_adapters(draft: Draft) -> bool:
 
 
 def tell_kernels(draft: Draft) -> None:
-    """The kernels of adapters that axolotl turns on by itself, which save less than PEFT's modules.
+    """The adapter kernels that axolotl enables by default, which save less than PEFT's modules.
 
     utils/schemas/config.py: of LoRA and QLoRA, unless the file sets each to false or its base is in 8 bits; on several
     GPUs not under FSDP1.
@@ -50,4 +50,4 @@ def tell_kernels(draft: Draft) -> None:
     kernels = [f"lora_{part}_kernel" for part in ("mlp", "qkv", "o")]
     asked = all(draft.said.get(name, True) for name in kernels) and not is_on(draft.said.get("load_in_8bit"))
     if asked and draft.values.get("training.finetune") in ("lora", "qlora"):
-        draft.limit("fused kernels of adapters", "PEFT's modules, which save more, are counted", holds_memory=False)
+        draft.limit("fused kernels of adapters", "counted as PEFT's modules, which save more", holds_memory=False)

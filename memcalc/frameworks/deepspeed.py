@@ -8,7 +8,7 @@ from typing import Any
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.weights import placed_config
 
-# Our sizes, DeepSpeed's names, and what `auto` stands for in a model of this width (transformers 5.23
+# Our sizes, DeepSpeed's names, and the value of `auto` in a model of this size (transformers 5.23
 # integrations/deepspeed.py, trainer_config_finalize; accelerate 1.15 accelerator.py, _prepare_deepspeed).
 _SIZES: dict[str, tuple[tuple[str, ...], Callable[[int], int]]] = {
     "reduce_bucket_size": (("reduce_bucket_size",), lambda width: width * width),

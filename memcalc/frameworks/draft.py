@@ -14,7 +14,7 @@ FRAMEWORK = "training.framework"
 
 
 class Elsewhere(str):
-    """A value that a file leaves to whoever runs it, as it stands there: `$2`, `$TENSOR_PARALLEL`."""
+    """A value that the command line sets, as written in the file: `$2`, `$TENSOR_PARALLEL`."""
 
     __slots__ = ()
 
@@ -44,10 +44,10 @@ class Draft:
         answers: the candidates that are tried, by the field of their question.
         values: by our field's path, e.g. "training.micro_batch_size".
         facts: what several fields together decide, by a name of the table's own.
-        notes: what to tell the reader besides the lists.
-        elsewhere: fields whose values the file leaves to whoever runs it: path, and which fields of ours they decide.
+        notes: further notes for the user.
+        elsewhere: fields that the command line sets: path, and the fields of memcalc that they decide.
         silent: our fields of which the file says nothing, and that the framework's defaults decide.
-        limits: what the file asks for and is not modelled.
+        limits: features of the file that are not modelled.
         questions: what was asked on the way, by field.
     """
 
@@ -66,7 +66,7 @@ class Draft:
     def limit(
         self, what: str, why: str = "", *, holds_memory: bool, bytes_per_parameter: int = 0, sequences: int = 0
     ) -> None:
-        """Record what the file asks for and is not modelled, and say it in the notes.
+        """Record a feature of the file that is not modelled, and add a note.
 
         Args:
             what: a short noun phrase.
@@ -85,7 +85,7 @@ class Draft:
             self.silent.add(path)
 
     def translate(self, path: str, value: Any, values: Mapping[Any, Any]) -> None:
-        """Our word for a value of theirs; None in the table says that the default stands.
+        """Translate a value of the framework; None in the table means the default.
 
         Raises:
             Untranslatable: the table does not have it, and the user does not set the field anyway.

@@ -7,7 +7,7 @@ from memcalc.frameworks.weights import placed_config
 
 CHUNK = 128  # tokens of each sequence: finetune/lora.py, lm_head_chunk_size
 LORA_DROPOUT = 0.05  # finetune/lora.py, setup
-MOST_CHUNKS = 64  # that are told apart: more would move the peak by less than a thousandth
+MOST_CHUNKS = 64  # that are distinguished: more would move the peak by less than a thousandth
 
 _UNGATED = ("gpt_neox", "phi", "falcon")  # families with an MLP without a gate, by their model_type
 
@@ -15,9 +15,9 @@ _UNGATED = ("gpt_neox", "phi", "falcon")  # families with an MLP without a gate,
 def place_litgpt(draft: Draft, *, adapters: bool) -> None:
     """The head, the loss, the norms and the logits.
 
-    litgpt/model.py: the head has a matrix of its own; RMSNorm computes on x.float(). finetune/full.py, pretrain.py:
+    litgpt/model.py: the LM head is untied; RMSNorm computes on x.float(). finetune/full.py, pretrain.py:
     `logits` names what Fabric has converted to fp32 (plugins/precision/utils.py) until the next forward has returned;
-    finetune/lora.py has the head run on 128 tokens of each sequence at a time, whose logits all stay.
+    finetune/lora.py has the head run on 128 tokens of each sequence at a time; all their logits stay live.
     """
     draft.default("model.tie_word_embeddings", False)
     draft.default("training.logits_until", "step")
@@ -38,9 +38,9 @@ def place_litgpt(draft: Draft, *, adapters: bool) -> None:
 
 
 def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
-    """LitGPT's own adapters; beside a 4-bit base the embedding, too.
+    """LitGPT's own adapters; with a 4-bit base also the embedding.
 
-    litgpt/lora.py. finetune/lora.py, main: with bitsandbytes wte becomes a StableEmbedding, whose weight needs a
+    litgpt/lora.py. finetune/lora.py, main: with bitsandbytes wte becomes a StableEmbedding: its weight needs a
     gradient though no optimizer has it, and `old_embedding` keeps the one before.
 
     Args:
@@ -56,6 +56,6 @@ def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
 
 
 def place_4_bits(draft: Draft) -> None:
-    """The embedding that trains beside a base in 4 bits."""
+    """The embedding that trains with a 4-bit base."""
     if not draft.given("model.tie_word_embeddings"):
         draft.default("training.lora.modules_to_save", ["embed_tokens"])

@@ -1,4 +1,4 @@
-"""The releases of packages that decide memory: what changed with which, and those that are told apart by default."""
+"""The releases of packages that decide memory: what changed with which, and the ones distinguished by default."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RELEASES = {
             ),
             "5.0": Change("Weights are loaded in the checkpoint's dtype; before, in fp32.", "modeling_utils.py"),
             "4.54": Change(
-                "Grouped keys and values reach scaled_dot_product_attention as they are; before, repeated by head.",
+                "Grouped keys and values reach scaled_dot_product_attention unrepeated; before, repeated by head.",
                 "integrations/sdpa_attention.py",
             ),
             "4.53": Change(

@@ -9,10 +9,10 @@ _CHUNKED = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss")
 
 
 def place_torchtune(draft: Draft) -> None:
-    """The loss by its component, norms on an fp32 copy, and logits that are let go before backward.
+    """The loss by its component, norms on an fp32 copy, and logits that are freed before backward.
 
     recipes/full_finetune_single_device.py: `del logits`. modules/transformer.py: the head runs on chunks of tokens
-    whose loss takes them, and else returns logits in fp32. modules/rms_norm.py: F.rms_norm of x.float().
+    if the loss takes them, and else returns logits in fp32. modules/rms_norm.py: F.rms_norm of x.float().
     """
     draft.default("training.logits_until", "loss")
     if draft.given("training.implementation") not in (None, "plain"):

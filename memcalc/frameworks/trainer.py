@@ -22,7 +22,7 @@ LIGERS = {
 def place_trainers_loop(draft: Draft) -> None:
     """The loss, the logits, clipping, and what bitsandbytes leaves in 32 bits, from what the file says.
 
-    compute_loss returns the loss alone, so the logits are gone before backward. create_optimizer has bitsandbytes keep
+    compute_loss returns only the loss, so the logits are freed before backward. create_optimizer has bitsandbytes keep
     the states of embeddings in 32 bits. Gradients are clipped to `max_grad_norm`, unless that is 0.
     """
     facts, values = draft.facts, draft.values
@@ -86,15 +86,15 @@ def _place_liger(draft: Draft) -> None:
     if len(modules) == len(LIGERS) - 1:
         draft.default("training.kernels", "liger")
     elif modules:
-        draft.limit(f"{' and '.join(sorted(modules))} of Liger's kernels alone", "they keep less", holds_memory=False)
+        draft.limit(f"{' and '.join(sorted(modules))} of Liger's kernels only", "they save less", holds_memory=False)
 
 
 def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -> None:
-    """Evaluation during training, where a file asks for it.
+    """Set evaluation during training, if a file enables it.
 
     Args:
         draft: our configuration in the making.
-        asked: whether the file asks for it.
+        asked: whether the file enables it.
         batch: the field that says how many sequences there are at once.
         silent: how many there are where it does not say so.
     """
@@ -109,7 +109,7 @@ def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -
 
 
 def trainer_evaluates(said: Mapping[str, Any]) -> bool:
-    """Whether TrainingArguments ask for evaluation; `evaluation_strategy` until transformers 4.46."""
+    """Return whether TrainingArguments enable evaluation; `evaluation_strategy` until transformers 4.46."""
     strategy = str(said.get("eval_strategy", said.get("evaluation_strategy", "no"))).lower()
     return strategy not in ("no", "false", "none") or is_on(said.get("do_eval"))
 

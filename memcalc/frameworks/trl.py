@@ -1,4 +1,4 @@
-"""TRL's trainers: their own defaults over those of Trainer, and what they hold beside the policy."""
+"""TRL's trainers: their own defaults over those of Trainer, and their memory in addition to the policy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 
-CHUNK = 256  # tokens whose logits are alive at once: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
+CHUNK = 256  # tokens with live logits at a time: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
 MOST_CHUNKS = 1024  # that `training.loss_chunks` can be
 
 COMPLETION = 256  # tokens: trl/trainer/grpo_config.py, max_completion_length
-COMPLETIONS = "prompts, groups of completions, the engine that makes them"
+COMPLETIONS = "prompts, groups of completions, the engine that generates them"
 
 # Fields that no other program's TrainingArguments have, and those that scripts around Trainer have as well: a file
 # with one of the latter alone may be either's.
@@ -31,7 +31,7 @@ _SHARED = frozenset(
 
 
 def program_of(draft: Draft) -> str:
-    """Whose program runs TrainingArguments: Trainer, or one of TRL's trainers."""
+    """Programs that run TrainingArguments: Trainer, or one of TRL's trainers."""
     fields = draft.said.keys()
     named = _trainer_of(draft)
     if named != "sft" or _ITS_OWN & fields:
@@ -145,7 +145,7 @@ def _place_grpo(draft: Draft) -> None:
 
 
 def _batches_of_generation(draft: Draft) -> Any:
-    """Micro-batches whose completions are generated at once: trl/trainer/grpo_config.py, __post_init__."""
+    """Micro-batches per generation of completions: trl/trainer/grpo_config.py, __post_init__."""
     said, size = draft.said, draft.given("training.micro_batch_size")
     batches, whole = said.get("steps_per_generation"), said.get("generation_batch_size")
     ranks = draft.given("parallelism.data_parallel") or 1
@@ -178,7 +178,7 @@ def _place_sfts_loss(draft: Draft) -> None:
 
 
 def tell_second_models(draft: Draft) -> None:
-    """Record what preference training and reinforcement learning hold beside the policy.
+    """Record the memory of preference training and reinforcement learning in addition to the policy.
 
     trl/trainer/{dpo,kto}_trainer.py: the reference is the policy once more, loaded in the same way, unless there are
     adapters, which are switched off for it, or its log-probabilities are computed beforehand. grpo_trainer.py: it

@@ -18,7 +18,7 @@ _PRESETS_IN_32_BITS = ("gpt2", "gpt-neo-", "gpt-j-")
 def published_dtype(draft: Draft, half: str | None) -> str:
     """The dtype that a model's weights are published in, which a program that names none loads them in.
 
-    A config.json says it. Of a model that is only named the step's is taken, and told.
+    A config.json sets it. For a model that is only named, the step's dtype is assumed, with a note.
     """
     config = placed_config(draft)
     text = config.get("text_config")

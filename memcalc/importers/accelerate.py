@@ -29,8 +29,8 @@ FIELDS: dict[str, Meaning] = {
     "deepspeed_config.offload_optimizer_device": part("parallelism.offload"),
     "deepspeed_config.offload_param_device": part("parallelism.offload"),
     "deepspeed_config.offload_*": nothing("part of the offload"),
-    "deepspeed_config.gradient_clipping": nothing("clipping is not sized"),
-    "deepspeed_config.zero3_*": nothing("loading and saving are not sized"),
+    "deepspeed_config.gradient_clipping": nothing("gradient clipping is not estimated"),
+    "deepspeed_config.zero3_*": nothing("loading and saving are not estimated"),
     "deepspeed_config.deepspeed_moe_layer_cls_names": nothing("changes the implementation, not what is saved"),
     **{f"deepspeed_config.deepspeed_{name}": nothing() for name in _LAUNCHER},
     **{
@@ -44,8 +44,8 @@ FIELDS: dict[str, Meaning] = {
         )
     },
     "parallelism_config.parallelism_config_*": nothing("changes the implementation, not what is saved"),
-    "parallelism_config*": lacking("parallelism other than data"),
-    "megatron_lm_config*": lacking("Megatron-LM below accelerate", "give its own arguments instead"),
+    "parallelism_config*": lacking("parallelism other than data parallelism"),
+    "megatron_lm_config*": lacking("Megatron-LM under Accelerate", "pass the arguments of Megatron-LM instead"),
     "dynamo_config*": lacking("torch.compile"),
     "fp8_config.backend": fact("fp8_backend", "training.fp8"),
     "fp8_config.enable_fsdp_float8_all_gather": float8.GATHER,
@@ -160,7 +160,7 @@ def _in_8_bits(draft: Draft) -> None:
         gathers = draft.facts.get("fp8_gather", True) is True  # utils/dataclasses.py, AORecipeKwargs
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
     else:
-        draft.limit(f"matrix products in 8 bits by {backend}", holds_memory=True)
+        draft.limit(f"FP8 matmuls by {backend}", holds_memory=True)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""LoRA and QLoRA as PEFT's configurations say them: whether there are adapters, and beside which layers."""
+"""LoRA and QLoRA as PEFT's configurations say them: whether there are adapters, and on which layers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
 
 
 def place_adapters(draft: Draft) -> None:
-    """What is tuned, and the layers beside which adapters stand."""
+    """Set the type of fine-tuning, and the layers with adapters."""
     facts = draft.facts
     adapted = is_on(facts.get("peft")) or draft.values.get("training.finetune") in ("lora", "qlora")
     if adapted and is_on(facts.get("four_bits")):
@@ -57,7 +57,7 @@ def place_adapters(draft: Draft) -> None:
         targets = _layers(draft, map(str, targets))
     if targets is None and facts.get("pefts_layers") is True:
         targets = _pefts(str(draft.values.get("preset", "")), str(placed_config(draft).get("model_type", "")))
-        draft.notes.append(f"adapters beside {' and '.join(targets)}, the default of PEFT")
+        draft.notes.append(f"adapters on {' and '.join(targets)}, the default of PEFT")
     if targets:
         draft.default("training.lora.target_modules", targets)
 
@@ -75,17 +75,17 @@ def _named(draft: Draft, text: str) -> str | list[str]:
     ends = _PATTERN.search(text)
     if ends is None:
         return [name.strip() for name in text.split(",")]
-    draft.notes.append(f"adapters by the pattern {text}: layers with these names in the language model")
+    draft.notes.append(f"adapters on the layers of the language model that match {text}")
     return [f"{name}{ends[2] or ''}" for name in ends[1].split("|")]
 
 
 def _layers(draft: Draft, names: Iterable[str]) -> list[str]:
-    """Our names of layers; "self_attn.q_proj" is the q_proj of every layer. What has none is told."""
+    """Return memcalc's names of layers; "self_attn.q_proj" is the q_proj of every layer. A note lists unknown names."""
     found: dict[str, None] = {}
     for name in names:
         last = name.rpartition(".")[2]
         ours = LAYERS.get(last, (last,) if last in get_args(Target) else ())
         if not ours:
-            draft.notes.append(f"adapters beside {name} are ignored: no layer of the model has this name")
+            draft.notes.append(f"adapters on {name} are ignored: no layer of the model has this name")
         found.update(dict.fromkeys(ours))
     return list(found)

@@ -40,7 +40,7 @@ def settle(read: Callable[[Answers], Imported], peak: Callable[[Imported], int |
         peak: the allocated peak of what was read, bytes per GPU; None: it cannot be sized.
 
     Returns:
-        What was read; its assumptions are the questions whose candidates differ in their peaks, the largest difference
+        What was read; its assumptions are the questions with different peaks, the largest difference
         first. What cannot be sized is read with the first candidate of each question.
     """
     first = read({})

@@ -1,4 +1,4 @@
-"""Which kernel of attention a file asks for, and whether that knows a sliding window or is given a mask."""
+"""The attention kernel of a file, and whether it supports a sliding window or gets a mask."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Kernel(NamedTuple):
     windows: str | None = None
 
 
-FLASH = Kernel("flash", "kernel")  # of packages that are told the window's length
+FLASH = Kernel("flash", "kernel")  # of packages that receive the window's length
 SDPA = Kernel("flash")  # PyTorch picks its flash kernel where it can: it cannot with a window's mask
 EAGER = Kernel("eager")
 
-# The words of transformers (modeling_utils.py, attn_implementation) and of axolotl. None: the default stands.
+# The words of transformers (modeling_utils.py, attn_implementation) and of axolotl. None: the default.
 WORDS: dict[Any, Kernel | None] = {
     "flash_attention_2": FLASH,
     "flash_attention_3": FLASH,

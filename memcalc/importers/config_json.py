@@ -18,23 +18,25 @@ from memcalc.spec.limits import Limit
 _OTHER_HEADS = re.compile(
     r"For(?:SequenceClassification|TokenClassification|QuestionAnswering|Reward\w*)$|(?<!LMHead)Model$"
 )
-_GENERATION = "generation is not sized"
+_GENERATION = "generation is not estimated"
 _ROTARY = "positions are computed, not stored"
 
 # PretrainedConfig of transformers 5.23, and what the families' own classes have in common.
 FIELDS = {
     "architectures": nothing("model_type says it"),
-    "quantization_config": overcounted("weights in fewer bits", "those of the run's dtype are counted"),
-    "compression_config": overcounted("weights in fewer bits", "those of the run's dtype are counted"),
-    "num_labels": nothing("a head of a few rows"),
-    "norm_topk_prob": nothing("how experts' outputs are weighed"),
+    "quantization_config": overcounted("quantized weights", "weights in the run's dtype are counted"),
+    "compression_config": overcounted("quantized weights", "weights in the run's dtype are counted"),
+    "num_labels": nothing("a small classification head"),
+    "norm_topk_prob": nothing("weighting of expert outputs"),
     "_name_or_path": nothing(),
     "name_or_path": nothing(),
     "auto_map": nothing("model_type says it"),
     "transformers_version": nothing(),
     **dict.fromkeys(("torch_dtype", "dtype"), nothing("training.dtype and the recipe say it")),
     **dict.fromkeys(("bos_*", "eos_*", "pad_*", "sep_*", "*_token_id", "decoder_start_*"), nothing("data")),
-    **dict.fromkeys(("initializer_*", "init_*", "*_init_range", "use_depth_scaled_init"), nothing("how weights begin")),
+    **dict.fromkeys(
+        ("initializer_*", "init_*", "*_init_range", "use_depth_scaled_init"), nothing("initialization of weights")
+    ),
     **dict.fromkeys(("rope_*", "rotary_*", "partial_rotary_factor", "original_max_*", "mscale*"), nothing(_ROTARY)),
     **dict.fromkeys(
         (

@@ -58,7 +58,7 @@ _COMPRESSED = ("onebitadam", "zerooneadam", "onebitlamb")
 def _optimizer(draft: Draft, value: Any) -> None:
     draft.translate("training.optimizer", value, OPTIMIZERS)
     if str(value).lower() in _COMPRESSED:
-        draft.limit(f"the errors of the compression of {value}", "4 bytes a parameter", holds_memory=True)
+        draft.limit(f"the compression errors of {value}", "4 bytes per parameter", holds_memory=True)
 
 
 # DeepSpeed 0.17, deepspeed/runtime/config.py, zero/config.py.
@@ -79,7 +79,7 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.offload_param*": nothing("part of the offload"),
     "zero_optimization.reduce_bucket_size": part("parallelism.zero_optimization.reduce_bucket_size"),
     # zero/config.py: the default, which is counted. A smaller bucket holds less.
-    "zero_optimization.allgather_bucket_size": lacking("a bucket of its own size", _DEFAULT, beyond=500_000_000),
+    "zero_optimization.allgather_bucket_size": lacking("a separate bucket size", _DEFAULT, beyond=500_000_000),
     **{
         f"zero_optimization.{prefix}{name}": meaning
         for prefix in ("", "stage3_")
@@ -87,7 +87,7 @@ FIELDS: dict[str, Meaning] = {
             ("prefetch_bucket_size", part("parallelism.zero_optimization.prefetch_bucket_size")),
             ("max_live_parameters", lacking("gathered weights that are kept", _DEFAULT, beyond=1_000_000_000)),
             ("param_persistence_threshold", part("parallelism.zero_optimization.param_persistence_threshold")),
-            ("model_persistence_threshold", overcounted("small weights that stay whole", "without an upper bound")),
+            ("model_persistence_threshold", overcounted("small weights that stay unsharded", "without an upper bound")),
         )
     },
     "zero_optimization.mics*": lacking("shards within a group of ranks"),
@@ -97,10 +97,10 @@ FIELDS: dict[str, Meaning] = {
     "activation_checkpointing.partition_activations": overcounted(
         "checkpoints that are split over tensor-parallel ranks"
     ),
-    "activation_checkpointing.cpu_checkpointing": overcounted("checkpoints on the host"),
+    "activation_checkpointing.cpu_checkpointing": overcounted("checkpoints offloaded to the CPU"),
     "activation_checkpointing*": nothing("the program itself says what it checkpoints"),
     **{
-        f"{precision}.{name}": overcounted("masters, gradients or states of 16 bits")
+        f"{precision}.{name}": overcounted("16-bit master weights, gradients or states")
         for precision in ("bf16", "bfloat16", "fp16")
         for name in (
             f"{precision}_master_weights_and_grads",
@@ -113,12 +113,12 @@ FIELDS: dict[str, Meaning] = {
     "data_types.grad_accum_dtype": to(
         "training.gradient_dtype", {"fp32": "fp32", "float32": "fp32", "bf16": "bf16", "fp16": "fp16"}
     ),
-    "bf16*": nothing("how it is done"),
-    "fp16*": nothing("scaling of the loss"),
+    "bf16*": nothing("changes the implementation only"),
+    "fp16*": nothing("loss scaling"),
     "amp*": lacking("NVIDIA's Apex"),
     "optimizer*": nothing(),
     "scheduler*": nothing(),
-    "gradient_clipping": nothing("clipping is not sized"),
+    "gradient_clipping": nothing("gradient clipping is not estimated"),
     "steps_per_print": nothing("logging"),
     "wall_clock_breakdown": nothing("logging"),
     "zero_allow_untested_optimizer": nothing(),
@@ -146,12 +146,12 @@ FIELDS: dict[str, Meaning] = {
 }
 
 
-# The same inside another framework's file, whose own fields say precision, batch and optimizer.
+# The same inside another framework's file, which sets precision, batch and optimizer in its own fields.
 AS_PARTS = {path: part(meaning.words) if meaning.kind == "mapped" else meaning for path, meaning in FIELDS.items()}
 
 
 def finish_deepspeed(draft: Draft) -> None:
-    """Precision: DeepSpeed keeps fp32 copies that the optimizer updates beside 16-bit weights."""
+    """Precision: DeepSpeed keeps fp32 copies that the optimizer updates, in addition to 16-bit weights."""
     half = "bf16" if draft.facts.get("bf16") is True else "fp16" if draft.facts.get("fp16") is True else None
     if half is None and "auto" in (draft.facts.get("bf16"), draft.facts.get("fp16")):
         _ask_precision(draft)

@@ -19,7 +19,7 @@ _STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 
 
 def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
-    """What the file, or the block in its place, says beside the Trainer's own arguments: optimizer and offload.
+    """Settings of the file, or of its inline block, in addition to the Trainer's arguments: optimizer and offload.
 
     Returns:
         ZeRO's stage; None where nothing says it.
@@ -64,7 +64,7 @@ def read_beside(folder: str, name: str) -> Any:
 
 
 def _place_deepspeeds_optimizer(draft: Draft, config: Mapping[str, Any]) -> None:
-    """The optimizer of DeepSpeed's own file goes over the Trainer's (integrations/deepspeed.py)."""
+    """The optimizer of DeepSpeed's own file overrides the Trainer's (integrations/deepspeed.py)."""
     block = config.get("optimizer")
     name = str(block.get("type", "")).lower() if isinstance(block, Mapping) else ""
     if name in OPTIMIZERS and OPTIMIZERS[name] not in ("adam", "adamw"):
@@ -79,7 +79,7 @@ def _tell_mismatch(draft: Draft, config: Mapping[str, Any]) -> None:
         said = block.get("enabled") if isinstance(block, Mapping) else None
         if said is True and not is_on(draft.facts.get(name)):
             draft.notes.append(
-                f"DeepSpeed's {name}.enabled is true and {name} is not: transformers refuses both together, and the "
+                f"DeepSpeed's {name}.enabled is true and {name} is not: transformers rejects both, and the "
                 "precision of its own arguments is counted"
             )
 

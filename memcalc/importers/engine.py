@@ -1,4 +1,4 @@
-"""Reads a mapping with a framework's table: what is mapped, without effect, not modelled, unknown, missing."""
+"""Read a mapping with a framework's table: fields mapped, without a memory effect, not modelled, unknown, missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Imported:
     """A foreign configuration in our words.
 
     Args:
-        framework: whose it is.
+        framework: the framework of the file.
         blocks: our configuration, block by block.
         mapped: its field, its value, our field.
         no_effect: fields that change no byte, each with the reason.
@@ -36,10 +36,10 @@ class Imported:
         unknown: fields that the table does not know.
         missing: our fields that a run needs and that it does not say: path, and what it is.
         notes: what else to know.
-        elsewhere: fields that are ours and whose values the file leaves to whoever runs it: path, and our fields.
-        limits: what it asks for and is not modelled, as a result's verdict takes it.
+        elsewhere: fields that the command line sets: path, and the fields of memcalc.
+        limits: features that are not modelled, as the verdict uses them.
         name: of the run, where it is not that of the file.
-        program: whose run it is, with its version, where no file names it.
+        program: the program of the run, with its version, if no file names it.
         questions: what it leaves open.
         assumptions: what was taken of that, where it moves the peak.
     """
@@ -67,7 +67,7 @@ class Imported:
 
     def sentences(self) -> tuple[str, ...]:
         """All of it, for the notes of a result."""
-        if self.name:  # of a hub id: there is no file whose fields could be listed
+        if self.name:  # of a hub id: there is no file with fields to list
             return self.notes
         summary = (
             f"read as a configuration of {self.framework.name} (fields of {self.framework.version}): "
@@ -98,7 +98,7 @@ def read(
     Args:
         framework: its table.
         data: the mapping.
-        folder: where it lies.
+        folder: its directory.
         overridden: our fields that the user sets anyway, with their values; a value of theirs that cannot be translated
             is let be.
         answers: to questions that the file leaves open, by their field; those without one have their first candidate.
@@ -170,7 +170,7 @@ def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
 
 
 def told_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """Each limit once: of several fields that ask for the same, the one that holds most."""
+    """Each limit once: of several fields with the same limit, the one with the most memory."""
     found: dict[str, Limit] = {}
     for limit in limits:
         known = found.get(limit.what)
@@ -210,8 +210,8 @@ def _refusing(framework: FileFormat, path: str = "") -> Iterator[None]:
         yield
     except Untranslatable as error:
         raise InputError(
-            f"{path or error.path} = {error.value!r} is no value that memcalc knows of {framework.name}.",
-            f"Known: {error.known}. Or set memcalc's own field: --set {error.path}=.",
+            f"{path or error.path} = {error.value!r} is not a supported value of {framework.name}.",
+            f"Supported: {error.known}. Or set the field of memcalc: --set {error.path}=.",
         ) from None
 
 

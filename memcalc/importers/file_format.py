@@ -21,14 +21,14 @@ class Meaning(NamedTuple):
     limit: Callable[[Any], Limit] | None = None  # of a field that is not modelled, by its value
 
     def limits_of(self, value: Any) -> tuple[Limit, ...]:
-        """What a field with this value asks for and is not modelled."""
+        """Return the limit of a field with this value."""
         return () if self.limit is None else (self.limit(value),)
 
 
 def to(path: str, values: Mapping[Any, Any] | None = None) -> Meaning:
     """The field is ours at `path`; `values` translates, and refuses what it does not hold.
 
-    A translation of None says that the default stands.
+    A translation of None means the default.
     """
 
     def apply(draft: Draft, value: Any) -> None:
@@ -60,9 +60,9 @@ def nothing(why: str = "no effect on the memory of a step") -> Meaning:
 
 
 def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tuple[str, ...] = ()) -> Meaning:
-    """The field asks for what holds memory that is not counted: the estimate can be too low.
+    """The field needs memory that is not counted: the estimate can be too low.
 
-    "no", 0 and false ask for nothing.
+    "no", 0 and false disable it.
 
     Args:
         what: a short noun phrase.
@@ -78,7 +78,7 @@ def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tup
 
 
 def overcounted(what: str, why: str = "") -> Meaning:
-    """The field asks for what takes no more memory than the estimate counts without it: the estimate can be too high.
+    """The field needs no more memory than the estimate without it: the estimate can be too high.
 
     Args:
         what: a short noun phrase.
@@ -88,7 +88,7 @@ def overcounted(what: str, why: str = "") -> Meaning:
 
 
 def told(what: str) -> Meaning:
-    """The field asks for what is not modelled, with others: the framework's `finish` records the limit."""
+    """The field is not modelled, together with others: the framework's `finish` records the limit."""
     return Meaning("not modelled", what)
 
 
@@ -111,13 +111,13 @@ class FileFormat:
 
     Args:
         name: as people call it.
-        version: whose fields the table knows.
-        fields: by dotted path; a path that ends in "*" stands for all that begin so, one that begins with "*" for
+        version: the version with the fields of the table.
+        fields: by dotted path; a path that ends in "*" matches all that begin so, one that begins with "*" for
             all that end so.
         finish: what follows from several fields, and what the framework does where the file is silent.
         expected: our fields that a run needs and that such files often lack: path, and what it is.
         recognised: whether a mapping is such a file.
-        framework: whose program runs it, as `training.framework`; "": the file's fields decide.
+        framework: the program that runs it, as `training.framework`; "": the file's fields decide.
     """
 
     name: str

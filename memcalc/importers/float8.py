@@ -1,4 +1,4 @@
-"""torchao's matrix products in 8 bits, as other frameworks ask for them."""
+"""torchao's FP8 matmuls, as other frameworks configure them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ KEY = "training.fp8"
 FLAG: Meaning = fact("fp8", KEY)
 GATHER: Meaning = fact("fp8_gather", "training.fp8_all_gather")
 
-# Beside them each of these leaves layers whose sides are no multiples of 16 as they are.
-FIRST_LAYER = "Accelerate leaves the first linear layer in 16 bits as well: it is counted in 8"
+# In addition, each of these does not convert layers with sizes that are no multiples of 16.
+FIRST_LAYER = "Accelerate also leaves the first linear layer in 16 bits; it is counted in FP8"
 
 # torchtitan's names of linear layers, with the table's.
 TORCHTITAN_NAMES = {
@@ -35,14 +35,14 @@ TORCHTITAN_NAMES = {
 def multiply_in_8_bits(
     draft: Draft, recipe: str, *, gathers: bool = False, skip: Sequence[str] | None = None, note: str = ""
 ) -> None:
-    """Set the recipe where the estimate has it; else tell what is not modelled.
+    """Set the recipe if the estimate has it; else record what is not modelled.
 
     Args:
         draft: our configuration in the making, with its adapters and its sharding.
         recipe: ours.
         gathers: whether FSDP2 gathers weights in 8 bits.
         skip: layers that stay, by our names; None: our default.
-        note: what to tell beside.
+        note: an additional note.
     """
     values = draft.values
     beside = [
@@ -50,7 +50,7 @@ def multiply_in_8_bits(
         *(["tensor parallelism"] if values.get("parallelism.tensor_parallel", 1) != 1 else []),
     ]
     if beside:
-        draft.limit(f"torchao's matrix products in 8 bits with {' and '.join(beside)}", holds_memory=True)
+        draft.limit(f"torchao's FP8 matmuls with {' and '.join(beside)}", holds_memory=True)
         return
     draft.default(KEY, recipe)
     if skip is not None:
@@ -86,7 +86,7 @@ def torchtitan(draft: Draft, named: Any) -> None:
         if ours is None:
             # A layer in 16 bits makes no casts, but is gathered in twice the bytes where others are in 8 bits.
             gathered = facts.get("fp8_gather") is True
-            draft.limit(f"filter_fqns {each}", "which layers it leaves in 16 bits", holds_memory=gathered)
+            draft.limit(f"filter_fqns {each}", "the layers that stay in 16 bits", holds_memory=gathered)
         else:
             skip.append(ours)
     multiply_in_8_bits(draft, recipe, gathers=facts.get("fp8_gather") is True, skip=skip)

@@ -23,7 +23,7 @@ _NAMES: dict[str, Meaning] = {
     "reshard_after_forward": part("parallelism.zero_stage"),
     "activation_checkpointing": part("training.recompute"),
     "offload_params": part("parallelism.offload"),
-    "mixed_precision_policy": lacking("a precision of FSDP's own", "the step's is counted"),
+    "mixed_precision_policy": lacking("a separate precision of FSDP", "the precision of the step is counted"),
     "ignored_modules": lacking("modules that are not sharded"),
     **{name: nothing("changes the implementation, not what is saved") for name in _HOW},
 }
@@ -129,7 +129,7 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
     if draft.given("parallelism.offload") in (None, "none"):
         draft.default("parallelism.fsdp.gradient_sync", "last")
     elif type(steps) is int and steps > 1:
-        what = "gradients that stay whole until the last micro-batch"
+        what = "gradients that stay unsharded until the last micro-batch"
         draft.limit(what, "their shards are counted", holds_memory=True)
     masters = str(draft.overridden.get("training.recipe", "")).startswith("mixed")
     if dtype is None or masters:

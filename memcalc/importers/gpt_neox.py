@@ -1,4 +1,4 @@
-"""GPT-NeoX's YAML: DeepSpeed's fields beside a model's, with underscores or hyphens in their names."""
+"""GPT-NeoX's YAML: DeepSpeed's fields and a model's, with underscores or hyphens in their names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FIELDS: dict[str, Meaning] = {
     "use_qk_layernorm": to("model.qk_norm"),
     "attention_config": fact("attention", "training.attention"),
     "sparsity_config*": lacking("sparse attention"),
-    "sliding_window_width": nothing("what is kept does not depend on it"),
+    "sliding_window_width": nothing("saved activations do not depend on it"),
     "moe_num_experts": lacking("experts of GPT-NeoX"),
     "moe*": nothing("part of the experts"),
     "te_*": lacking("Transformer Engine's modules"),
@@ -59,13 +59,13 @@ _FIELDS: dict[str, Meaning] = {
     "hidden_dropout": fact("hidden_dropout", "training.dropout"),
     "attention_dropout": fact("attention_dropout", "training.dropout"),
     "precision": fact("precision", "training.dtype: precision of the step"),
-    "data_types.grad_accum_dtype": lacking("gradients added up in a dtype of their own"),
-    "data_types*": nothing("how it is done"),
+    "data_types.grad_accum_dtype": lacking("gradients accumulated in a separate dtype"),
+    "data_types*": nothing("changes the implementation only"),
     "fp32_allreduce": lacking("gradients reduced in fp32"),
     "checkpoint_activations": to("training.recompute", {True: "full", False: "none"}),
     "checkpoint_num_layers": fact("together", "training.recompute"),
     "partition_activations": overcounted("checkpoints that are split over tensor-parallel ranks"),
-    "checkpoint_in_cpu": overcounted("checkpoints on the host"),
+    "checkpoint_in_cpu": overcounted("checkpoints offloaded to the CPU"),
     "pipe_parallel_size": fact("stages", "parallelism.pipeline_parallel"),
     "model_parallel_size": to("parallelism.tensor_parallel"),
     "sequence_parallel": to("parallelism.sequence_parallel"),
@@ -94,7 +94,7 @@ _FIELDS: dict[str, Meaning] = {
         )
     },
     **{
-        f"{stem}*": nothing("generation is not sized")
+        f"{stem}*": nothing("generation is not estimated")
         for stem in (
             "text_gen",
             "temperature",
@@ -139,7 +139,9 @@ def _finish(draft: Draft) -> None:
     _inner_size(draft)
     _rotated(draft)
     if facts.get("together", 1) not in (0, 1) and values.get("training.recompute") == "full":
-        draft.limit("checkpoints of several layers together", "each layer is one", holds_memory=True)
+        draft.limit(
+            "several layers in one checkpoint segment", "each layer is counted as one segment", holds_memory=True
+        )
     _replicas(draft)
     owns = str(facts.get("vocabulary", "")).endswith(f"{_NEOX}.json")
     name = _NEOX if owns else str(facts.get("tokenizer"))
@@ -167,7 +169,7 @@ def _attention(draft: Draft) -> None:
         draft.default("training.attention", "flash")
     else:
         draft.default("training.attention", "flash" if "flash" in kinds else "eager")
-        draft.limit(f"attention of other kinds ({', '.join(sorted(kinds))})", holds_memory=True)
+        draft.limit(f"other attention types ({', '.join(sorted(kinds))})", holds_memory=True)
 
 
 def _listed(value: object) -> list[Any]:
@@ -189,7 +191,7 @@ def _inner_size(draft: Draft) -> None:
         inner = int(inner * 2 / 3) // 2
     values["model.intermediate_size"] = size = -(-inner // multiple) * multiple
     if size != said:
-        draft.notes.append(f"an inner size of {said:,} comes to {size:,} in GPT-NeoX")
+        draft.notes.append(f"intermediate_size {said:,} resolves to {size:,} in GPT-NeoX")
 
 
 def _rotated(draft: Draft) -> None:

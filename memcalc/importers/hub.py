@@ -10,7 +10,7 @@ from memcalc.catalogue.resolution import resolve
 from memcalc.importers.engine import Imported, read
 from memcalc.importers.huggingface import TRAINING_ARGUMENTS
 
-TRAINER = "transformers 5.23 Trainer"  # the release whose fields and defaults `importers.huggingface` has
+TRAINER = "transformers 5.23 Trainer"  # the version with the fields and defaults of `importers.huggingface`
 
 
 # The arguments with which Trainer's step is in a dtype: autocast, or weights in fp32.

@@ -1,4 +1,4 @@
-"""What the frameworks around Hugging Face's Trainer share: its arguments, and what they come to."""
+"""Shared by the frameworks around Hugging Face's Trainer: its arguments, and their meaning."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ TRAINER: dict[str, Meaning] = {
     "liger_kernel_config": fact("liger_config", "training.kernels"),
     "torch_compile": lacking("torch.compile"),
     "neftune_noise_alpha": nothing(),
-    "auto_find_batch_size": overcounted("a batch size that is tried out"),
+    "auto_find_batch_size": overcounted("a batch size found by trial"),
     "per_device_eval_batch_size": nothing("evaluation is not part of a step"),
     "gradient_checkpointing_kwargs": nothing("changes the implementation, not what is saved"),
     "max_grad_norm": fact("clipping", "training.gradient_clipping"),
@@ -104,18 +104,18 @@ TRAINER: dict[str, Meaning] = {
     "remove_unused_columns": nothing("data"),
     "model_revision": nothing("the sizes are the same"),
     "trust_remote_code": nothing(),
-    "tf32": nothing("fp32 in another way, of the same size"),
+    "tf32": nothing("fp32 with another method, of the same size"),
     "ddp_timeout": nothing(),
     "group_by_length": nothing("sequences are counted as full"),
-    "resume_from_checkpoint": nothing("loading is not sized"),
+    "resume_from_checkpoint": nothing("loading is not estimated"),
     "report*": nothing("logging"),
     "average_tokens_across_devices": nothing(),
     "activation_checkpointing": to("training.recompute", RECOMPUTE),
     "activation_checkpointing_kwargs": nothing("changes the implementation, not what is saved"),
     "optim_args": nothing(),
-    "optim_target_modules": lacking("GaLore and its kin"),
-    "label_smoothing_factor": lacking("log-probabilities of all tokens once more"),
-    "parallelism_config*": lacking("parallelism other than data"),
+    "optim_target_modules": lacking("GaLore and its variants"),
+    "label_smoothing_factor": lacking("a second copy of the log-probabilities"),
+    "parallelism_config*": lacking("parallelism other than data parallelism"),
     "torch_empty_cache_steps": nothing("cached blocks are part of reserved memory"),
     **{
         name: nothing("no effect on the memory of a step")
@@ -126,7 +126,7 @@ TRAINER: dict[str, Meaning] = {
             *("ddp_backend", "ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp_static_graph"),
         )
     },
-    "ddp_bucket_cap_mb": overcounted("buckets of a size of their own", "the default is counted"),
+    "ddp_bucket_cap_mb": overcounted("separate bucket sizes", "the default is counted"),
     "torch_compile_*": nothing("part of torch_compile"),
     **{
         name: nothing("evaluation is not part of a step")
@@ -172,16 +172,16 @@ def finish_trainer(
         draft.default("training.recipe", "fp32")
     elif stage and draft.given("parallelism.engine") == "deepspeed":
         draft.default("training.recipe", "mixed-16")
-        draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes a parameter")
+        draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes per parameter")
     elif draft.values.get("training.finetune") in ("lora", "qlora"):
-        # Adapters are in fp32, whatever the base is in.
+        # Adapters are in fp32, regardless of the base.
         draft.default("training.recipe", policy or ("amp" if autocasts else "pure"))
         if autocasts and (low or weights_follow) and not _upcasts(draft):
             draft.default("training.lora.base_dtype", "compute")
-    else:  # under a policy what trains is made fp32, whatever it was loaded in
+    else:  # under a policy trained parameters are cast to fp32, regardless of their loaded dtype
         draft.default("training.recipe", policy or ("pure" if low else "amp"))
         if low and autocasts and not policy and draft.given("training.recipe") == "pure":
-            draft.default("training.autocast", True)  # accelerator.py, prepare_model: whatever the weights are in
+            draft.default("training.autocast", True)  # accelerator.py, prepare_model: regardless of the weights' dtype
     if low and autocasts and not policy:
         _weight_dtype(draft, weights)
     place_copies(draft)
@@ -230,7 +230,7 @@ def _sharding(draft: Draft) -> int:
             draft.default("parallelism.engine", "deepspeed")
             place_optimizer(draft, draft.facts.get("offload"), draft.facts.get("offload_param"))
             if words:
-                draft.notes.append("fsdp is left out, for deepspeed is given, too: transformers takes one of them")
+                draft.notes.append("fsdp is ignored because deepspeed is set too, and transformers uses only one")
             return stage
     return place_fsdp(draft, " ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
 

@@ -35,50 +35,50 @@ FIELDS: dict[str, Meaning] = {
     "disable_gradient_checkpointing": to("training.recompute", {True: "none", False: "full"}),
     "pure_bf16": fact("pure", "training.recipe"),
     "upcast_layernorm": lacking("norms in fp32"),
-    "upcast_lmhead_output": lacking("logits in fp32 twice"),
+    "upcast_lmhead_output": lacking("a second fp32 copy of the logits"),
     "enable_liger_kernel": fact("liger", "training.kernels"),
-    "use_kt": overcounted("experts on the host by KTransformers"),
+    "use_kt": overcounted("experts offloaded to the CPU by KTransformers"),
     "kt_*": nothing("part of KTransformers"),
     "fp8": float8.FLAG,
     "fp8_backend": fact("fp8_backend", "training.fp8"),
-    "fp8_enable_fsdp_float8_all_gather": nothing("it is logged, and handed to nobody"),
+    "fp8_enable_fsdp_float8_all_gather": nothing("it is logged, and not used"),
     "fp8_*": nothing("part of fp8"),
     "use_adam_mini": overcounted("Adam-mini"),
     "use_muon": fact("muon", "training.optimizer"),
-    "use_v1_kernels": overcounted("fused kernels", "those of NPUs alone"),  # v1/plugins/.../interface.py
-    "tensor_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
-    "pipeline_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
-    "expert_model_parallel_size": lacking("Megatron below LLaMA-Factory"),
+    "use_v1_kernels": overcounted("fused kernels", "they exist for NPUs only"),  # v1/plugins/.../interface.py
+    "tensor_model_parallel_size": lacking("Megatron under LLaMA-Factory"),
+    "pipeline_model_parallel_size": lacking("Megatron under LLaMA-Factory"),
+    "expert_model_parallel_size": lacking("Megatron under LLaMA-Factory"),
     "use_unsloth": overcounted("Unsloth's kernels"),
     "use_galore": lacking("GaLore"),
     "use_apollo": lacking("APOLLO"),
     "use_badam": overcounted("BAdam"),
     "use_dora": lacking("DoRA"),
-    "use_asft_loss": lacking("a loss of its own"),
-    "use_dft_loss": lacking("a loss of its own"),
-    "use_eaft_loss": lacking("a loss of its own"),
-    "asft_*": nothing("part of a loss of its own"),
-    "mixture_of_depths": lacking("layers that some tokens skip"),
+    "use_asft_loss": lacking("a custom loss"),
+    "use_dft_loss": lacking("a custom loss"),
+    "use_eaft_loss": lacking("a custom loss"),
+    "asft_*": nothing("part of a custom loss"),
+    "mixture_of_depths": lacking("mixture of depths"),
     "galore_*": nothing("part of GaLore"),
     "apollo_*": nothing("part of APOLLO"),
     "badam_*": nothing("part of BAdam"),
     "loraplus_*": nothing(),
-    "pissa_*": nothing("how adapters begin"),
+    "pissa_*": nothing("initialization of adapters"),
     "oft_*": nothing("part of OFT"),
     **{
-        name: lacking("Megatron below LLaMA-Factory")
+        name: lacking("Megatron under LLaMA-Factory")
         for name in (
             *("sequence_parallel", "context_parallel_size", "use_distributed_optimizer", "recompute_granularity"),
             *("bias_activation_fusion", "apply_rope_fusion", "overlap_*", "moe_*", "use_packed_sequences"),
         )
     },
     "additional_target": fact("additional", "training.lora.modules_to_save"),
-    "mixed_precision": lacking("Megatron below LLaMA-Factory"),
-    "use_llama_pro": overcounted("LLaMA Pro, whose added layers alone train"),
-    "use_mca": lacking("Megatron below LLaMA-Factory"),
-    "use_megatron_bridge": lacking("Megatron below LLaMA-Factory"),
-    "megatron_*": nothing("part of Megatron below LLaMA-Factory"),
-    "use_hyper_parallel": lacking("HyperParallel below LLaMA-Factory"),
+    "mixed_precision": lacking("Megatron under LLaMA-Factory"),
+    "use_llama_pro": overcounted("LLaMA Pro, which trains only its added layers"),
+    "use_mca": lacking("Megatron under LLaMA-Factory"),
+    "use_megatron_bridge": lacking("Megatron under LLaMA-Factory"),
+    "megatron_*": nothing("part of Megatron under LLaMA-Factory"),
+    "use_hyper_parallel": lacking("HyperParallel under LLaMA-Factory"),
     "hyper_parallel_*": nothing("part of HyperParallel"),
     "ref_model*": lacking("a second model"),
     "reward_model*": lacking("a reward model"),
@@ -86,20 +86,20 @@ FIELDS: dict[str, Meaning] = {
     "dpo_*": nothing("part of preference training"),
     "kto_*": nothing("part of preference training"),
     "simpo_*": nothing("part of preference training"),
-    "eaft_alpha": nothing("part of a loss of its own"),
+    "eaft_alpha": nothing("part of a custom loss"),
     "block_diag_attn": nothing("sequences are counted as full"),
     "packing": nothing("sequences are counted as full"),
     "neat_packing": nothing("sequences are counted as full"),
-    "use_unsloth_gc": overcounted("Unsloth's checkpoints, which leave the device"),
+    "use_unsloth_gc": overcounted("Unsloth's checkpoints, which are offloaded to the CPU"),
     "use_reentrant_gc": nothing("changes the implementation, not what is saved"),
     "resize_vocab": nothing("some rows of the embedding"),
     "add_*": nothing("some rows of the embedding"),
     "new_special_tokens_config": nothing("some rows of the embedding"),
     "init_special_tokens": nothing("some rows of the embedding"),
-    "use_rslora": nothing("how adapters are scaled"),
-    "create_new_adapter": nothing("how adapters begin"),
+    "use_rslora": nothing("scaling of adapters"),
+    "create_new_adapter": nothing("initialization of adapters"),
     "module_dropout": nothing("part of OFT"),
-    "train_from_scratch": nothing("how weights begin"),
+    "train_from_scratch": nothing("initialization of weights"),
     **{
         name: nothing("data")
         for name in (
@@ -123,14 +123,14 @@ FIELDS: dict[str, Meaning] = {
     "predict_with_generate": nothing("part of evaluation"),
     "ray_*": nothing(),
     "shift_attn": nothing(),
-    "freeze_*": overcounted("freezing of layers"),
+    "freeze_*": overcounted("frozen layers"),
     "template": nothing("data"),
     "max_samples": nothing("data"),
     "overwrite_cache": nothing("data"),
     "preprocessing_num_workers": nothing("data"),
     "plot_loss": nothing("logging"),
     "val_size": nothing("evaluation is not part of a step"),
-    "adapter_name_or_path": nothing("loading is not sized"),
+    "adapter_name_or_path": nothing("loading is not estimated"),
     "pref_*": nothing("part of preference training"),
     "rope_scaling": nothing("positions are computed, not stored"),
     "image_*": nothing("data"),
@@ -179,11 +179,11 @@ def _finish(draft: Draft) -> None:
         if backend in ("auto", "torchao"):
             float8.multiply_in_8_bits(draft, "rowwise", skip=["lm_head"])
         else:
-            draft.limit(f"matrix products in 8 bits by {backend}", holds_memory=True)
+            draft.limit(f"FP8 matmuls by {backend}", holds_memory=True)
 
 
 def _tell_stage(draft: Draft) -> None:
-    """What stages hold beside the policy: train/trainer_utils.py, create_ref_model; train/{dpo,kto,ppo,rm}/workflow.py.
+    """Memory of stages beyond the policy: train/trainer_utils.py, create_ref_model; train/{dpo,kto,ppo,rm}/workflow.py.
 
     The reference is a copy of the policy in the run's dtype, or another model; below adapters there is none.
     """

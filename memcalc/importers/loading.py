@@ -171,7 +171,7 @@ def list_config_json(source: str | Path) -> Imported | None:
 
 
 def _path(source: Spec | str | Path | Mapping[str, Any]) -> Path:
-    """Where a source lies; standard input by that name."""
+    """Return the path of a source; standard input by that name."""
     return Path(STANDARD_INPUT) if str(source) == "-" else Path(str(source))
 
 
@@ -265,21 +265,21 @@ def _check_ranks(imported: Imported, given: set[Place], path: Path) -> None:
 
 
 def _check_elsewhere(imported: Imported, path: Path) -> None:
-    """What the file leaves to whoever runs it is asked for by name; of replicas the notes say that one is taken."""
+    """Raise an error that names the fields that the command line must set; for replicas a note assumes one."""
     asked = [(field, ours) for field, ours in imported.elsewhere if ours != ("parallelism.data_parallel",)]
     if not asked:
         return
     fields = ", ".join(field for field, _ in asked)
     settings = " ".join(f"--set {each}=" for each in dict.fromkeys(each for _, ours in asked for each in ours))
     raise InputError(
-        f"this configuration of {imported.framework.name} leaves to whoever runs it: {fields}.",
-        f"Give them: {settings}",
+        f"this configuration of {imported.framework.name} leaves to the command line: {fields}.",
+        f"Add {settings}",
         path.name,
     )
 
 
 def _check_model(imported: Imported, given: set[Place], path: Path) -> None:
-    """The model's sizes are there, or asked for by name."""
+    """Raise an error that names missing sizes of the model."""
     blocks = imported.blocks
     if blocks.keys() & {"preset", "hf_config"} or given & {("preset",), ("hf_config",)}:
         return
@@ -288,7 +288,7 @@ def _check_model(imported: Imported, given: set[Place], path: Path) -> None:
     if not missing:
         return
     raise InputError(
-        f"this configuration of {imported.framework.name} does not hold the model's sizes: {', '.join(missing)}.",
-        "Name the model with --set preset= (see `memcalc models`) or --set hf_config=PATH, or set them one by one.",
+        f"this configuration of {imported.framework.name} does not define the model: it lacks {', '.join(missing)}.",
+        "Name the model with --set preset= (see `memcalc models`) or --set hf_config=PATH, or set these fields.",
         path.name,
     )

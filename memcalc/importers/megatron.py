@@ -76,11 +76,11 @@ FIELDS: dict[str, Meaning] = {
     "hidden-dropout": fact("hidden_dropout", "training.dropout"),
     "optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),  # its Adam decays weights apart
     "use-distributed-optimizer": to("parallelism.zero_stage", {True: 1}),
-    "use-precision-aware-optimizer": overcounted("moments and gradients in fewer bits"),
+    "use-precision-aware-optimizer": overcounted("low-precision moments and gradients"),
     "use-megatron-fsdp": lacking("Megatron's FSDP"),
     "use-custom-fsdp": lacking("Megatron's FSDP"),
-    "use-torch-fsdp2": lacking("FSDP2 below Megatron"),
-    "optimizer-cpu-offload": overcounted("states on the host"),
+    "use-torch-fsdp2": lacking("FSDP2 under Megatron"),
+    "optimizer-cpu-offload": overcounted("optimizer states in host memory"),
     "checkpoint-activations": to("training.recompute", {True: "full"}),  # until 2022
     "activations-checkpoint-method": fact("method", "training.recompute"),
     "activations-checkpoint-num-layers": fact("recomputed", "training.recompute"),
@@ -110,11 +110,11 @@ FIELDS: dict[str, Meaning] = {
     "fp8-recipe": fact("fp8_recipe", "training.fp8"),
     "fp8-param-gather": to("training.fp8_params"),
     "fp8*": nothing("changes how scales are computed, not what is saved"),
-    "fp4*": lacking("matrix products in 4 bits"),
-    "use-nccl-ub": lacking("buffers that NCCL registers"),
+    "fp4*": lacking("FP4 matmuls"),
+    "use-nccl-ub": lacking("registered NCCL buffers"),
     "fsdp-double-buffer": lacking("Megatron's FSDP"),
     "softmax-type": lacking("attention sinks", known=("vanilla",)),
-    "activation-func-clamp-value": lacking("activations that are clamped"),
+    "activation-func-clamp-value": lacking("clamped activations"),
     "fine-grained-activation-offloading": overcounted("offload activations"),
     "use-bnb-optimizer": overcounted("optimizers of bitsandbytes"),
     "audio-*": lacking("an audio encoder"),
@@ -122,18 +122,18 @@ FIELDS: dict[str, Meaning] = {
     "recompute-vision*": nothing("part of a vision encoder"),
     **dict.fromkeys(("enable-cuda-graph", "external-cuda-graph", "cuda-graph-impl"), lacking("CUDA graphs")),
     "cuda-graph-*": nothing("part of CUDA graphs"),
-    "cross-entropy-loss-fusion": nothing("how it is done"),
-    "cross-entropy-fusion-impl": nothing("how it is done"),
-    "overlap-*": nothing("when, not what"),
-    "deepspeed": lacking("DeepSpeed below Megatron", "Megatron-LM's own copies are counted"),
+    "cross-entropy-loss-fusion": nothing("changes the implementation only"),
+    "cross-entropy-fusion-impl": nothing("changes the implementation only"),
+    "overlap-*": nothing("changes when memory is allocated, not how much"),
+    "deepspeed": lacking("DeepSpeed under Megatron", "Megatron-LM's own copies are counted"),
     "zero-stage": to("parallelism.zero_stage"),
     **dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), to("training.alloc_conf")),
-    "deepspeed-*": nothing("part of DeepSpeed below Megatron"),
-    "embed-layernorm": lacking("a norm behind the embedding"),
-    "loss-scale": nothing("scaling of the loss"),
+    "deepspeed-*": nothing("part of DeepSpeed under Megatron"),
+    "embed-layernorm": lacking("a norm after the embedding"),
+    "loss-scale": nothing("loss scaling"),
     "empty-unused-memory-level": nothing("cached blocks are part of reserved memory"),
     "decoupled-*": nothing("not about memory"),
-    "pp-partition-method": lacking("stages of unlike numbers of layers"),  # of BigScience's, with DeepSpeed's pipeline
+    "pp-partition-method": lacking("an uneven pipeline split"),  # of BigScience's, with DeepSpeed's pipeline
     **{
         name: nothing("not about memory")
         for name in (
@@ -143,12 +143,12 @@ FIELDS: dict[str, Meaning] = {
         )
     },
     "tiktoken-*": nothing("data"),
-    "tp-comm-overlap*": nothing("when, not what"),
-    "apply-query-key-layer-scaling": nothing("how scores are scaled"),
+    "tp-comm-overlap*": nothing("changes when memory is allocated, not how much"),
+    "apply-query-key-layer-scaling": nothing("scaling of attention scores"),
     "optimizer-offload-fraction": nothing("part of optimizer-cpu-offload"),
     "grad-reduce-in-bf16": fact("reduce_bf16", "training.gradient_dtype"),
     "accumulate-allreduce-grads-in-fp32": fact("accumulates_in_fp32", "training.gradient_dtype"),
-    **{f"{name}-dtype": overcounted("moments, masters and gradients in fewer bits") for name in _STATES},
+    **{f"{name}-dtype": overcounted("low-precision moments, master weights and gradients") for name in _STATES},
     "no-position-embedding": fact("no_positions", "model.position_embedding"),
     **{
         f"no-{name}": nothing("changes fusion and overlap, not what is saved")
@@ -165,10 +165,10 @@ FIELDS: dict[str, Meaning] = {
     "moe-layer-freq": fact("expert_layers", "model.moe.dense_layers"),
     "moe-shared-expert-gate": to("model.moe.shared_expert_gate"),
     "moe-token-dispatcher-type": fact("dispatcher", "training.implementation"),
-    "moe-layer-recompute": overcounted("recomputation of experts alone"),
-    "moe-expert-capacity-factor": overcounted("experts' rows by a capacity", "balanced routing is counted"),
-    "moe-pad-expert-input-to-capacity": overcounted("experts' rows by a capacity", "balanced routing is counted"),
-    "moe-latent-size": overcounted("experts within a smaller width"),
+    "moe-layer-recompute": overcounted("recomputation of experts only"),
+    "moe-expert-capacity-factor": overcounted("an expert capacity factor", "balanced routing is counted"),
+    "moe-pad-expert-input-to-capacity": overcounted("an expert capacity factor", "balanced routing is counted"),
+    "moe-latent-size": overcounted("experts in a latent space"),
     **{
         f"moe-{name}": nothing("routing is assumed to be balanced")
         for name in (
@@ -180,7 +180,7 @@ FIELDS: dict[str, Meaning] = {
     },
     "num-virtual-stages-per-pipeline-rank": fact("virtual", "parallelism.virtual_stages"),
     **{
-        name: lacking("stages of unlike numbers of layers")
+        name: lacking("an uneven pipeline split")
         for name in (
             *("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"),
             *("pipeline-model-parallel-layout",),
@@ -194,11 +194,11 @@ FIELDS: dict[str, Meaning] = {
             *("use-thumbnail", "language-model-type", "disable-vision-class-token", "decoder-seq-length"),
         )
     },
-    "freeze-*": overcounted("freezing of layers"),
+    "freeze-*": overcounted("frozen layers"),
     "grpo-*": lacking("reinforcement learning"),
     "perform-rl-step": lacking("reinforcement learning"),
     **{
-        f"{stem}*": nothing("generation is not sized")
+        f"{stem}*": nothing("generation is not estimated")
         for stem in (
             *("inference-", "temperature", "top-k", "top_p", "top-p", "out-seq-length", "prompt-path", "gt-path"),
             *("output", "input-", "num-partitions", "partition-id", "langrl-", "model-path"),

@@ -27,7 +27,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     """`pretrain_gpt.py --num-layers 96 --bf16` -> {"num-layers": 96, "bf16": True}; the last of several is taken.
 
     Of a script they are those of the command that trains, with what its launcher says of processes and nodes; of a file
-    that starts no program, those that stand in it or in its variables. What the text leaves open (the caller's
+    that starts no program, those in it or in its variables. What the text leaves open (the caller's
     arguments, the environment, branches that it does not decide) is `Elsewhere`.
     """
     nodes = _NODES.search(text)
@@ -49,7 +49,7 @@ def _is_plain(script: Script, name: str) -> bool:
 
 
 def _runs(script: Script) -> list[list[str]]:
-    """The arguments of each command that trains; where there is none, those that stand alone."""
+    """Return the arguments of each training command; if there is none, arguments without a command."""
     started = [list(_of_launcher(words, place)) for words in script.commands if (place := _program(words)) is not None]
     if started:
         return started
@@ -72,7 +72,7 @@ def _program(words: Sequence[str]) -> int | None:
             return place
     launched = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _LAUNCHERS), None)
     named = any(".py" in word for word in words)
-    if launched is not None and not named and "--num-layers" in words:  # a program whose name is open
+    if launched is not None and not named and "--num-layers" in words:  # a program with an unresolved name
         return next((place for place in range(launched + 1, len(words)) if is_open(words[place])), None)
     return None
 
@@ -95,7 +95,7 @@ def _apart(words: Sequence[str]) -> Iterator[str]:
 
 
 class _Reader:
-    """Words to options, with those of open words whose choices are known."""
+    """Return the options of words, with those of unresolved words that have known choices."""
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
@@ -106,7 +106,7 @@ class _Reader:
 
         Args:
             words: a command's, or a variable's.
-            whole: whether they are a command's, of which an open word that may hold any options is told by its name.
+            whole: whether they are a command's, which report unresolved words that may contain any options.
         """
         found: Options = {}
         name = None
@@ -126,7 +126,7 @@ class _Reader:
         return found
 
     def _holds_options(self, word: str) -> bool:
-        """Whether an open word stands for options, not for the value of one."""
+        """Return whether an unresolved word means options, not the value of one."""
         open_word = self.marks.whole(word)
         if open_word is None:
             return False
@@ -148,7 +148,7 @@ class _Reader:
         return self.known[word]
 
     def joined(self, ways: Sequence[Options], named: str) -> Options:
-        """Options of several ways, of which nobody says which is gone: what differs is open."""
+        """Merge the options of several branches with an unknown condition: differences are unresolved."""
         found: Options = {}
         for name in dict.fromkeys(name for way in ways for name in way):
             values = [way.get(name) for way in ways]

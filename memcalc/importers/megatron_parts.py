@@ -10,7 +10,7 @@ from memcalc.importers.vocabulary import NULL, entries_of, place_vocabulary
 
 _CONTEXT_METHODS = {"p2p": "ring", "a2a": "all-to-all"}
 _PATTERN = re.compile(r"(\[[01,\s]+\])\s*(?:\*\s*(\d{1,4}))?")  # of layers: ([0]*3+[1]*58)
-_MOST = 10_000  # layers that are told one by one
+_MOST = 10_000  # layers that are listed separately
 
 
 def place_precision(draft: Draft) -> None:
@@ -54,7 +54,7 @@ def place_widths(draft: Draft) -> None:
 
 
 def place_experts(draft: Draft) -> None:
-    """Where they stand, how large they are, and how many a token visits."""
+    """Set the layers with experts, their sizes, and the number of experts per token."""
     facts, values = draft.facts, draft.values
     draft.default("model.moe.num_experts_per_token", 2)  # arguments.py: moe_router_topk
     if "model.intermediate_size" in values:
@@ -80,7 +80,7 @@ def place_experts(draft: Draft) -> None:
     said = {path.rpartition(".")[2].replace("_", "-"): value for path, value in draft.said.items()}
     padded = said.get("moe-pad-expert-input-to-capacity") is True
     if padded and _is_above_one(said.get("moe-expert-capacity-factor")):
-        draft.limit("experts' rows that are padded to a capacity", "balanced ones are counted", holds_memory=True)
+        draft.limit("expert inputs padded to a capacity", "balanced ones are counted", holds_memory=True)
 
 
 def _told_layers(pattern: Any) -> list[int]:
@@ -116,7 +116,9 @@ def place_recompute(draft: Draft) -> None:
             draft.limit(what, why, holds_memory=True)
     elif facts.get("method") == "uniform" and type(layers) is int and layers > 1:
         # Fewer inputs are kept, but all activations of a group are there while its backward runs.
-        draft.limit("checkpoints of several layers together", "each layer is one", holds_memory=True)
+        draft.limit(
+            "several layers in one checkpoint segment", "each layer is counted as one segment", holds_memory=True
+        )
 
 
 def place_ranks(draft: Draft) -> None:
@@ -156,7 +158,7 @@ def place_ranks(draft: Draft) -> None:
 
 
 def place_attention(draft: Draft) -> None:
-    """Attention in separate operators: where a file asks for it, and in fp32, which no fused kernel takes.
+    """Unfused attention: if a file sets it, and in fp32, which no fused kernel supports.
 
     gpt_layer_specs.py: the local implementation has no other; Transformer Engine's unfused one keeps what that keeps.
     """
@@ -168,15 +170,15 @@ def place_attention(draft: Draft) -> None:
         return
     split = values.get("parallelism.context_parallel", 1) != 1
     if "model.moe.num_experts" in values or facts.get("latent") is True or split:
-        what = "attention in separate operators"
-        draft.limit(what, "it keeps its scores: one fused kernel is counted", holds_memory=True)
+        what = "unfused attention"
+        draft.limit(what, "it materializes the attention matrix; one fused kernel is counted", holds_memory=True)
         if draft.given("training.dtype") == "fp32" and "training.dtype" not in draft.overridden:
             values["training.dtype"] = "bf16"
             draft.limit("Megatron-LM in fp32", "assuming bf16", holds_memory=True)
         return
     draft.default("training.attention", "eager")
     if local and said.get("no-gradient-accumulation-fusion") is True:
-        # optimizer/__init__.py: without Transformer Engine and Apex, whose kernel the fusion is, Adam is PyTorch's
+        # optimizer/__init__.py: without Transformer Engine and Apex, which have the fused kernel, Adam is PyTorch's
         draft.default("training.optimizer_implementation", "foreach")
     wide = any(said.get(name) is True for name in ("attention-softmax-in-fp32", "apply-query-key-layer-scaling"))
     if wide and said.get("no-masked-softmax-fusion") is True and draft.given("training.dtype") != "fp32":

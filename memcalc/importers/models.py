@@ -1,4 +1,4 @@
-"""Which model a name means: a config.json beside the configuration, a hub id, or one of our presets."""
+"""The model of a name: a config.json next to the configuration, a hub id, or a preset."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def named_model(folder: str = "") -> Meaning:
 
 
 def place_model(draft: Draft) -> None:
-    """The model that was named, as `hf_config` or `preset`; what it cannot find is left for the loader to ask for.
+    """The model that was named, as `hf_config` or `preset`; the loader reports what it cannot find.
 
     A directory wins over a hub id that is known offline, that over a preset of the same name, and that over the hub.
     """
@@ -64,7 +64,7 @@ def place_model(draft: Draft) -> None:
 def _offline(name: str) -> PublishedModel | None:
     try:
         return resolve_offline(name)
-    except InputError:  # a damaged file of the local hub cache: it is downloaded again, or the loader says so
+    except InputError:  # a damaged file of the local hub cache: it is downloaded again, or the loader reports it
         return None
 
 

@@ -54,7 +54,7 @@ _OTHER_MODEL = ("an encoder, or another model than a GPT", "a vision encoder", "
 _OTHERS: dict[str, Meaning] = {
     f"model.{name}": meaning
     for meaning, names in (
-        (lacking("FSDP below NeMo"), ("fsdp",)),
+        (lacking("FSDP under NeMo"), ("fsdp",)),
         (nothing("part of fsdp"), ("fsdp_*",)),
         (lacking("losses of several heads"), ("gather_with_grad", "local_loss")),
         (
@@ -64,17 +64,17 @@ _OTHERS: dict[str, Meaning] = {
         (lacking(_OTHER_MODEL[1]), ("mm_cfg*", "vision*", "img_*", "patch_dim", "num_channels", "use_siglip")),
         (lacking(_OTHER_MODEL[2]), ("retro*",)),
         (
-            overcounted("experts' rows by a capacity"),
+            overcounted("an expert capacity factor"),
             ("moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity"),
         ),
-        (lacking("residuals in fp32"), ("fp32_residual_connection",)),
+        (lacking("fp32 residuals"), ("fp32_residual_connection",)),
         (
-            lacking("checkpoints of some micro-batches alone"),
+            lacking("checkpoints of some micro-batches only"),
             ("num_micro_batches_with_partial_activation_checkpoints",),
         ),
-        (lacking("other layers in each stage's checkpoints"), ("activations_checkpoint_layers_per_pipeline",)),
+        (lacking("different checkpointed layers in each stage"), ("activations_checkpoint_layers_per_pipeline",)),
         (lacking("CUDA graphs"), ("enable_cuda_graph",)),
-        (lacking("layers of another kind"), ("headscale",)),
+        (lacking("other layer types"), ("headscale",)),
         (
             nothing("routing is assumed to be balanced"),
             ("moe_aux_*", "moe_z_*", "moe_grouped_gemm", "moe_router_load_*"),
@@ -82,7 +82,7 @@ _OTHERS: dict[str, Meaning] = {
         (nothing("changes fusion and overlap, not what is saved"), _FUSIONS),
         (nothing("data"), ("data*", "tokenizer*", "test_ds*", "answer_only_loss", "version", "seed")),
         (nothing("saving and loading"), ("dist_ckpt_*", "restore_from_path", "resume_from_checkpoint", "save_*")),
-        (nothing("how weights begin"), ("init_method_std", "use_scaled_init_method", "use_cpu_initialization")),
+        (nothing("initialization of weights"), ("init_method_std", "use_scaled_init_method", "use_cpu_initialization")),
         (nothing("logging"), ("nsys_profile*", "megatron_timer*", "enable_megatron_timers", "dump_debug_*", "apex_*")),
         (nothing("not about memory"), _REST),
     )
@@ -105,7 +105,7 @@ FIELDS: dict[str, Meaning] = {
     "model.activations_checkpoint_method": fact("method", "training.recompute"),
     "model.activations_checkpoint_num_layers": fact("recomputed", "training.recompute"),
     "model.transformer_block_type": fact("block", "model.norm_placement"),
-    "model.normalize_attention_scores": nothing("how scores are scaled"),
+    "model.normalize_attention_scores": nothing("scaling of attention scores"),
     "model.optim.name": fact("optimizer", "training.optimizer"),
     "model.optim.grad_sync_dtype": fact("synced", "training.gradient_dtype"),
     "model.megatron_amp_O2": fact("o2", "training.recipe"),
@@ -136,17 +136,17 @@ FIELDS: dict[str, Meaning] = {
     "exp_manager.ema.enable": lacking("a moving average of the weights"),
     "exp_manager*": nothing("logging"),
     "name": nothing(),
-    "restore_from_path": nothing("loading is not sized"),
+    "restore_from_path": nothing("loading is not estimated"),
     "run*": nothing(),
-    "hydra*": nothing("where files are looked for"),
+    "hydra*": nothing("search path of files"),
     **{
-        name: nothing("generation is not sized")
+        name: nothing("generation is not estimated")
         for name in (
             *("inference*", "export*", "quantization*", "chatbot*", "chat", "server", "port", "web_*", "share"),
             *("username", "password", "prompts*", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
         )
     },
-    "defaults": nothing("other files of the same folder, which are not read"),
+    "defaults": nothing("other files of the same directory, which are not read"),
 }
 
 
@@ -163,7 +163,7 @@ def _finish(draft: Draft) -> None:
                 "training.gradient_dtype", "bf16"
             )  # Apex: the buffer of gradients has the dtype of their sums
     if facts.get("block", "pre_ln") != "pre_ln":
-        what = f"blocks of the kind {facts['block']}"
+        what = f"blocks of type {facts['block']}"
         draft.limit(what, "norms before each part are counted", holds_memory=True)
     facts["untied"] = facts.get("shared") is False
     facts["no_bias"] = facts.get("bias") is False

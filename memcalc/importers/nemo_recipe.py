@@ -1,4 +1,4 @@
-"""NeMo 2's recipes as nemo-run writes them: YAML whose blocks name their classes by `_target_`."""
+"""NeMo 2's recipes as nemo-run writes them: YAML with blocks that name their classes by `_target_`."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _CONFIG: dict[str, Meaning] = {
     "attention_backend.*": nothing("part of attention_backend"),
     "external_cuda_graph": lacking("CUDA graphs"),
     "cuda_graph_*": nothing("part of CUDA graphs"),
-    "fp32_residual_connection": lacking("residuals in fp32"),
-    "heterogeneous_layers_*": lacking("layers that are not alike"),
+    "fp32_residual_connection": lacking("fp32 residuals"),
+    "heterogeneous_layers_*": lacking("layers that differ"),
     "qk_l2_norm": lacking("norms of queries and keys without weights"),
     "mtp_loss_scaling_factor": nothing(),
     "transformer_layer_spec*": nothing("Transformer Engine's modules are counted"),
@@ -81,7 +81,7 @@ _FSDP = megatron.FIELDS["use-megatron-fsdp"]
 def _tell_instances(draft: Draft, value: Any) -> None:
     if value != 1:
         what = "several instances of the distributed optimizer"
-        draft.limit(what, "each is whole: one is counted", holds_memory=True)
+        draft.limit(what, "each is unsharded; one is counted", holds_memory=True)
 
 
 _INSTANCES = Meaning("mapped", "parallelism.zero_stage", _tell_instances)
@@ -91,7 +91,7 @@ FIELDS: dict[str, Meaning] = {
     **{f"model.config.{name}": megatron.FIELDS[name.replace("_", "-")] for name in _SAME},
     **{f"model.config.{name}": meaning for name, meaning in _CONFIG.items()},
     "_target_": fact("verb", "training.finetune"),
-    "_partial_": nothing("how the function is called"),
+    "_partial_": nothing("arguments of the function call"),
     "model._target_": nothing("its config says the sizes"),
     "model.model_name": named_model(),
     "model.tokenizer*": nothing("data.tokenizer, or the model's own"),
@@ -109,9 +109,9 @@ FIELDS: dict[str, Meaning] = {
     "tokenizer*": nothing("data"),
     "optim.config.optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),
     "optim.config.use_distributed_optimizer": fact("distributed", "parallelism.zero_stage"),
-    "optim.config.use_precision_aware_optimizer": overcounted("moments and gradients in fewer bits"),
-    "optim.config.optimizer_cpu_offload": overcounted("states on the host"),
-    "optim.config*": nothing("how it updates, not what it keeps"),
+    "optim.config.use_precision_aware_optimizer": overcounted("low-precision moments and gradients"),
+    "optim.config.optimizer_cpu_offload": overcounted("optimizer states in host memory"),
+    "optim.config*": nothing("changes the update, not the states"),
     "optim.optimizer_fn*": lacking("an optimizer of PyTorch in place of Megatron's", "Megatron's is counted"),
     "optim*": nothing(),
     "trainer.devices": fact("per_node", "parallelism.data_parallel"),
@@ -144,9 +144,9 @@ FIELDS: dict[str, Meaning] = {
     "trainer.plugins.fp8_param_gather": fact("fp8_params", "training.fp8_params"),
     "trainer.plugins.fp8_params": fact("fp8_params", "training.fp8_params"),
     "trainer.plugins.grad_reduce_in_fp32": fact("reduces_in_fp32", "training.gradient_dtype"),
-    "trainer.plugins.fp4*": lacking("matrix products in 4 bits"),
+    "trainer.plugins.fp4*": lacking("FP4 matmuls"),
     **{
-        f"trainer.plugins.{name}": lacking("some layers without FP8")
+        f"trainer.plugins.{name}": lacking("layers without FP8")
         for name in ("first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
     },
     "trainer.plugins.*": nothing("changes the implementation, not what is saved"),
@@ -158,7 +158,7 @@ FIELDS: dict[str, Meaning] = {
     "peft.dim": fact("rank", "training.lora.rank"),
     "peft*": nothing("part of peft"),
     "log*": nothing("logging"),
-    "resume*": nothing("loading is not sized"),
+    "resume*": nothing("loading is not estimated"),
 }
 
 

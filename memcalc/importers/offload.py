@@ -1,4 +1,4 @@
-"""Whose configuration puts what on the host."""
+"""Fields of each framework that offload tensors to host memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from memcalc.importers.file_format import overcounted
 from memcalc.spec.offload_rules import DEEPSPEED_ON_THE_CPU, TORCH_ON_THE_CPU
 
 # Hooks of torchtune and TRL keep some tensors of forward on the device, too: save_on_cpu is near, and not the same.
-ACTIVATIONS = overcounted("activations that are kept on the host", "--set offload_activations=pinned comes near")
+ACTIVATIONS = overcounted("activations offloaded to the CPU", "--set offload_activations=pinned is the closest setting")
 
 WORDS = {"optimizer": "optimizer", "param": "parameters"}  # DeepSpeed's and ours
 
@@ -25,11 +25,11 @@ def place_optimizer(draft: Draft, device: object, parameters: object = None) -> 
             or ("optimizer" in where and not _has_kernels(draft, DEEPSPEED_ON_THE_CPU))
         ):
             what = f"offload_{name} of such a run"
-            draft.limit(what, "what is offloaded is counted on the device", holds_memory=False)
+            draft.limit(what, "it is counted in device memory", holds_memory=False)
             continue
         placed.append(name)
         if place == "nvme":
-            draft.limit(f"offload_{name} to NVMe", "it is counted on the host", holds_memory=False)
+            draft.limit(f"offload_{name} to NVMe", "it is counted in host memory", holds_memory=False)
     if placed:
         draft.default("parallelism.offload", "all" if len(placed) == 2 else WORDS[placed[0]])
 
@@ -40,7 +40,7 @@ def place_shards(draft: Draft) -> None:
     whole = draft.values.get("training.finetune", "full") == "full"
     several = draft.values.get("parallelism.data_parallel") != 1
     if engine != "fsdp2" or not whole or not several or not _has_kernels(draft, TORCH_ON_THE_CPU):
-        draft.limit("offload of such a run's shards", "they are counted on the device", holds_memory=False)
+        draft.limit("offload of such a run's shards", "they are counted in device memory", holds_memory=False)
         return
     draft.default("parallelism.offload", "all")
 

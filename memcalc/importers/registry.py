@@ -1,4 +1,4 @@
-"""All frameworks that are read, and whose a configuration is."""
+"""All frameworks that are read, and the detection of a configuration's framework."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ FRAMEWORKS: tuple[FileFormat, ...] = (
 
 
 def recognised(data: Mapping[str, Any]) -> FileFormat | None:
-    """Whose configuration a mapping is."""
+    """Return the framework of a mapping."""
     return next((framework for framework in FRAMEWORKS if framework.recognised(data)), None)

@@ -42,7 +42,7 @@ FIELDS: dict[str, Meaning] = {
     "optimizer.implementation": to(
         "training.optimizer_implementation", {"fused": "fused", "foreach": "foreach", "for-loop": "for-loop"}
     ),
-    "optimizer.early_step_in_backward": overcounted("an optimizer that steps within backward"),
+    "optimizer.early_step_in_backward": overcounted("an optimizer step within backward"),
     **{f"optimizer.{name}": nothing() for name in ("lr", "beta1", "beta2", "eps", "weight_decay")},
     "parallelism.data_parallel_shard_degree": fact("shards", "parallelism.data_parallel"),
     "parallelism.data_parallel_replicate_degree": fact("replicas", "parallelism.data_parallel_replicate"),
@@ -65,14 +65,14 @@ FIELDS: dict[str, Meaning] = {
         },
     ),
     "parallelism.pipeline_parallel_microbatch_size": fact("micro", "training.micro_batch_size"),
-    "parallelism.pipeline_parallel_layers_per_stage": lacking("stages of a given number of layers"),
-    "parallelism.module_fqns_per_model_part": lacking("stages of given modules"),
-    "parallelism.pipeline_parallel_split_points": lacking("stages of given modules"),
-    "parallelism.pipeline_parallel_schedule_csv": lacking("a schedule of its own"),
-    "parallelism.pipeline_parallel_first_stage_less_layers": lacking("stages of unlike numbers of layers"),
-    "parallelism.pipeline_parallel_last_stage_less_layers": lacking("stages of unlike numbers of layers"),
+    "parallelism.pipeline_parallel_layers_per_stage": lacking("pipeline stages with a set number of layers"),
+    "parallelism.module_fqns_per_model_part": lacking("pipeline stages with set modules"),
+    "parallelism.pipeline_parallel_split_points": lacking("pipeline stages with set modules"),
+    "parallelism.pipeline_parallel_schedule_csv": lacking("a custom schedule"),
+    "parallelism.pipeline_parallel_first_stage_less_layers": lacking("an uneven pipeline split"),
+    "parallelism.pipeline_parallel_last_stage_less_layers": lacking("an uneven pipeline split"),
     **{
-        f"parallelism.{name}": nothing("how it is done")
+        f"parallelism.{name}": nothing("changes the implementation only")
         for name in (
             *("context_parallel_load_balancer", "context_parallel_rotate_method", "expert_parallel_comm_backend"),
             *("pipeline_parallel_expert_parallel_overlap", "enable_compiled_autograd", "enable_approx_mid_point"),
@@ -80,7 +80,7 @@ FIELDS: dict[str, Meaning] = {
     },
     "activation_checkpoint.mode": fact("checkpoint", "training.recompute"),
     "activation_checkpoint.selective_ac_option": fact("option", "training.recompute"),
-    "activation_checkpoint*": nothing("how it is done"),
+    "activation_checkpoint*": nothing("changes the implementation only"),
     **{
         f"{section}.{name}": meaning
         for section in ("float8", "quantize.linear.float8")
@@ -104,9 +104,9 @@ FIELDS: dict[str, Meaning] = {
     "validation*": nothing("evaluation is not part of a step"),
     "model*": nothing("data"),
     "debug*": nothing(),
-    "encoder*": lacking("encoders beside the model"),
-    "hf_transformers*": lacking("transformers' own modules below torchtitan"),
-    "inference*": nothing("generation is not sized"),
+    "encoder*": lacking("encoders in addition to the model"),
+    "hf_transformers*": lacking("transformers' own modules under torchtitan"),
+    "inference*": nothing("generation is not estimated"),
     "data*": nothing("data"),
 }
 
@@ -151,7 +151,7 @@ def _finish(draft: Draft) -> None:
     else:
         draft.default("training.recipe", _recipe(draft) if half else "fp32")
         draft.default("training.logits_until", "loss")  # train.py: `del pred`
-        draft.notes.append("torchtitan's own modules are modelled for Llama under FSDP2 alone: counted as plain ones")
+        draft.notes.append("torchtitan's own modules are modelled only for Llama under FSDP2; counted as plain modules")
         if draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
             draft.default("parallelism.sequence_parallel", True)
             draft.default("training.loss", "materialized" if facts.get("whole_logits") is True else "vocab-parallel")
@@ -246,7 +246,7 @@ def _recompute(draft: Draft, *, by_operator: bool) -> None:
         draft.default("training.recompute", "selective")
     elif mode == "selective":
         why = "counted without recomputation, so the peak is an upper bound"
-        draft.limit("selective checkpointing by operator", why, holds_memory=False)
+        draft.limit("selective per-operator checkpointing", why, holds_memory=False)
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from memcalc.frameworks.draft import Draft
 from memcalc.importers.models import preset_of
 
-NULL = "NullTokenizer"  # has as many entries as it is told, and an end
+NULL = "NullTokenizer"  # has the given number of entries, and an end
 _DIVISIBLE = 128  # arguments.py: make_vocab_size_divisible_by
 _ENTRIES = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 

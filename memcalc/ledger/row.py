@@ -10,12 +10,12 @@ from memcalc.ledger.component import Component
 class Row(NamedTuple):
     """Identical tensors on one rank.
 
-    `bytes` is the sum over all `count` tensors. `phases` are the phases at whose peak the tensors are live.
+    `bytes` is the sum over all `count` tensors. `phases` are the phases with peaks at which the tensors are live.
     If the number of live tensors differs between phases, each number has a separate row.
     """
 
     component: Component
-    module: str  # `layers.*` stands for all identical layers
+    module: str  # `layers.*` means all identical layers
     tensor: str
     shape: tuple[int, ...]
     dtype: str

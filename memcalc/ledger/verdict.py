@@ -56,7 +56,7 @@ class Verdict:
     """The verdict on a run on one device. Bytes.
 
     Args:
-        answer: fits, does not fit, or unknown. It is unknown if the device's memory lies inside the interval, or if the
+        answer: fits, does not fit, or unknown. It is unknown if the device's memory is inside the interval, or if the
             run requests something that holds memory and is not modelled.
         least_bytes: lower bound of the memory needed, including the known minimum of parts that are not modelled.
         device_bytes: best estimate of the memory needed; None if bounds alone decided.

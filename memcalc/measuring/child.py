@@ -141,7 +141,7 @@ def begin_on(target: torch.device) -> None:
         torch.cuda.mem_get_info(target)
     except RuntimeError as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        raise Unavailable(f"{target} cannot be used: {reason}. See what `nvidia-smi` says of it.") from error
+        raise Unavailable(f"{target} cannot be used: {reason}. See `nvidia-smi`.") from error
 
 
 def refuse_busy(target: torch.device, view: View | None) -> None:
@@ -163,7 +163,7 @@ def _refuse_small(job: Job, device: Device, used: int) -> None:
     free = (device.total_bytes or 0) - used
     if job.weight_bytes > free:
         raise Unavailable(
-            f"{device.identifier} has {format_bytes(free, 'GiB')} free, and the model and its optimizer alone need "
-            f"{format_bytes(job.weight_bytes, 'GiB')} before the first step. Use a larger GPU, shard the run, or "
+            f"{device.identifier} has {format_bytes(free, 'GiB')} free; weights and optimizer alone need "
+            f"{format_bytes(job.weight_bytes, 'GiB')}. Use a larger GPU, shard the run, or "
             "override with --force."
         )

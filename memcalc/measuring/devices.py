@@ -55,7 +55,7 @@ def why_no_gpu() -> str:
         return "this PyTorch is built without CUDA. Install a CUDA build of torch where `nvidia-smi` lists a GPU"
     driver = driver_version()
     if driver is None:
-        return "there is no NVIDIA driver. Run it where `nvidia-smi` lists a GPU"
+        return "no NVIDIA driver is installed. Use a machine where `nvidia-smi` lists a GPU"
     major, needed = int(driver.partition(".")[0]), int(torch.version.cuda.partition(".")[0])
     if major < needed:  # drivers are compatible within a major version
         return (

@@ -102,7 +102,7 @@ def device_of_rank(asked: str | None, here: Place) -> str:
         return f"cuda:{here.local}"
     raise InputError(
         f"--device {asked}, for each of {here.ranks} ranks.",
-        "Say cpu or cuda: a rank takes the GPU of its own number. A null device has ranks in `memcalc dry-run`.",
+        "Say cpu or cuda: each rank uses the GPU of its number. For a null device use `memcalc dry-run`.",
         "--device",
     )
 

@@ -57,7 +57,7 @@ def to_result(measurement: Measurement) -> Result:
     card = card_of(measurement)
     notes = list(outside_notes(measurement))
     if measurement.outcome == OUT_OF_MEMORY:
-        notes.append("The run ended out of memory: later phases are missing.")
+        notes.append("The run ran out of memory: later phases are missing.")
     limits = not_run(measurement.spec)
     return Result(
         source="measure",

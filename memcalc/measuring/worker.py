@@ -1,7 +1,7 @@
 """Worker process that measures on request: `python -m memcalc.measuring.worker`.
 
 torch is imported once. Each job runs in a fork, made before anything uses CUDA, so no run sees the state of another.
-Jobs arrive on standard input and answers leave on standard output, one line each; the client waits for an answer
+Jobs are read from standard input and answers written to standard output, one line each; the client waits for an answer
 before it sends the next job. When standard input ends, because the client is done or gone, the current run is killed.
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
     """Serve jobs until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C
     replies = os.dup(1)
-    os.dup2(2, 1)  # output of libraries goes to standard error, not among the answers
+    os.dup2(2, 1)  # output of libraries is sent to standard error, separate from the answers
     try:
         # Imported once for all forks; the first optimizer step imports torch._dynamo.
         for name in ("torch._dynamo", "memcalc.measuring.child"):

@@ -53,7 +53,7 @@ def device_folder(torch: TorchBuild, cache: Path | None = None) -> Path:
     except OSError as error:
         raise Unavailable(
             f"The null CUDA device is built once, in {cache}: {error.strerror or error}. "
-            "Make room there, or name another folder with XDG_CACHE_HOME."
+            "Free space there, or set XDG_CACHE_HOME to another directory."
         ) from error
     return folder
 
@@ -69,8 +69,8 @@ def cache_folder() -> Path:
         return Path(named or Path.home() / ".cache") / "memcalc" / "nullcuda"
     except RuntimeError as error:  # a numeric user id of a container, without a home
         raise Unavailable(
-            "The null CUDA device is built once, into a cache in the home folder, and there is none. "
-            "Name a folder with XDG_CACHE_HOME."
+            "The null CUDA device is built once, into a cache in the home directory, which is missing. "
+            "Set XDG_CACHE_HOME to a directory."
         ) from error
 
 

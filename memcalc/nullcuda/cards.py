@@ -45,11 +45,11 @@ def find_null_card(name: str) -> Card:
     """
     card = find_card(name)
     if card.compute_capability not in CAPABILITIES:
-        raise InputError(f"{card.label} is no CUDA card, so it has no null device.", "Name one of NVIDIA's cards.")
+        raise InputError(f"{card.label} is not an NVIDIA GPU, so it has no null device.", "Choose an NVIDIA GPU.")
     if card.multiprocessors is None or card.max_threads_per_multiprocessor is None:
         raise InputError(
             f"How many multiprocessors {card.label} has is not known for certain, and temporaries depend on it.",
-            "Name another card of its compute capability, e.g. b200.",
+            "Choose another GPU of its compute capability, e.g. b200.",
         )
     return card
 

@@ -104,7 +104,7 @@ def keep_room(folder: Path) -> None:
     try:
         (folder / RESERVE).write_bytes(bytes(RESERVED))  # zeros, so that the file is not sparse
     except OSError as error:
-        remedy = "Free space there, or set TMPDIR to another place."
+        remedy = "Free space there, or set TMPDIR to another directory."
         raise NotWritten(str(folder), error.strerror or str(error), remedy) from None
 
 

@@ -50,9 +50,9 @@ def read_needs(path: Path) -> Needs:
         try:
             elf: Any = ELFFile(file)
         except ELFError as error:
-            raise ValueError(f"{path} is no ELF file: {error}") from error
+            raise ValueError(f"{path} is not an ELF file: {error}") from error
         if elf.elfclass != 64 or not elf.little_endian:
-            raise ValueError(f"{path} is no 64-bit little-endian ELF file")
+            raise ValueError(f"{path} is not a 64-bit little-endian ELF file")
         dynamic, symbols = elf.get_section_by_name(".dynamic"), elf.get_section_by_name(".dynsym")
         libraries = [] if dynamic is None else [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]
         return Needs(tuple(libraries), () if symbols is None else tuple(_undefined(elf, symbols)))

@@ -46,7 +46,7 @@ def environment(
     if not 1 <= gpus <= MOST_GPUS:
         raise InputError(
             f"gpus = {gpus}, but one machine has 1 to {MOST_GPUS}.",
-            "Larger runs: size one rank, with --world-size (docs/guides/dry-run.md).",
+            "For larger jobs simulate one rank with --world-size (docs/guides/dry-run.md).",
             "--gpus",
         )
     alone = one_rank(gpus, options)
@@ -93,7 +93,11 @@ def one_rank(gpus: int, options: Options) -> dict[str, str]:
     world, rank = options.get("world_size"), options.get("rank", 0)
     if world is None:
         if rank:
-            raise InputError(f"rank = {rank}, but of how many?", "Say how many ranks the run has.", "--world-size")
+            raise InputError(
+                f"rank = {rank}, but the number of ranks is missing.",
+                "Add the number of ranks of the run.",
+                "--world-size",
+            )
         return {}
     if not 0 <= rank < world:
         raise InputError(f"rank = {rank}, but {world} ranks are numbered 0 to {world - 1}.", "", "--rank")

@@ -17,7 +17,7 @@ WITHOUT_WEIGHTS = re.compile(
     re.IGNORECASE,
 )  # transformers 5.23 utils/hub.py and modeling_utils.py, huggingface_hub 1.x errors.py
 
-DONE, STOPPED, OUT_OF_MEMORY = "done", "stopped after the steps asked for", "out of memory"
+DONE, STOPPED, OUT_OF_MEMORY = "done", "stopped after the requested steps", "out of memory"
 TIMED_OUT, INTERRUPTED, FAILED = "timed out", "interrupted", "failed"
 WHOLE = (DONE, STOPPED)  # outcomes of complete runs
 
@@ -25,10 +25,10 @@ LINES_SHOWN = 10  # of the program, with reads of unknown values
 
 NOT_MODELLED = (
     "device memory of the context and loaded kernels is a stated default, and NCCL's buffers are a rule",
-    "kernels compute nothing: what depends on other values than small integers and booleans may differ on a real GPU",
-    "cuDNN's attention is switched off: on Hopper and Blackwell flash stands for it, with 256 bytes less inside",
-    "convolutions run without cuDNN's workspace; what cuSOLVER, cuSPARSE and cuFFT compute is refused",
-    "processes that share a card do not see each other's memory",
+    "kernels compute nothing: branches on values other than small integers and booleans may differ on a real GPU",
+    "cuDNN's attention is switched off: on Hopper and Blackwell flash attention runs instead, with 256 bytes less",
+    "convolutions run without cuDNN's workspace; calls of cuSOLVER, cuSPARSE and cuFFT are rejected",
+    "processes that share a GPU do not see each other's memory",
 )
 
 
@@ -238,7 +238,7 @@ class DryRun:
             return "no process of the command used the GPU through PyTorch"
         if ooms:
             went_on = "went on with something else" if self.outcome in WHOLE else f"ended otherwise ({self.outcome})"
-            return f"the card's memory ran out {times(ooms)}, and the program {went_on}"
+            return f"the GPU's memory ran out {times(ooms)}, and the program {went_on}"
         if self.outcome not in WHOLE and not any(process.steps for process in self.processes):
             return f"{self.outcome} before the first optimizer step was complete"
         return ""
@@ -269,11 +269,11 @@ class DryRun:
         masks = sum(process.masks for process in self.processes)
         if masks:
             found.append(
-                f"elements were selected by an unknown mask {times(masks)}: each mask was taken to select all of them"
+                f"elements were selected by an unknown mask {times(masks)}: each mask is assumed to select all of them"
             )
         retries = sum(usage.retries for usage in self.usages)
         if retries:
-            found.append(f"the allocator gave back its cache {times(retries)} to go on: that costs time")
+            found.append(f"the allocator freed its cache {times(retries)} to continue, which costs time")
         found += [
             f"process {process.number} was killed before its last report: allocated is less than it was, reserved and "
             "device are what the device counted"
@@ -283,7 +283,7 @@ class DryRun:
         ooms = sum(usage.ooms for usage in self.usages)
         if ooms and not self.ran_out:
             found.append(
-                f"the card's memory ran out {times(ooms)}, and the program went on: the figures are of all of it"
+                f"the GPU's memory ran out {times(ooms)}, and the program went on: the figures cover the whole run"
             )
         if self.weights_missing:
             found.append(
@@ -298,14 +298,14 @@ class DryRun:
             )
         unmodelled = sorted({name for process in self.processes for name in process.unmodelled})
         if unmodelled:
-            found.append(f"called, and refused by the null device: {', '.join(unmodelled)}")
+            found.append(f"called, and rejected by the null device: {', '.join(unmodelled)}")
         by_card: dict[int, set[int]] = {}
         for usage in self.usages:
             by_card.setdefault(usage.device, set()).add(usage.process)
         shared = sorted(device for device, processes in by_card.items() if len(processes) > 1)
         if shared:
             cards = ", ".join(f"cuda:{device}" for device in shared)
-            found.append(f"several processes used {cards}: each was judged as if it had the card to itself")
+            found.append(f"several processes used {cards}: each was judged as if it had the GPU to itself")
         return tuple(found)
 
     def _about_values(self) -> list[str]:
@@ -322,18 +322,18 @@ class DryRun:
                 reads[read.where] = reads.get(read.where, 0) + read.count
         lines = sorted(reads.items(), key=lambda item: -item[1])
         found += [
-            f"{where} read a value that kernels should have computed {times(count)}: 0 was taken, so what the program "
-            "decides by it may differ on a real GPU"
+            f"{where} read a value that kernels should have computed {times(count)}: the null device returned 0, so "
+            "branches on it may differ on a real GPU"
             for where, count in lines[:LINES_SHOWN]
         ]
         if len(lines) > LINES_SHOWN:
-            found.append(f"{len(lines) - LINES_SHOWN} more lines read such values")
+            found.append(f"{len(lines) - LINES_SHOWN} more lines read unknown values")
         choices = sum(process.choices for process in self.processes)
         if choices:
             rule = (
-                "each as often as any other (--routing worst-case: the same for every token)"
+                "each equally often (--routing worst-case: the same for every token)"
                 if self.routing == BALANCED
-                else "the same for every token (--routing balanced: each as often as any other)"
+                else "the same for every token (--routing balanced: each equally often)"
             )
             found.append(f"experts or tokens were chosen by unknown scores {times(choices)}: {rule}")
         return found

@@ -65,7 +65,7 @@ class Supervisor:
         return self.codes.get(child, 128 + signal.SIGKILL)
 
     def wait_for(self, child: int) -> int:
-        """Wait until a child ends, which returns 0, or until an order arrives, which returns its signal."""
+        """Wait until a child ends, which returns 0, or until a command comes, which returns its signal."""
         while child not in self.codes:
             ready, _, _ = select.select([self.orders, self.woken], [], [])
             if self.orders in ready:

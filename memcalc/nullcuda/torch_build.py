@@ -84,7 +84,7 @@ def _without_cuda(folder: Path, text: str) -> str:
     version = _assigned(text, "__version__")
     kind = "ROCm" if _assigned(text, "hip") else "CPU"
     way_out = HOW_TO_GET_ONE.format(version=version.partition("+")[0])
-    return f"torch {version} in {folder} is a {kind} build, and the null device runs CUDA builds. {way_out}"
+    return f"torch {version} in {folder} is a {kind} build, but the null device needs a CUDA build. {way_out}"
 
 
 def _search_path(python: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the form asks for: a run in the words of the command line, and the same run as a command and as YAML."""
+"""The request of the form: a run in the syntax of the command line, and the same run as a command and as YAML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from memcalc.spec.spec import Spec
 from memcalc.text import harmless
 
 CONFIG_JSON, CONFIG_YAML = "config.json", "config.yaml"  # what pasted text is called, by its first letter
-# Twice a configuration of the largest size, whose characters are escaped in part, and the form's fields.
+# Twice a configuration of the largest size, because some characters are escaped, and the form's fields.
 _MOST_CHARACTERS = 3 * MOST_CONFIG_BYTES
 _RULES = {
     "missing": "is missing",
@@ -71,7 +71,7 @@ class FormRun(BaseModel):
 
 
 class Request(BaseModel):
-    """What the page asks for.
+    """A request of the page.
 
     Args:
         kind: of answer.
@@ -162,7 +162,7 @@ class Run(NamedTuple):
 
 
 def run_of(asked: FormRun) -> Run:
-    """The run that the form asks for.
+    """Return the run of the form.
 
     Raises:
         InputError: nothing is named, or standard input is.
@@ -187,7 +187,7 @@ def run_of(asked: FormRun) -> Run:
 
 @cache
 def _folder() -> Path:
-    """Of the browser's own file system, which goes with the page."""
+    """In the browser's own file system, which ends with the page."""
     folder = Path(tempfile.gettempdir()) / f"memcalc-page-{os.getpid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -216,6 +216,6 @@ def parsed(request: str) -> Request:
         return Request.model_validate(plain_json(request, "the request", remedy))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        rule = _RULES.get(first["type"], f"cannot stand there ({first['msg'].lower()})")
+        rule = _RULES.get(first["type"], f"is not allowed there ({first['msg'].lower()})")
         value = "" if first["type"] == "missing" else f" = {describe(first['input'])}"
         raise InputError(f"{'.'.join(map(str, first['loc'])) or 'the request'}{value} {rule}.", remedy) from None

@@ -43,7 +43,7 @@ def with_recompute(spec: Spec, recompute: list[Any] | str, keep: tuple[str, ...]
     Args:
         spec: the run.
         recompute: as `training.recompute`.
-        keep: operators whose results recomputed layers save, as `training.recompute_keep`.
+        keep: operators with results that recomputed layers save, as `training.recompute_keep`.
 
     Raises:
         InputError: the plan is invalid.
@@ -60,7 +60,7 @@ def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> Configured:
 
     Args:
         spec: the run; its own plan is ignored.
-        keep: operators whose results recomputed layers save; layers are then recomputed one at a time, with FLOPs per
+        keep: operators with results that recomputed layers save; each layer is then one segment, with FLOPs per
             operator. None: plan whole layers only.
 
     Raises:

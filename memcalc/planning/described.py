@@ -98,7 +98,7 @@ class ChainFile(_Described):
 
 
 class Span(NamedTuple):
-    """A chain whose blocks are all planned, with the fields of `memcalc.planning.configured.Configured`."""
+    """A chain with all blocks planned, with the fields of `memcalc.planning.configured.Configured`."""
 
     chain: Chain
     first: int
@@ -197,7 +197,7 @@ class DescribedChain(NamedTuple):
                 f"--plan {shown} does not name blocks in order: a branch has blocks 1 to {row}."
                 if self.sizes.branches > 1
                 else f"--plan {shown} does not name blocks in order: the chain has blocks 1 to {row}.",
-                "Give rising positions of the blocks whose outputs are saved, such as 5,10,15.",
+                "Give the numbers of the blocks that save their outputs in ascending order, such as 5,10,15.",
                 "--plan",
             )
         items: list[int | Segment] = []
@@ -246,7 +246,7 @@ def open_chain(path: str) -> DescribedChain:
         branches = f" in each of {sizes.branches:,} branches" if sizes.branches > 1 else ""
         raise InputError(
             f"the chain has {row:,} blocks{branches} and {joined:,} joined ones, and the limit is "
-            f"{MOST_BLOCKS} in a row, or branches whose squares come to as much.",
+            f"{MOST_BLOCKS} in a row, or branches with the same sum of squares.",
             "Describe several blocks as one, e.g. a layer in place of its parts.",
             path,
         )
@@ -305,7 +305,7 @@ def plan_chain(
             ratio of reserved to allocated memory of recorded one-GPU runs.
         gpu: the GPU.
         strategy: "optimal", or a rule of `memcalc.planning.planner.STRATEGIES`.
-        saved: positions, from 1, of the blocks of each branch whose outputs are saved: a given plan to evaluate.
+        saved: positions, from 1, of the blocks of each branch that save their outputs: a given plan to evaluate.
         maximize: whether to increase the batch to the largest that fits.
 
     Raises:

@@ -33,7 +33,7 @@ def in_selective_words(
     Args:
         configured: the chain of whole layers.
         found: the plan.
-        keep: operators whose results recomputed layers save.
+        keep: operators with results that recomputed layers save.
         budget: bytes that may be allocated.
         kept: activation bytes of the planned run at the end of forward.
     """
@@ -58,7 +58,7 @@ def in_selective_words(
         "for index, layer in enumerate(model.base_model.layers):  # GPT-2 and its like: .h",
         "    layer.gradient_checkpointing = index in RECOMPUTED",
     )
-    own = "the same operators; transformers' modules keep other tensors beside them"
+    own = "the same operators; transformers' modules save other tensors in addition"
     theirs = Said("transformers", lines, found.plan.items, found.evaluation, own)
     if spec.model.moe is not None:  # its experts run other matmuls, and their number depends on the kernels
         theirs = in_all_words(configured, found.plan.items, budget, (transformers,))[0]
@@ -117,13 +117,13 @@ def _megatron(configured: Configured, found: Found, kept: int) -> Said:
             try:
                 held = activation_bytes(estimate(_as_megatron(configured.spec, modules)))
             except InputError as error:
-                return Said("Megatron-LM", (f"# {error}",), found.plan.items, found.evaluation, "not sized there")
+                return Said("Megatron-LM", (f"# {error}",), found.plan.items, found.evaluation, "not estimated there")
             choices.append((held > kept, held if held > kept else again, held, again, modules))
     _, _, held, again, modules = min(choices)
     line = f"--recompute-granularity selective --recompute-modules {' '.join(modules)}"
     difference = (
-        f"whole modules, of all layers; Megatron-Core's then keep {format_bytes(held)} of activations where the plan "
-        f"keeps {format_bytes(kept)}, and run {again / configured.chain.flops:.1%} of a forward again"
+        f"whole modules, of all layers; those of Megatron-Core save {format_bytes(held)} of activations where the plan "
+        f"saves {format_bytes(kept)}, and recompute {again / configured.chain.flops:.1%} of a forward"
     )
     return Said("Megatron-LM", (line,), found.plan.items, found.evaluation, difference)
 

@@ -49,7 +49,7 @@ def chain_of_modules(
     Args:
         modules: in order, each from one tensor to one tensor; the last one computes the loss, and is never recomputed.
         given: the first one's input; its values are not read.
-        gpu: the GPU whose operators run; None: an A100 80 GB.
+        gpu: the GPU to run operators of; None: an A100 80 GB.
         optimizer: parameters to an optimizer, for example `torch.optim.Adam`; None: no optimizer.
 
     Raises:

@@ -26,7 +26,7 @@ class Offload(NamedTuple):
 
 
 def offload(chain: Chain, wanted_bytes: int, bytes_per_second: float, flops_per_second: float) -> Offload | None:
-    """Return the first blocks, whose activations stay longest, until enough is freed; None: all are not enough.
+    """Return the first blocks, with the longest-lived activations, until enough is freed; None: all are not enough.
 
     Args:
         chain: the chain.

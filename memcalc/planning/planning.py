@@ -42,7 +42,7 @@ class Planning(Displayed):
         rules: memory and cost of the rules of thumb.
         front: plans from the smallest to the fastest.
         recompute: the plan in the syntax of `training.recompute`.
-        keep: for a selective plan, operators whose results recomputed layers save, as `training.recompute_keep`.
+        keep: for a selective plan, operators with results that recomputed layers save, as `training.recompute_keep`.
         result: the estimate of the run with the plan, replayed if possible.
         verdict: of the run with the plan, on a GPU that has `limit` bytes.
         said: the plan as text for frameworks.

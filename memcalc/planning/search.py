@@ -1,4 +1,4 @@
-"""Search for the cheapest plan whose verdict is "fits": planned by allocated memory, judged by reserved memory.
+"""Search for the cheapest plan with the verdict "fits": planned by allocated memory, judged by reserved memory.
 
 Allocated memory of a plan is known at once, reserved memory only after an allocator replay. So an initial budget of
 allocated bytes is assumed and the plan for it judged. The budget is corrected until no cheaper plan fits.
@@ -35,7 +35,7 @@ class Proposal(NamedTuple):
     Args:
         configured: the chain that it was made for.
         found: the plan.
-        keep: operators whose results recomputed layers save, as `training.recompute_keep`.
+        keep: operators with results that recomputed layers save, as `training.recompute_keep`.
     """
 
     configured: Configured

@@ -1,4 +1,4 @@
-"""Plans inside a layer (selective checkpointing): recomputed layers, and the operators whose results they save."""
+"""Plans inside a layer (selective checkpointing): recomputed layers, and the operators with results that they save."""
 
 from __future__ import annotations
 

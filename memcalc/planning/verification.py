@@ -50,7 +50,7 @@ def verified(
     Args:
         planning: the plan.
         devices: "fake", "null" or both.
-        python: an interpreter whose torch is a CUDA build; None: $MEMCALC_NULL_PYTHON, else this one.
+        python: an interpreter with a CUDA build of torch; None: $MEMCALC_NULL_PYTHON, else this one.
         progress: called with the progress of the traces.
 
     Raises:

@@ -118,7 +118,7 @@ def traced(
 
         return trace(spec, steps, "cpu" if on_cpu else "cuda", settings, progress).result
     if on_cpu:
-        raise InputError("a null device follows CUDA, but the run was on a CPU.")
+        raise InputError("a null device simulates CUDA, but the run was on a CPU.")
     from memcalc.nullcuda.tracing import trace as trace_on_null
 
     return trace_on_null(spec, steps, settings, python, progress).result

@@ -146,7 +146,9 @@ def _not_modelled(recording: Recording) -> tuple[str, ...]:
     missing = ["device memory of the context and loaded kernels is a stated default"]
     if recording.device == "fake:cuda":
         missing.append("scratch of sorting by rows, of top-k over long rows and of cuDNN, inside operators")
-    missing.append("values do not exist: what depends on them (routing of experts) may go another way on a real device")
+    missing.append(
+        "tensors have no values: branches that depend on them (routing of experts) may differ on a real device"
+    )
     return tuple(missing)
 
 
@@ -158,7 +160,9 @@ def _notes(recording: Recording, failure: Failure | None, remedy: str | None, li
     if failure is not None:
         event = line.events[failure.event]
         where = f" of {event.module}" if event.module else ""
-        found.append(f"It dies in {event.phase}, at {event.operator}{where} ({event.line}): {failure.message}")
+        found.append(
+            f"It runs out of memory in {event.phase}, at {event.operator}{where} ({event.line}): {failure.message}"
+        )
         if remedy is not None:
             found.append(f"It would fit with PYTORCH_CUDA_ALLOC_CONF={remedy}.")
     return tuple(found)

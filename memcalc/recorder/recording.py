@@ -20,7 +20,7 @@ class Recording:
         readbacks: number of times the host read a data-dependent value, which the run does not compute.
         allocated_bytes: peak of allocated bytes of a real allocator, if there was one.
         reserved_bytes: its peak of reserved bytes.
-        has_allocator: whether the device's memory goes through PyTorch's caching allocator.
+        has_allocator: whether the device uses PyTorch's caching allocator.
         died: PyTorch's message if the run ran out of memory on the GPU; the events are then of a run without a limit.
         host_events: the events of host memory, if the run offloads and they were recorded.
         notes: further information for the reader, such as the inputs that were made.

@@ -121,7 +121,7 @@ class GenerationRequests:
             block: the block.
             given: the storage of its input, which it takes over; -1: none.
             caches: the layer's KV cache before this pass.
-            kept: storages that a variable references beside the output.
+            kept: storages that a variable references in addition to the output.
             selects: whether the next tokens are selected before the last storage is freed.
         """
         program, requests = block.program, self.requests

@@ -62,7 +62,7 @@ class Passing:
         self.openings: list[Frame] = []
         self.layers: dict[int, Frame] = {}
         self.head = Frame(len(self.blocks) - 1, {})
-        self.named: Frame | None = None  # the layer whose further results a Python variable still references
+        self.named: Frame | None = None  # the layer with further results that a Python variable still references
         self.shared: dict[Table, int] = {}  # RoPE caches and masks that the embedding block allocates and layers read
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
         # Layers that are the last in backward to read storages of the embedding block -> event count -> storages to
@@ -191,7 +191,7 @@ class Passing:
         for item in reversed(items):
             if isinstance(item, int):
                 gradient = self._backward_of_layer(item, gradient)
-            elif len(item) == 1 and isinstance(item[0], int):  # its program recomputes by itself
+            elif len(item) == 1 and isinstance(item[0], int):  # its program has the recomputation
                 gradient = self._backward_of_layer(item[0], gradient)
             else:
                 gradient = self._again(item, gradient)

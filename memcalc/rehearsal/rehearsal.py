@@ -233,7 +233,7 @@ class Rehearsal:
         self.engine.after_evaluation()
 
     def _without_gradients(self, run: Spec) -> MicroBatch:
-        """A micro-batch whose forward autograd does not record."""
+        """Record a micro-batch with a forward outside autograd."""
         card = None if run.hardware.gpu is None else find_card(run.hardware.gpu)
         arriving = gradients_on_arrival(run, exist=False, sharded=False)
         timeline = PlannedWithoutGradients(run, self.stage, run_sizer(run, card), arriving, Around())
@@ -244,7 +244,7 @@ class Rehearsal:
         return MicroBatch(self.requests, passing)
 
     def _generate(self) -> None:
-        """What is alive at the highest moment of generation, when the gradients of the step are gone."""
+        """Return the live tensors at the peak of generation, after the gradients of the step are freed."""
         from memcalc.estimation.rollouts import rollout_items
 
         if not self.choice.zeroes_gradients:
@@ -325,7 +325,7 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
         "expert parallelism": parallelism.expert_parallel > 1,
         "a sharding engine on one rank": alone and parallelism.zero_stage > 0,
         **dict.fromkeys(lacks(spec, _plan(spec)) if deepspeed else (), True),
-        "gradients in fp32 beside those of autograd on several ranks": not (deepspeed or alone)
+        "fp32 gradients in addition to autograd's on several ranks": not (deepspeed or alone)
         and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
         "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
         "layers in one checkpoint segment under FSDP2": fsdp2

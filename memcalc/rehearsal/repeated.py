@@ -1,4 +1,4 @@
-"""Micro-batches whose requests repeat: recorded once, then copied for new storages."""
+"""Micro-batches with repeated requests: recorded once, then copied for new storages."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def draw_address_space(
     Args:
         screen: where it is drawn.
         segments: by address.
-        owners: which allocation lies at an address.
+        owners: the allocation at each address.
         unit: of the sizes.
         when: which moment it is.
     """

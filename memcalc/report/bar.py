@@ -18,7 +18,7 @@ def letter_bar(parts: Sequence[tuple[str, int]], width: int) -> str:
         largest = sorted(range(len(shown)), key=lambda i: -shown[i][1])[:width]
         shown = [shown[i] for i in sorted(largest)]
         whole = sum(size for _, size in shown)
-    free = width - len(shown)  # one cell each is given; the rest goes by share
+    free = width - len(shown)  # one cell each; the rest in proportion
     cells = [1 + free * size // whole for _, size in shown]
     remainders = sorted(range(len(shown)), key=lambda i: -(free * shown[i][1] % whole))
     for i in remainders[: width - sum(cells)]:

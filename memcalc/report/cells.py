@@ -17,7 +17,7 @@ from memcalc.sweeping.grid import written
 from memcalc.units import Unit, format_number
 
 SCHEMA_VERSION = 2
-FEW = 32  # cells that are listed one by one
+FEW = 32  # cells that are listed separately
 FULLEST = 12  # that are listed, where there are more
 MOST_REASONS = 8
 HOW = {"trace": "traced on fake tensors", "null": "traced on the null device", "dry-run": "run on the null device"}
@@ -51,7 +51,7 @@ def draw_cells(screen: Screen, cells: Cells, file: str, unit: Unit, *, listed: b
         draw_line(screen, f"{plural(count, 'cell')} {outcome}: {reason}", 0)
     if len(told) > MOST_REASONS:
         draw_line(screen, f"and {len(told) - MOST_REASONS} more reasons: see --format csv.", 0)
-    before = f", {cells.used:,} of them from before" if cells.used else ""
+    before = f", {cells.used:,} of them from an earlier run" if cells.used else ""
     kept = plural(len(cells.cells) - (cells.unkept is not None), "cell")
     draw_line(screen, f"{kept} in {file}{before}.{' No others were run.' if cells.unkept else ''}", 0)
     lost = sum(_answer(cell).outcome == "lost" for cell in cells.cells)

@@ -32,7 +32,7 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
     screen.line()
     draw_grid(screen, plans_grid(planning, unit))
     if planning.found.plan.strategy == GIVEN:
-        return  # who gave it knows it
+        return  # the user gave it
     draw_grid(screen, layers_grid(planning, unit, "blocks", "Block by block"))
     draw_grid(screen, front_grid(planning, unit))
     screen.line(("The plan, as memcalc.planning.modules.planned takes it", "bold"))

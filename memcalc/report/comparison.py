@@ -23,7 +23,7 @@ def source_label(result: Result) -> str:
 
 
 class Table:
-    """How a comparison is laid out.
+    """The layout of a comparison.
 
     Args:
         comparison: the results.
@@ -72,7 +72,7 @@ class Table:
         return [Grid(f"Largest differences of {words}, by component ({self.unit})", columns, rows)]
 
     def _grids(self, title: str, head: str, lines: Sequence[Line], strong: frozenset[int] = frozenset()) -> list[Grid]:
-        """One table; of more than two results the differences have a table of their own."""
+        """One table; for more than two results the differences have a separate table."""
         if len(self.labels) == 2:
             (other,) = self.others
             return [Grid(title, self._columns(head, other), [self._cells(line, other) for line in lines], strong)]

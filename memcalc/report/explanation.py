@@ -55,7 +55,7 @@ def explainable(word: str) -> str:
 
 
 def chapters(result: Result, word: str, unit: Unit, *, at_peak: bool = False) -> Iterator[Chapter]:
-    """The chapters that `word` (a component, or "all") asks for; those without a row only if asked by name.
+    """Return the chapters of `word` (a component, or "all"); those without a row only by name.
 
     Args:
         result: what is explained.

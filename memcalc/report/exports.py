@@ -22,7 +22,7 @@ def write_export(path: Path, run: Run, name: str, *, timed: bool = True) -> None
         timed: whether its times are those of a device.
 
     Raises:
-        InputError: as `check_target`; or a snapshot was asked for of a device without PyTorch's allocator.
+        InputError: as `check_target`; or a snapshot was requested from a device without PyTorch's allocator.
     """
     check_target(path, SUFFIXES)
     suffix = path.suffix.lower()
@@ -31,7 +31,7 @@ def write_export(path: Path, run: Run, name: str, *, timed: bool = True) -> None
 
         if run.history is None:
             raise InputError(
-                f"{path.name}: a memory snapshot tells what CUDA's allocator did, and this run had none.",
+                f"{path.name}: a memory snapshot records the CUDA allocator, which this run did not use.",
                 "Write a Chrome trace (.json), or trace with CUDA's semantics.",
             )
         write_snapshot(path, run.history)

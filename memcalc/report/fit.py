@@ -50,7 +50,7 @@ def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> N
     elif question.maximize is None or answer.base is None:
         asked = "does-not-fit" if answer.asked is None else answer.asked.verdict
         draw_line(screen, asked_sentence(answer, unit), 0, style=VERDICT_STYLES[asked])
-    offered = bool(answer.offers) and answer.ranking is None  # a table stands last already
+    offered = bool(answer.offers) and answer.ranking is None  # a table is last already
     layouts = answer.ranking is not None and (question.maximize is None or answer.base is None)
     if layouts:
         draw_line(screen, layouts_sentence(answer), 0, style=VERDICT_STYLES[layouts_verdict(answer)])

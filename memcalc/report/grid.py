@@ -26,7 +26,7 @@ class Grid(NamedTuple):
         strong: the bold rows.
         letters: whether column 0 has the letters of the bar.
         head: whether the heads are shown.
-        legend: what letters in it stand for, below it; empty: it has none.
+        legend: the meaning of its letters, below it; empty: it has none.
     """
 
     title: str

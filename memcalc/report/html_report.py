@@ -1,4 +1,4 @@
-"""Views as one HTML file that stands alone: the web page's script and style, uPlot, and the data, inlined."""
+"""Views as one self-contained HTML file: the web page's script and style, uPlot, and the data, inlined."""
 
 from __future__ import annotations
 

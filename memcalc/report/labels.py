@@ -10,7 +10,7 @@ from memcalc.ledger.component import Component
 REST = "smaller_parts"
 
 # The letter of each part in the bar, its color, and what it is in a few words. The colors are those of a terminal with
-# 256 whose contrast with black and with white is at least 3 (WCAG 2.2, 1.4.11).
+# 256 with a contrast of at least 3 to black and to white (WCAG 2.2, 1.4.11).
 _PARTS: dict[str, tuple[str, str, str]] = {
     Component.WEIGHTS: ("W", "color(27)", "used by forward and backward"),
     Component.MASTER_WEIGHTS: ("M", "color(30)", "fp32 copies for the optimizer"),

@@ -64,7 +64,7 @@ def ledger_grid(explained: Explained, unit: Unit) -> Grid:
 
 
 def _draw_changes(screen: Screen, explained: Explained, unit: Unit) -> None:
-    """What fits, by what it asks for; what may; then what saves most without fitting."""
+    """Changes that fit, by what they require; changes that may fit; then those that save most without fitting."""
     fitting = [change for change in explained.changes if change.fits]
     known = explained.budget is not None
     uncertain = [change for change in explained.changes if known and change.fits is None]
@@ -100,5 +100,5 @@ def effect(change: Change, unit: Unit) -> str:
     """What it saves, what is needed then, and at what price."""
     saved, needed = format_bytes(change.saved, unit), format_bytes(change.needed, unit)
     least = "at least " if change.fits is False else ""  # a bound may have been enough to say so
-    saves = f"saves {saved}, then " if change.saved > 0 else "leaves fewer fragments, "
+    saves = f"saves {saved}, then " if change.saved > 0 else "reduces fragmentation, "
     return f"{saves}needs {least}{needed}; cost: {change.cost}; {change.result}"

@@ -86,7 +86,7 @@ def front_figure(planning: Planning, unit: Unit = "GiB") -> Figure:
 
 
 def together(marks: Sequence[tuple[str, float, float]]) -> list[tuple[list[str], float, float]]:
-    """Return names with their place; those whose words would lie on each other share one line, at the first of them."""
+    """Return names with their place; names that would overlap share one line, at the first of them."""
     width = max((x for _, x, _ in marks), default=0) - min((x for _, x, _ in marks), default=0)
     height = max((y for _, _, y in marks), default=0)
     placed: list[tuple[list[str], float, float]] = []

@@ -66,7 +66,7 @@ class PhaseLog:
 
 
 def notebook_grid(course: Course, unit: Unit) -> Grid:
-    """One line for each phase; of micro-batches that are alike, one line for all of them."""
+    """Return one line for each phase; identical micro-batches share a line."""
     folded = _folded(course.notebook())
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()

@@ -1,4 +1,4 @@
-"""Progress on a terminal: one line on standard error, gone when the work is done. Logs and pipes get none."""
+"""Progress on a terminal: one line on standard error, removed when the work is done. Logs and pipes get none."""
 
 from __future__ import annotations
 

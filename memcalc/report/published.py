@@ -12,7 +12,7 @@ from memcalc.report.labels import count
 from memcalc.spec.families import known_families
 from memcalc.spec.multimodal import language_config
 
-MOST_ROWS = 20  # of a search that is not asked for all
+MOST_ROWS = 20  # of a search without --all
 
 
 def published_rows(entries: Iterable[CatalogueEntry]) -> list[dict[str, Any]]:

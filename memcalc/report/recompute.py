@@ -153,7 +153,7 @@ def said_in_yaml_item(item: Any) -> str:
 
 
 def distance(said: Said, planning: Planning, unit: Unit) -> str:
-    """What the framework's own plan needs and costs beside the plan."""
+    """Return the memory and cost of the framework's own plan, compared with the plan."""
     if said.difference:
         return said.difference
     peak = said.evaluation.peak_bytes - planning.found.evaluation.peak_bytes

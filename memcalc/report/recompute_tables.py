@@ -1,4 +1,4 @@
-"""The tables of a plan: beside the rules of thumb, block by block, and the front of memory against compute."""
+"""The tables of a plan: compared with the rules of thumb, block by block, and the front of memory against compute."""
 
 from __future__ import annotations
 

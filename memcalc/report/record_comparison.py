@@ -1,4 +1,4 @@
-"""Traces beside records that were measured before: signed errors, and each run that is not the same to the byte."""
+"""Traces compared with records that were measured before: signed errors, and each run that is not byte-exact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def draw_compared(screen: Screen, compared: Compared) -> None:
             draw_grid(screen, miss_grid(misses, trace))
         said, dead = compared.deaths(trace)
         if dead:
-            draw_line(screen, f"Out of memory: the trace on {trace} says so of {said} of {dead} runs that were.", 0)
+            draw_line(
+                screen, f"Out of memory: the trace on {trace} predicts {said} of the {dead} runs that ran out.", 0
+            )
             screen.line()
     draw_list(screen, "Not traced", [f"{words}: {why}" for words, why in compared.missing])
 

@@ -1,4 +1,4 @@
-"""What a recorded run shows beside its ledger: the picture, the notebook, the largest tensors, the reserved memory."""
+"""The parts of a recorded run next to its ledger: the plot, the phase log, the largest tensors, the reserved memory."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def verdict(replay: Replay, unit: Unit) -> str:
 
 
 def place(event: int, replay: Replay) -> str:
-    """A position in the stream, with its phase and what it asks for."""
+    """A position in the stream, with its phase and request."""
     phase = replay.course.phase_of(event)
     events = replay.course.timeline.events
     line = events[event].line if event < len(events) else ""
@@ -104,7 +104,7 @@ def _moment_row(name: str, moment: Moment, unit: Unit) -> tuple[str, ...]:
 
 
 def trials_grid(replay: Replay, unit: Unit) -> Grid:
-    """Allocators and settings beside each other."""
+    """Compare allocators and settings."""
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
     for number, trial in enumerate(replay.trials):

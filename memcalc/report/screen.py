@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Span = tuple[str, str]  # a text and its style, in Rich's words: "bold"
 
-# Colors of a terminal with 256 whose contrast with black and with white is at least 3 (WCAG 2.2, 1.4.11).
+# Colors of a terminal with 256 with a contrast of at least 3 to black and to white (WCAG 2.2, 1.4.11).
 GOOD, BAD, UNSURE = "bold color(28)", "bold color(160)", "bold color(136)"
 
 
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A bar of letters, each in its color, whose legend is the table that follows."""
+    """A bar of letters, each in its color; its legend is the table that follows."""
 
     letters: str
 

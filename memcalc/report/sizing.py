@@ -1,4 +1,4 @@
-"""A result on the terminal: the verdict first, then where the memory goes, when, and what the numbers rest on."""
+"""A result on the terminal: the verdict first, then components, phases, and the basis of the numbers."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def draw_sizing(
         result: what is shown.
         unit: of memory.
         all_ranks: with a line for each kind of rank.
-        explain: the component whose rows are opened into formulas.
+        explain: the component to show with formulas.
         brief: without the bar and the tables of components, phases and published formulas.
         reason: what decides the peak.
         other: the run with transformers' modules, where it needs much more or less.

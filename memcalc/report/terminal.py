@@ -15,7 +15,7 @@ from memcalc.report.screen import Bar, Line, Screen, cells
 
 _INDENT = 2
 _GAP = 2
-_NARROWEST = 12  # a column that wraps keeps this much, whatever the others need
+_NARROWEST = 12  # a wrapped column keeps this much, regardless of the others
 
 
 def draw_grid(screen: Screen, grid: Grid) -> None:

@@ -46,7 +46,7 @@ def textbook_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
             "l(34bsd+5bs²h)",
             format_bytes(textbook.activation_bytes, unit),
             format_bytes(activations, unit),
-            "16-bit GPT, dropout, all kept",
+            "16-bit GPT, dropout, no recomputation",
         ),
         (
             "ratio",

@@ -14,7 +14,7 @@ from memcalc.units import Unit, format_bytes, format_number
 from memcalc.verdict.other_modules import OtherModules
 from memcalc.verdict.reasons import Reason
 
-# Whose modules run, as a headline names them.
+# The modules that run, as a headline names them.
 _MODULES = {
     "plain": "plain modules",
     "huggingface": "transformers modules",
@@ -23,7 +23,7 @@ _MODULES = {
 }
 
 
-TOLD = 0.02  # of the peak: assumptions that move it by more stand in the headline
+TOLD = 0.02  # of the peak: assumptions that move it by more are in the headline
 MOST_ASSUMED = 3  # of them
 
 
@@ -54,7 +54,7 @@ def _generation(result: Result, inference: InferenceSpec) -> str:
     weights = inference.dtype if inference.quantization == "none" else f"{inference.quantization}, {inference.dtype}"
     blocks = f" in blocks of {inference.block}" if inference.cache == "paged" else ""
     kept = "" if inference.kv_cache_dtype == "compute" else f", in {inference.kv_cache_dtype}"
-    chunk = f" in pieces of {inference.chunk:,}" if inference.chunk < inference.prompt_length else ""
+    chunk = f" in chunks of {inference.chunk:,}" if inference.chunk < inference.prompt_length else ""
     how = f"{inference.cache} cache{blocks}{kept}, prompt read{chunk or ' at once'}, {inference.attention} attention"
     modules = f"as {_MODULES[inference.implementation]}"
     return (
@@ -128,7 +128,7 @@ def verdict(result: Sizing, unit: Unit) -> str:
 
 
 def assumed(result: Sizing, unit: Unit) -> str:
-    """What the file leaves open and moves the peak by more than TOLD, the largest first; "" where nothing does."""
+    """Return the assumptions that move the peak by more than TOLD, the largest first; "" if there are none."""
     if not isinstance(result, Result):
         return ""
     told = [each for each in result.spec.origin.assumptions if each.share > TOLD]
@@ -140,7 +140,7 @@ def assumed(result: Sizing, unit: Unit) -> str:
         for each in told[:MOST_ASSUMED]
     ]
     more = f"; and {len(told) - MOST_ASSUMED} more" if len(told) > MOST_ASSUMED else ""
-    return f"Assumed, as the file does not say: {'; '.join(named)}{more}."
+    return f"Assumed, because the file does not set them: {'; '.join(named)}{more}."
 
 
 def error_bars(result: Sizing, unit: Unit) -> str:
@@ -153,16 +153,14 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     if holding_memory(result.limits):
         span += " for what is modelled"
     if not errors.runs:
-        return (
-            f"Interval: {span}. No run of this kind ({errors.kind}) was recorded, so {-errors.low:.0%} is allowed for."
-        )
+        return f"Interval: {span}. No run of this kind ({errors.kind}) was recorded; {-errors.low:.0%} is assumed."
     worst = f"median error {errors.median:.1%}, worst {errors.worst:+.1%}"
     how = "95% of" if errors.replayed else "not replayed; the range of"
     return f"Interval: {span}, {how} {errors.runs} recorded runs ({errors.kind}; {worst})."
 
 
 def modules_sentence(other: OtherModules | None, unit: Unit) -> str:
-    """Return whose modules the estimate is of, and what transformers' would allocate; "" where it is about the same."""
+    """Return the modules of the estimate, and what transformers' modules would allocate; "" if it is about the same."""
     if other is None:
         return ""
     attention = f" ({other.attention} attention)" if other.attention else ""

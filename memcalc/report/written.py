@@ -22,6 +22,6 @@ def written_text(written: Export, file: Path) -> str:
             lines.append(f"  {part}")
         else:
             lines[-1] += f"{' ' if lines[-1] else ''}{part}"
-    return f"Wrote {file} for {written.program.label}. What it cannot hold is set beside it:\n" + " \\\n".join(
+    return f"Wrote {file} for {written.program.label}. Add these settings, which it cannot contain:\n" + " \\\n".join(
         f"  {line}" for line in lines
     )

@@ -15,7 +15,7 @@ from memcalc.spec.segments import Segment
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Requests
 
-# Optimizers whose updates of a flat tensor were compared with runs of DeepSpeed.
+# Optimizers with updates of a flat tensor that were compared with runs of DeepSpeed.
 COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
 RECIPE, DTYPE = "mixed-16", "bf16"  # the effect of "bf16": {"enabled": true}
 
@@ -47,7 +47,7 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
     nested = any(not isinstance(part, int) for item in plan if not isinstance(item, int) for part in item)
     reasons = {
         "DeepSpeed without ZeRO": parallelism.zero_stage == 0,
-        "DeepSpeed and ranks that do not share the data": parallelism.ranks != parallelism.data_parallel,
+        "DeepSpeed with tensor or pipeline parallelism": parallelism.ranks != parallelism.data_parallel,
         "hierarchical sharding": parallelism.shards != parallelism.data_parallel,
         f"DeepSpeed and recipe {training.recipe} in {training.dtype}": (training.recipe, training.dtype)
         != (RECIPE, DTYPE),

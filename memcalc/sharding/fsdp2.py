@@ -52,7 +52,7 @@ class Reduce(NamedTuple):
         output: the rank's shard.
         shards: the same in the dtype of the parameters' shards.
         table: scratch of the copy-in kernel.
-        last: the parameter whose gradient a loop variable references until the output exists.
+        last: the parameter with a gradient that a loop variable references until the output exists.
     """
 
     source: int
@@ -148,7 +148,7 @@ class FSDP2(Engine):
             self._all_gather(before)
 
     def _before(self, unit: int) -> int | None:
-        """Return the unit whose forward ran before this one's."""
+        """Return the unit that ran its forward before this one."""
         if unit >= 0:
             return unit - 1 if unit else EMBEDDING
         return {TAIL: self.last, ROOT: TAIL if self.wraps_ends else self.last}.get(unit)

@@ -24,7 +24,7 @@ FLOAT, DOUBLE = 4, 8  # bytes
 
 
 class Waiting(NamedTuple):
-    """A parameter whose gradient waits for reduction: its begin in the flat tensor, elements, and gradient storage.
+    """A parameter with a gradient that waits for reduction: its start in the flat tensor, elements, gradient storage.
 
     The storage is None if the gradient was copied into the bucket.
     """

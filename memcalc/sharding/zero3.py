@@ -253,7 +253,7 @@ class ZeRO3(Engine):
     def _is_viewed(self, number: int, turn: Turn) -> bool:
         """Return whether autograd keeps a view of a weight, and so its memory, until the weight's backward.
 
-        That is so for routed experts, whose matmuls read views (linear.py handles Linear only), and for everything that
+        That is so for routed experts, because their matmuls read views (linear.py handles Linear only), and all that
         a checkpoint recomputes: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
         """
         return turn.again or (self.ordered[number].routed and not turn.backward and not turn.checkpointed)

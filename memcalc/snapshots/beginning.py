@@ -185,16 +185,16 @@ def contradiction(state: Beginning) -> str:
     end = -1
     for found in sorted(state.ranges.values(), key=lambda found: found.address):
         if found.size <= 0 or found.address < end:
-            return f"the segment at {found.address:#x} is empty or lies in another one"
+            return f"the segment at {found.address:#x} is empty or overlaps another one"
         end = found.address + found.size
     end = -1
     for held in sorted(state.held.values(), key=lambda held: held.address):
         assert held.size is not None
         if held.size <= 0 or held.address < end:
-            return f"the block at {held.address:#x} is empty or lies in another one"
+            return f"the block at {held.address:#x} is empty or overlaps another one"
         end = held.address + held.size
         if not any(r.address <= held.address and end <= r.address + r.size for r in state.ranges.values()):
-            return f"the block at {held.address:#x} lies in no segment"
+            return f"the block at {held.address:#x} is in no segment"
     return ""
 
 

@@ -48,7 +48,7 @@ def read_snapshot(path: Path | str) -> Snapshot:
 
 def _refused(path: Path | str, why: str) -> InputError:
     return InputError(
-        f"this is no memory snapshot: {why}.",
+        f"this is not a memory snapshot: {why}.",
         "Write one with torch.cuda.memory._dump_snapshot, after torch.cuda.memory._record_memory_history().",
         str(path),
     )

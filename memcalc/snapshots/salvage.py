@@ -27,12 +27,12 @@ def salvaged(content: bytes) -> tuple[dict[str, Any], tuple[str, ...]]:
     begins = [_place(part, values) for part in PARTS]
     known = [at for at in begins if at is not None]
     if not known or known != sorted(known):
-        raise Refused("it ends in the middle, before anything whole: it was cut off while it was written or copied")
+        raise Refused("it is truncated before its first complete part: writing or copying it was interrupted")
     ends = dict(zip(known, [*known[1:], len(values)], strict=True))
     of = {part: values[at + 1 : ends[at]] if at is not None else [] for part, at in zip(PARTS, begins, strict=True)}
     segments = [value for value in of["segments"] if isinstance(value, dict) and value.keys() >= _SEGMENT]
     if not segments:
-        raise Refused("it ends in the middle, before anything whole: it was cut off while it was written or copied")
+        raise Refused("it is truncated before its first complete part: writing or copying it was interrupted")
     found = {
         "segments": segments,
         "device_traces": _traces(of["device_traces"][1:]),

@@ -29,14 +29,14 @@ class CutOff(Refused):
     """The file is truncated."""
 
     def __init__(self) -> None:
-        super().__init__("it ends in the middle: it was cut off while it was written or copied")
+        super().__init__("it is truncated: writing or copying it was interrupted")
 
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise Refused(f"it asks for {module}.{name}; a snapshot holds only lists, dictionaries, numbers and text")
+        raise Refused(f"it refers to {module}.{name}; a snapshot has only lists, dictionaries, numbers and strings")
 
-    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - whatever it is
+    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - any object is rejected
         raise Refused("it refers to objects outside the file")
 
 
@@ -53,11 +53,11 @@ def loads_plain(content: bytes) -> object:
     except EOFError:
         raise CutOff from None
     except MemoryError:
-        raise Refused("it asks for more memory than a file of its size can need") from None
-    except Exception as error:  # noqa: BLE001 - broken pickles raise whatever their opcodes lead to
+        raise Refused("it requests more memory than a file of its size can need") from None
+    except Exception as error:  # noqa: BLE001 - damaged pickles can raise any error
         if "truncated" in str(error):
             raise CutOff from None
-        raise Refused(f"it is no pickle that Python can read ({error})") from None
+        raise Refused(f"it is not a pickle that Python can read ({error})") from None
     return found
 
 
@@ -98,7 +98,7 @@ def content_of(path: Path) -> bytes:
         except (zlib.error, gzip.BadGzipFile) as error:
             raise Refused(f"it cannot be unpacked ({error})") from None
         except MemoryError:
-            raise Refused("it is larger than the memory that is left") from None
+            raise Refused("it is larger than free memory") from None
     if len(content) > LARGEST_FILE:
         raise Refused(f"it holds more than {LARGEST_FILE // 2**30} GiB")
     return bytes(content)

@@ -61,7 +61,7 @@ class _RecordedDriver(Driver):
         if entry is None:
             return None
         if entry.size != size:
-            raise _Difference(f"the run fetched a segment of {entry.size:,} bytes, the model one of {size:,}")
+            raise _Difference(f"the run allocates a segment of {entry.size:,} bytes, the model one of {size:,}")
         return entry.address
 
     def free(self, address: int, size: int) -> None:
@@ -213,15 +213,15 @@ class _Rerun:
         for mine, theirs in zip(views, recording.segments, strict=True):
             blocks = [(b.address, b.size, b.state) for b in mine.blocks]
             if blocks != [(b.address, b.size, b.state) for b in theirs.blocks]:
-                raise _Difference(f"in the end the blocks of the segment at {theirs.address:#x} are others")
+                raise _Difference(f"at the end the blocks of the segment at {theirs.address:#x} differ")
             figures = (mine.total_size, mine.allocated_size, mine.active_size, mine.is_expandable)
             if figures != (theirs.total_size, theirs.allocated_size, theirs.active_size, theirs.is_expandable):
-                raise _Difference(f"in the end the figures of the segment at {theirs.address:#x} are others")
+                raise _Difference(f"at the end the figures of the segment at {theirs.address:#x} differ")
 
     def _alloc(self, entry: Entry) -> None:
         _, address, size, stream, _, _, pool = entry
         if not size or address in self._blocks:
-            raise _Difference(f"{size:,} bytes at {address:#x} can not be handed out")
+            raise _Difference(f"{size:,} bytes at {address:#x} cannot be allocated")
         if self._driver.pending and self._was_emptied(entry):
             self._allocator.empty_cache()
         if pool is None and self._known_pools:
@@ -231,7 +231,7 @@ class _Rerun:
         try:
             block = self._allocator.malloc(size, stream)
         except OutOfMemory:
-            raise _Difference(f"the run got {size:,} bytes from its cache, the model wants new memory") from None
+            raise _Difference(f"the run takes {size:,} bytes from its cache, the model allocates a segment") from None
         finally:
             if pool:
                 self._allocator.private.end(pool)
@@ -239,7 +239,9 @@ class _Rerun:
             raise _Difference(f"{size:,} bytes are at {address:#x} in the run and at {block.address:#x} in the model")
         if self._driver.pending:
             left = self._driver.pending[0]
-            raise _Difference(f"the run has {left.action} of {left.size:,} bytes, the model serves the request without")
+            raise _Difference(
+                f"the run has {left.action} of {left.size:,} bytes, the model serves the request without it"
+            )
         self._blocks[address] = block
 
     def _was_emptied(self, request: Entry) -> bool:
@@ -281,7 +283,7 @@ class _Rerun:
             self._allocator.malloc(entry.size, entry.stream)
         except OutOfMemory:
             return
-        raise _Difference(f"the run ran out of memory asking for {entry.size:,} bytes, the model finds them")
+        raise _Difference(f"the run runs out of memory at {entry.size:,} bytes, the model allocates them")
 
     def _complete(self, address: int) -> None:
         """Complete a block that waits for other streams; most blocks are freed at once."""

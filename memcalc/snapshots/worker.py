@@ -36,7 +36,7 @@ def main(path: str) -> int:
         sys.stdout.write(str(refused))
         return REFUSED
     except (MemoryError, RecursionError):
-        sys.stdout.write("it asks for more memory than a file of its size can need")
+        sys.stdout.write("it requests more memory than a file of its size can need")
         return REFUSED
     marshal.dump(packed, sys.stdout.buffer)
     sys.stdout.flush()

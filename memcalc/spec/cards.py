@@ -129,7 +129,7 @@ def find_card(name: str) -> Card:
     nearest = _nearest(name)
     raise InputError(
         f"{name[:60]!r} is not a known GPU." + (f" Nearest: {', '.join(nearest)}." if nearest else ""),
-        "`memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other.",
+        "`memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other GPU.",
     )
 
 

@@ -76,8 +76,8 @@ def _derive_latent_head(model: dict[str, object]) -> None:
     given = _size(model.setdefault("head_dim", plain + rotated))
     if given is not None and given != plain + rotated:
         raise InputError(
-            f"head_dim = {given}, but with latent attention a head is "
-            f"qk_nope_head_dim + qk_rope_head_dim = {plain} + {rotated} = {plain + rotated} wide.",
+            f"head_dim = {given}, but with latent attention it is "
+            f"qk_nope_head_dim + qk_rope_head_dim = {plain} + {rotated} = {plain + rotated}.",
             "Leave head_dim out.",
             "model.head_dim",
         )

@@ -50,7 +50,7 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
         )
     if model_type not in known_families() and isinstance(config.get("text_config"), dict) and not can_read_foreign():
         raise InputError(
-            f"model_type = {shown(model_type)} is a model of several modalities, which memcalc has no formulas for.",
+            f"model_type = {shown(model_type)} is a model of several modalities, for which memcalc has no formulas.",
             f"`memcalc trace` runs its step with transformers: {installation('hf')}. To estimate its language "
             "model alone, save the object under text_config as a separate file.",
             f"{where}: model_type",
@@ -113,7 +113,7 @@ def attends_eagerly(architecture: object, implementation: object) -> bool:
 
 
 def family_of(architecture: str) -> str:
-    """Return the model_type that a name stands for: "gpt2" for "gpt3"."""
+    """Return the model_type of a name: "gpt2" for "gpt3"."""
     return family_named(architecture, "model.architecture").name
 
 

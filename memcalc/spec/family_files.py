@@ -2,7 +2,7 @@
 
 There is one file per model_type in memcalc/data/families, with these keys:
 
-    same_as    another family that this name stands for; then there are no other keys
+    same_as    another family that this name is an alias of; then there are no other keys
     source     the code that the file was derived from
     fixed      memcalc's fields that the family's code determines, regardless of the config
     read       memcalc's field: the config's key ("a.b" is in the object a), or a list of keys of which the first one
@@ -139,7 +139,7 @@ def nearest(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def parsed(name: str) -> Family:
-    """Return the parsed file of a known family, or of the family that it stands for."""
+    """Return the parsed file of a known family, or of the family that it is an alias of."""
     data = yaml.load((FOLDER / f"{name}.yaml").read_bytes(), Loader=_Loader)
     if "same_as" in data:
         return parsed(data["same_as"])

@@ -81,11 +81,11 @@ def checked(key: str, value: object, kind: str, where: str) -> object:
         # NaN fails both comparisons.
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
             return float(value)
-        rule, remedy = "is not a dropout rate: a number from 0 up to, but not, 1.", "Write a number such as 0.1."
+        rule, remedy = "is not a dropout rate: a number from 0 to below 1.", "Write a number such as 0.1."
     elif kind == "share":
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1:
             return float(value)
-        rule, remedy = "is not a share: a number above 0, up to 1.", "Write a number such as 0.5."
+        rule, remedy = "is not a fraction: a number above 0, up to 1.", "Write a number such as 0.5."
     elif kind == "layers":
         if isinstance(value, list) and all(type(layer) is int and 0 <= layer <= _LARGEST_SIZE for layer in value):
             return value

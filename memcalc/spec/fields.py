@@ -98,7 +98,7 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
 
 
 def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: Source) -> None:
-    """Set the fields that another program's field name stands for.
+    """Set the fields of another program's field name.
 
     Errors go to `source.faults`: the value is unknown, or the field already has another value.
     """

@@ -47,8 +47,8 @@ class LoraSpec(Block):
 
     implementation: Literal["peft", "litgpt"] = Field(
         "peft",
-        description="whose modules the adapters are: peft | litgpt (one of q, k and v together, whose outputs a "
-        "convolution makes; with implementation plain)",
+        description="implementation of the adapters: peft | litgpt (one for q, k and v together, with a "
+        "convolution for its outputs; with implementation plain)",
     )
     rank: Size = Field(8, description="r: of both matrices of an adapter; PEFT's default")
     alpha: Size = Field(8, description="the adapter's output is scaled by alpha / rank; no effect on memory")

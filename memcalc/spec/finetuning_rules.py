@@ -55,7 +55,7 @@ def _targets(spec: Spec) -> Iterator[Broken]:
     if lora.modules_to_save and model.tie_word_embeddings:
         yield Broken(
             ("training", "lora", "modules_to_save"),
-            f"modules_to_save names {lora.modules_to_save[0]}, but embedding and head share one weight.",
+            f"modules_to_save names {lora.modules_to_save[0]}, but the embedding and the LM head share one weight.",
             "Set model.tie_word_embeddings: false, or leave it out.",
         )
 
@@ -66,7 +66,7 @@ def _precisions(spec: Spec) -> Iterator[Broken]:
     if lora.adapter_dtype == "fp32" and recipe.startswith("mixed"):
         yield Broken(
             ("training", "lora", "adapter_dtype"),
-            f"adapter_dtype = fp32, but recipe {recipe} keeps fp32 masters of 16-bit weights.",
+            f"adapter_dtype = fp32, but recipe {recipe} stores fp32 master weights of 16-bit weights.",
             "Set adapter_dtype: compute, or recipe: pure.",
         )
     if lora.base_dtype == "fp32" and recipe not in ("fp32", "amp"):

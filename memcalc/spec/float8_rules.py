@@ -19,7 +19,7 @@ def float8_rules(spec: Spec) -> Iterator[Broken]:
     if training.finetune != "full":
         yield Broken(
             KEY,
-            f"fp8 = {training.fp8} with finetune = {training.finetune}; torchao's layers beside adapters are not "
+            f"fp8 = {training.fp8} with finetune = {training.finetune}; torchao's layers with adapters are not "
             "modelled.",
             "Set fp8: none, or finetune: full.",
         )
@@ -33,8 +33,7 @@ def float8_rules(spec: Spec) -> Iterator[Broken]:
     if spec.model.tie_word_embeddings and not skips(spec, "lm_head"):
         yield Broken(
             ("training", "fp8_skip"),
-            "fp8_skip without lm_head, whose weight is the embedding's: torchao's products with a tied weight are not "
-            "modelled.",
+            "fp8_skip without lm_head, which shares the embedding's weight: its matmuls in torchao are not modelled.",
             "Add lm_head to fp8_skip.",
         )
     for name, width in _sides(spec).items():
@@ -42,7 +41,7 @@ def float8_rules(spec: Spec) -> Iterator[Broken]:
             yield Broken(
                 KEY,
                 f"fp8 = {training.fp8} needs matrix dimensions that are multiples of {STEP}; {name} is {width}.",
-                "Choose other sizes, add what has that side to fp8_skip, or set fp8: none.",
+                "Choose other sizes, add the layers of that size to fp8_skip, or set fp8: none.",
             )
     tokens = training.micro_batch_size * (training.sequence_length // spec.parallelism.context_parallel)
     if tokens % STEP:

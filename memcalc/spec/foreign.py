@@ -158,7 +158,7 @@ def configuration(text: str, where: str) -> Any:
         return transformers.AutoConfig.for_model(family, **_without_code(config))
     except Exception as error:
         raise InputError(
-            f"transformers refuses the configuration: {' '.join(str(error).split()) or type(error).__name__}.",
+            f"transformers rejects the configuration: {' '.join(str(error).split()) or type(error).__name__}.",
             "Give the model's own config.json.",
             where,
         ) from error
@@ -177,7 +177,7 @@ def _class_named(name: str, where: str) -> Any:
     except Exception as error:
         raise InputError(
             f"transformers {transformers.__version__} cannot import {shown(name)}: {' '.join(str(error).split())}",
-            "Check the packages that are installed beside it.",
+            "Check the other installed packages.",
             where,
         ) from error
 
@@ -208,7 +208,7 @@ def sizes_of(config: Any, text: str, where: str) -> dict[str, object]:
         value = next((size for each in names if (size := _attribute(config, each)) is not None), absent.get(field))
         if value is None:
             raise InputError(
-                f"the configuration of {shown(config.model_type)} does not say its {name}.",
+                f"the configuration of {shown(config.model_type)} does not define its {name}.",
                 "Trace the module itself: memcalc.trace(module, inputs).",
                 where,
             )
@@ -252,6 +252,6 @@ def refuse_foreign(spec: Spec) -> None:
     if spec.model.transformers_config is not None:
         raise InputError(
             f"memcalc has no formulas for {family_of_foreign(spec.model)}.",
-            "Its real step says what it holds: `memcalc trace`.",
+            "Run its real step: `memcalc trace`.",
             "model",
         )

@@ -33,7 +33,7 @@ class FsdpSpec(Block):
     )
     gradient_sync: GradientSync = Field(
         "each",
-        description="micro-batches whose gradients are reduced: each | last (no_sync: until then they are summed "
+        description="micro-batches after which gradients are reduced: each | last (no_sync: until then they are summed "
         "unsharded, in reduce_dtype)",
     )
 

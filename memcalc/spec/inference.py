@@ -38,7 +38,7 @@ class InferenceSpec(Block):
     block_size: Size | None = Field(None, description="tokens of a block of a paged cache; default: 16")
     prefill_chunk: Size | None = Field(None, description="tokens of the prompt in one forward; default: all of it")
     implementation: Literal["plain", "huggingface"] = Field(
-        description="whose modules run; default: plain for a paged cache, else huggingface"
+        description="implementation of the modules; default: plain for a paged cache, else huggingface"
     )
     attention: Attention = Field("flash", description="the attention kernel")
     torch_version: TorchVersion = Field("v2.13", description="PyTorch version: workspaces, fused norms")

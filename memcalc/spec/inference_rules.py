@@ -31,7 +31,7 @@ def inference(spec: Spec) -> Iterator[Broken]:
     if spec.model.transformers_config is not None:
         yield Broken(
             ("inference",),
-            f"inference of {family_of_foreign(spec.model)}, of which memcalc has no formulas.",
+            f"inference of {family_of_foreign(spec.model)}, for which memcalc has no formulas.",
             "Dry-run its generation script: `memcalc dry-run --gpu GPU -- python script.py`.",
         )
     positions = spec.model.max_position_embeddings
@@ -54,7 +54,7 @@ def _cache(spec: Spec) -> Iterator[Broken]:
             if (given := getattr(asked, field)) != value:
                 yield Broken(
                     ("inference", field),
-                    f"{field} = {given} with cache = paged, whose kernel reads keys and values block by block.",
+                    f"{field} = {given} with cache = paged: its kernel reads keys and values block by block.",
                     f"Set {field}: {value}, or cache: dynamic.",
                 )
         return
@@ -67,14 +67,14 @@ def _cache(spec: Spec) -> Iterator[Broken]:
     if asked.kv_cache_dtype != "compute":
         yield Broken(
             ("inference", "kv_cache_dtype"),
-            f"kv_cache_dtype = {asked.kv_cache_dtype} with cache = {asked.cache}: transformers' caches keep keys and "
-            "values as the model makes them.",
+            f"kv_cache_dtype = {asked.kv_cache_dtype} with cache = {asked.cache}: transformers' caches have the dtype "
+            "of the model's keys and values.",
             "Set cache: paged, or kv_cache_dtype: compute.",
         )
     if asked.prefill_chunk is not None and asked.prefill_chunk < asked.prompt_length:
         yield Broken(
             ("inference", "prefill_chunk"),
-            f"prefill_chunk = {asked.prefill_chunk} with cache = {asked.cache} is not modelled: later pieces of the "
+            f"prefill_chunk = {asked.prefill_chunk} with cache = {asked.cache} is not modelled: later chunks of the "
             "prompt need a mask, which selects other kernels.",
             "Set cache: paged, or leave prefill_chunk out.",
         )
@@ -100,7 +100,7 @@ def _spread(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("inference", "quantization"),
             f"quantization = {asked.quantization} with tensor_parallel = {parallelism.tensor_parallel} is not "
-            "modelled: bitsandbytes packs a matrix as a whole.",
+            "modelled: bitsandbytes packs only whole weight matrices.",
             "Set tensor_parallel: 1, or quantization: none.",
         )
 
@@ -121,7 +121,7 @@ def of_training(spec: Spec, verb: str) -> Spec:
 
 
 REMEDIES = {
-    "fit": "`memcalc estimate --gpu GPU` says the largest batch and the longest context that fit.",
+    "fit": "`memcalc estimate --gpu GPU` lists the largest batch and the longest context that fit.",
     "measure": "`memcalc dry-run --gpu GPU -- python script.py` dry-runs a script that generates.",
     "trace --device null": "Leave --device out; or `memcalc dry-run --gpu GPU -- python script.py` a script.",
 }
@@ -146,6 +146,6 @@ def refuse_training_fields(overridden: dict[Path, str]) -> None:
             remedy = (
                 f"Set inference.{own} instead."
                 if own in InferenceSpec.model_fields
-                else "Leave it out: nothing trains."
+                else "Remove it: generation trains nothing."
             )
             raise InputError(f"{name} is set, a field of training, but inference: is set.", remedy, where)

@@ -27,6 +27,6 @@ def kernels(spec: Spec) -> Iterator[Broken]:
     if training.attention_windows == "mask" and training.implementation != "huggingface":
         yield Broken(
             ("training", "attention_windows"),
-            f"attention_windows = mask is how transformers does it, but implementation = {training.implementation}.",
+            f"attention_windows = mask needs transformers' modules, but implementation = {training.implementation}.",
             "Set implementation: huggingface, or attention_windows: kernel.",
         )

@@ -37,13 +37,13 @@ def loss(spec: Spec) -> Iterator[Broken]:
         if getattr(training, field) and training.implementation != "plain":
             yield Broken(
                 ("training", field),
-                f"{field} = true with implementation {training.implementation}, whose modules decide.",
+                f"{field} = true has no effect with implementation {training.implementation}: its modules decide.",
                 f"Leave {field} out, or set implementation: plain.",
             )
     if training.norm_dtype == "fp32" and training.implementation != "plain":
         yield Broken(
             ("training", "norm_dtype"),
-            f"norm_dtype = fp32 with implementation {training.implementation}, which has norms of its own.",
+            f"norm_dtype = fp32 with implementation {training.implementation}, which has its own norms.",
             "Set norm_dtype: input, or implementation: plain.",
         )
     if training.logits_dtype == "fp32" and (training.implementation in ("megatron", "torchtitan") or not whole):
@@ -64,7 +64,7 @@ def loss(spec: Spec) -> Iterator[Broken]:
     if kind in ("fused", "tiled") and model.lm_head_bias:
         yield Broken(
             ("training", "loss"),
-            f"loss = {kind}, but the head has a bias, which is not modelled there.",
+            f"loss = {kind}, but the LM head has a bias, which is not modelled with this loss.",
             "Set loss: chunked, or model.lm_head_bias: false.",
         )
     if kind in ("fused", "tiled") and training.qlora is not None and training.qlora.quantize_lm_head:

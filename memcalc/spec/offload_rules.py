@@ -31,21 +31,21 @@ def offload(spec: Spec) -> Iterator[Broken]:
     if engine == "fsdp2" and what != "all":
         yield Broken(
             KEY,
-            f"offload = {what} with engine = fsdp2, whose CPUOffloadPolicy takes parameters, gradients and states.",
+            f"offload = {what} with engine = fsdp2: CPUOffloadPolicy offloads parameters, gradients and states.",
             "Set offload: all, or engine: deepspeed.",
         )
     elif engine not in ("fsdp2", "deepspeed") or (engine == "deepspeed" and stage < LEAST_STAGE[what]):
         yield Broken(
             KEY,
-            f"offload = {what} with engine = {engine} and zero_stage = {stage}; what is modelled is DeepSpeed's, from "
+            f"offload = {what} with engine = {engine} and zero_stage = {stage}; modelled is DeepSpeed's offload, from "
             f"stage {LEAST_STAGE[what]} on{', and FSDP2' if what == 'all' else ''}.",
             f"Set engine: deepspeed and zero_stage: {'3' if LEAST_STAGE[what] == 3 else '2 or 3'}.",
         )
     if parallelism.shards == 1:
         yield Broken(
             KEY,
-            f"offload = {what} on one rank is not modelled: an engine's buffers are those of several.",
-            "Set data_parallel: 2 or more, or offload: none to count it on the device.",
+            f"offload = {what} on one rank is not modelled: the engine's buffers need several ranks.",
+            "Set data_parallel: 2 or more, or offload: none to count it in device memory.",
         )
     if what != "parameters":
         yield from _kernels(spec, TORCH_ON_THE_CPU if engine == "fsdp2" else DEEPSPEED_ON_THE_CPU)
@@ -56,14 +56,14 @@ def _kernels(spec: Spec, optimizers: tuple[str, ...]) -> Iterator[Broken]:
     if training.optimizer not in optimizers:
         yield Broken(
             ("training", "optimizer"),
-            f"optimizer = {training.optimizer} has no kernel for the host, where offload runs it.",
+            f"optimizer = {training.optimizer} has no CPU kernel, and offload runs the optimizer on the CPU.",
             f"Set one of {', '.join(optimizers)}.",
         )
     elif training.optimizer_options.paged:
         yield Broken(
             ("training", "optimizer_options", "paged"),
-            f"paged = true with offload = {spec.parallelism.offload}: bitsandbytes' kernels run on a device.",
-            "Set paged: false; the states are on the host then.",
+            f"paged = true with offload = {spec.parallelism.offload}: bitsandbytes' kernels need a GPU.",
+            "Set paged: false; offload keeps the states in host memory.",
         )
 
 
@@ -76,7 +76,7 @@ def activations(spec: Spec) -> Iterator[Broken]:
         ("parallelism",): (
             spec.parallelism.ranks > 1 and not _data_alone(spec),
             f"{spec.parallelism.ranks} ranks of engine {spec.parallelism.engine}",
-            "Run it on one GPU, or split the data alone with engine: fsdp2 or ddp",
+            "Run it on one GPU, or use data parallelism only with engine: fsdp2 or ddp",
         ),
         ("training", "implementation"): (
             training.implementation not in ("plain", "huggingface"),
@@ -93,7 +93,7 @@ def activations(spec: Spec) -> Iterator[Broken]:
             f"finetune = {training.finetune}",
             "Set finetune: full or lora",
         ),
-        ("model", "mla"): (spec.model.mla is not None, "latent attention", "Take another model"),
+        ("model", "mla"): (spec.model.mla is not None, "latent attention", "Use a model without latent attention"),
     }
     for key, (is_so, what, remedy) in combined.items():
         if is_so:

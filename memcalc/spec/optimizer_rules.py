@@ -37,13 +37,13 @@ def _options(spec: Spec) -> Iterator[Broken]:
             others = [other for other, facts in OPTIMIZERS.items() if option in facts.options]
             yield Broken(
                 ("training", "optimizer_options", option),
-                f"{option} = {value} is no option of optimizer = {name}.",
+                f"{option} = {value} is not an option of optimizer = {name}.",
                 f"It is one of {', '.join(others)}; {name} has {' and '.join(known) or 'none'}.",
             )
     if nesterov(name, options) and not momentum(name, options):
         yield Broken(
             ("training", "optimizer_options", "nesterov"),
-            "nesterov looks ahead along a momentum, but momentum = 0.",
+            "nesterov = true needs a momentum, but momentum = 0.",
             "Raise momentum, or set nesterov: false.",
         )
     if options.paged and options.amsgrad:
@@ -56,7 +56,7 @@ def _options(spec: Spec) -> Iterator[Broken]:
     if options.embeddings_32bit and RECIPES[spec.training.recipe].master:
         yield Broken(
             ("training", "optimizer_options", "embeddings_32bit"),
-            f"recipe = {spec.training.recipe} updates masters, which bitsandbytes does not know for embeddings.",
+            f"recipe = {spec.training.recipe} updates master weights, which bitsandbytes does not treat as embeddings.",
             "Set recipe: fp32, amp or pure, or embeddings_32bit: false.",
         )
 
@@ -83,7 +83,7 @@ def _whole_matrices(spec: Spec) -> Iterator[Broken]:
         if split:
             yield Broken(
                 ("parallelism", field),
-                f"{field} = {value} splits the matrices that optimizer = {name} works on as a whole.",
+                f"{field} = {value} shards weight matrices, but optimizer = {name} needs them whole.",
                 f"Set {field}: {1 if field == 'tensor_parallel' else 0}, or another optimizer.",
             )
 
@@ -101,5 +101,5 @@ def _gradients(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("training", "gradient_dtype"),
             f"recipe {training.recipe} sums gradients in {known}, but gradient_dtype = {training.gradient_dtype}.",
-            "mixed-18 can sum them in dtype as well; mixed-16 keeps them in dtype and mixed-20 in fp32.",
+            "mixed-18 can also sum them in dtype; mixed-16 stores them in dtype and mixed-20 in fp32.",
         )

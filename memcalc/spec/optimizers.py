@@ -56,7 +56,7 @@ class OptimizerOptions(Block):
     centered: bool = Field(False, description="whether a further state holds the mean gradient (rmsprop)")
     momentum: Probability | None = Field(None, description="default: 0.9 for momentum, 0.95 for muon, 0 for rmsprop")
     weight_decay: Decay | None = Field(
-        None, description="default: 0.01 for adamw and its relatives, 0.1 for muon, else 0"
+        None, description="default: 0.01 for adamw and its variants, 0.1 for muon, else 0"
     )
     rank: Size | None = Field(None, description="rank of the projected gradients (galore); default: 128")
     paged: bool = Field(
@@ -64,7 +64,7 @@ class OptimizerOptions(Block):
     )
     embeddings_32bit: bool = Field(
         False,
-        description="embedding tables keep states in fp32, as under Hugging Face's Trainer (adam-8bit, lion-8bit)",
+        description="embedding weights have fp32 states, as under Hugging Face's Trainer (adam-8bit, lion-8bit)",
     )
 
 

@@ -53,7 +53,7 @@ def refuse_two_cards(gpu: str | None, changes: Iterable[Path]) -> None:
         InputError: both --gpu and --set gpu= are given.
     """
     if gpu is not None and CARD in changes:
-        raise InputError("gpu is set, and given as well.", "Keep one of the two.", "--gpu")
+        raise InputError("gpu is set twice.", "Keep one of the two.", "--gpu")
 
 
 def apply_overrides(raw: dict[str, Any], overrides: dict[Path, Any]) -> None:

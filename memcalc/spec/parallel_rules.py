@@ -26,7 +26,7 @@ def megatron(spec: Spec) -> Iterator[Broken]:
     elif training.recipe == "fp32-main":
         yield Broken(
             ("training", "recipe"),
-            f"recipe = fp32-main with implementation = {training.implementation}: it is Megatron-LM's.",
+            f"recipe = fp32-main is Megatron-LM's, but implementation = {training.implementation}.",
             "Set recipe: fp32, or implementation: megatron.",
         )
     if not own:
@@ -34,25 +34,25 @@ def megatron(spec: Spec) -> Iterator[Broken]:
     if training.dtype == "fp32" and training.attention != "eager":
         yield Broken(
             ("training", "attention"),
-            f"attention = {training.attention} with dtype = fp32, which no fused kernel takes.",
+            f"attention = {training.attention} with dtype = fp32: no fused kernel supports it.",
             "Set attention: eager.",
         )
     if parallelism.engine not in ("megatron", "ddp"):
         yield Broken(
             ("parallelism", "engine"),
-            f"engine = {parallelism.engine} with implementation megatron, whose matrices add to main gradients.",
+            f"engine = {parallelism.engine} with implementation megatron: its linear layers add to main gradients.",
             "Leave engine out, or set engine: megatron.",
         )
     if training.loss not in ("vocab-parallel", "fused"):
         yield Broken(
             ("training", "loss"),
-            f"loss = {training.loss} with implementation megatron, whose loss works on parts of the vocabulary.",
+            f"loss = {training.loss} with implementation megatron: its loss shards the vocabulary.",
             "Set loss: vocab-parallel (Megatron-Core's own) or fused (Transformer Engine's).",
         )
     if training.attention == "memory-efficient":
         yield Broken(
             ("training", "attention"),
-            f"attention = {training.attention} with implementation megatron, whose fused kernel is flash attention.",
+            f"attention = {training.attention} with implementation megatron: its fused kernel is flash attention.",
             "Set attention: flash (Transformer Engine) or eager (Megatron-Core's own modules).",
         )
     if training.attention == "eager" and (model.moe or model.mla):
@@ -140,7 +140,7 @@ def context(spec: Spec) -> Iterator[Broken]:
     if spec.training.attention != "flash":
         yield Broken(
             ("training", "attention"),
-            f"attention = {spec.training.attention} with context_parallel = {c}: no rank sees all keys at once.",
+            f"attention = {spec.training.attention} with context_parallel = {c}: no rank has all keys at once.",
             "Set attention: flash.",
         )
     pieces = 2 * c * (t if spec.parallelism.sequence_parallel else 1)
@@ -148,7 +148,7 @@ def context(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             key,
             f"sequence_length = {length} cannot be split into 2 x {c} x {pieces // (2 * c)} = {pieces} chunks.",
-            "Each rank takes a chunk from the front and one from the back, to balance causal attention.",
+            "Each rank gets a chunk from the front and one from the back, to balance causal attention.",
         )
     heads = spec.model.num_attention_heads // t
     if spec.parallelism.context_parallel_method == "all-to-all" and heads % c:
@@ -192,7 +192,7 @@ def experts(spec: Spec) -> Iterator[Broken]:
             f"tensor {parallelism.tensor_parallel} x context {parallelism.context_parallel} x data "
             f"{parallelism.data_parallel} = {ranks} ranks are not a multiple of expert {e} x expert_tensor "
             f"{parallelism.expert_width_ranks}.",
-            "Expert parallelism uses the same ranks again: its groups must fit in them.",
+            "Expert parallelism uses the same ranks, so its groups must fit in them.",
         )
     if spec.training.implementation == "huggingface" and e > 1:
         yield Broken(
@@ -243,7 +243,7 @@ def schedule(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("parallelism", "virtual_stages"),
             f"virtual_stages = {virtual} with schedule {name}.",
-            "Set schedule: interleaved, whose stages hold several chunks; the V schedules hold two by themselves.",
+            "Set schedule: interleaved for several chunks per stage; the V schedules always have two.",
         )
     if name == "1f1b":
         return
@@ -259,6 +259,6 @@ def schedule(spec: Spec) -> Iterator[Broken]:
     if parts > layers:
         yield Broken(
             key,
-            f"schedule = {name} cuts the model into {parts} chunks, but num_layers = {layers}.",
+            f"schedule = {name} splits the model into {parts} chunks, but num_layers = {layers}.",
             "A chunk needs at least one layer: use fewer stages or virtual_stages.",
         )

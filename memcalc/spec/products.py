@@ -43,16 +43,16 @@ def keeps_products(spec: Spec) -> str:
     if training.implementation != "plain":
         return f"implementation = {training.implementation}; the order of operators is modelled for plain only"
     if model.mla is not None:
-        return "the model has latent attention, whose order of operators is not modelled"
+        return "the model has latent attention, and its order of operators is not modelled"
     if model.moe is not None:
         if model.layers_with_experts(0, model.num_layers) < model.num_layers:
             return "only some layers have experts, and all recomputed layers save the same"
         if model.experts_have_bias:
-            return "the experts have biases, which another kind of matmul adds"
+            return "the experts have biases, which a different matmul adds"
         if spec.parallelism.expert_parallel > 1:
             return f"expert_parallel = {spec.parallelism.expert_parallel}, which exchanges tokens between matmuls"
     if training.finetune != "full":
-        return f"finetune = {training.finetune}, whose adapters have separate matmuls"
+        return f"finetune = {training.finetune}: its adapters have separate matmuls"
     if spec.parallelism.context_parallel > 1:
         return f"context_parallel = {spec.parallelism.context_parallel}, which splits attention into several kernels"
     return ""

@@ -54,11 +54,11 @@ def read_published(published: PublishedModel) -> ModelReading:
     entry = published.entry
     notes = [f"model {published.hub_id} from {published.origin}"]
     if entry is not None and not entry.verified:
-        notes.append(f"{published.hub_id}: its parameter count agrees with no published one")
+        notes.append(f"{published.hub_id}: its parameter count does not match a published one")
     if entry is not None and entry.hub_type is not None:
         notes.append(
-            f"{published.hub_id} ships its own code ({entry.hub_type}), which memcalc never runs: it is read as "
-            f"{published.config['model_type']}, whose layers are the same"
+            f"{published.hub_id} ships its own code ({entry.hub_type}), which memcalc never runs. It is read as "
+            f"{published.config['model_type']}, which has the same layers"
         )
     config = dict(published.config)
     if entry is not None:

@@ -28,7 +28,7 @@ def read_source(source: str | Path) -> Source:
     if str(source) == "-":
         return parse_yaml(standard_input(), STANDARD_INPUT)
     path = find_config(source)
-    data = read_bytes(path, 4 * MAX_CHARACTERS, "Name the configuration file itself, and check its rights.")
+    data = read_bytes(path, 4 * MAX_CHARACTERS, "Name the configuration file itself, and check its permissions.")
     return parse_yaml(decoded(data, path.name), path.name)
 
 
@@ -53,7 +53,7 @@ def _list(folder: Path) -> None:
         with os.scandir(folder):
             pass
     except OSError as error:
-        remedy = "Check its rights, or leave it out."
+        remedy = "Check its permissions, or leave it out."
         raise InputError(f"it cannot be listed: {error.strerror}.", remedy, str(folder)) from None
 
 

@@ -29,7 +29,9 @@ RECIPES: dict[str, Recipe] = {
     "fp32": Recipe("fp32", "fp32", None, "never", None, "fp32", False, 16, "plain PyTorch"),
     "fp32-main": Recipe("fp32", None, "fp32", "always", None, "fp32", False, 16, "Megatron-LM fp32"),
     "amp": Recipe("fp32", "fp32", None, "never", None, "fp32", True, 16, "torch.autocast"),
-    "pure": Recipe("compute", "compute", None, "never", None, "compute", False, 8, "everything in dtype"),
+    "pure": Recipe(
+        "compute", "compute", None, "never", None, "compute", False, 8, "weights, gradients and states in dtype"
+    ),
     "mixed-16": Recipe("compute", "compute", "fp32", "step", "fp32", "fp32", False, 16, "the ZeRO paper's count"),
     "mixed-18": Recipe("compute", None, "fp32", "always", "fp32", "fp32", False, 18, "Megatron-LM bf16"),
     "mixed-20": Recipe("compute", "compute", "fp32", "backward", "fp32", "fp32", False, 20, "the MT-NLG count"),

@@ -25,7 +25,7 @@ def rollouts(spec: Spec) -> Iterator[Broken]:
             ("training", "completion_length"),
             f"completion_length = {training.completion_length} leaves no prompt in sequence_length = "
             f"{training.sequence_length}.",
-            "sequence_length is the prompt and the completion: raise it.",
+            "Raise sequence_length, which is the prompt and the completion.",
         )
     fields = {
         ("training", "implementation"): (training.implementation, ("plain", "huggingface")),

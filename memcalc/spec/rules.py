@@ -61,7 +61,7 @@ def _heads(spec: Spec) -> Iterator[Broken]:
         yield Broken(
             ("model", "norms_per_layer"),
             "norms_per_layer = 1 needs parallel_block: true.",
-            "A block whose MLP follows its attention has 2 norms.",
+            "A block with the MLP after attention has 2 norms.",
         )
     if model.norm_placement == "after" and model.norms_per_layer != 2:
         yield Broken(
@@ -117,13 +117,13 @@ def _foreign(spec: Spec) -> Iterator[Broken]:
             ("training", "sequence_length"),
             f"sequence_length = {training.sequence_length} is longer than the {spec.model.max_position_embeddings} "
             "positions of the config.json.",
-            "Lower it, or raise it there.",
+            "Lower it, or raise max_position_embeddings in the config.json.",
         )
     if training.dropout is not None:
         yield Broken(
             ("training", "dropout"),
-            f"dropout = {training.dropout}, but which rates {family} has is set in its config.json only.",
-            "Set them there.",
+            f"dropout = {training.dropout}, but {family} takes its rates from config.json only.",
+            "Set them in the config.json.",
         )
 
 
@@ -175,14 +175,14 @@ def _weight_dtype(spec: Spec) -> Iterator[Broken]:
     if not training.autocasts or (training.recipe != "pure" and not frozen):
         yield Broken(
             ("training", "weight_dtype"),
-            f"weight_dtype = {weights} with dtype = {training.dtype} and recipe {training.recipe}, which reads weights "
-            "as they are held.",
+            f"weight_dtype = {weights} with dtype = {training.dtype} and recipe {training.recipe}, which computes in "
+            "the dtype of the weights.",
             "Set recipe: pure and autocast: true, or leave weight_dtype out.",
         )
     elif spec.parallelism.zero_stage or spec.parallelism.tensor_parallel > 1 or training.fp8 != "none":
         yield Broken(
             ("training", "weight_dtype"),
-            f"weight_dtype = {weights} with dtype = {training.dtype} is not modelled of sharded weights or FP8.",
+            f"weight_dtype = {weights} with dtype = {training.dtype} is not modelled for sharded weights or FP8.",
             "Leave weight_dtype out, or set zero_stage: 0, tensor_parallel: 1 and fp8: none.",
         )
 
@@ -195,14 +195,14 @@ def _fp32_modules(spec: Spec) -> Iterator[Broken]:
     if not own or training.implementation != "huggingface" or spec.parallelism.zero_stage or training.fp8 != "none":
         yield Broken(
             ("training", "fp32_modules"),
-            f"fp32_modules = {', '.join(modules)} is modelled of transformers' modules that train in 16 bits under "
+            f"fp32_modules = {', '.join(modules)} is modelled only for transformers' modules trained in 16 bits under "
             "autocast, without sharding.",
             "Set implementation: huggingface, recipe: pure, autocast: true and zero_stage: 0, or leave it out.",
         )
     elif spec.model.tie_word_embeddings and ("embed_tokens" in modules) != ("lm_head" in modules):
         yield Broken(
             ("training", "fp32_modules"),
-            f"fp32_modules = {', '.join(modules)}, but embedding and head share one weight.",
+            f"fp32_modules = {', '.join(modules)}, but the embedding and the LM head share one weight.",
             "Name both embed_tokens and lm_head, or neither.",
         )
 

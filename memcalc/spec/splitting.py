@@ -15,13 +15,12 @@ def unsplittable(spec: Spec) -> tuple[str, str] | None:
         and parallelism.data_parallel > 1
         and "DistributedDataParallel does not support sharded parameters: set engine fsdp2 and zero_stage 2 or 3",
         "training.implementation": spec.training.implementation != "plain"
-        and f"the plan is that of the plain modules, not of {spec.training.implementation}'s",
+        and f"DTensor's plan is for plain modules, not for those of {spec.training.implementation}",
         "model.num_key_value_heads": model.num_key_value_heads % ranks > 0
         and f"its {model.num_key_value_heads} key/value heads are split evenly, or not at all",
         "model.moe": model.moe is not None and "routed experts are not split",
         "model.position_embedding": model.position_embedding == "alibi" and "ALiBi's slopes differ from head to head",
-        "model.qk_norm_width": each_head and f"a norm of queries and keys over {model.qk_norm_width} spans the ranks",
-        "model.embedding_size": model.embedding_size != model.hidden_size
-        and "embeddings of their own width have no place in the plan",
+        "model.qk_norm_width": each_head and f"a norm of queries and keys over {model.qk_norm_width} spans ranks",
+        "model.embedding_size": model.embedding_size != model.hidden_size and "the plan has no embedding_size",
     }
     return next(((key, reason) for key, reason in cannot.items() if reason), None)

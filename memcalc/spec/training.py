@@ -71,15 +71,15 @@ class TrainingSpec(Block):
         "none",
     )
     steps_per_generation: Size | None = Field(
-        None, description="micro-batches whose completions are generated at once; default: gradient_accumulation_steps"
+        None, description="micro-batches per generation of completions; default: gradient_accumulation_steps"
     )
     gradient_accumulation_steps: Size = Field(1, description="micro-batches before each optimizer step")
     global_batch_size: Size | None = Field(None, description="b * accumulation * data_parallel, checked if given")
     dtype: Dtype = Field("bf16", description="compute dtype of forward and backward")
     autocast: bool | None = Field(
         None,
-        description="whether forward and loss run under torch.autocast, as Trainer's bf16: true does whatever its "
-        "weights are in; default: with recipe amp",
+        description="whether forward and loss run under torch.autocast, as Trainer's bf16: true does for any dtype of "
+        "the weights; default: with recipe amp",
     )
     recipe: Recipe = Field(
         "mixed-20",
@@ -92,7 +92,7 @@ class TrainingSpec(Block):
     )
     fp32_modules: Fp32Modules = Field(
         (),
-        description="modules in fp32 beside others in 16 bits, with recipe pure and autocast: embed_tokens, lm_head, "
+        description="modules in fp32 while others are 16-bit, with recipe pure and autocast: embed_tokens, lm_head, "
         "norm (every norm), as axolotl's full fine-tuning has them",
     )
     fp8: Fp8 = Field(
@@ -104,7 +104,7 @@ class TrainingSpec(Block):
     )
     fp8_all_gather: bool = Field(False, description="FSDP2 gathers torchao's weights in FP8 (fp8: tensorwise)")
     fp8_params: bool = Field(False, description="Megatron-LM's --fp8-param-gather: FP8 weights without a 16-bit copy")
-    implementation: Implementation = Field("plain", description="whose modules run")
+    implementation: Implementation = Field("plain", description="implementation of the modules")
     optimizer: Optimizer = Field("adamw", description="optimizer, which decides the state of each parameter")
     optimizer_implementation: OptimizerImplementation = Field(
         description="how the optimizer step runs, which decides its temporaries; default: foreach, else for-loop"
@@ -115,12 +115,12 @@ class TrainingSpec(Block):
     gradient_dtype: Dtype | None = Field(
         None, description="dtype in which gradients are summed; default: that of the recipe"
     )
-    gradient_clipping: Norm | None = Field(None, description="the norm that all gradients together are clipped to")
+    gradient_clipping: Norm | None = Field(None, description="global norm that gradients are clipped to")
     ema: Average = Field("none", description="a moving average of the weights: none | weights (their dtype) | fp32")
     zero_grad: Literal["set_to_none", "zero"] = Field("set_to_none", description="free gradients, or fill with zeros")
     zero_grad_before: Literal["forward", "backward"] = Field(
         "forward",
-        description="before what gradients are freed; default: forward, but backward with framework lightning",
+        description="phase before which gradients are freed; default: forward, but backward with framework lightning",
     )
     recompute: RecomputeWord | RecomputeLayers = Field(
         "none",
@@ -131,19 +131,19 @@ class TrainingSpec(Block):
         ("core_attn",), description="what selective recomputation recomputes, in Megatron-LM's syntax"
     )
     recompute_keep: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="operators whose results recomputed layers still save (docs/guides/recompute.md)"
+        (), description="operators with results that recomputed layers still save (docs/guides/recompute.md)"
     )
     offload_activations: OffloadActivations = Field(
-        "none", description="keep activations in host memory (PyTorch's save_on_cpu): pinned or pageable"
+        "none", description="store saved activations in host memory (PyTorch's save_on_cpu): pinned or pageable"
     )
     attention: Attention = Field(
         "flash",
         description="attention kernel; families of transformers without a fused one use eager. With "
-        "implementation megatron eager stands for Megatron-Core's own modules (--transformer-impl local)",
+        "implementation megatron eager means Megatron-Core's own modules (--transformer-impl local)",
     )
     attention_windows: Windows = Field(
         "kernel",
-        description="who keeps a sliding window that the sequence fills: the kernel (flash_attention_2) | a mask, with "
+        description="how a sliding window that the sequence fills is applied: kernel (flash_attention_2) | mask, with "
         "which PyTorch's sdpa takes its memory-efficient kernel; default: mask with huggingface, else kernel",
     )
     padding_free: bool = Field(
@@ -201,7 +201,7 @@ class TrainingSpec(Block):
     )
     kernels: Kernels = Field(
         "torch",
-        description="of transformers' norms, rotary positions and MLPs: torch | liger (whose loss is loss: fused)",
+        description="of transformers' norms, rotary positions and MLPs: torch | liger (for its loss set loss: fused)",
     )
     logits_until: LogitsUntil = Field(
         "backward",
@@ -220,7 +220,7 @@ class TrainingSpec(Block):
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
     framework: Framework | None = Field(
         None,
-        description="whose program runs a file of another framework, which decides its defaults "
+        description="program that runs another framework's file, which decides its defaults "
         "(docs/reference/frameworks); a configuration of memcalc's own says each field itself",
     )
     versions: VersionsSpec | None = Field(None, description="releases of packages that decide memory")

@@ -94,5 +94,5 @@ def _in_our_words(finding: Any, location: Path, where: str) -> InputError:
     if kind in ("less_than", "less_than_equal"):
         bound = f"{'less than' if kind == 'less_than' else 'at most'} {context.get('lt', context.get('le'))}"
         return InputError(f"{field} = {describe(value)} is too large.", f"It must be {bound}.", where)
-    rule, remedy = _RULES.get(kind, (f"cannot stand there ({finding['msg'].lower()})", "See `memcalc schema`."))
+    rule, remedy = _RULES.get(kind, (f"is not allowed there ({finding['msg'].lower()})", "See `memcalc schema`."))
     return InputError(f"{field} = {describe(value)} {rule}.", remedy, where)

@@ -1,7 +1,7 @@
 """Other programs' names of fields: Hugging Face configs, TrainingArguments, TRL, PEFT and launchers.
 
 A name is listed if it has one meaning in a training step in all programs; `batch_size` is the micro-batch. Names with
-several meanings, or without effect on memory, are rejected with a suggestion (`advice_for`).
+several meanings, or no effect on memory, are rejected with a suggestion (`advice_for`).
 Sources: transformers 5.23 (configuration_*.py, training_args.py), TRL 1.9, PEFT 0.21, Megatron-LM, torchtitan.
 """
 
@@ -150,7 +150,7 @@ _NO_EFFECT = """
 
 # Names that do not determine one field, with a suggestion.
 _ADVICE = {
-    "train_batch_size": "Of DeepSpeed it is global_batch_size; the batch of one GPU is micro_batch_size.",
+    "train_batch_size": "DeepSpeed's train_batch_size is global_batch_size; the batch of one GPU is micro_batch_size.",
     "deepspeed": "Give the DeepSpeed file itself as CONFIG, or set zero_stage.",
     "fsdp_config": "Give the file of TrainingArguments itself as CONFIG, or set zero_stage: 3.",
     "mixed_precision": "Set dtype (bf16, fp16) and recipe: amp for autocast with fp32 weights, pure for bf16 weights.",

@@ -221,7 +221,7 @@ def _scalar(node: yaml.ScalarNode, path: Path, source: Source) -> Any:
 def _tag_error(node: yaml.Node, path: Path, source: Source) -> InputError:
     tag = node.tag.removeprefix("tag:yaml.org,2002:")
     return InputError(
-        f"{_shorten(tag)!r} is a kind of value that a configuration does not have.",
+        f"{_shorten(tag)!r} is not a type of value that a configuration has.",
         "Use plain mappings, lists, numbers, words, true and false.",
         source.where(path),
     )
@@ -234,7 +234,7 @@ def _syntax_error(error: yaml.YAMLError, label: str, text: str) -> InputError:
     language = "JSON" if label.endswith(".json") else "YAML"
     remedy = "Check commas, quotes and brackets there." if language == "JSON" else _CHECK
     if is_template(text):
-        remedy = "It looks like a template: name what it renders to."
+        remedy = "It looks like a template. Render it first, and name the result."
     return InputError(f"this is not {language}: {problem}.", remedy, place)
 
 

@@ -10,12 +10,10 @@ from memcalc.spec.model import Block, Count, Size
 class ZeroSpec(Block):
     """Sizes in elements, with the defaults of DeepSpeed's runtime/zero/config.py."""
 
-    reduce_bucket_size: Size = Field(500_000_000, description="elements of the buffer that gradients are gathered in")
-    prefetch_bucket_size: Count = Field(
-        50_000_000, description="stage 3: elements of parameters that are gathered before their module's turn"
-    )
+    reduce_bucket_size: Size = Field(500_000_000, description="elements of the gradient reduce bucket")
+    prefetch_bucket_size: Count = Field(50_000_000, description="stage 3: elements of parameters that are prefetched")
     param_persistence_threshold: Count = Field(
-        100_000, description="stage 3: parameters of so few elements stay once they have been gathered"
+        100_000, description="stage 3: parameters with at most this many elements stay gathered"
     )
     copies_fp32_weights: bool = Field(
         False, description="stage 3: whether the optimizer updates a copy of weights that are fp32 (DeepSpeed 0.19)"

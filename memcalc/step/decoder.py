@@ -140,12 +140,12 @@ def refuse_unsupported(spec: Spec) -> None:
     if model.attention_sinks:
         raise InputError(
             "The plain implementation has no attention sinks.",
-            "Use `memcalc estimate`, whose parameters count them, or leave attention_sinks out.",
+            "Use `memcalc estimate`, which counts their parameters, or leave attention_sinks out.",
             "model.attention_sinks",
         )
     if model.norms_per_layer == 1 and not model.parallel_block:
         raise InputError(
-            "norms_per_layer = 1, but attention and MLP follow each other, and each needs its norm.",
+            "norms_per_layer = 1, but without parallel_block attention and MLP need a norm each.",
             "Set norms_per_layer: 2, or parallel_block: true.",
             "model.norms_per_layer",
         )

@@ -171,7 +171,7 @@ def join_layers(layers: Sequence[nn.Module], plan: Segment) -> None:
     kinds = {getattr(getattr(layer, "self_attn", None), "is_sliding", None) for layer in layers}
     if len(kinds) > 1:
         raise InputError(
-            "recompute has a segment whose layers differ: some use a sliding window, some full attention.",
+            "recompute has a segment of different layers: some use a sliding window, some full attention.",
             "Recompute each layer separately, or set implementation: plain.",
             "training.recompute",
         )

@@ -118,7 +118,7 @@ class ChainRun:
                     made = "a tensor without gradient" if isinstance(y, Tensor) else type(y).__name__
                     raise InputError(
                         f"block {number} makes {made}.",
-                        "A chain is of modules that make one tensor of one, and train or hand a gradient on.",
+                        "Each module of a chain maps one tensor to one tensor, and trains or passes a gradient on.",
                         f"modules[{number}]",
                     )
                 torch.autograd.grad(_end(y), self._wanted(block, start), allow_unused=True)

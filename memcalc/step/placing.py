@@ -41,7 +41,7 @@ def place_module(module: nn.Module, device: torch.device) -> nn.Module:
     except (RuntimeError, TypeError) as error:
         raise InputError(
             f"the module cannot be copied: {error}.",
-            "Keep out of its attributes what copy.deepcopy refuses: tensors that were computed, locks, open files.",
+            "Remove attributes that copy.deepcopy rejects: computed tensors, locks, open files.",
             "module",
         ) from error
     del originals

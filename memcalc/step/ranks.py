@@ -31,7 +31,7 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
     """
     if spec.training.loss in TOKENWISE and spec.parallelism.data_parallel > 1:
         raise InputError(
-            f"loss = {spec.training.loss} reads the head where FSDP2 has not gathered it: such a step is not run here.",
+            f"loss = {spec.training.loss} reads the LM head while FSDP2 has it sharded, so such a step cannot run.",
             "Set loss: materialized, or use `memcalc estimate`.",
             "training.loss",
         )

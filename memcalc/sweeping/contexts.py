@@ -123,7 +123,7 @@ def _refuse_twice(grid: Grid, changes: Mapping[Any, Any], gpu: str | None) -> No
     for field in grid.fields:
         if field in given:
             name = field.rpartition(".")[2]
-            raise InputError(f"{name} is varied, and given as well.", "Keep one of the two.", given[field])
+            raise InputError(f"{name} is varied, and also set.", "Keep one of the two.", given[field])
 
 
 def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:

@@ -19,7 +19,9 @@ from memcalc.sweeping.terms import ANSWERS, CLOSE, FITS, Terms, Verdicts, of_eac
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-TOO_LARGE = "It needs more than 1 PiB of one GPU, the most that a grid holds; `memcalc estimate` sizes it by itself."
+TOO_LARGE = (
+    "It needs more than 1 PiB per GPU, the limit of `memcalc sweep`. Use `memcalc estimate` for this configuration."
+)
 
 
 @dataclass(frozen=True, slots=True)

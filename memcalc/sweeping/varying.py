@@ -101,6 +101,6 @@ def _scalar(word: str, where: str) -> Value:
         raise InputError(error.problem, error.remedy, where) from None
     if value is None or value == [] or isinstance(value, dict):
         raise InputError(
-            f"{word.strip()!r} is no value.", "Separate values by commas, e.g. none,selective,full.", where
+            f"{word.strip()!r} is not a value.", "Separate values by commas, e.g. none,selective,full.", where
         )
     return value

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 LIBRARY = torch.library.Library("memcalc", "DEF")  # type: ignore[no-untyped-call]
-RMS_NORM = ("_fused_rms_norm", "_fused_rms_norm_backward")  # PyTorch's operators that memcalc's stand for
+RMS_NORM = ("_fused_rms_norm", "_fused_rms_norm_backward")  # PyTorch's operators that memcalc's replace
 FORWARD = "_fused_rms_norm(Tensor x, int[] shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"
 BACKWARD = "_fused_rms_norm_backward(Tensor g, Tensor x, int[] shape, Tensor rstd, Tensor? weight) -> (Tensor, Tensor?)"
 LIBRARY.define(FORWARD)  # type: ignore[no-untyped-call]

@@ -68,7 +68,7 @@ def unseen_propagation() -> Iterator[None]:
 
 @contextmanager
 def split_tensors() -> Iterator[None]:
-    """Let DTensors report their local tensors' device, and shard memcalc's operators like those they stand for."""
+    """Let DTensors report their local tensors' device, and shard memcalc's operators like those they replace."""
     aten, ours = torch.ops.aten, torch.ops.memcalc
     propagator = DTensor._op_dispatcher.sharding_propagator  # noqa: SLF001 -- as above
     stand_ins = {getattr(ours, name).default: getattr(aten, name).default for name in RMS_NORM if hasattr(aten, name)}

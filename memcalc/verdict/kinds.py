@@ -26,7 +26,7 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
 
 
 def _of_generation(spec: Spec) -> str:
-    """Return the type of a generation: a family whose own forward pass is modelled, or the general block."""
+    """Return the type of a generation: a family with its own forward pass modelled, or the general block."""
     from memcalc.estimation.blocks.huggingface.catalogue import WITH_CACHE  # a training step does not need it
 
     modelled = spec.model.architecture in WITH_CACHE

@@ -40,7 +40,7 @@ def test_without_growth_the_first_allocation_takes_the_whole_limit() -> None:
 
     subject.malloc(1)
 
-    # available less 1800 MiB, for a card whose compute capability is not named
+    # available less 1800 MiB, for a GPU without a named compute capability
     assert subject.statistics()["pool_bytes"] == subject.statistics()["bytes_limit"] == 16 * GIB - 1800 * MIB
 
 

@@ -51,7 +51,7 @@ def test_a_threshold_of_0_frees_at_once() -> None:
 
 
 def test_garbage_is_freed_when_enough_has_gathered() -> None:
-    # 1, then 1 + 2 = 3: both go; 3 goes by itself; 4 likewise
+    # 1, then 1 + 2 = 3: both are freed; 3 is freed separately; 4 too
     assert shape(collected(STREAM, 3)) == ["+1", "+2", "+3", "-1", "-2", "+4", "-3", "-4", "forward_1"]
 
 

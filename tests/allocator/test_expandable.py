@@ -11,7 +11,7 @@ from tests.allocator.running import MIB, VERSIONS, allocator, figures, reserved_
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_worked_example(version: str) -> None:
-    """Offsets in MiB in the large pool's segment, whose pages are 20 MiB."""
+    """Offsets in MiB in the large pool's segment, with pages of 20 MiB."""
     subject = allocator("expandable_segments:True", version)
     reserved = []
 
@@ -82,7 +82,7 @@ def test_each_stream_and_pool_has_its_own_segment() -> None:
 
 
 def test_a_hole_in_the_mapping_divides_the_snapshot() -> None:
-    """Pages 1 and 2 given back: two contiguous mapped ranges of one segment."""
+    """Pages 1 and 2 freed to the driver: two contiguous mapped ranges of one segment."""
     subject = allocator("expandable_segments:True")
     first, middle, last = (subject.malloc(20 * MIB * pages) for pages in (1, 2, 1))
     subject.free(middle)
@@ -129,7 +129,7 @@ def test_out_of_pages() -> None:
 
 
 def test_switched_off_in_mid_run() -> None:
-    """Blocks of the expandable segment are passed over from then on, and still merge and unmap when freed."""
+    """Blocks of the expandable segment are ignored from then on, and still merge and unmap when freed."""
     subject = allocator("expandable_segments:True")
     expandable = subject.malloc(20 * MIB)
     subject.free(expandable)
@@ -144,7 +144,7 @@ def test_switched_off_in_mid_run() -> None:
 
 
 def test_a_second_segment_only_where_the_first_has_no_room() -> None:
-    """Addresses for 160 + 160/8 MiB are 9 pages of 20. Eight are mapped, the first two given back: 40 and 20 are left.
+    """Addresses for 160 + 160/8 MiB are 9 pages of 20. Eight are mapped, the first two freed to the driver: 40 and 20 are left.
 
     50 MiB fit neither: a second segment. 40 do: the first one's hole.
     """
@@ -165,7 +165,7 @@ def test_of_two_holes_that_could_grow_alike_the_smaller_one_is_taken() -> None:
     subject = allocator("expandable_segments:True")
     keep, gap, _, hole, _ = (subject.malloc(size * MIB) for size in (10, 30, 20, 30, 10))
     subject.free(gap)  # [10, 40): 10 on page 0, page 1
-    subject.empty_cache()  # page 1 is given back: [10, 20) free, [20, 40) unmapped
+    subject.empty_cache()  # page 1 is freed to the driver: [10, 20) free, [20, 40) unmapped
     subject.free(hole)  # [60, 90) free
 
     assert subject.malloc(5 * MIB).address == keep.address + 10 * MIB

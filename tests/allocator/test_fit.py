@@ -67,7 +67,7 @@ def test_segments_fill_one_after_the_other() -> None:
         (12584960, 23068672, 20969472 - 10 * MIB),
         # Another 10 MiB do not fit what is left of it: a new segment, made to measure.
         (12584960 + 10 * MIB, 33554432, 20969472 - 10 * MIB),
-        # 12 MiB + 512 in a new segment of 14 MiB, whose rest is above 1 MiB.
+        # 12 MiB + 512 in a new segment of 14 MiB; the remainder is above 1 MiB.
         (35654144, 48234496, 12580352),
     ]
     assert 1050112 + 1049088 == 2099200
@@ -91,7 +91,7 @@ def test_a_rest_of_one_mebibyte_is_not_split_off() -> None:
 
 
 def test_a_new_segment_may_be_handed_out_whole() -> None:
-    """Worked C: 11.5 MiB need a segment of 12, whose rest is too small to be split off."""
+    """Worked C: 11.5 MiB need a segment of 12; its remainder is too small to be split off."""
     subject = allocator()
     subject.malloc(11 * MIB + MIB // 2)
 

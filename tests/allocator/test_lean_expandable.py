@@ -143,7 +143,7 @@ def test_golden_streams(case: dict[str, list[list[list[object]]]], room: int | N
 @pytest.mark.parametrize("version", ["2.11", "2.13"])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_device_that_runs_full(seed: int, version: str) -> None:
-    """Pages are given back, again and again, until that does not help: both die at the same request."""
+    """Pages are freed to the driver until that does not help: both run out of memory at the same request."""
     script = [*walk(seed, 800)]
     endless = LeanExpandableAllocator()
     endless.play(script)

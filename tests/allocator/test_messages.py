@@ -17,7 +17,7 @@ NEW_PAGE = "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memo
 
 
 def message(subject: CachingAllocator, size: int) -> str:
-    """What is said when `size` bytes are not to be had."""
+    """Return the error text when `size` bytes are not available."""
     with pytest.raises(OutOfMemory) as error:
         subject.malloc(size)
     return str(error.value)

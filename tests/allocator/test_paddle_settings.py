@@ -40,7 +40,7 @@ def test_a_flag_of_the_collector_means_a_static_graph() -> None:
     ("flags", "words"),
     [
         ("FLAGS_fraction_of_gpu_memory=0.5", "has no setting 'FLAGS_fraction_of_gpu_memory'.*fraction_of_gpu_memory_to_use"),
-        ("nonsense", "'nonsense' is no setting of Paddle. Write name=value"),
+        ("nonsense", "'nonsense' is not a setting of Paddle. Write name=value"),
         ("fraction_of_gpu_memory_to_use=1.2", "fraction_of_gpu_memory_to_use is 1.2. It must be between 0 and 1"),
         ("memory_fraction_of_eager_deletion=x", "must be a number"),
         ("eager_delete_tensor_gb=nan", "must be a finite number below 1e\\+30"),
@@ -61,7 +61,7 @@ def test_what_is_refused(flags: str, words: str) -> None:
 
 
 def test_a_strategy_that_contradicts_the_flags_is_refused() -> None:
-    with pytest.raises(InputError, match="allocator_strategy is naive_best_fit, but the allocator asked for is auto"):
+    with pytest.raises(InputError, match="allocator_strategy is naive_best_fit, but the requested allocator is auto"):
         parse_settings("FLAGS_allocator_strategy=naive_best_fit", "auto_growth")
 
 

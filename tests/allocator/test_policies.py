@@ -156,7 +156,12 @@ def test_the_widest_moment_is_that_of_reserved_memory() -> None:
         ("jemalloc", "", None, "'jemalloc' is not an allocator. Choose pytorch, paddle-auto-growth"),
         ("tensorflow", "", None, "no GPU is given. Name one with --gpu"),
         ("paddle-naive-best-fit", "", None, "no GPU is given"),
-        ("tensorflow", "allow_growth=true", "2.13", "version 2.13 is given, but the rules of tensorflow are the same"),
+        (
+            "tensorflow",
+            "allow_growth=true",
+            "2.13",
+            "version = 2.13 has no effect: the rules of tensorflow are the same",
+        ),
         ("ideal", "alignment=3", None, "alignment is 3. It must be a power of two"),
         ("pytorch", "max_split:3", None, "no allocator option 'max_split'"),
     ],
@@ -167,7 +172,7 @@ def test_what_is_refused(policy: str, config: str, version: str | None, words: s
 
 
 def test_a_memory_fraction_is_pytorch_s() -> None:
-    with pytest.raises(InputError, match="Paddle's is gpu_memory_limit_mb"):
+    with pytest.raises(InputError, match="Set gpu_memory_limit_mb for Paddle"):
         make("paddle-auto-growth", "", None, Device(), 0.5)
 
 

@@ -1,4 +1,4 @@
-"""Cached memory given back: all of it, just enough, or the oldest of it."""
+"""Cached memory freed to the driver: all of it, just enough, or the oldest of it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_oversize_blocks_go_before_the_whole_cache() -> None:
 
 
 def test_the_smallest_sufficient_oversize_block_goes() -> None:
-    """For 100 MiB one of 130 is given back (130 is not less than 100 + 20, so it cannot serve), and the 300 stay."""
+    """For 100 MiB one of 130 is freed (130 is not less than 100 + 20, so it cannot serve), and the 300 stay."""
     subject = allocator("max_split_size_mb:64", capacity=470 * MIB)
     for block in [subject.malloc(size * MIB) for size in (300, 130)]:
         subject.free(block)

@@ -134,7 +134,7 @@ def test_unless_the_stream_of_events_says_when() -> None:
 
 
 def test_a_death_that_was_recorded_gets_another_chance() -> None:
-    """Where the memory suffices it is a request that is given back."""
+    """If memory suffices, it is a request that is freed at once."""
     events = [alloc(1, 30), Event(Kind.OOM, bytes=50 * MIB), alloc(2, 10)]
 
     assert replay(events, capacity=90 * MIB).peak_allocated == 80 * MIB
@@ -146,10 +146,10 @@ def test_a_death_that_was_recorded_gets_another_chance() -> None:
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([free(1)], "event 0 frees storage 1, which is not alive."),
-        ([alloc(1, 1), free(1), free(1)], "event 2 frees storage 1, which is not alive."),
-        ([alloc(1, 1), alloc(1, 1)], "event 1 allocates storage 1, which is already alive."),
-        ([Event(Kind.RECORD_STREAM, 1)], "event 0 uses storage 1, which is not alive."),
+        ([free(1)], "event 0 frees storage 1, which is not allocated."),
+        ([alloc(1, 1), free(1), free(1)], "event 2 frees storage 1, which is not allocated."),
+        ([alloc(1, 1), alloc(1, 1)], "event 1 allocates storage 1, which is already allocated."),
+        ([Event(Kind.RECORD_STREAM, 1)], "event 0 uses storage 1, which is not allocated."),
     ],
 )
 def test_events_that_cannot_follow_each_other(events: list[Event], message: str) -> None:

@@ -25,7 +25,7 @@ def test_requests_become_whole_blocks_of_512_bytes(size: int, block: int) -> Non
     [
         (2049, 2560),  # just above 512·4; between 2048 and 4096 in steps of 512
         (2048, 2048),  # not above 512·4: rounded to 512
-        (1025, 1536),  # likewise: power-of-two steps would be 256
+        (1025, 1536),  # the same: power-of-two steps would be 256
         (5000, 5120),  # steps of 4096/4 = 1024
         (1048577, 1310720),  # 1 MiB + 256 KiB
         (9 * MIB, 10485760),  # steps of 2 MiB: 10 MiB

@@ -72,8 +72,11 @@ def test_the_large_segment_is_the_rounding_of_oversize_blocks() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_split_size_mb", "'max_split_size_mb' is no allocator option. Write name:value pairs with commas between"),
-        ("max_split_size_mb:", "'max_split_size_mb:' is no allocator option."),
+        (
+            "max_split_size_mb",
+            "'max_split_size_mb' is not an allocator option. Write name:value pairs with commas between",
+        ),
+        ("max_split_size_mb:", "'max_split_size_mb:' is not an allocator option."),
         ("max_split_size_mb:abc", "max_split_size_mb is abc. It must be a whole number."),
         ("max_split_size_mb:19", "max_split_size_mb is 19. It must be at least 20 in torch 2.13."),
         ("max_non_split_rounding_mb:19", "max_non_split_rounding_mb is 19. It must be at least 20 in torch 2.13."),
@@ -93,7 +96,7 @@ def test_the_large_segment_is_the_rounding_of_oversize_blocks() -> None:
         ("roundup_power2_divisions:[3:4]", "a key of roundup_power2_divisions is 3. It must be a power of two."),
         ("roundup_power2_divisions:[1:4", "is [1:4. It must be a power of two, or a list such as [256:1,512:2,>:4]."),
         ("backend:jemalloc", "backend is jemalloc. It must be native or cudaMallocAsync."),
-        ("backend:cudaMallocAsync", "backend is cudaMallocAsync, whose pool belongs to the CUDA driver and is not doc"),
+        ("backend:cudaMallocAsync", "backend is cudaMallocAsync: its pool belongs to the CUDA driver and is not doc"),
         (
             "max_split_size_mb:40,max_split_size_mb:50",
             "max_split_size_mb is given as 40 and as 50. Give it once.",
@@ -129,7 +132,7 @@ def test_options_come_with_releases(option: str, since: int) -> None:
     parse_settings(option, Version(2, since))
     name = option.partition(":")[0]
     with pytest.raises(
-        InputError, match=rf"torch 2\.{since - 1} has no allocator option '{name}'. It came with 2.{since}"
+        InputError, match=rf"torch 2\.{since - 1} has no allocator option '{name}'. It was added in 2.{since}"
     ):
         parse_settings(option, Version(2, since - 1))
 

@@ -132,7 +132,7 @@ def hub() -> Iterator[str]:
 
 
 def asked(endpoint: str, cache: Path, *models: str) -> list[str]:
-    """What resolving each model comes to in a fresh process, whose hub is at `endpoint`."""
+    """Return the resolution of each model in a fresh process with its hub at `endpoint`."""
     program = """
 import sys
 from memcalc.catalogue.resolution import resolve

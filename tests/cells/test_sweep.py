@@ -26,7 +26,7 @@ FILE = Path("cells.jsonl")
 
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    """Sweeps over gpt2, whose runs are those of `stub_child`."""
+    """Sweeps over gpt2 with the runs of `stub_child`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(local, "CHILD", "tests.cells.stub_child")
 

@@ -123,7 +123,7 @@ def test_more_replicas_take_over_what_there_is(batch: tuple[str, ...], expected:
 
 
 def test_every_kind_of_pair_is_told() -> None:
-    """Who has no more GPUs is told of adapters over recomputed layers, however many layouts would do as well."""
+    """Without more GPUs, adapters over recomputed layers are listed, regardless of how many layouts also fit."""
     found = finder("llama-3-70b", (), "a100-80gb").pairs()
 
     for kind in RESULTS:

@@ -36,13 +36,13 @@ def test_a_share_is_exact_and_rounded_up(hundredths: int, whole: int) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("101%", "'101%' is more than the whole"),
-        ("five", "'five' is neither a share nor a size. Write a share such as 5%, or a size such as 2GiB"),
-        ("-5%", "neither a share nor a size"),
-        ("5 percent", "neither a share nor a size"),
-        ("", "neither a share nor a size"),
-        (f"{'9' * 400}GiB", "neither a share nor a size"),
-        (f"{'9' * 5000}%", "neither a share nor a size"),
+        ("101%", "'101%' is more than 100%"),
+        ("five", "'five' is neither a percentage nor a size. Write a percentage such as 5%, or a size such as 2GiB"),
+        ("-5%", "neither a percentage nor a size"),
+        ("5 percent", "neither a percentage nor a size"),
+        ("", "neither a percentage nor a size"),
+        (f"{'9' * 400}GiB", "neither a percentage nor a size"),
+        (f"{'9' * 5000}%", "neither a percentage nor a size"),
     ],
 )
 def test_what_is_no_amount(text: str, message: str) -> None:

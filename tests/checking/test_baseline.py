@@ -132,7 +132,7 @@ def test_wrong_baselines(case: str, baseline: Path, capsys: pytest.CaptureFixtur
     content, message = WRONG[case]
     baseline.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(
-        InputError, match=f"^--baseline: .*main.json: {message}.*what `memcalc check ... --format json`"
+        InputError, match=f"^--baseline: .*main.json: {message}.*the output of `memcalc check ... --format json`"
     ):
         check("a.yaml", gpu="t4", baseline=baseline)
 

@@ -121,7 +121,7 @@ def test_what_is_no_yaml_does_not_pass_and_templates_of_other_things_are_others(
     assert report.outcomes[1].message.startswith("this is not YAML: did not find expected node content. Check ")
     assert report.outcomes[2].message == (
         "this is not YAML: found character that cannot start any token. "
-        "It looks like a template: name what it renders to."
+        "It looks like a template. Render it first, and name the result."
     )
     assert check("configs/cut.yaml", "configs/helm.yaml", gpu="t4", skip_others=True).count("broken") == 1
 
@@ -278,8 +278,8 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("--budget=70 Gigs", "--budget: '70 Gigs' is not a size."),
         ("--budget=70", "--budget: '70' has no unit. Write one, such as 70GiB (2^30 bytes)."),
         ("--margin=5", "--margin: '5' has no unit. Write one: 5% or 5GiB."),
-        ("--margin=abc", "--margin: 'abc' is neither a share nor a size. Write a share such as 5%"),
-        ("--max-growth=200%", "--max-growth: '200%' is more than the whole."),
+        ("--margin=abc", "--margin: 'abc' is neither a percentage nor a size. Write a percentage such as 5%"),
+        ("--max-growth=200%", "--max-growth: '200%' is more than 100%."),
     ],
 )
 def test_wrong_amounts_name_their_option(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,9 @@ def test_what_must_not_be_read_is_told_not_skipped(tmp_path: Path, monkeypatch: 
     assert find_configs([tmp_path]) == ([str(tmp_path / "secret.yaml"), str(closed)], 0, [])
     report = check([closed], Limits(gpu="t4"))
     assert report.exit_code == 2
-    assert report.outcomes[0].message == "it cannot be listed: Permission denied. Check its rights, or leave it out."
+    assert (
+        report.outcomes[0].message == "it cannot be listed: Permission denied. Check its permissions, or leave it out."
+    )
 
 
 def test_folders_behind_links_are_told(tmp_path: Path) -> None:

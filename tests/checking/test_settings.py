@@ -92,7 +92,7 @@ def test_a_card_that_is_set_as_a_field(repository: Path) -> None:
     for overrides, cards in (([], {"h100-80gb", "t4"}), (["hardware.gpu=h200"], {"h200"})):
         assert {outcome.sizes.gpu for outcome in check(overrides=overrides).outcomes if outcome.sizes} == cards
     (repository / "memcalc.toml").write_text(settings.replace("set = [", 'gpu = "l4"\nset = ['))
-    with pytest.raises(InputError, match=r"rules\[0\]: set: gpu is set, and given as well"):
+    with pytest.raises(InputError, match=r"rules\[0\]: set: gpu is set twice"):
         check()
 
 
@@ -156,7 +156,7 @@ WRONG = {
     'gpu = "h9000"': "memcalc.toml: gpu: 'h9000' is not a known GPU.",
     "budget = 70": "memcalc.toml: budget: '70' has no unit. Write one, such as 70GiB",
     'budget = "70 Gigs"': "memcalc.toml: budget: '70 Gigs' is not a size. Write a number and a unit",
-    'margin = "x"': "memcalc.toml: margin: 'x' is neither a share nor a size.",
+    'margin = "x"': "memcalc.toml: margin: 'x' is neither a percentage nor a size.",
     "margin = [1]": "memcalc.toml: margin: margin = a list is not a string.",
     'paths = "configs"': "memcalc.toml: paths: paths = 'configs' is not a list. Write a list of strings, such as [\"con",
     "paths = [1]": "memcalc.toml: paths[0]: 0 = 1 is not a string. Write it in quotation marks.",

@@ -38,7 +38,7 @@ def test_an_unknown_command_is_wrong_input(capsys: pytest.CaptureFixture[str]) -
     code, message = refused(capsys, "--gpu", "h100-80gb", "--", "pyhton", "train.py")
 
     assert code == 2
-    assert "'pyhton' is no command" in message
+    assert "'pyhton' is not an executable command" in message
 
 
 def test_more_gpus_than_a_machine_has_are_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:

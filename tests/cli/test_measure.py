@@ -105,7 +105,7 @@ def test_what_was_measured_before_the_memory_ran_out_is_shown(
     assert code == 4
     assert err.startswith("error: gpt2 ran out of memory in zero_grad_1: CUDA out of memory. Tried to allocate 2.00")
     assert "MEASURED on cpu: 30.2 MiB allocated, in input." in out
-    assert "The run ended out of memory: later phases are missing." in out
+    assert "The run ran out of memory: later phases are missing." in out
     assert [line.split()[0] for line in out.split("Phases")[1].split("Notes")[0].splitlines()[2:] if line] == [
         "model", "optimizer", "input", "zero_grad_1",
     ]  # fmt: skip
@@ -114,7 +114,7 @@ def test_what_was_measured_before_the_memory_ran_out_is_shown(
 
 @pytest.mark.long
 def test_traces_beside_records(run, golden) -> None:
-    """Of the recorded rehearsal, whose traces are kept: nothing is traced anew."""
+    """The recorded trial run has stored traces: nothing is traced again."""
     measured_there = ROOT / "benchmarks" / "recordings" / "measured"
     (records,) = measured_there.glob("null-*.jsonl")
     kept = measured_there / "traces" / records.name
@@ -128,9 +128,15 @@ def test_traces_beside_records(run, golden) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gpt2", "--compare", "x.jsonl"], "error: --compare: its file has the configurations. Name nothing else"),
-        (["--suite", "x.yaml", "--set", "b=2"], "error: --suite: its file has the configurations. Name nothing else"),
-        (["--suite", "x.yaml", "--compare", "x.jsonl"], "error: --suite: its file has the configurations."),
+        (
+            ["gpt2", "--compare", "x.jsonl"],
+            "error: --compare: its file names all configurations. Remove everything else",
+        ),
+        (
+            ["--suite", "x.yaml", "--set", "b=2"],
+            "error: --suite: its file names all configurations. Remove everything else",
+        ),
+        (["--suite", "x.yaml", "--compare", "x.jsonl"], "error: --suite: its file names all configurations."),
         (["--compare", "none.jsonl"], "error: none.jsonl: no records. Name a file that `memcalc measure"),
     ],
 )

@@ -77,7 +77,7 @@ def test_the_document(stream: str, run) -> None:
         12,
         True,
     )
-    # 30 and 12 MiB in segments of their own, 3 and 7 in one of 20, 1000 bytes in one of 2; 15 in one of 16, whose rest is too small to be split off
+    # 30 and 12 MiB in segments of their own, 3 and 7 in one of 20, 1000 bytes in one of 2; 15 in one of 16 with a remainder too small to be split off
     assert document["peak"]["allocated_bytes"] == (30 + 12 + 7 + 16) * MIB + 1024
     assert document["most_reserved"]["reserved_bytes"] == (30 + 12 + 20 + 2 + 16) * MIB
     assert document["most_reserved"]["phase"] == "backward_1"
@@ -124,7 +124,7 @@ WRONG = {
     "replay run.jsonl --picture space.png": "error: space.png ends in '.png'.",
     "replay run.jsonl --allocator jemalloc": "error: Invalid value for '--allocator'",
     "replay run.jsonl --device 1": "error: --device 1 is given, but run.jsonl is not a memory snapshot.",
-    "replay run.jsonl --memory-fraction 0.5 --allocator ideal": "error: the memory fraction is PyTorch's",
+    "replay run.jsonl --memory-fraction 0.5 --allocator ideal": "error: a memory fraction is an option of PyTorch's",
     "replay nowhere": "error: nowhere: not a file, preset or hub id.",
     "replay": "error: Missing argument 'EVENTS|SNAPSHOT|CONFIG'.",
 }

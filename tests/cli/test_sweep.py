@@ -144,7 +144,10 @@ def test_parquet_has_the_numbers_of_the_json_with_their_types(run: Callable[...,
         (("--vary", "b"), "--vary b: there is no '=' in it. Write --vary field=values, such as b=1..64."),
         (("--vary", "batch=1"), "--vary: unknown field 'batch'."),
         (("--vary", "b=4..1"), "--vary b=4..1: 4..1 holds no number. Write it as FIRST..LAST or FIRST..LAST..STEP."),
-        (("--vary", "b=1,,2"), "--vary b=1,,2: '' is no value. Separate values by commas, e.g. none,selective,full."),
+        (
+            ("--vary", "b=1,,2"),
+            "--vary b=1,,2: '' is not a value. Separate values by commas, e.g. none,selective,full.",
+        ),
         (("--vary", "b=1", "--vary", "b=2"), "--vary b=2: b is varied twice. Give each field one list of values."),
         (("--vary", "b=1..4000", "--vary", "s=1..4000"), "--vary: 16,000,000 configurations are more than 4,000,000."),
         (
@@ -187,14 +190,14 @@ def test_what_no_number_holds_is_too_large(run: Callable[..., Run]) -> None:
 
     assert code == 0
     assert "2 configurations on NVIDIA H100 SXM: 0 fit, 2 do not fit" in out
-    assert "1 configuration not sized: It needs more than 1 PiB of one GPU" in " ".join(out.split())
+    assert "1 configuration not estimated: It needs more than 1 PiB per GPU" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--gpu", "l4", "--vary", "gpu=t4,h200"), "--gpu: gpu is varied, and given as well. Keep one of the two."),
-        (("--vary", "b=1,2", "--set", "b=7"), "--set: micro_batch_size is varied, and given as well."),
+        (("--gpu", "l4", "--vary", "gpu=t4,h200"), "--gpu: gpu is varied, and also set. Keep one of the two."),
+        (("--vary", "b=1,2", "--set", "b=7"), "--set: micro_batch_size is varied, and also set."),
     ],
 )
 def test_a_field_that_is_varied_and_given_is_refused(
@@ -248,7 +251,7 @@ def test_a_card_that_is_named_twice(run: Callable[..., Run], tmp_path: Path, ver
     more = ("--vary", "b=1,2") if verb == "sweep" else ()
     code, _, err = run(verb, str(config), "--gpu", "t4", "--set", "gpu=h200", *more)
 
-    assert (code, "--gpu: gpu is set, and given as well. Keep one of the two." in " ".join(err.split())) == (2, True)
+    assert (code, "--gpu: gpu is set twice. Keep one of the two." in " ".join(err.split())) == (2, True)
 
 
 def test_a_card_that_is_set_is_named_above_the_map(run: Callable[..., Run]) -> None:

@@ -100,7 +100,7 @@ def test_files_of_every_kind(run, tmp_path: Path) -> None:
         (["--plot", "run.gif"], 2, "error: run.gif ends in '.gif'. The suffix decides what is written: .png, .svg, .html, .json."),
         (["--export", "run"], 2, "error: run has no suffix. The suffix decides what is written: .pickle, .json, .jsonl."),
         (["--plot", "nowhere/run.html"], 2, "error: nowhere/run.html: no directory nowhere. Create it first, or"),
-        (["--semantics", "cpu", "--export", "run.pickle"], 2, "error: run.pickle: a memory snapshot tells what CUDA's"),
+        (["--semantics", "cpu", "--export", "run.pickle"], 2, "error: run.pickle: a memory snapshot records the CUDA"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_written(

@@ -1,7 +1,7 @@
 """`memcalc trace FILE.py:NAME`: the example files print the figures that were published, to the byte.
 
 Source: Akhilez, "Simple GPU memory allocation experiments every ML Engineer should do" (Medium, 23 August 2024), and the
-program of its experiments. torch.cuda.memory_allocated printed them on a GPU whose cuBLAS workspace has 8,519,680
+program of its experiments. torch.cuda.memory_allocated printed them on a GPU with a cuBLAS workspace of 8,519,680
 bytes, as that of an A100.
 """
 
@@ -195,7 +195,7 @@ def test_modules_of_many_kinds(name: str, inputs: str, parameters: int, program:
         (["{}:number", "--inputs", "{}:eight"], ":number: it returns int, not a torch.nn.Module."),
         (["{}:stops", "--inputs", "{}:eight"], "stops() stops with ValueError: no weights here (program.py:35)"),
         (["{}:ready"], "there are no inputs: program.py has no function make_inputs. Write one that returns"),
-        (["{}:wrong", "--inputs", "{}:eight"], "forward stops with RuntimeError: "),
+        (["{}:wrong", "--inputs", "{}:eight"], "forward fails with RuntimeError: "),
         (["{}:ready", "--inputs", "{}:eight", "--optimizer", "adamm"], "optimizer = adamm is not available for a"),
         (["{}:ready", "--set", "b=2"], "--set: options of a configuration, but "),
         (["gpt2", "--inference"], "--inference: options of a module, but gpt2 is none. Leave them out."),
@@ -231,7 +231,7 @@ def make_inputs():
         ("import sys, torch\n", "import sys, torch\nsys.exit(0)\n", "importing it stops with SystemExit: 0"),
         ("def make_inputs", "raise Stop('here')\ndef make_inputs", "importing it stops with Stop: here"),
         ("super().__init__()", "super().__init__(); sys.exit(3)", "Net() stops with SystemExit: 3"),
-        ("return self.layer(x)", "sys.exit(3)", "forward stops with SystemExit: 3"),
+        ("return self.layer(x)", "sys.exit(3)", "forward fails with SystemExit: 3"),
         ("return self.layer(x)", "raise Stop('\\x1b[1m\\n::error::x')", r"Stop: \x1b[1m\x0a::error::x"),
     ],
     ids=["import", "import-base", "init", "forward", "forward-base"],

@@ -1,4 +1,4 @@
-"""A result whose file cannot be written is printed, the file is named, and the exit code is 3."""
+"""A result with an unwritable file is printed, the file is named, and the exit code is 3."""
 
 from __future__ import annotations
 

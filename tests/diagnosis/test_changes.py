@@ -115,7 +115,7 @@ def test_without_figures_the_card_is_the_budget() -> None:
     assert found is not None
     assert found.held is None
     assert found.budget is not None
-    assert found.budget_source == "what v100-16gb has besides the context and NCCL"
+    assert found.budget_source == "usable memory of v100-16gb, less context and NCCL"
     card = find_card("v100-16gb")
     assert found.budget == card.usable_bytes - outside_bytes(spec, card)
     assert found.needed.bytes == need_of(spec, None).reserved_bytes

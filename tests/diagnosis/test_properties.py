@@ -178,7 +178,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_text_takes_forever(name: str, tmp_path: Path) -> None:
-    """About a megabyte each: seconds at worst; a pattern that backtracks would not end in a lifetime."""
+    """About a megabyte each: at most seconds; a pattern that backtracks would not end in a lifetime."""
     log = tmp_path / "hostile.log"
     log.write_text(HOSTILE[name])
     process = subprocess.run(

@@ -1,7 +1,13 @@
-"""User-facing text has none of the phrases that the language guide calls never right: pages, messages, help."""
+"""No text of the repository has the phrases that the language guide calls never right.
+
+Read are pages and workflows; of the package the strings, docstrings, comments, C sources and data files; of the tests,
+tools and benchmarks the docstrings and comments.
+"""
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,9 +32,9 @@ NEVER = {
     r"in the words of": "in the syntax of",
     r"stands twice": "is repeated",
     r"is no field of": "unknown field",
-    r"lets? go": "frees, releases",
-    r"gives? back": "frees",
-    r"hands? out": "allocates",
+    r"lets? (\w+ )?go": "frees, releases",
+    r"(gives?|gave|given) back": "frees",
+    r"(hands?|handed) out": "allocates",
     r"highest moments?": "peak",
     r"looked at when": "evaluated after",
     r"comes to its end": "ends",
@@ -44,17 +50,27 @@ NEVER = {
     r"say what it comes to": "set it",
     r"a way that pays": "",
     r"be content with none": "exit 0 if none is left",
+    r"whose": "with, of which; or two sentences",
 }
 PHRASES = re.compile(r"\b(" + "|".join(phrase.replace(" ", r"\s+") for phrase in NEVER) + r")\b", re.IGNORECASE)
 
-# Module names, options and fields are names, not prose; a diagram is made of them. Output of commands counts as prose.
-NAMES = re.compile(r"```mermaid\n.*?^```$|`[^`\n]+`|--[a-z-]+", re.MULTILINE | re.DOTALL)
+# Names are not prose: code, options, and the name before the colon in a docstring's list of arguments. A diagram is
+# made of names. The output of commands counts as prose.
+NAMES = re.compile(r"```mermaid\n.*?^```$|`[^`\n]+`|--[a-z-]+|^ +\w+:", re.MULTILINE | re.DOTALL)
 
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff")),
-    *(ROOT / name for name in ("action.yml", ".pre-commit-hooks.yaml", ".pre-commit-config.yaml")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "Makefile")
+    ),
+    *(ROOT / name for name in ("action.yml", ".pre-commit-hooks.yaml", ".pre-commit-config.yaml", "mkdocs.yml")),
+    *sorted((ROOT / ".github").rglob("*.yml")),
+    *sorted((ROOT / "configs").glob("*.yaml")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "memcalc" / "data").rglob("*.yaml")),
     *sorted((ROOT / "memcalc" / "data").glob("*.schema.json")),
+    *sorted((ROOT / "memcalc" / "nullcuda" / "src").iterdir()),
+    *(ROOT / "memcalc" / "page" / "static" / name for name in ("index.html", "page.js", "views.js", "worker.js")),
 ]
 MODULES = sorted((ROOT / "memcalc").rglob("*.py"))
 
@@ -68,23 +84,41 @@ def test_pages(path: Path) -> None:
     assert found(path.read_text()) == []
 
 
-def texts(path: Path) -> Iterator[str]:
-    """Every string of a module but docstrings; of the command line those too, since they are its help."""
-    tree = ast.parse(path.read_text())
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
-    }
-    for node in ast.walk(tree):
-        shown = id(node) not in docstrings or "cli" in path.parts
-        if shown and isinstance(node, ast.Constant) and isinstance(node.value, str):
+def comments(source: str) -> Iterator[str]:
+    """Every comment of a module."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """Every docstring of a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def texts(source: str) -> Iterator[str]:
+    """Every string of a module, docstrings included, and every comment."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
+    yield from comments(source)
 
 
-def test_messages_and_help() -> None:
-    wrong = [(path.name, phrase) for path in MODULES for text in texts(path) for phrase in found(text)]
+@pytest.mark.parametrize("package", sorted({path.relative_to(ROOT).parts[1] for path in MODULES}))
+def test_strings_docstrings_and_comments(package: str) -> None:
+    modules = [path for path in MODULES if path.relative_to(ROOT).parts[1] == package]
+    wrong = [(path.name, phrase) for path in modules for text in texts(path.read_text()) for phrase in found(text)]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "tests", "tools"])
+def test_docstrings_and_comments(folder: str) -> None:
+    sources = {path.relative_to(ROOT): path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
+    read = ((path, text) for path, source in sources.items() for text in (*docstrings(source), *comments(source)))
+    wrong = [(str(path), phrase) for path, text in read for phrase in found(text)]
 
     assert wrong == []
 
@@ -92,3 +126,11 @@ def test_messages_and_help() -> None:
 def test_the_phrases_are_found_across_lines_and_names_are_not() -> None:
     assert found("errors in\n  the median") == ["in\n  the median"]
     assert found("`rehearsal` and --rehearse") == []
+    assert found("Args:\n    whose: the program.") == []
+    assert found("the module lets them go") == ["lets them go"]
+
+
+def test_strings_docstrings_and_comments_are_read() -> None:
+    source = '''"""Made anew."""\nNOTE = f"{1} lets go"\nX = 1  # in vain\n'''
+
+    assert [phrase for text in texts(source) for phrase in found(text)] == ["anew", "lets go", "in vain"]

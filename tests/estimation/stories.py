@@ -1,6 +1,6 @@
 """What happens to tensors on a small tape, told so that it can be followed by hand.
 
-A story is the list of a stream's events: "+x" where x is allocated, "-x" where it is let go. Gradients are called as
+A story is the list of a stream's events: "+x" where x is allocated, "-x" where it is freed. Gradients are called as
 the tensors they belong to: "gradient of x".
 """
 

@@ -82,7 +82,7 @@ def test_a_grid_equals_the_scalar_estimates() -> None:
 
 @pytest.mark.parametrize("run", activation_runs(), ids=lambda run: run.run.case)
 def test_recorded_runs(run: OffloadedRun) -> None:
-    """The rests of blocks are all that differs on the device; pinned memory is the same to the byte."""
+    """Only unsplit block remainders differ on the device; pinned memory is byte-exact."""
     assert abs(run.run.error) <= 0.006
     assert run.pinned_measured == run.pinned_estimated
 
@@ -102,7 +102,7 @@ def test_recomputation_is_planned_for_the_device() -> None:
         (
             ("data_parallel=2", "zero_stage=2", "engine=deepspeed"),
             (
-                "with 2 ranks of engine deepspeed is not modelled. Run it on one GPU, or split the data alone with engine: "
+                "with 2 ranks of engine deepspeed is not modelled. Run it on one GPU, or use data parallelism only with engine: "
                 "fsdp2 or ddp, or set offload_activations: none."
             ),
         ),
@@ -122,7 +122,7 @@ def test_what_is_refused(overrides: tuple[str, ...], message: str) -> None:
 
 
 def test_an_adapter_saves_what_its_gradients_need() -> None:
-    """Of the first layer's q_proj, whose input needs no gradient: x in fp32 for A, 4bsd; A x for B, 4bsr; and B, 4dr.
+    """Of the first layer's q_proj, with an input that needs no gradient: x in fp32 for A, 4bsd; A x for B, 4bsr; and B, 4dr.
 
     The frozen matrix saves nothing there, for neither it nor its input gets a gradient.
     """

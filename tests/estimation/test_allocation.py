@@ -54,7 +54,7 @@ def test_middling_tensors_share_segments_of_20_mib() -> None:
 @pytest.mark.parametrize(
     ("request_", "tail"),
     [
-        (19 * MIB, MIB),  # a 20 MiB block is handed out whole: a rest of 1 MiB is not more than 1 MiB
+        (19 * MIB, MIB),  # a 20 MiB block is not split: a remainder of 1 MiB is not more than 1 MiB
         (19 * MIB - 512, 0),  # a rest of 1 MiB and 512 bytes is split off
     ],
 )

@@ -1,4 +1,4 @@
-"""Estimates against runs that were drawn by lot and recorded on the null CUDA device, with the bars asked for."""
+"""Estimates against randomly sampled runs recorded on the null CUDA device, with the required bounds."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_fsdp2_gathers_a_byte_an_element() -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
 def test_each_peak(run: ShardedRun) -> None:
-    """What is left are the rests of blocks."""
+    """The remaining error is unsplit block remainders."""
     assert abs(run.error) <= WORST
 
 
@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "adapters": (
         ["fp8=tensorwise", "lora.rank=8"],
         (
-            "fp8 = tensorwise with finetune = lora; torchao's layers beside adapters are not modelled. Set fp8: none, or "
+            "fp8 = tensorwise with finetune = lora; torchao's layers with adapters are not modelled. Set fp8: none, or "
             "finetune: full."
         ),
     ),
@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a tied head": (
         ["fp8=rowwise", "fp8_skip=[]"],
         (
-            "fp8_skip without lm_head, whose weight is the embedding's: torchao's products with a tied weight are not "
+            "fp8_skip without lm_head, which shares the embedding's weight: its matmuls in torchao are not "
             "modelled. Add lm_head to fp8_skip."
         ),
     ),
@@ -174,7 +174,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["fp8=rowwise", "intermediate_size=1000"],
         (
             "fp8 = rowwise needs matrix dimensions that are multiples of 16; intermediate_size is 1000. Choose other sizes, "
-            "add what has that side to fp8_skip, or set fp8: none."
+            "add the layers of that size to fp8_skip, or set fp8: none."
         ),
     ),
     "tokens": (

@@ -132,7 +132,7 @@ def test_the_vendors_example() -> None:
         ledger = estimate({"model": model, "training": training}, gpu="b200").ledger
         rows = [row for row in ledger.rows if "loss_1" in row.phases and "mlp.up_proj" in f"{row.module}.{row.tensor}"]
         normed = [row for row in ledger.rows if "post_attention_norm output" in row.tensor and "loss_1" in row.phases]
-        wanted = ("weight", "weight in 8 bits", "mlp.up_proj input in 8 bits", "mlp.up_proj output")
+        wanted = ("weight", "weight in FP8", "mlp.up_proj input in FP8", "mlp.up_proj output")
         found = [row.bytes for row in rows if row.tensor in wanted and row.component != Component.GRADIENTS]
         sums[fp8] = sorted([*found, *(row.bytes for row in normed)])
 

@@ -91,7 +91,7 @@ def test_the_heads_gradients_leave_before_the_layers_backward() -> None:
     rows = [row for row in ledger.rows if "backward_2" in row.phases]
 
     assert not [row for row in rows if row.tensor == "lm_head.weight" and row.component is Component.GRADIENTS]
-    share = next(row for row in rows if row.tensor == "gradient share of final norm and head")
+    share = next(row for row in rows if row.tensor == "gradient shard of final norm and head")
     assert share.bytes == 4 * -(-(1024 * WIDTH + WIDTH) // RANKS)
 
 

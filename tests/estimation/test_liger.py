@@ -1,4 +1,4 @@
-"""Liger's kernels in transformers' modules: what layers keep, and who is told that they are not counted."""
+"""Liger's kernels in transformers' modules: what layers save, and the note that they are not counted."""
 
 from __future__ import annotations
 

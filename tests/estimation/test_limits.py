@@ -10,7 +10,7 @@ from memcalc.spec.limits import Limit
 from memcalc.spec.origin import Origin
 
 REFERENCE = Limit("the reference model", holds_memory=True, bytes_per_parameter=4)
-RING = "the keys and values that travel around the ring of context parallelism"
+RING = "the ring buffers of keys and values under context parallelism"
 
 
 @pytest.mark.parametrize(

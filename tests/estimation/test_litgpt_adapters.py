@@ -51,7 +51,7 @@ def test_one_adapter_has_ranks_of_each_part(targets: str, kv: int, outputs: int)
 
 
 def saved(*words: str, kv: int) -> int:
-    """Bytes that a layer but the first, whose input needs no gradient, saves of attention's projections."""
+    """Bytes saved by attention's projections in a layer other than the first, where the input needs no gradient."""
     return sum(
         row.bytes // row.count
         for row in run(*words, "logits_until=loss", kv=kv).rows

@@ -135,19 +135,19 @@ def test_autocast_over_16_bit_weights_runs_layer_norms_in_fp32() -> None:
         (("recipe=amp", "autocast=false"), "autocast = false with recipe amp, which is autocast over fp32 weights."),
         (
             ("recipe=pure", "weight_dtype=fp16"),
-            "weight_dtype = fp16 with dtype = bf16 and recipe pure, which reads weights as they are held.",
+            "weight_dtype = fp16 with dtype = bf16 and recipe pure, which computes in the dtype of the weights.",
         ),
         (
             ("recipe=pure", "autocast=true", "weight_dtype=fp16", "zero_stage=3", "data_parallel=2"),
-            "weight_dtype = fp16 with dtype = bf16 is not modelled of sharded weights or FP8.",
+            "weight_dtype = fp16 with dtype = bf16 is not modelled for sharded weights or FP8.",
         ),
         (
             ("recipe=pure", "fp32_modules=[norm]", "implementation=huggingface"),
-            "fp32_modules = norm is modelled of transformers' modules that train in 16 bits under autocast",
+            "fp32_modules = norm is modelled only for transformers' modules trained in 16 bits under autocast",
         ),
         (
             ("recipe=pure", "autocast=true", "fp32_modules=[lm_head]", "implementation=huggingface"),
-            "fp32_modules = lm_head, but embedding and head share one weight.",
+            "fp32_modules = lm_head, but the embedding and the LM head share one weight.",
         ),
         (
             ("recipe=fp32", "autocast=true"),
@@ -221,14 +221,14 @@ def test_a_loop_around_transformers_has_its_loss() -> None:
         (
             ("repeat_kv=true", "implementation=huggingface"),
             (
-                "repeat_kv = true with implementation huggingface, whose modules decide. "
+                "repeat_kv = true has no effect with implementation huggingface: its modules decide. "
                 "Leave repeat_kv out, or set implementation: plain."
             ),
         ),
         (
             ("norm_dtype=fp32", "implementation=huggingface"),
             (
-                "norm_dtype = fp32 with implementation huggingface, which has norms of its own. "
+                "norm_dtype = fp32 with implementation huggingface, which has its own norms. "
                 "Set norm_dtype: input, or implementation: plain."
             ),
         ),

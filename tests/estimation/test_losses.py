@@ -48,7 +48,7 @@ def test_loops_that_let_logits_go_are_not_told_otherwise(implementation: str) ->
 
     assert silent.spec.training.logits_until == "loss"
     assert told.ledger.totals == silent.ledger.totals
-    assert f"logits_until = backward has no effect: {implementation} lets them go before." in told.notes
+    assert f"logits_until = backward has no effect: {implementation} releases them earlier." in told.notes
     assert not any("logits_until" in note for note in silent.notes)
 
 
@@ -140,7 +140,7 @@ def test_every_loss_leaves_the_same_gradients(loss: str, recipe: str, tied: str)
     ("loss", "override", "message"),
     [
         ("chunked", "tensor_parallel=2", "loss = chunked is not modelled with a vocabulary or a sequence"),
-        ("fused", "lm_head_bias=true", "loss = fused, but the head has a bias"),
+        ("fused", "lm_head_bias=true", "loss = fused, but the LM head has a bias"),
         ("fused", "qlora.quantize_lm_head=true", "loss = fused needs an unquantized LM head"),
     ],
 )

@@ -14,7 +14,7 @@ MEAN, WORST = 0.0001, 0.0005
 
 @pytest.mark.parametrize("peak", PEAKS, ids=lambda peak: peak.run)
 def test_each_peak(peak: Peak) -> None:
-    """Within 3 MiB of 28 to 148 GiB: the rests of blocks depend on the rank, and here the first one is laid out."""
+    """Within 3 MiB of 28 to 148 GiB: unsplit block remainders depend on the rank, and this is the first one."""
     assert abs(peak.error) <= WORST
     assert abs(peak.ledger.peak_bytes - peak.measured) <= 3 * MIB
 

@@ -42,7 +42,7 @@ def test_the_host_of_stage_2() -> None:
         Component.OPTIMIZER_STATE: 8 * P // 8,
         Component.COMMUNICATION_BUFFERS: 2 * LARGEST,
     }
-    # DeepSpeed's own count for a node of 8: 16 bytes a parameter, half as much again for buffers it does not name;
+    # DeepSpeed's own count for a node of 8: 16 bytes per parameter, half as much again for buffers it does not name;
     # its 4 bytes a GPU and parameter at start-up, 32, are more.
     assert deepspeed_host_bytes(P, 8, 2, offload="optimizer") == 32 * P * 3 // 2
     assert 8 * (host.peak_bytes - 2 * LARGEST) == 16 * P
@@ -64,7 +64,7 @@ def test_the_host_of_stage_3() -> None:
 
 @pytest.mark.parametrize("run", zero_runs(), ids=lambda run: run.run.case)
 def test_recorded_runs(run: OffloadedRun) -> None:
-    """DeepSpeed 0.19.6 on the null device; what is left are the rests of blocks. Pinned to the byte."""
+    """DeepSpeed 0.19.6 on the null device; the remaining error is unsplit block remainders. Pinned memory is byte-exact."""
     assert -0.004 <= run.run.error <= 0.0005
     assert run.pinned_measured == run.pinned_estimated
 
@@ -99,7 +99,7 @@ def test_what_the_device_is_rid_of(stage: int) -> None:
 
 
 def test_the_device_of_stage_2_is_deepspeed_s_own_count() -> None:
-    """2 bytes a parameter, and in the step for a moment the updated share in fp32. Beside: two rotary tables, 64 x 4."""
+    """2 bytes per parameter, and in the step for a moment the updated share in fp32. Beside: two rotary tables, 64 x 4."""
     ledger = sized("zero_stage=2").ledger
 
     assert (
@@ -132,35 +132,35 @@ def test_it_says_what_is_left_out() -> None:
         (
             ("zero_stage=1",),
             (
-                "parallelism.offload: offload = optimizer with engine = deepspeed and zero_stage = 1; what is modelled is "
-                "DeepSpeed's, from stage 2 on. Set engine: deepspeed and zero_stage: 2 or 3."
+                "parallelism.offload: offload = optimizer with engine = deepspeed and zero_stage = 1; modelled is "
+                "DeepSpeed's offload, from stage 2 on. Set engine: deepspeed and zero_stage: 2 or 3."
             ),
         ),
         (
             ("engine=fsdp2", "zero_stage=3"),
             (
-                "parallelism.offload: offload = optimizer with engine = fsdp2, whose CPUOffloadPolicy takes parameters, "
+                "parallelism.offload: offload = optimizer with engine = fsdp2: CPUOffloadPolicy offloads parameters, "
                 "gradients and states. Set offload: all, or engine: deepspeed."
             ),
         ),
         (
             ("zero_stage=2", "data_parallel=1"),
             (
-                "parallelism.offload: offload = optimizer on one rank is not modelled: an engine's buffers are those of several. "
-                "Set data_parallel: 2 or more, or offload: none to count it on the device."
+                "parallelism.offload: offload = optimizer on one rank is not modelled: the engine's buffers need several ranks. "
+                "Set data_parallel: 2 or more, or offload: none to count it in device memory."
             ),
         ),
         (
             ("zero_stage=2", "offload=all"),
             (
-                "parallelism.offload: offload = all with engine = deepspeed and zero_stage = 2; what is modelled is "
-                "DeepSpeed's, from stage 3 on, and FSDP2. Set engine: deepspeed and zero_stage: 3."
+                "parallelism.offload: offload = all with engine = deepspeed and zero_stage = 2; modelled is "
+                "DeepSpeed's offload, from stage 3 on, and FSDP2. Set engine: deepspeed and zero_stage: 3."
             ),
         ),
         (
             ("zero_stage=2", "optimizer=adam-8bit"),
             (
-                "training.optimizer: optimizer = adam-8bit has no kernel for the host, where offload runs it. "
+                "training.optimizer: optimizer = adam-8bit has no CPU kernel, and offload runs the optimizer on the CPU. "
                 "Set one of adam, adamw, adagrad, lion."
             ),
         ),

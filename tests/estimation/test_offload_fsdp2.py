@@ -39,7 +39,7 @@ def host_of(result: Any) -> Ledger:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.run.case)
 def test_each_recorded_peak(run: OffloadedRun) -> None:
-    """The rests of blocks are what is left: no term."""
+    """The remaining error is unsplit block remainders: no term."""
     assert abs(run.run.error) <= WORST
 
 
@@ -151,13 +151,13 @@ def test_tables_equal_single_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
         (("data_parallel=1",), "parallelism.offload: offload = all on one rank is not modelled"),
         (
             ("optimizer=lamb",),
-            "training.optimizer: optimizer = lamb has no kernel for the host, where offload runs it.",
+            "training.optimizer: optimizer = lamb has no CPU kernel, and offload runs the optimizer on the CPU.",
         ),
         (
             ("training.optimizer_options.paged=true",),
             (
-                "training.optimizer_options.paged: paged = true with offload = all: bitsandbytes' kernels run on a device. "
-                "Set paged: false; the states are on the host then."
+                "training.optimizer_options.paged: paged = true with offload = all: bitsandbytes' kernels need a GPU. "
+                "Set paged: false; offload keeps the states in host memory."
             ),
         ),
     ],

@@ -97,7 +97,7 @@ def test_asgd_keeps_an_average_and_three_numbers_a_tensor() -> None:
 
 
 def test_asgds_average_stands_beside_another_average() -> None:
-    """Both are named so in the ledger; 4 bytes a parameter each, one made with the optimizer, one in its first step."""
+    """Both are named so in the ledger; 4 bytes per parameter each, one made with the optimizer, one in its first step."""
     assert states("asgd", ema="fp32") == states("asgd") + 4 * P
 
 

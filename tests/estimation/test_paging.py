@@ -24,7 +24,7 @@ def test_host_memory_is_named(optimizer: str, each: int) -> None:
     """32-bit states have 4 bytes an element and moment, 8-bit states 1; their scales stay on the GPU."""
     (note,) = host_notes(f"optimizer={optimizer}", "optimizer_options.paged=true")
 
-    assert f"({each * LARGE:,} bytes) a rank" in note
+    assert f"({each * LARGE:,} bytes) per rank" in note
 
 
 def test_others_need_none() -> None:

@@ -50,7 +50,7 @@ def test_a_padding_mask_is_kept_as_numbers_in_each_layer() -> None:
     plain, padded = estimate(), estimate("padding_mask=boolean")
 
     assert rows(padded, "loss_2", "mask in dtype") == pytest.approx(16 * 2 * 2 * 1024**2, rel=0.01)
-    recomputed = estimate("padding_mask=boolean", "recompute=full")  # whose checkpoints have it as an argument
+    recomputed = estimate("padding_mask=boolean", "recompute=full")  # its checkpoints have it as an argument
     assert rows(recomputed, "loss_2", "padding mask") == 2 * 1024**2
     assert rows(padded, "loss_2", "k for each head") == 16 * TOKENS * 2048 * 2
     assert rows(plain, "loss_2", "padding mask") == 0
@@ -77,7 +77,7 @@ def test_a_reference_model_is_the_weights_once_more() -> None:
 
 
 def test_shifted_logits_are_a_third_copy_in_fp32() -> None:
-    """Before transformers 4.49: 2 + 4 + 4·(s-1)/s + 4·(s-1)/s bytes a logit at the loss."""
+    """Before transformers 4.49: 2 + 4 + 4·(s-1)/s + 4·(s-1)/s bytes per logit at the loss."""
     labels, logits = estimate(), estimate("loss_shift=logits")
 
     short = 2 * 1023 * V

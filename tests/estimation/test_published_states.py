@@ -23,7 +23,7 @@ def moments(optimizer: str) -> int:
 
 
 def test_torchaos_eight_bit_states_save_12_36_gib() -> None:
-    """AdamW 4 bytes a parameter; 8-bit 2·(1 + 4/256) = 2.03125: 1.96875·P = 12.355 GiB; the table 51.6 - 39.3 = 12.3.
+    """AdamW 4 bytes per parameter; 8-bit 2·(1 + 4/256) = 2.03125: 1.96875·P = 12.355 GiB; the table 51.6 - 39.3 = 12.3.
 
     Less the two maps of 256 fp32 values that bitsandbytes keeps once.
     """
@@ -35,7 +35,7 @@ def test_torchaos_eight_bit_states_save_12_36_gib() -> None:
 
 
 def test_torchaos_four_bit_states_save_18_43_gib() -> None:
-    """2·(0.5 + 4/128) = 1.0625 bytes a parameter: 2.9375·P = 18.43 GiB; the table 51.6 - 33.2 = 18.4."""
+    """2·(0.5 + 4/128) = 1.0625 bytes per parameter: 2.9375·P = 18.43 GiB; the table 51.6 - 33.2 = 18.4."""
     saved = moments("adamw") - moments("adam-4bit")
 
     assert saved / GIB == pytest.approx(18.43, abs=0.005)

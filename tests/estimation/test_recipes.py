@@ -53,7 +53,7 @@ def copies(run: Ledger, phase: str) -> Copies:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 # Bytes a parameter of each copy: as the model is built, with its optimizer, in the step, at the next zero_grad before
-# it lets go, and in the next forward.
+# it is freed, and in the next forward.
 TABLE: dict[str, dict[str, Copies]] = {
     "fp32": {
         "model": {(W, "fp32"): 4},
@@ -137,7 +137,7 @@ def test_backward_holds_what_forward_held_and_gradients_in_the_making(recipe: st
     ("recipe", "total"), [("fp32", 16), ("amp", 16), ("pure", 8), ("mixed-16", 16), ("mixed-18", 18), ("mixed-20", 20)]
 )
 def test_the_copies_together_are_the_published_count(recipe: str, total: int) -> None:
-    """At the zero_grad that follows a step, before it lets go of anything."""
+    """At the zero_grad that follows a step, before it frees anything."""
     held = ledger(recipe).components("zero_grad_2")
 
     assert sum(held[component] for component in COPIES if component in held) == total * P

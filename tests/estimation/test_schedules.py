@@ -201,7 +201,7 @@ def test_heads_that_wait_for_their_weights_gradient(schedule: str, waiting: int)
 def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
     """One micro-batch of 2,048 tokens, half of 128,256 words: bf16 logits, a copy and log-probabilities in fp32.
 
-    2 + 4 + 4 bytes a logit; beside them the last norm's input and output, 2 bytes each of 2,048 x 4,096, and its
+    2 + 4 + 4 bytes per logit; beside them the last norm's input and output, 2 bytes each of 2,048 x 4,096, and its
     reciprocal deviation, 4 bytes a token; and the loss with its weight, while all these are still named.
     """
     split = (

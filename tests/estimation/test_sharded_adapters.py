@@ -1,4 +1,4 @@
-"""LoRA whose base is spread over ranks: what a rank holds, gathers and reduces."""
+"""LoRA with a base sharded across ranks: what a rank holds, gathers and reduces."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def of_other_ranks(run: ShardedRun) -> float:
     """How much more than the first rank, which was recorded, others may hold, as a share.
 
     Of DeepSpeed's stages 1 and 2 others have their gradients while the first one has none yet, and their 16-bit
-    gradients are taken to be there beside the update's temporaries.
+    gradients are assumed to be live next to the update's temporaries.
     """
     return 0.06 if run.engine == "deepspeed" and "zero_stage=3" not in run.case else 0.0
 
@@ -27,7 +27,7 @@ def of_other_ranks(run: ShardedRun) -> float:
 def of_rests(run: ShardedRun) -> float:
     """How much more blocks are than what is asked for, as a share, where the estimate has none of that.
 
-    Of GPT-2 large with adapters under DeepSpeed, whose activations are many and small; the bytes asked for are the
+    Of GPT-2 large with adapters under DeepSpeed, with many small activations; the requested bytes are the
     same to a dozen.
     """
     return 0.01 if run.case.startswith("gpt2-large") and "finetune" in run.case else 0.0
@@ -35,7 +35,7 @@ def of_rests(run: ShardedRun) -> float:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
 def test_each_peak(run: ShardedRun) -> None:
-    """What is left are the rests of blocks."""
+    """The remaining error is unsplit block remainders."""
     assert -WORST - of_rests(run) <= run.error <= WORST + of_other_ranks(run) + of_packed_prefetch(run)
 
 
@@ -56,10 +56,10 @@ def test_the_phases_of_the_second_step(run: ShardedRun) -> None:
     """Forward, loss and backward, not the highest alone.
 
     Within 1 %, and 2 % where a backward is not the highest. And what DeepSpeed's stage 3 gathers as the head's backward
-    begins is taken to be there in the loss.
+    begins is assumed to be live in the loss.
     """
     gathers = run.engine == "deepspeed" and "zero_stage=3" in run.case
-    # The head arrives with an adapter of the last layer, whose forward is taken to have it twice from its beginning.
+    # The head arrives with an adapter of the last layer; its forward is assumed to have it twice from the start.
     twice = gathers and "finetune=" in run.case
     for phase, low, high in (
         ("forward_2", 0.01, 0.2 if twice else 0.01),

@@ -16,7 +16,7 @@ MEDIAN, WORST = 0.002, 0.01  # as asked for
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
 def test_each_peak(run: ShardedRun) -> None:
-    """What is left are the rests of blocks."""
+    """The remaining error is unsplit block remainders."""
     assert abs(run.error) <= WORST
 
 

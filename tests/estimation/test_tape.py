@@ -31,7 +31,7 @@ def test_forward_keeps_what_backward_needs_and_backward_lets_it_go() -> None:
 
 
 def test_an_output_that_nobody_keeps_is_the_next_blocks() -> None:
-    """The next block counts it as its input, so this one lets it go as it ends."""
+    """The next block counts it as its input, so this one frees it at its end."""
     ops, x = block()
 
     done = compile_(ops, ops.scale(x, "y"))

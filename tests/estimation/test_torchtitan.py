@@ -84,7 +84,7 @@ def test_full_recomputation_keeps_the_input() -> None:
 
 
 def test_shards_are_fp32_and_what_is_gathered_is_not() -> None:
-    """12 bytes a parameter over N ranks at rest; the root, two tables and a norm, gathered in bf16."""
+    """12 bytes per parameter over N ranks at rest; the root, two tables and a norm, gathered in bf16."""
     result = run(ranks=4)
     rows = {row.tensor: row for row in result.ledger.rows if row.module == "engine"}
     rest = result.ledger.components("zero_grad_2")

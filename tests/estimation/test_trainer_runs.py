@@ -6,7 +6,7 @@ import pytest
 
 from tools.trainer import Compared, compared
 
-# What blocks keep of larger ones depends on everything that was allocated before; a rehearsal plays that.
+# What blocks keep of larger ones depends on all earlier allocations; the allocator replay has that.
 RESTS = (0.01, 0.004)
 
 # One request of V·d in fp32 finds no room in segments where the replay's does: 524,288,000 bytes.

@@ -60,5 +60,5 @@ def test_one_layer_at_a_time_where_all_are_recomputed() -> None:
 
 def test_plain_modules_make_no_masks() -> None:
     assert memcalc.load("mistral-7b").training.attention_windows == "kernel"
-    with pytest.raises(InputError, match="attention_windows = mask is how transformers does it"):
+    with pytest.raises(InputError, match="attention_windows = mask needs transformers' modules"):
         memcalc.load("mistral-7b", "attention_windows=mask")

@@ -222,7 +222,7 @@ def test_the_more_heads_the_fewer_splits_of_the_keys(heads: int, splits: int) ->
 
 
 def test_memory_efficient_attention_in_fp32() -> None:
-    """d_h = 128: first the product of gradient and output, 4 b h s d_h, with its row sums twice; these let go, then
+    """d_h = 128: first the product of gradient and output, 4 b h s d_h, with its row sums twice; these are freed, then
     ceil(s/64) · (256·d_h + 16) for each head beside one copy of the sums.
     """
     product, sums = 4 * 2 * 8 * 1024 * 128, 4 * 2 * 8 * 1024

@@ -1,4 +1,4 @@
-"""DeepSpeed's bucket and what its stage 3 gathers, played for models whose sizes can be added up by hand."""
+"""DeepSpeed's bucket and what its stage 3 gathers, simulated for models with sizes that can be added by hand."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def gradients(*overrides: str) -> tuple[Any, int]:
 
 
 def test_stage_1_has_whole_gradients_until_backward_ends() -> None:
-    """2 bytes a parameter at the end of backward; stage 2 has shares and what is on its way."""
+    """2 bytes per parameter at the end of backward; stage 2 has shares and what is on its way."""
     few = ("b=1", "s=64", "recompute=full")
     first, parameters = gradients("zero_stage=1", *few)
     second, _ = gradients("zero_stage=2", *few)
@@ -133,7 +133,7 @@ def test_stage_1_keeps_its_bucket_from_micro_batch_to_micro_batch() -> None:
 
 
 def test_stage_2_sums_whole_gradients_of_parameters_that_a_rank_has_a_part_of() -> None:
-    """get_all_grad_tensors(params_in_partition): of the table the first rank has a part, of whose gradient it has all."""
+    """get_all_grad_tensors(params_in_partition): the first rank has a part of the embedding, and its whole gradient."""
     name, share = "gradients beyond the rank's part", (TABLE + 4 * LAYER + NORM) // 8
 
     assert name not in alive("forward_2", "zero_stage=2")

@@ -64,8 +64,11 @@ def test_an_empty_stream_has_no_bytes() -> None:
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([Event(Kind.FREE, 5)], "event 0 frees storage 5, which is not alive. A stream tells each storage's life"),
-        ([Event(Kind.ALLOC, 5, 1)] * 2, "event 1 allocates storage 5, which is already alive."),
+        (
+            [Event(Kind.FREE, 5)],
+            "event 0 frees storage 5, which is not allocated. A stream has the alloc and the free of each",
+        ),
+        ([Event(Kind.ALLOC, 5, 1)] * 2, "event 1 allocates storage 5, which is already allocated."),
     ],
 )
 def test_events_that_cannot_follow_each_other(events: list[Event], message: str) -> None:

@@ -115,7 +115,7 @@ def test_what_a_file_holds_is_not_set_beside_it(tmp_path: Path) -> None:
             "one GPU",
             "nemo",
             "run.yaml",
-            "'nemo' is not a program whose file can be written. Use accelerate, deepspeed,",
+            "'nemo' is not a program that memcalc writes files for. Use accelerate, deepspeed,",
         ),
         ("one GPU", "torchtitan", "run.yaml", "a file of torchtitan ends in .toml. Write run.toml."),
         ("one GPU", "deepspeed", ".hidden", "a file of DeepSpeed ends in .json. Write .hidden.json."),

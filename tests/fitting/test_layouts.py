@@ -52,7 +52,7 @@ def test_none_is_there_twice_and_none_is_missing() -> None:
         ),
         ("gpt2", (), "tensor_parallel = 8 does not divide num_attention_heads = 12."),
         ("gpt2", (), "pipeline_parallel = 16: a stage needs at least one of the 12 layers"),
-        ("gpt3", (), "attention = eager with context_parallel = 2: no rank sees all keys at once."),
+        ("gpt3", (), "attention = eager with context_parallel = 2: no rank has all keys at once."),
         ("gpt2", (), "zero_stage = 3 together with pipeline_parallel = 2 is not modelled"),
         (
             "llama-3-8b",

@@ -105,12 +105,12 @@ def test_the_document_has_every_offer(run: Callable[..., Run]) -> None:  # noqa:
         ("--price h100=2", "--minimize cost and --price need each other."),
         ("--minimize cost --price h100=2 --gpu h100", "Leave --gpu out."),
         ("--minimize cost --price h100=2 --price h100-80gb=3", "h100-80gb has two prices."),
-        ("--minimize cost --price h100", "'h100' is no price. Write GPU=PRICE"),
-        ("--minimize cost --price h100=$2", "'h100=$2' is no price."),
+        ("--minimize cost --price h100", "'h100' is not a price. Write GPU=PRICE"),
+        ("--minimize cost --price h100=$2", "'h100=$2' is not a price."),
         ("--minimize cost --price h100=-2", "h100 for -2 per hour. Give a price above 0"),
         ("--minimize cost --price h100=nan", "Give a price above 0"),
         ("--minimize cost --price h1000=2", "--price: 'h1000' is not a known GPU. Nearest: h100-80gb"),
-        ("--minimize cost --price 12GiB=2", "'12GiB' is no GPU of `memcalc gpus`."),
+        ("--minimize cost --price 12GiB=2", "'12GiB' is not in `memcalc gpus`."),
     ],
 )
 def test_wrong_prices_are_one_message(words: str, message: str, run: Callable[..., Run]) -> None:  # noqa: F811

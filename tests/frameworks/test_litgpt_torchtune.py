@@ -102,7 +102,7 @@ def test_torchtunes_rotary_cache_has_all_positions(tmp_path: Path) -> None:
     text = TORCHTUNE.format(dtype="bf16", loss="torchtune.modules.loss.CEWithChunkedOutputLoss")
     rows = estimate(loaded(tmp_path, text)).ledger.rows
 
-    assert [row.bytes for row in rows if row.tensor == "rotary tables"] == [131072 * 64 * 4]
+    assert [row.bytes for row in rows if row.tensor == "RoPE cos/sin caches"] == [131072 * 64 * 4]
 
 
 @pytest.mark.parametrize("word", ["implementation=huggingface", "loss=materialized"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from memcalc.cli.tree import command_tree
 
-# Formats of tests/fuzz/formats.py whose whole files the lines name.
+# Formats of tests/fuzz/formats.py with whole files that the lines name.
 FILES = ("config", "hf config", "chain", "events", "snapshot", "log", "settings", "baseline")
 # Commands that run nobody's program. Only `replay` loads torch here, of a configuration as small as TINY: the trace of
 # a large model takes a minute, shows its progress, and ends at Ctrl-C (test_endings.py).

@@ -19,7 +19,7 @@ import pytest
 from tests.fuzz.formats import CHAIN, EVENTS, ROOT, measured_records
 
 MEMCALC = [sys.executable, "-m", "memcalc"]
-SECONDS = 20.0  # that a command may take to end once it was told to, or without output: the bar for a hang
+SECONDS = 20.0  # that a command may take to end after a signal, or without output: the bar for a hang
 MOMENTS = 12  # of every command and signal
 SIGNALS = {signal.SIGINT: {130, -signal.SIGINT}, signal.SIGTERM: {143, -signal.SIGTERM}, signal.SIGKILL: {-9}}
 
@@ -281,7 +281,7 @@ needs_null = pytest.mark.skipif(not NULL_PYTHON.exists(), reason="needs `make .v
 @needs_null
 @pytest.mark.parametrize("command", WITH_TORCH, ids=lambda command: command.words[:60])
 def test_commands_with_torch_that_cannot_print(command: Command, folder: Path) -> None:
-    """Two kinds of streams each, drawn anew by every run of the tests; what it prints says which."""
+    """Two types of streams each, randomly sampled in every run of the tests, which prints them."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     drawn = random.Random(seed).sample(STREAMS, 2)
@@ -293,7 +293,7 @@ def test_commands_with_torch_that_cannot_print(command: Command, folder: Path) -
 @needs_null
 @pytest.mark.parametrize("command", WITH_TORCH, ids=lambda command: command.words[:60])
 def test_commands_with_torch_ended_at_random_moments(command: Command, folder: Path) -> None:
-    """Drawn anew by every run of the tests; what it prints says how to draw the same again."""
+    """Randomly sampled in every run of the tests, which prints how to sample the same again."""
     assert interrupted((command,), MOMENTS_WITH_TORCH, random.SystemRandom().randrange(2**32), folder) == []
 
 

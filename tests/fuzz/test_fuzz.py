@@ -102,7 +102,7 @@ def test_twenty_thousand_configs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_the_fuzzer_reaches_configs_that_are_right_and_wrong(tmp_path: Path) -> None:
-    """A fuzzer whose every config is refused at the first line tests nothing."""
+    """A fuzzer with every config rejected at the first line tests nothing."""
     rng = random.Random(3)
     config = tmp_path / "config.yaml"
     codes: Counter[int] = Counter()

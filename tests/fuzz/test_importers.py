@@ -125,7 +125,7 @@ def changed(rng: random.Random, name: str) -> tuple[str, str]:
 
 
 def left_out(path: Path) -> str | None:
-    """A field that none of the lists has, nor a note; None where all are told."""
+    """Return a field that is in no list and no note; None if all are listed."""
     try:
         found = import_file(path)
     except InputError:

@@ -125,7 +125,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
         (),
         {
             "model.hidden_size": 4096,
-            "model.max_position_embeddings": 8192,  # of llama-3-8b, whose sizes are those of 3.1
+            "model.max_position_embeddings": 8192,  # of llama-3-8b, which has the sizes of 3.1
             "training.finetune": "lora",
             "training.lora.rank": 8,
             "training.lora.target_modules": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),

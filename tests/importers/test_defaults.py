@@ -183,7 +183,7 @@ def test_deepseek_v2_lite_from_megatrons_arguments(tmp_path: Path) -> None:
 
 
 def test_a_jobs_script_is_a_script(tmp_path: Path) -> None:
-    """Megatron-DeepSpeed's, as a job of Slurm: what DeepSpeed does there is told."""
+    """Megatron-DeepSpeed's, as a job of Slurm: DeepSpeed's part is listed."""
     text = f"#SBATCH --nodes=2\npython pretrain_gpt.py {GPT}--bf16 --deepspeed --zero-stage 1 --checkpoint-activations"
     found = imported(tmp_path, "train.slurm", text)
 
@@ -449,7 +449,7 @@ def test_optimizers_of_deepspeed_that_compress_are_told(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "run.json", text, "preset=gpt2", "data_parallel=8", "s=128")
 
     assert spec.training.optimizer == "lamb"
-    assert any("the errors of the compression" in note for note in spec.origin.notes)
+    assert any("the compression errors" in note for note in spec.origin.notes)
 
 
 def test_what_accelerates_script_says_is_told(tmp_path: Path) -> None:
@@ -498,11 +498,11 @@ def test_words_of_nemos_launcher(tmp_path: Path) -> None:
     assert found.blocks["training"]["gradient_dtype"] == "bf16"
     assert found.not_modelled == ()
     post = imported(tmp_path, "run.yaml", text.replace("pre_ln", "normformer"))
-    assert any("blocks of the kind normformer" in note for note in post.notes)
+    assert any("blocks of type normformer" in note for note in post.notes)
 
 
 def test_deepspeeds_file_is_looked_for_where_programs_are_started(tmp_path: Path) -> None:
-    """`deepspeed: examples/deepspeed/...` is seen from the repository's root; its optimizer goes over the Trainer's."""
+    """`deepspeed: examples/deepspeed/...` is seen from the repository's root; its optimizer overrides the Trainer's."""
     inner = tmp_path / "examples" / "train_full"
     inner.mkdir(parents=True)
     text = FACTORY + "finetuning_type: full\nbf16: true\ndeepspeed: examples/deepspeed/z3_offload.json\n"

@@ -71,7 +71,7 @@ FP8 = ACCELERATE.replace("mixed_precision: bf16", "mixed_precision: fp8")
         (
             "fp8_config: {backend: TE, fp8_format: HYBRID}",
             fields("none"),
-            "not modelled: matrix products in 8 bits by TE",
+            "not modelled: FP8 matmuls by TE",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_axolotl(tmp_path: Path) -> None:
 def test_beside_adapters_it_is_told(tmp_path: Path) -> None:
     found = imported(tmp_path, "run.yaml", AXOLOTL + "\nadapter: lora\nlora_r: 8\nfp8: true\n", "data_parallel=8")
 
-    assert any("in 8 bits with adapters" in note for note in found.notes)
+    assert any("FP8 matmuls with adapters" in note for note in found.notes)
 
 
 def test_llama_factory(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_llama_factory(tmp_path: Path) -> None:
     assert found == fields("rowwise", ("lm_head",))
     found, notes = read(tmp_path, "run.yaml", f"{text}\nfp8: true\nfp8_backend: te\n", "data_parallel=8")
     assert found == fields("none")
-    assert any("in 8 bits by te" in note for note in notes)
+    assert any("FP8 matmuls by te" in note for note in notes)
 
 
 def test_nemo(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_run_that_shards_must_say_over_how_many(tmp_path: Path) -> None:
 
 def test_sizes_are_asked_for_by_name(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"does not hold the model's sizes: vocab_size\. Name the model with --set preset="
+        InputError, match=r"does not define the model: it lacks vocab_size\. Name the model with --set preset="
     ):
         load(written(tmp_path, "nemo.yaml", NEMO))
     nowhere = QLORA.replace("base_model: ", "base_model: /models/").replace("llama-3-70b-fp16", "no-such-model")
@@ -132,7 +132,7 @@ def test_a_value_that_matters_and_is_not_known_is_refused_unless_it_is_set(tmp_p
         QLORA.replace("paged_adamw_8bit", "adamw_torch").replace("adapter: qlora", "adapter: galore"),
     )
 
-    with pytest.raises(InputError, match=r"run\.yaml: adapter = 'galore' is no value that memcalc knows of axolotl"):
+    with pytest.raises(InputError, match=r"run\.yaml: adapter = 'galore' is not a supported value of axolotl"):
         load(path)
     assert load(path, ["finetune=lora"]).training.finetune == "lora"
 
@@ -159,7 +159,7 @@ def test_a_deepspeed_file_beside_it_is_read(tmp_path: Path) -> None:
     assert "offload" not in found.blocks["parallelism"]
 
 
-NO_OFFLOAD = "not modelled: offload_optimizer of such a run: what is offloaded is counted on the device"
+NO_OFFLOAD = "not modelled: offload_optimizer of such a run: it is counted in device memory"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_fsdps_shards_on_the_host(how: str, tmp_path: Path) -> None:
     assert (spec.parallelism.offload, spec.parallelism.offload_pin_memory) == ("all", True)
     alone = load(written(tmp_path, "one.yaml", text.replace("s: 4", "s: 1")), ("preset=gpt2",))
     assert alone.parallelism.offload == "none"
-    assert "not modelled: offload of such a run's shards: they are counted on the device" in alone.origin.notes
+    assert "not modelled: offload of such a run's shards: they are counted in device memory" in alone.origin.notes
 
 
 def test_a_word_of_zero_that_the_table_does_not_know_is_unknown(tmp_path: Path) -> None:
@@ -316,11 +316,11 @@ def test_attention_of_gpt_neox(kinds: str, attention: str, told: bool, tmp_path:
     found = imported(tmp_path, "7B.yml", text)
 
     assert found.blocks["training"]["attention"] == attention
-    assert any("attention of other kinds" in note for note in found.notes) is told
+    assert any("other attention types" in note for note in found.notes) is told
 
 
 def test_parameters_of_gpt_neox_20b(tmp_path: Path) -> None:
-    """20,554,567,680 of GPT-NeoX-20B (arXiv 2204.06745, section 2), whose vocabulary is padded to 50,432."""
+    """20,554,567,680 of GPT-NeoX-20B (arXiv 2204.06745, section 2), with a vocabulary padded to 50,432."""
     spec = load(written(tmp_path, *CASES["GPT-NeoX"][:2]), ("vocab_size=50432",))
 
     assert memcalc.estimate(spec).parameters == 20_554_567_680

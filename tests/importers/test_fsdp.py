@@ -62,7 +62,7 @@ def test_without_mixed_precision_there_is_no_policy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("release", "recipe"), [("5.23.0", "fp32"), ("5.6.0", "amp"), ("4.57.6", "amp")])
 def test_trainers_fsdp_is_fsdp2_since_transformers_5_16(release: str, recipe: str, tmp_path: Path) -> None:
-    """training_args.py: `fsdp_config.version`, whose default was 1."""
+    """training_args.py: `fsdp_config.version`, with a default of 1."""
     words = (MODEL, "data_parallel=4", f"versions.transformers={release}", "versions.accelerate=1.15.0")
 
     assert sharding(loaded(tmp_path, TRAINER, *words))[0] == recipe
@@ -87,7 +87,7 @@ def test_offloaded_shards_say_that_their_sums_are_counted_as_shards(tmp_path: Pa
     spec = loaded(tmp_path, text, *words)
 
     assert spec.parallelism.fsdp.gradient_sync == "each"
-    assert "gradients that stay whole until the last micro-batch" in {limit.what for limit in spec.origin.limits}
+    assert "gradients that stay unsharded until the last micro-batch" in {limit.what for limit in spec.origin.limits}
 
 
 def test_masters_that_a_user_sets_have_no_policy(tmp_path: Path) -> None:

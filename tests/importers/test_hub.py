@@ -95,7 +95,7 @@ def test_a_directory_with_a_config_json_is_a_model(tmp_path: Path, monkeypatch: 
 
 
 def test_code_from_the_hub_is_never_run(tmp_path: Path) -> None:
-    note = "internlm/internlm2-7b ships its own code (internlm2), which memcalc never runs: it is read as llama, whose"
+    note = "internlm/internlm2-7b ships its own code (internlm2), which memcalc never runs. It is read as llama, which"
     assert any(note in each for each in load("internlm/internlm2-7b").origin.notes)
     config = {"model_type": "mystery", "auto_map": {"AutoModelForCausalLM": "modeling_mystery.Mystery"}}
     (tmp_path / "config.json").write_text(json.dumps(config))

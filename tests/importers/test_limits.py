@@ -49,7 +49,7 @@ def test_every_sentence_of_that_kind_comes_from_a_limit() -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 def test_fields_that_are_not_modelled_say_whether_they_hold_memory(framework: FileFormat) -> None:
-    """Those without a limit of their own are TRL's and axolotl's, whose trainers decide what exists."""
+    """Fields without a separate limit are TRL's and axolotl's, where the trainer decides what exists."""
     without = {
         path for path, meaning in framework.fields.items() if meaning.kind == "not modelled" and meaning.limit is None
     }
@@ -132,18 +132,18 @@ def test_fields_of_trls_other_trainers(field: str, expected: set[str], tmp_path:
         ("--num-experts 4 --moe-expert-capacity-factor 1.25", set()),  # no more rows than so, and balanced are fewer
         (
             "--num-experts 4 --moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity",
-            {"experts' rows that are padded to a capacity"},
+            {"expert inputs padded to a capacity"},
         ),
         ("--num-experts 4 --moe-expert-capacity-factor 1.0 --moe-pad-expert-input-to-capacity", set()),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", set()),
         (
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
-            {"checkpoints of several layers together"},
+            {"several layers in one checkpoint segment"},
         ),
         ("--optimizer-cpu-offload --distribute-saved-activations", set()),
         ("--enable-cuda-graph --mtp-num-layers 1", {"CUDA graphs", "multi-token prediction"}),
         ("--attention-backend unfused", set()),
-        ("--attention-backend unfused --num-experts 4", {"attention in separate operators"}),
+        ("--attention-backend unfused --num-experts 4", {"unfused attention"}),
         ("--transformer-impl local --no-masked-softmax-fusion", set()),
         (
             "--transformer-impl local --no-masked-softmax-fusion --attention-softmax-in-fp32",
@@ -165,7 +165,7 @@ def test_megatron_in_fp32_attends_in_separate_operators(tmp_path: Path) -> None:
     assert (spec.training.dtype, spec.training.recipe, spec.training.attention) == ("fp32", "fp32-main", "eager")
     assert holding(spec) == set()
     assert holding(loaded(tmp_path, f"{text} --num-experts 4", "sequence_length=64", name="run.sh")) == {
-        "attention in separate operators",
+        "unfused attention",
         "Megatron-LM in fp32",
     }
 
@@ -221,7 +221,7 @@ def test_stages_of_llama_factory(more: str, reference: bool, tmp_path: Path) -> 
         ("rl: grpo\ntrl: {beta: 0.001}\n", {"reinforcement learning", "the reference model of GRPO"}),
         ("rl: grpo\n", {"reinforcement learning"}),
         ("load_in_8bit: true\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n", set()),
-        ("qat:\n  weight_dtype: int8\n", {"training that imitates quantization"}),
+        ("qat:\n  weight_dtype: int8\n", {"quantization-aware training"}),
     ],
 )
 def test_what_axolotl_is_asked_for(more: str, expected: set[str], tmp_path: Path) -> None:
@@ -301,7 +301,9 @@ def test_what_is_counted_too_high_changes_no_verdict(tmp_path: Path) -> None:
         name="run.toml",
     )
 
-    assert limits(spec) == {"selective checkpointing by operator": Limit("selective checkpointing by operator", False)}
+    assert limits(spec) == {
+        "selective per-operator checkpointing": Limit("selective per-operator checkpointing", False)
+    }
 
 
 @pytest.mark.parametrize(
@@ -311,7 +313,7 @@ def test_buckets_beyond_the_default_hold_more(value: str, holds: bool, tmp_path:
     text = f'{{"zero_optimization": {{"stage": 2, "allgather_bucket_size": "{value}"}}, "train_batch_size": 8}}'
     spec = loaded(tmp_path, text, "preset=gpt2", "data_parallel=8", "b=1", name="ds.json")
 
-    assert ("a bucket of its own size" in holding(spec)) is holds
+    assert ("a separate bucket size" in holding(spec)) is holds
 
 
 def test_files_of_one_field_that_is_asked_for_twice_name_it_once(tmp_path: Path) -> None:

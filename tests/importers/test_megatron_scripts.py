@@ -84,7 +84,7 @@ def test_what_the_caller_gives_is_asked_for_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load(script(tmp_path, text))
 
-    assert "leaves to whoever runs it: num-layers, seq-length, tensor-model-parallel-size, " in caught.value.problem
+    assert "leaves to the command line: num-layers, seq-length, tensor-model-parallel-size, " in caught.value.problem
     assert "untie-embeddings-and-output-weights, num-layers-per-virtual-pipeline-stage." in caught.value.problem
     settings = [word for word in caught.value.remedy.split() if word.endswith("=")]
     assert settings == [
@@ -161,7 +161,7 @@ def test_texts_and_other_programs_say_nothing(tmp_path: Path) -> None:
 
 def test_several_commands_that_train_must_agree(tmp_path: Path) -> None:
     text = f"python pretrain_gpt.py {SMALL}\npython pretrain_gpt.py {SMALL.replace('batch-size 1', 'batch-size 2')}"
-    with pytest.raises(InputError, match="leaves to whoever runs it: micro-batch-size"):
+    with pytest.raises(InputError, match="leaves to the command line: micro-batch-size"):
         load(script(tmp_path, text))
 
     assert load(script(tmp_path, text), ["b=2"]).training.micro_batch_size == 2

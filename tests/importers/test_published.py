@@ -42,7 +42,7 @@ def test_every_file_is_read_or_refused_with_a_message() -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_the_tables_are_those_of_the_record(name: str) -> None:
-    """`python benchmarks/published_configs.py` makes it anew where a table was changed."""
+    """`python benchmarks/published_configs.py` regenerates it after a table was changed."""
     wrong = defaultdict(set)
     for file in FILES:
         if file["framework"] != name:

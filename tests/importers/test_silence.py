@@ -88,7 +88,7 @@ def test_a_precision_that_is_auto_is_asked_for(tmp_path: Path) -> None:
     """It was fp32, without a word."""
     path = written(tmp_path, "ds.json", json.dumps(AUTO))
     given = ("preset=gpt2", "data_parallel=2")
-    with pytest.raises(InputError, match=r"leaves to whoever runs it: bf16\.enabled and fp16\.enabled\. .*dtype="):
+    with pytest.raises(InputError, match=r"leaves to the command line: bf16\.enabled and fp16\.enabled\. .*dtype="):
         load(path, given)
 
     assert load(path, (*given, "dtype=bf16")).training.recipe == "mixed-16"
@@ -182,6 +182,6 @@ def test_two_words_for_one_thing_are_told(tmp_path: Path) -> None:
 
     assert (spec.training.dtype, spec.parallelism.zero_stage) == ("fp16", 2)
     assert noted(spec, "DeepSpeed's bf16.enabled is true and bf16 is not")
-    assert noted(spec, "fsdp is left out")
+    assert noted(spec, "fsdp is ignored")
     alike = spec_of(tmp_path, text.replace("fp16", "bf16").replace("fsdp: full_shard\n", ""), "data_parallel=2")
     assert not noted(alike, "DeepSpeed's")

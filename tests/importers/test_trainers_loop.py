@@ -45,7 +45,7 @@ def test_bitsandbytes_keeps_tables_in_32_bits(optim: str, wide: bool, tmp_path: 
 
 
 def test_until_transformers_4_51_it_kept_none(tmp_path: Path) -> None:
-    """trainer.py, create_optimizer: of an optimizer whose class is named Adam8bit."""
+    """trainer.py, create_optimizer: of an optimizer with a class named Adam8bit."""
     training = read(tmp_path, ("versions.transformers=v4.51.3",), optim="adamw_bnb_8bit")
 
     assert not training.optimizer_options.embeddings_32bit
@@ -103,7 +103,7 @@ def test_axolotl_names_ligers_kernels_one_by_one(tmp_path: Path) -> None:
     path.write_text(f"{text}liger_rope: true\nliger_glu_activation: true\n")
     together = load(path, ()).training
 
-    assert any("rms_norm of Liger's kernels alone" in note for note in alone.notes)
+    assert any("rms_norm of Liger's kernels only" in note for note in alone.notes)
     assert (alone.spec.training.kernels, together.kernels, together.loss) == ("torch", "liger", "materialized")
 
 

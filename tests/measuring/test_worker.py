@@ -59,7 +59,7 @@ def test_it_imports_what_this_process_imports(tmp_path: Path, monkeypatch: pytes
 
 
 def test_it_keeps_the_interpreters_flags() -> None:
-    """-I: neither the environment nor the user's packages; the path is told all the same."""
+    """-I: neither the environment nor the user's packages; the path is still reported."""
     program = "import sys; sys.path.insert(0, sys.argv[1]); from memcalc.measuring.client import own_command as own;"
     program += "print(own()[1], sys.argv[1] in own()[-1])"
     command = [sys.executable, "-I", "-c", program, str(Path(__file__).parents[2])]

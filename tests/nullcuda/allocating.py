@@ -14,7 +14,7 @@ NAMES = "allocated_bytes active_bytes requested_bytes reserved_bytes inactive_sp
 
 
 def main(cases: str, out: str) -> None:
-    """Each case in a fork of this process, whose allocator is new."""
+    """Each case in a fork of this process with a new allocator."""
     found = []
     for case in json.loads(Path(cases).read_text()):
         read, write = os.pipe()

@@ -100,7 +100,7 @@ def test_a_user_without_a_home_is_told_to_name_a_folder(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", home)
 
-    with pytest.raises(Unavailable, match=r"a cache in the home folder, and there is none.*XDG_CACHE_HOME"):
+    with pytest.raises(Unavailable, match=r"a cache in the home directory, which is missing.*XDG_CACHE_HOME"):
         device_folder(torch_build)
 
 

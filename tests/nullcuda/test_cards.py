@@ -32,7 +32,7 @@ def test_figures_are_bytes() -> None:
 
 
 def test_another_makers_card_has_none() -> None:
-    with pytest.raises(InputError, match="AMD Instinct MI300X is no CUDA card"):
+    with pytest.raises(InputError, match="AMD Instinct MI300X is not an NVIDIA GPU"):
         find_null_card("mi300x")
 
 

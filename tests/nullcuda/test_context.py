@@ -1,4 +1,4 @@
-"""`with null_device(...)`: child processes of a program on cards that are not there."""
+"""`with null_device(...)`: child processes of a program on simulated GPUs."""
 
 from __future__ import annotations
 

@@ -44,5 +44,5 @@ def test_libraries_of_other_packages_can_be_read() -> None:
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.so").write_text("INPUT(libx.so.1)")
 
-    with pytest.raises(ValueError, match="no ELF file"):
+    with pytest.raises(ValueError, match="not an ELF file"):
         read_needs(tmp_path / "x.so")

@@ -76,7 +76,7 @@ def test_a_report_that_is_lost_all_the_same_is_said(
 
     assert code == 3
     assert "NOTHING MEASURED" in out
-    assert "error: the temporary report of a process could not be written: its disk is full. What it held is" in err
+    assert "error: the temporary report of a process could not be written: its disk is full. Its contents are" in err
 
 
 DIES = """
@@ -270,7 +270,7 @@ def test_memory_that_ran_out_before_the_time_does_not_fit_as_far_as_it_came(dry_
     result = dry_run(CATCHES_AND_WAITS, timeout=20)
 
     assert (result.outcome, result.fits) == (TIMED_OUT, None)
-    assert result.doubt == "the card's memory ran out once, and the program ended otherwise (timed out)"
+    assert result.doubt == "the GPU's memory ran out once, and the program ended otherwise (timed out)"
 
 
 SAVES = """

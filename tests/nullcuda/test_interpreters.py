@@ -54,7 +54,7 @@ def test_a_shell_script_runs_what_is_on_the_path(script: Path) -> None:
 
 
 def test_a_command_that_is_not_there_is_wrong_input() -> None:
-    with pytest.raises(InputError, match="'no-such-command' is no command"):
+    with pytest.raises(InputError, match="'no-such-command' is not an executable command"):
         interpreters(("no-such-command",))
 
 

@@ -31,7 +31,7 @@ def test_three_numbers_in_every_phase_and_each_allocation(null_python: str, tmp_
 
     # The history's events through the simulator give the counters again.
     assert found.judged.ledger.totals == {phase.name: phase.peak_allocated_bytes for phase in found.phases}
-    # What is on the device: what is reserved, and the context, which is told apart.
+    # Device memory: reserved memory, and the context, which is listed separately.
     assert found.device.source == "nvml"
     assert {(p.device_bytes or 0) - (p.reserved_bytes or 0) for p in found.phases} == {found.device.context_bytes}
     assert any("CUDA context" in note for note in found.result.notes)

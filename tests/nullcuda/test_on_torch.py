@@ -49,7 +49,7 @@ print(json.dumps([[p.name, p.peak_allocated_bytes, p.peak_reserved_bytes] for p 
 def test_recorded_runs_come_out_to_the_byte(card: str, dry_run_here: Path, null_python: str) -> None:
     """GPT-2 until its first backward has ended: every phase's peaks, allocated and reserved.
 
-    What the optimizer's tensors find free then depends on which of the step's tensors was let go first, and that may
+    What the optimizer's tensors find free then depends on which of the step's tensors was freed first, and that may
     change with memcalc's own modules.
     """
     with (RECORDINGS / f"null-{card}-torch-2.13.0.jsonl").open() as file:

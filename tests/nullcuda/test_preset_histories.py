@@ -36,7 +36,7 @@ def test_every_line_and_every_counter_was_the_same() -> None:
 
 
 def test_all_of_llama_405b_is_among_them() -> None:
-    """Weights, gradients and two moments in bf16 are 8 bytes a parameter, and none of them a page of the host's."""
+    """Weights, gradients and two moments in bf16 are 8 bytes per parameter, and none of them a page of the host's."""
     record = next(record for record in RECORDS if record["case"].startswith("llama-3.1-405b "))
 
     assert record["parameters"] == 405_853_388_800
@@ -69,7 +69,7 @@ def compare(case: str, python: str) -> dict[str, Any]:
 
 
 def test_a_difference_is_found() -> None:
-    """A model that puts one block elsewhere, or forgets one, is told from one that does not."""
+    """A model that misplaces or omits one block is distinguished from a correct one."""
     lines: list[Line] = [("segment_alloc", 4096, 2 << 20, 0), ("alloc", 4096, 100, 0), ("alloc", 4608, 700, 0)]
     moved = [*lines[:2], ("alloc", 5120, 700, 0)]
 
@@ -81,7 +81,7 @@ def test_a_difference_is_found() -> None:
 
 
 def test_requests_are_those_of_the_history() -> None:
-    """What is asked for and let go, and nothing of what the allocator made of it: replayed, it gives the same lines."""
+    """Requests and releases only, without the allocator's response: replayed, it gives the same lines."""
     lines: list[Line] = [
         ("segment_alloc", 4096, 2 << 20, 0),
         ("alloc", 4096, 100, 0),

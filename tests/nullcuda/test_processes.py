@@ -91,7 +91,7 @@ def lives(file: Path) -> bool:
 
 @pytest.fixture
 def unmarked(tmp_path: Path) -> list[str]:
-    """A command whose processes have nothing of our environment."""
+    """A command with processes that have nothing of our environment."""
     (tmp_path / "script.sh").write_text(UNMARKED.format(here=tmp_path))
     return ["env", "-i", f"PATH={os.environ['PATH']}", "/bin/sh", str(tmp_path / "script.sh")]
 

@@ -64,7 +64,7 @@ def fp32_shards(ranks: int) -> dict[str, int]:
 
 def tensor_parallel(ranks: int) -> dict[str, int]:
     """All in bf16. Products are divided; norms and the embedding, which is the head too, are on every rank."""
-    if ranks == 64:  # eight layers of Llama-65B, whose head is another table
+    if ranks == 64:  # eight layers of Llama-65B, with an untied LM head
         whole, divided = 2 * 32000 * 8192 + 17 * 8192, 8 * (4 * 8192 * 8192 + 3 * 8192 * 22016)
     else:
         whole, divided = EMBEDDING + NORMS, LAYERS

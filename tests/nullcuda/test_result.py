@@ -105,17 +105,17 @@ def test_warnings_count_over_processes() -> None:
 
     reads, choices, masks, retries, ooms, unmodelled, shared = run.warnings
     assert reads == (
-        "a.py:1 f read a value that kernels should have computed 5 times: 0 was taken, so what the program decides by "
-        "it may differ on a real GPU"
+        "a.py:1 f read a value that kernels should have computed 5 times: the null device returned 0, so branches "
+        "on it may differ on a real GPU"
     )
     assert choices == (
-        "experts or tokens were chosen by unknown scores once: each as often as any other (--routing worst-case: the "
+        "experts or tokens were chosen by unknown scores once: each equally often (--routing worst-case: the "
         "same for every token)"
     )
     assert masks.startswith("elements were selected by an unknown mask once")
-    assert "gave back its cache once" in retries
-    assert ooms.startswith("the card's memory ran out 2 times, and the program went on")
-    assert unmodelled == "called, and refused by the null device: cusolverDnSgeqrf"
+    assert "freed its cache once" in retries
+    assert ooms.startswith("the GPU's memory ran out 2 times, and the program went on")
+    assert unmodelled == "called, and rejected by the null device: cusolverDnSgeqrf"
     assert shared.startswith("several processes used cuda:0")
 
 
@@ -254,10 +254,10 @@ def without_steps(run: DryRun) -> DryRun:
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (with_ooms(TWO_RANKS, 2), "the card's memory ran out 2 times, and the program went on with something else"),
+        (with_ooms(TWO_RANKS, 2), "the GPU's memory ran out 2 times, and the program went on with something else"),
         (
             with_ooms(replace(TWO_RANKS, outcome=TIMED_OUT), 1),
-            "the card's memory ran out once, and the program ended otherwise (timed out)",
+            "the GPU's memory ran out once, and the program ended otherwise (timed out)",
         ),
         (without_steps(replace(TWO_RANKS, outcome=FAILED)), "failed before the first optimizer step was complete"),
         (

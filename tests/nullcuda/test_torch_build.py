@@ -89,7 +89,7 @@ def test_no_torch_at_all_is_said_so(site: Path) -> None:
 
 
 def test_the_first_python_with_a_cuda_build_is_taken(site: Path, tmp_path: Path) -> None:
-    """One that cannot be asked is passed over."""
+    """An interpreter that does not answer is ignored."""
     install(site, "2.8.0", cuda="'12.8'")
 
     assert find_torch([str(tmp_path / "no-python"), sys.executable]).version == "2.8.0"

@@ -78,7 +78,7 @@ MARKS = {name: pytest.mark.long for name in CASES if name not in QUICK}
 
 
 def stream(trace: Trace) -> list[tuple[str, int | str]]:
-    """Sizes taken and given back, phase by phase; releases that follow each other in the order of their size."""
+    """Sizes allocated and freed, phase by phase; releases that follow each other in the order of their size."""
     sizes: dict[int, int] = {}
     found: list[tuple[str, int | str]] = []
     for event in trace.events:

@@ -163,8 +163,8 @@ def test_unknown_reads_are_said_once_a_line(dry_run: Script, dry_run_here: Path)
     ]
     assert process.small_reads == 4
     assert result.warnings[0] == (
-        "script.py:5 <module> read a value that kernels should have computed 3 times: 0 was taken, so what the "
-        "program decides by it may differ on a real GPU"
+        "script.py:5 <module> read a value that kernels should have computed 3 times: the null device "
+        "returned 0, so branches on it may differ on a real GPU"
     )
 
 

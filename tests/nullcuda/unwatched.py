@@ -1,6 +1,6 @@
 """Runs under the null device: training steps that only the allocator watches, then watched by the dispatcher too.
 
-unwatched.py SPECS.json, a list of specs; prints a list of pairs of streams: sizes taken and given back.
+unwatched.py SPECS.json, a list of specs; prints a list of pairs of streams: sizes allocated and freed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def watched(spec: Spec) -> list[int]:
 
 
 def in_fork(record: Callable[[Spec], list[int]], spec: Spec) -> list[int]:
-    """Each run in a process whose allocator and libraries are new."""
+    """Each run in a process with a new allocator and new libraries."""
     read, write = os.pipe()
     if os.fork() == 0:
         with os.fdopen(write, "w") as file:

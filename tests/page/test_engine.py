@@ -60,7 +60,7 @@ def printed(command: str, capsys: pytest.CaptureFixture[str], folder: Path, text
 
 
 def same(document: str, command_output: str) -> None:
-    """Equal, but for how non-ASCII characters are written to a stream whose encoding is not UTF-8."""
+    """Equal, but for how non-ASCII characters are written to a stream with another encoding than UTF-8."""
     assert json.loads(document) == json.loads(command_output)
 
 

@@ -133,7 +133,10 @@ def test_blocks_that_cannot_be_recomputed_are_saved(chain: str) -> None:
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        ([2, 1], "--plan 2,1 does not name blocks in order: the chain has blocks 1 to 5. Give rising positions"),
+        (
+            [2, 1],
+            "--plan 2,1 does not name blocks in order: the chain has blocks 1 to 5. Give the numbers of the blocks",
+        ),
         ([0], "the chain has blocks 1 to 5"),
         ([6], "the chain has blocks 1 to 5"),
         ([1, 1], "does not name blocks in order"),
@@ -152,7 +155,10 @@ def test_a_plan_that_does_not_fit_says_what_it_needs(chain: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((FILE, "--plan", "five", "--gpu", "p40"), "'five' is not a list of positions. Give the blocks whose outputs"),
+        (
+            (FILE, "--plan", "five", "--gpu", "p40"),
+            "'five' is not a list of positions. Give the numbers of the blocks that save their outputs",
+        ),
         (("gpt2", "--plan", "5", "--gpu", "p40"), "gpt2 is not a chain. Give the plan of a configuration with --set"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Planned peaks beside traced ones: the plan run by torch.utils.checkpoint on devices that are not there."""
+"""Planned peaks compared with traced ones: torch.utils.checkpoint runs the plan on simulated devices."""
 
 import json
 from collections.abc import Callable

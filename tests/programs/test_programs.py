@@ -71,7 +71,7 @@ def test_records_are_complete(path):
             assert record["outcome"] not in WHOLE or record["verdict"] is None
 
 
-# Percent, reserved: the furthest off in families whose requests are replayed in the program's own order.
+# Percent, reserved: the largest error in families with requests replayed in the program's own order.
 RESERVED = {"loop": 3.1, "trainer-5-ddp": 1.1}
 
 
@@ -93,7 +93,7 @@ def test_what_an_evaluation_under_fsdp_reserves(number):
     assert abs(line.reserved_error) <= 0.1
 
 
-# Percent, allocated: the most that an estimate may be over, and under, in the families whose programs are sized on
+# Percent, allocated: the most that an estimate may be over, and under, in the families with programs estimated on
 # their own terms.
 BARS = {
     "trainer-5": (0.3, 0.2),

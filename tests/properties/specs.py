@@ -2,7 +2,7 @@
 
 Sizes are kept below two thresholds of CUDA, so that what a formula promises can be asked exactly: no tensor is larger
 than 1 MiB (larger blocks keep rests that depend on the allocator's free lists), and b·s is at most 512 (sums over more
-tokens are staged in buffers whose sizes jump with the launch geometry).
+tokens are staged in buffers with sizes that jump with the launch geometry).
 """
 
 from __future__ import annotations

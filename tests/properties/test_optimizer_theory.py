@@ -48,7 +48,7 @@ def test_a_loop_over_parameters_needs_two_buffers_of_the_largest(config: Config)
     Tensors of one block are all as large as each other: of a model of such, any one may be at the peak.
     """
     config["training"] |= {"optimizer_options": {"weight_decay": 0.0}, "optimizer_implementation": "for-loop"}
-    config["training"] |= {"gradient_clipping": None}  # whose blocks are more, where tensors are this small
+    config["training"] |= {"gradient_clipping": None}  # it has more blocks for tensors this small
     loop = by_stage(estimate(config))
     spec = load(config)
     pure = spec.training.recipe == "pure" and spec.training.dtype != "fp32"
@@ -64,7 +64,7 @@ def test_a_loop_over_parameters_needs_two_buffers_of_the_largest(config: Config)
 def test_an_optimizer_remembers_so_many_bytes_a_parameter(config: Config, optimizer: str) -> None:
     """SGD nothing, momentum and Lion one number for each element that a rank updates, Adam two; fp32 but in `pure`.
 
-    Of a table that DTensor splits, whose gradient arrives whole, SGD's momentum is a copy of that gradient.
+    For an embedding that DTensor shards and that gets a full gradient, SGD's momentum is a copy of that gradient.
     """
     config["training"] |= {"optimizer": optimizer, "optimizer_implementation": "foreach", "optimizer_options": {}}
     config["training"] |= {"ema": "none"}

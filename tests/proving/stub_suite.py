@@ -1,4 +1,4 @@
-"""Goes through a suite whose runs take 20 ms and no torch: a program for tests that interrupt it.
+"""Runs a suite with runs of 20 ms and without torch: a program for tests that interrupt it.
 
 stub_suite.py SUITE.yaml RECORDS.jsonl
 """

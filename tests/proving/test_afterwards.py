@@ -1,4 +1,4 @@
-"""Traces laid beside records that were measured before: nothing is measured again, nothing traced twice."""
+"""Traces compared with records that were measured before: nothing is measured again, nothing traced twice."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_runs_that_died_are_counted_by_what_the_trace_says(record: dict[str, Any
 def test_what_cannot_be_traced_is_told_and_the_others_go_on(record: dict[str, Any], tmp_path: Path) -> None:
     compared = compare_records(file_of(tmp_path, record), "null", "fake")
 
-    assert compared.missing == (("null: gpt2 l=1", "a null device follows CUDA, but the run was on a CPU."),)
+    assert compared.missing == (("null: gpt2 l=1", "a null device simulates CUDA, but the run was on a CPU."),)
     assert len(compared.of("fake")) == 1
 
 

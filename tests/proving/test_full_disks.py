@@ -1,4 +1,4 @@
-"""Measured runs whose records cannot be written: shown all the same, and said with the right file's name."""
+"""Measured runs with unwritable records: they are still shown, with the right file's name."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_nothing_runs_for_a_file_that_holds_something_else(tmp_path: Path) -> No
 
 
 def test_a_suite_stops_and_tells_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full after the second run: both are told, the third is not begun, and the file is whole."""
+    """The disk is full after the second run: both are reported, the third is not started, and the file is whole."""
     suite, records = tmp_path / "suite.yaml", tmp_path / "records.jsonl"
     suite.write_text("{runs: [gpt2 s=16, gpt2 s=32, gpt2 s=48], steps: 1}")
     write, lines = os.write, 0

@@ -1,4 +1,4 @@
-"""What is laid beside a measured run is of the PyTorch that ran it, whatever release its configuration names."""
+"""Predictions for a measured run use the PyTorch version that ran it, regardless of the version in its configuration."""
 
 from __future__ import annotations
 

@@ -44,13 +44,13 @@ def test_components_sum_to_what_the_device_counted(name: str) -> None:
             assert sum(phase["components"].values()) == phase["peak_allocated_bytes"]
 
 
-# With a GPU: what is asked for. A rehearsal runs PyTorch's own allocator on the same requests.
+# With a GPU: the requested bytes. The trial run has PyTorch's own allocator on the same requests.
 EXACT, WORST = 0.8, 0.005
 
 
 @pytest.mark.parametrize(("name", "prediction"), kept_traces())
 def test_traces_are_within_the_bar(name: str, prediction: str) -> None:
-    """0 bytes for at least 80 % of the runs, 0.5 % for all: of those whose memory does not depend on values."""
+    """0 bytes for at least 80 % of the runs, 0.5 % for all: of runs with memory that does not depend on values."""
     runs = [run for run in kept_traces()[name, prediction] if run.measured.spec.model.moe is None]
     allocated = {each.name: each for each in errors_of(runs)}["allocated"]
 
@@ -60,7 +60,7 @@ def test_traces_are_within_the_bar(name: str, prediction: str) -> None:
 
 
 def test_every_kept_trace_names_each_component_as_measured() -> None:
-    """Workspaces are told from tensors of the same size, so components are the same where peaks are."""
+    """Workspaces are distinguished from tensors of the same size, so components are the same where peaks are."""
     for each in compared():
         for run in each.of("null"):
             assert operators_apart(run) == []

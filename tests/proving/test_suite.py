@@ -142,7 +142,7 @@ def test_a_lock_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         ("{runs: gpt2}", "runs is 'gpt2', not a list"),
         ("{runs: [{run: gpt2, alloc_conf: 5}]}", "is not a run"),
         ("{runs: ['']}", "is not a run"),
-        ("!!python/object/apply:os.system ['true']", "is a kind of value that a configuration does not have"),
+        ("!!python/object/apply:os.system ['true']", "is not a type of value that a configuration has"),
     ],
 )
 def test_a_suite_is_bounded(text: str, message: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from memcalc.recorder.recorder import Recorder
 
 
 def sizes(recorder: Recorder) -> list[int]:
-    """Bytes taken (positive) and given back (negative), in order."""
+    """Bytes allocated (positive) and freed (negative), in order."""
     gc.collect()
     alive: dict[int, int] = {}
     found = []
@@ -59,7 +59,7 @@ def test_a_tied_weight_counts_once() -> None:
 
 
 class Greedy(Kernels):
-    """A device whose products take 1000 bytes inside and keep 10."""
+    """A device with matmuls that allocate 1000 bytes inside and keep 10."""
 
     def hidden(self, operator: object, *_: object) -> tuple[Hidden, ...]:
         if operator is not torch.ops.aten.mm.default:

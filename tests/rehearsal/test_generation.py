@@ -34,7 +34,7 @@ MODELLED = sorted(case for case in RECORDS if kinds_of(run_of(case))[0].endswith
 
 @pytest.mark.parametrize("case", [case for case in MODELLED if int(case.split("new_tokens=")[1].split()[0]) <= 64])
 def test_reserved_memory_of_recorded_runs(case: str) -> None:
-    """Families whose forward pass is modelled: within 0.7 %, with every request of each layer and token replayed."""
+    """Families with a modelled forward pass: within 0.7 %, with every request of each layer and token replayed."""
     found, record = rehearse(run_of(case)), RECORDS[case]
 
     assert abs(found.reserved_bytes / record["reserved_bytes"] - 1) < 0.007

@@ -69,7 +69,7 @@ def test_on_a_card_cached_blocks_go_before_it_fails(settings: str) -> None:
 
 
 def test_a_run_that_fills_its_card_reserves_what_the_card_has() -> None:
-    """Llama-3-8B on 80 GB, as recorded on the null device; on a smaller card it dies, and is told without an end."""
+    """Llama-3-8B on 80 GB, as recorded on the null device; on a smaller GPU it runs out of memory, and has no end."""
     run = ("b=1", "s=2048", "attention=flash", "recipe=pure")
     large, small = (memcalc.estimate("llama-3-8b", *run, gpu=gpu) for gpu in ("a100-80gb", "a100-40gb"))
     assert (large.headline.reserved_bytes, large.fits) == (84_162_904_064, True)
@@ -101,7 +101,7 @@ def test_buffers_of_an_operator_are_given_back_inside_it_or_with_what_it_leaves(
 
 
 def test_what_comes_again_makes_new_storages_and_leaves_out_what_stays() -> None:
-    """The second time without the workspace, and what is left over is given back by its new number."""
+    """The second time without the workspace, and the remainder is freed by its new number."""
     requests = Requests()
     requests.begin("forward_1")
     before = requests.take(3 * MIB)
@@ -221,7 +221,7 @@ def test_what_allocates_more_is_not_rehearsed(overrides: tuple[str, ...]) -> Non
 def test_blocks_keep_what_they_keep_in_a_run(
     overrides: tuple[str, ...], recompute: list[object], keep: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where formulas alone miss up to 0.16 %, the rehearsal is the trace's peak."""
+    """Where formulas alone are off by up to 0.16 %, the allocator replay equals the trace's peak."""
     pytest.importorskip("torch")
     from memcalc.tracing import trace
 

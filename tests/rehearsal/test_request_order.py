@@ -22,7 +22,7 @@ QUICK = [
     ("arcee", "plain", "recomputed, amp"),
     ("olmo2", "plain", "eager, amp"),
 ]
-NO_OPERATORS = ("LoRA",)  # the frozen norm's weight gradient, which the fake kernel makes in vain
+NO_OPERATORS = ("LoRA",)  # the frozen norm's weight gradient, which the fake kernel makes unnecessarily
 
 
 def equal(family: str, implementation: str, setting: str) -> None:

@@ -1,4 +1,4 @@
-"""Small runs written by hand, whose every number can be checked on paper."""
+"""Small runs written by hand; every number can be checked on paper."""
 
 from __future__ import annotations
 

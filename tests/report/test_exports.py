@@ -38,9 +38,7 @@ def test_a_snapshot_needs_an_allocator(tmp_path: Path) -> None:
     write_export(tmp_path / "run.json", run, "tiny")
 
     assert json.loads((tmp_path / "run.json").read_text()) == chrome_trace(asked_for(two_steps()), "tiny")
-    with pytest.raises(
-        InputError, match=r"run\.pickle: a memory snapshot tells what CUDA's allocator did, and this run"
-    ):
+    with pytest.raises(InputError, match=r"run\.pickle: a memory snapshot records the CUDA allocator, which this run"):
         write_export(tmp_path / "run.pickle", run, "tiny")
     assert not (tmp_path / "run.pickle").exists()
 

@@ -53,7 +53,7 @@ def test_each_command_writes_a_report_that_stands_alone(run: Callable[..., Run],
     path = tmp_path / "report.html"
     plain, reported = run(*words), run(*words, "--html", str(path))
     assert reported.code == plain.code
-    if name != "measure":  # whose clock differs
+    if name != "measure":  # its clock differs
         assert reported.out == plain.out
     page = path.read_text(encoding="utf-8")
     assert len(page.encode()) <= MOST_BYTES

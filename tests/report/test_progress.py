@@ -75,7 +75,7 @@ def test_long_work_is_shown_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Watcher:
-    """What a terminal is told, without one."""
+    """The output for a terminal, without one."""
 
     def __init__(self) -> None:
         self.told: dict[str, list[tuple[int, int | None]]] = {}

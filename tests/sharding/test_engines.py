@@ -204,10 +204,10 @@ def test_recorded_ranks() -> None:
         (("pipeline_parallel=2",), "pipeline parallelism"),
         (("context_parallel=2",), "context parallelism"),
         (("engine=fsdp2", "zero_stage=3", "recompute=[[0,1]]"), "layers in one checkpoint segment under FSDP2"),
-        (("engine=ddp", "recipe=mixed-20"), "gradients in fp32 beside those of autograd on several ranks"),
+        (("engine=ddp", "recipe=mixed-20"), "fp32 gradients in addition to autograd's on several ranks"),
         (
             ("engine=fsdp2", "zero_stage=3", "recipe=mixed-18"),
-            "gradients in fp32 beside those of autograd on several ranks",
+            "fp32 gradients in addition to autograd's on several ranks",
         ),
     ],
 )

@@ -68,7 +68,7 @@ def test_what_is_left_is_the_beginning_of_the_whole(whole: Any, name: str, share
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length", [0, 1, 10, 100])
 def test_nothing_whole_is_refused(name: str, length: int) -> None:
-    with pytest.raises(Refused, match="it ends in the middle"):
+    with pytest.raises(Refused, match="it is truncated"):
         cut(CONTENTS[name], length)
 
 
@@ -202,5 +202,5 @@ def test_what_would_run_is_refused_in_a_cut_file_too(
     outcome = run("replay", str(path))
 
     assert (outcome.code, outcome.out) == (2, "")
-    assert "it asks for builtins.exec" in outcome.err
+    assert "it refers to builtins.exec" in outcome.err
     assert MARK not in os.environ

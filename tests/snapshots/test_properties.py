@@ -28,7 +28,7 @@ CAPACITY = 700 * MIB
 
 
 def written(events: list[Event], config: str, capacity: int | None = None) -> dict[str, Any]:
-    """The snapshot of a replay with the rules of 2.6, whose ties are decided by address."""
+    """The snapshot of a replay with the rules of 2.6, which break ties by address."""
     found = dumped(history(events, config, "2.6", capacity))
     found["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = config
     return found
@@ -99,7 +99,7 @@ BLOCKS = st.lists(
 
 @st.composite
 def nonsense(draw: st.DrawFn) -> dict[str, Any]:
-    """A snapshot of the right shape whose history and segments have nothing to do with each other."""
+    """A snapshot of the right shape with unrelated history and segments."""
     segments = []
     for address, blocks, small, expandable in draw(
         st.lists(st.tuples(ADDRESSES, BLOCKS, st.booleans(), st.booleans()), max_size=3)

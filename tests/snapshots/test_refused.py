@@ -72,7 +72,7 @@ def persistent() -> bytes:
 
 
 def nested_key(depth: int = 300_000) -> bytes:
-    """A dictionary whose key is a tuple in a tuple in a tuple: hashing it overflows the stack of C."""
+    """A dictionary with a tuple in a tuple in a tuple as a key: hashing it overflows the stack of C."""
     return b"\x80\x04}N" + b"\x85" * depth + b"Ns."
 
 
@@ -117,7 +117,7 @@ CORPUS: dict[str, bytes] = {
     "has a list for a key": b"\x80\x04}]Ns.",
     "is empty": b"",
     "is cut off in its first segment": GOOD[: len(GOOD) // 4],
-    "is no pickle": b"\x80\x04this is no pickle",
+    "is not a pickle": b"\x80\x04this is no pickle",
     "is of a protocol to come": b"\x80\x63N.",
     "takes from an empty stack": b"\x80\x04.",
     "is text": b"\x80\x04\x8c\x05hello.",
@@ -155,7 +155,7 @@ def test_it_is_refused_and_nothing_runs(name: str, run: Any, tmp_path: Path, mon
     outcome = run("replay", str(path))
 
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.startswith(f"error: {path}: this is no memory snapshot: ")
+    assert outcome.err.startswith(f"error: {path}: this is not a memory snapshot: ")
     assert outcome.err.count("\n") == 1
     assert "Traceback" not in outcome.err
     assert MARK not in os.environ
@@ -178,8 +178,8 @@ def test_the_payloads_would_run_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("calls os.system", "it asks for posix.system; a snapshot holds only lists, dictionaries, numbers and text"),
-        ("is cut off in its first segment", "it ends in the middle, before anything whole: it was cut off while"),
+        ("calls os.system", "it refers to posix.system; a snapshot has only lists, dictionaries, numbers and strings"),
+        ("is cut off in its first segment", "it is truncated before its first complete part: writing or"),
         ("refers outside", "it refers to objects outside the file"),
         ("is a checkpoint", "it is a checkpoint, not a memory snapshot"),
         ("has no traces", "it lacks segments and device_traces"),

@@ -24,7 +24,7 @@ def read_again(folder: Path, events: list[Event], config: str = "") -> list[Even
 
 
 def told(events: list[Event]) -> list[tuple[Kind, int, int]]:
-    """Allocations and frees; a flush is told only where it gave anything back."""
+    """Allocations and frees; a flush is listed only if it freed anything."""
     return [(event.kind, event.bytes, event.stream) for event in events if event.kind in (Kind.ALLOC, Kind.FREE)]
 
 

@@ -133,8 +133,8 @@ def test_one_key_can_set_two_fields() -> None:
         (small_config("llama4_text", moe_layers=3), ["config.json: moe_layers: 3", "list of layers"]),
         (small_config("llama4_text", moe_layers=[], num_hidden_layers=2**30), ["moe_layers", "1073741824 layers"]),
         (small_config("ernie4_5_moe", moe_layer_end_index=-2), ["moe_layer_end_index: -2", "from 0"]),
-        (small_config("phi", partial_rotary_factor=1.5), ["partial_rotary_factor: 1.5", "not a share"]),
-        (small_config("phi", rope_parameters={"partial_rotary_factor": 0}), ["factor: 0", "not a share"]),
+        (small_config("phi", partial_rotary_factor=1.5), ["partial_rotary_factor: 1.5", "not a fraction"]),
+        (small_config("phi", rope_parameters={"partial_rotary_factor": 0}), ["factor: 0", "not a fraction"]),
         (small_config("deepseek_v3", n_shared_experts=-1), ["config.json: n_shared_experts: -1", "from 0"]),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_bad_config_is_refused_with_key_value_rule_and_remedy(
     ],
 )
 def test_the_first_case_that_holds_counts(changes: dict[str, Any], heads: int, norms: int, position: str) -> None:
-    """Falcon's 7B, 40B and 11B are told apart by flags, some of which make others mute."""
+    """Flags distinguish Falcon's 7B, 40B and 11B; some of them disable others."""
     block = read_hf_config(small_config("falcon", **changes), "config.json")
 
     assert (block["num_key_value_heads"], block["norms_per_layer"], block["position_embedding"]) == (

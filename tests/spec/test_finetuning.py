@@ -106,15 +106,15 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         (
             {"lora": {"modules_to_save": ["lm_head"]}},
             (
-                "training.lora.modules_to_save: modules_to_save names lm_head, but embedding and head share one weight. "
+                "training.lora.modules_to_save: modules_to_save names lm_head, but the embedding and the LM head share one weight. "
                 "Set model.tie_word_embeddings: false, or leave it out."
             ),
         ),
         (
             {"recipe": "mixed-16", "lora": {"adapter_dtype": "fp32"}},
             (
-                "training.lora.adapter_dtype: adapter_dtype = fp32, but recipe mixed-16 keeps fp32 masters of 16-bit "
-                "weights. Set adapter_dtype: compute, or recipe: pure."
+                "training.lora.adapter_dtype: adapter_dtype = fp32, but recipe mixed-16 stores fp32 master weights of "
+                "16-bit weights. Set adapter_dtype: compute, or recipe: pure."
             ),
         ),
         (

@@ -89,21 +89,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a cache that is not converted": (
         {"kv_cache_dtype": "fp8", "cache": "static"},
         (
-            "configuration: inference.kv_cache_dtype: kv_cache_dtype = fp8 with cache = static: transformers' caches keep "
-            "keys and values as the model makes them. Set cache: paged, or kv_cache_dtype: compute."
+            "configuration: inference.kv_cache_dtype: kv_cache_dtype = fp8 with cache = static: transformers' caches have "
+            "the dtype of the model's keys and values. Set cache: paged, or kv_cache_dtype: compute."
         ),
     ),
     "pieces of a prompt": (
         {"prefill_chunk": 10},
         (
-            "configuration: inference.prefill_chunk: prefill_chunk = 10 with cache = dynamic is not modelled: later pieces "
+            "configuration: inference.prefill_chunk: prefill_chunk = 10 with cache = dynamic is not modelled: later chunks "
             "of the prompt need a mask, which selects other kernels. Set cache: paged, or leave prefill_chunk out."
         ),
     ),
     "modules that know no blocks": (
         {"cache": "paged", "implementation": "huggingface"},
         (
-            "configuration: inference.implementation: implementation = huggingface with cache = paged, whose kernel reads "
+            "configuration: inference.implementation: implementation = huggingface with cache = paged: its kernel reads "
             "keys and values block by block. Set implementation: plain, or cache: dynamic."
         ),
     ),
@@ -159,7 +159,7 @@ def test_splits_that_are_not_modelled() -> None:
     split = {"tensor_parallel": 2}
 
     assert "transformers' modules is not modelled. Set inference.implementation: plain." in refusal(parallelism=split)
-    assert "bitsandbytes packs a matrix as a whole" in refusal(
+    assert "bitsandbytes packs only whole weight matrices" in refusal(
         parallelism=split, cache="paged", quantization="nf4", batch_size=1
     )
 
@@ -167,7 +167,7 @@ def test_splits_that_are_not_modelled() -> None:
 def test_fields_of_training_name_their_counterpart() -> None:
     with pytest.raises(InputError, match=r"^--set: micro_batch_size is set, .* Set inference\.batch_size instead\.$"):
         memcalc.load("llama-3-8b", "inference.batch_size=1", "b=4")
-    with pytest.raises(InputError, match=r"^--set: optimizer is set, .* Leave it out: nothing trains\.$"):
+    with pytest.raises(InputError, match=r"^--set: optimizer is set, .* Remove it: generation trains nothing\.$"):
         memcalc.load("llama-3-8b", "inference.batch_size=1", "optimizer=lion")
 
 

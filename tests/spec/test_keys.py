@@ -162,7 +162,7 @@ def test_an_unknown_family_is_refused_on_its_line(folder: Path) -> None:
         (
             "hardware:\n  gpu: 2024-01-01\n",
             (
-                "hardware.gpu: 'timestamp' is a kind of value that a configuration does not have. "
+                "hardware.gpu: 'timestamp' is not a type of value that a configuration has. "
                 "Use plain mappings, lists, numbers, words, true and false."
             ),
         ),

@@ -82,19 +82,19 @@ def test_options_have_the_libraries_defaults(optimizer: str, defaults: tuple[flo
         ),
         (
             ("optimizer=sgd", "optimizer_options.amsgrad=true"),
-            "amsgrad = True is no option of optimizer = sgd. It is one of adam, adamw; sgd has weight_decay.",
+            "amsgrad = True is not an option of optimizer = sgd. It is one of adam, adamw; sgd has weight_decay.",
         ),
         (
             ("optimizer=rprop", "optimizer_options.weight_decay=0.1"),
-            "weight_decay = 0.1 is no option of optimizer = rprop.",
+            "weight_decay = 0.1 is not an option of optimizer = rprop.",
         ),
         (
             ("optimizer_options.rank=8",),
-            "rank = 8 is no option of optimizer = adamw. It is one of galore; adamw has amsgrad and weight_decay",
+            "rank = 8 is not an option of optimizer = adamw. It is one of galore; adamw has amsgrad and weight_decay",
         ),
         (
             ("optimizer=momentum", "optimizer_options.nesterov=true", "optimizer_options.momentum=0"),
-            "nesterov looks ahead along a momentum, but momentum = 0. Raise momentum, or set nesterov: false.",
+            "nesterov = true needs a momentum, but momentum = 0. Raise momentum, or set nesterov: false.",
         ),
         (
             ("optimizer_options.paged=true", "optimizer_options.amsgrad=true"),

@@ -187,8 +187,8 @@ def test_the_last_of_several_wins_under_whatever_name() -> None:
         (
             "b=!!python/name:os.system",
             (
-                "--set b=!!python/name:os.system: 'python/name:os.system' is a kind of value that a configuration does not "
-                "have. Use plain mappings, lists, numbers, words, true and false."
+                "--set b=!!python/name:os.system: 'python/name:os.system' is not a type of value that a configuration "
+                "has. Use plain mappings, lists, numbers, words, true and false."
             ),
         ),
         (
@@ -207,7 +207,7 @@ def test_the_last_of_several_wins_under_whatever_name() -> None:
         ),
         (
             "gpu=abacus",
-            "--set: hardware.gpu: 'abacus' is not a known GPU. `memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other.",
+            "--set: hardware.gpu: 'abacus' is not a known GPU. `memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other GPU.",
         ),
     ],
 )

@@ -32,7 +32,7 @@ def test_megatron_keeps_fp32_main_gradients() -> None:
 
 def test_megatrons_matrices_need_its_engine() -> None:
     assert refusal(training={"implementation": "megatron"}, parallelism={"engine": "deepspeed"}) == (
-        "configuration: parallelism.engine: engine = deepspeed with implementation megatron, whose matrices add to main "
+        "configuration: parallelism.engine: engine = deepspeed with implementation megatron: its linear layers add to main "
         "gradients. Leave engine out, or set engine: megatron."
     )
 
@@ -40,14 +40,14 @@ def test_megatrons_matrices_need_its_engine() -> None:
 @pytest.mark.parametrize("loss", ["materialized", "chunked"])
 def test_megatrons_loss_works_on_parts_of_the_vocabulary(loss: str) -> None:
     assert refusal(training={"implementation": "megatron", "loss": loss}) == (
-        f"configuration: training.loss: loss = {loss} with implementation megatron, whose loss works on parts of the "
+        f"configuration: training.loss: loss = {loss} with implementation megatron: its loss shards the "
         "vocabulary. Set loss: vocab-parallel (Megatron-Core's own) or fused (Transformer Engine's)."
     )
 
 
 def test_megatrons_fused_attention_is_flash() -> None:
     assert refusal(training={"implementation": "megatron", "attention": "memory-efficient"}) == (
-        "configuration: training.attention: attention = memory-efficient with implementation megatron, whose fused "
+        "configuration: training.attention: attention = memory-efficient with implementation megatron: its fused "
         "kernel is flash attention. Set attention: flash (Transformer Engine) or eager (Megatron-Core's own modules)."
     )
 
@@ -61,11 +61,11 @@ def test_megatrons_own_modules_have_no_experts() -> None:
 
 def test_megatron_in_fp32_has_no_fused_attention_and_its_own_recipe() -> None:
     wide = {"implementation": "megatron", "dtype": "fp32"}
-    assert "attention = flash with dtype = fp32, which no fused kernel takes" in refusal(
+    assert "attention = flash with dtype = fp32: no fused kernel supports it" in refusal(
         training=wide | {"attention": "flash"}
     )
     assert "Set recipe: fp32-main" in refusal(training=wide | {"recipe": "fp32"})
-    assert "recipe = fp32-main with implementation = plain" in refusal(
+    assert "recipe = fp32-main is Megatron-LM's, but implementation = plain" in refusal(
         training={"dtype": "fp32", "recipe": "fp32-main", "implementation": "plain"}
     )
 
@@ -80,7 +80,7 @@ def test_models_that_megatrons_layers_do_not_have_are_refused() -> None:
 def test_a_sequence_is_cut_into_two_pieces_for_each_context_parallel_rank() -> None:
     assert refusal(parallelism={"context_parallel": 3}) == (
         "configuration: parallelism.context_parallel: sequence_length = 2048 cannot be split into 2 x 3 x 1 = 6 chunks. "
-        "Each rank takes a chunk from the front and one from the back, to balance causal attention."
+        "Each rank gets a chunk from the front and one from the back, to balance causal attention."
     )
     spread = {"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": True}
     assert load({"model": SIZES, "parallelism": spread}).parallelism.context_parallel == 2
@@ -117,7 +117,7 @@ def test_experts_are_spread_evenly_over_ranks_that_are_there() -> None:
     )
     assert refusal(model=moe, parallelism={"expert_parallel": 4, "data_parallel": 2}) == (
         "configuration: parallelism.expert_parallel: tensor 1 x context 1 x data 2 = 2 ranks are not a multiple of expert 4 "
-        "x expert_tensor 1. Expert parallelism uses the same ranks again: its groups must fit in them."
+        "x expert_tensor 1. Expert parallelism uses the same ranks, so its groups must fit in them."
     )
     assert load({"model": SIZES | moe, "parallelism": {"expert_parallel": 4, "data_parallel": 4}})
 
@@ -150,7 +150,7 @@ PIPELINE = {"pipeline_parallel": 2}
         (
             {"schedule": "zb-v", "pipeline_parallel": 4},
             (
-                "schedule = zb-v cuts the model into 8 chunks, but num_layers = 4. "
+                "schedule = zb-v splits the model into 8 chunks, but num_layers = 4. "
                 "A chunk needs at least one layer: use fewer stages or virtual_stages."
             ),
         ),
@@ -163,7 +163,7 @@ def test_a_schedule_has_stages_and_layers_enough(spread: dict[str, Any], message
 def test_only_interleaving_has_virtual_stages() -> None:
     assert refusal(parallelism=PIPELINE | {"virtual_stages": 2}) == (
         "configuration: parallelism.virtual_stages: virtual_stages = 2 with schedule 1f1b. "
-        "Set schedule: interleaved, whose stages hold several chunks; the V schedules hold two by themselves."
+        "Set schedule: interleaved for several chunks per stage; the V schedules always have two."
     )
 
 

@@ -82,15 +82,15 @@ def test_layers_are_not_too_many_to_lay_out() -> None:
 def test_one_norm_a_layer_needs_a_parallel_block() -> None:
     assert refusal(model={"norms_per_layer": 1}) == (
         "configuration: model.norms_per_layer: norms_per_layer = 1 needs parallel_block: true. "
-        "A block whose MLP follows its attention has 2 norms."
+        "A block with the MLP after attention has 2 norms."
     )
     assert run(model={"norms_per_layer": 1, "parallel_block": True}).model.norms_per_layer == 1
 
 
 def test_a_latent_head_is_as_wide_as_its_parts() -> None:
     assert refusal(model={"mla": MLA, "head_dim": 16}) == (
-        "configuration: model.head_dim: head_dim = 16, but with latent attention a head is "
-        "qk_nope_head_dim + qk_rope_head_dim = 12 + 8 = 20 wide. Leave head_dim out."
+        "configuration: model.head_dim: head_dim = 16, but with latent attention it is "
+        "qk_nope_head_dim + qk_rope_head_dim = 12 + 8 = 20. Leave head_dim out."
     )
 
 
@@ -271,7 +271,7 @@ def test_an_unknown_card_is_refused_with_the_nearest_ones() -> None:
     message = refusal(hardware={"gpu": "a100-sxm"})
 
     assert message.startswith("configuration: hardware.gpu: 'a100-sxm' is not a known GPU. Nearest: a100-40gb, ")
-    assert message.endswith(". `memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other.")
+    assert message.endswith(". `memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other GPU.")
 
 
 def test_an_unknown_card_of_an_option_is_named_after_it() -> None:

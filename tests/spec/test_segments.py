@@ -51,7 +51,7 @@ def test_segments_lie_on_one_stage() -> None:
 
 
 def test_segments_have_no_engine_around_them() -> None:
-    with pytest.raises(InputError, match="engine = fsdp2 has buffers around each layer"):
+    with pytest.raises(InputError, match="engine = fsdp2 has per-layer buffers"):
         memcalc.estimate("gpt2", "recompute=[0-1]", "data_parallel=2", "zero_stage=3")
 
 

@@ -85,7 +85,7 @@ def test_no_word_hides_a_field_of_ours_and_each_names_one() -> None:
         ("gradient_checkpointing=often", "gradient_checkpointing = 'often' is not known. Known are true, false."),
         ("lr=1e-4", "unknown field 'lr'. lr has no effect on memory: leave it out."),
         ("training.learning_rate=1", "learning_rate has no effect on memory: leave it out."),
-        ("train_batch_size=8", "unknown field 'train_batch_size'. Of DeepSpeed it is global_batch_size; "),
+        ("train_batch_size=8", "unknown field 'train_batch_size'. DeepSpeed's train_batch_size is global_batch_size; "),
         ("model.batch_size=2", "unknown field 'model.batch_size'. Did you mean training.micro_batch_size?"),
         ("per_device_train_batchsize=2", "Did you mean per_device_train_batch_size?"),
     ],
@@ -189,7 +189,7 @@ def test_fields_may_be_keywords() -> None:
 
     assert given == memcalc.load("gpt2", "b=4", "lora.rank=4", "recompute=[0, 2]", gpu="t4")
     assert memcalc.estimate("gpt2", per_device_train_batch_size=2).spec.training.micro_batch_size == 2
-    with pytest.raises(InputError, match="micro_batch_size: a object is no value of a field"):
+    with pytest.raises(InputError, match="micro_batch_size: a object is not a value of a field"):
         memcalc.load("gpt2", micro_batch_size=object())
 
 

@@ -170,7 +170,7 @@ def test_a_tag_that_contradicts_its_value_is_refused(value: str, kind: str) -> N
     ],
 )
 def test_dates_and_tags_of_any_language_are_refused(text: str, tag: str) -> None:
-    assert refusal(text) == f"run.yaml:1: a: {tag!r} is a kind of value that a configuration does not have. {PLAIN}"
+    assert refusal(text) == f"run.yaml:1: a: {tag!r} is not a type of value that a configuration has. {PLAIN}"
 
 
 def test_no_tag_is_ever_executed(tmp_path: Any) -> None:

@@ -206,7 +206,7 @@ def test_selective_recompute_drops_the_quadratic_term() -> None:
 
 
 def test_rotated_attention_keeps_no_more_than_unrotated() -> None:
-    """q and k are rotated copies and v is copied beside them, so the fused output is let go."""
+    """q and k are rotated copies and v is copied too, so the fused output is freed."""
     rope = saved_bytes(spec({"position_embedding": "rope"}, attention="eager"), 1)
 
     assert rope == saved_bytes(spec(attention="eager"), 1)

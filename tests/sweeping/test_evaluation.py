@@ -172,7 +172,7 @@ def test_engines_that_count_parameters_layer_by_layer(monkeypatch, zero_stage):
 
 
 def test_recipes_that_drop_gradients_share_nothing_with_those_that_keep_them(monkeypatch):
-    """mixed-16 keeps the gradients that backward makes, mixed-18 adds each to its main gradient and lets it go."""
+    """mixed-16 keeps the gradients that backward makes, mixed-18 adds each to its main gradient and frees it."""
     assert_same("gpt2", evaluate("gpt2", {"recipe": ["mixed-16", "mixed-18", "mixed-20"], "b": [1, 3]}))
 
 
@@ -197,12 +197,12 @@ def test_more_than_a_pebibyte_of_one_gpu_is_told_not_written(b):
     assert (table.valid != table.too_large).all()
     assert not table.fits[table.too_large].any()
     assert set(table.reasons()) == {
-        "It needs more than 1 PiB of one GPU, the most that a grid holds; `memcalc estimate` sizes it by itself."
+        "It needs more than 1 PiB per GPU, the limit of `memcalc sweep`. Use `memcalc estimate` for this configuration."
     }
 
 
 def asked_reasons(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of the configurations whose reason is asked for from now on."""
+    """Indices of the configurations with a requested reason from now on."""
     asked: list[int] = []
     ask = Reasons.of
 

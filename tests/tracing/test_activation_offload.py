@@ -85,7 +85,7 @@ def test_requests_are_the_estimates(words: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("words", ["recipe=pure zero_stage=3", "recipe=pure zero_stage=3 recompute=full"])
 def test_ranks_of_fsdp2(words: str) -> None:
-    """The host's bytes are the same; the device's within the rests of blocks and FSDP2's own terms, 0.3 %."""
+    """The host's bytes are the same; the device's differ by unsplit block remainders and FSDP2's own terms, 0.3 %."""
     traced, estimated = both(f"{LLAMA} engine=fsdp2 data_parallel=8 {words} offload_activations=pinned")
 
     for phase in ("forward_2", "loss_2", "backward_2"):

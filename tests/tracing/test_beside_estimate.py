@@ -82,7 +82,7 @@ def test_every_phase_asks_for_the_same_bytes(run: tuple[str, ...]) -> None:
 
 @pytest.mark.long
 def test_casts_of_gradients_come_after_what_was_recomputed_has_gone() -> None:
-    """gelu of transformers' gpt2 under autocast: x/2 in bf16 times 1 + tanh in fp32, whose gradients are fp32."""
+    """gelu of transformers' gpt2 under autocast: x/2 in bf16 times 1 + tanh in fp32, with fp32 gradients."""
     run = ("gpt2", *SMALL, "implementation=huggingface", "recipe=amp", "recompute=full", "dropout=0")
     ledgers = (memcalc.estimate(*run).ledger, memcalc.trace(*run, steps=2).ledger)
     asked = [

@@ -1,4 +1,4 @@
-"""A hunt: runs drawn by lot, the estimate beside a trace on fake tensors, with the bars of recorded runs."""
+"""A hunt: randomly sampled runs, the estimate compared with a trace on fake tensors, with the bounds of recorded runs."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def parameters_of(data: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("data", [BIOGPT, RWKV], ids=lambda data: data["model_type"])
 def test_its_step_runs_and_its_states_are_those_of_its_module(data: dict[str, Any], tmp_path: Path) -> None:
-    """bf16 weights and gradients, two moments: 2 bytes a parameter each, and what the allocator rounds up."""
+    """bf16 weights and gradients, two moments: 2 bytes per parameter each, and what the allocator rounds up."""
     traced = memcalc.trace(str(config(tmp_path, data)), *RUN, "s=8", gpu="h100-80gb", steps=2)  # RWKV is a loop over s
 
     assert traced.result.parameters == parameters_of(data)
@@ -92,11 +92,11 @@ def test_modules_without_formulas_are_traced_by_estimate(capsys: pytest.CaptureF
         "memcalc has no formulas for transformers' modules of glm4_moe: their real step was traced on fake tensors"
     )
     assert estimated.ledger.totals == memcalc.trace(*UNWRITTEN, steps=2).result.ledger.totals
-    with pytest.raises(InputError, match=r"PEFT puts them beside its stacked experts.* On one GPU and under FSDP2"):
+    with pytest.raises(InputError, match=r"PEFT puts them on the stacked experts.* On one GPU and under FSDP2"):
         memcalc.estimate(*UNWRITTEN, "data_parallel=2", "engine=ddp")
     words = [word for override in UNWRITTEN[1:] for word in ("--set", override)]
     assert main(["trace", UNWRITTEN[0], *words, "--compare"]) == 2
-    assert "--compare: there is no estimate of it: memcalc traces this, too. Leave it out." in capsys.readouterr().err
+    assert "--compare: without formulas the estimate would be the same trace. Remove it." in capsys.readouterr().err
 
 
 def test_without_transformers_modules_without_formulas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,11 +142,11 @@ def test_a_variant_of_a_known_family_that_has_no_formulas(tmp_path: Path, monkey
         (RWKV, ("attention=flash",), "transformers' rwkv has eager attention only"),
         (BIOGPT, ("l=3",), "num_layers = 3, but the config.json of biogpt says 2. Change it there"),
         (RWKV, ("s=256",), "sequence_length = 256 is longer than the 128 positions of the config.json"),
-        (BIOGPT, ("dropout=0.1",), "which rates biogpt has is set in its config.json only"),
+        (BIOGPT, ("dropout=0.1",), "biogpt takes its rates from config.json only"),
         (BIOGPT, ("implementation=plain",), "only transformers knows biogpt. Set implementation: huggingface"),
         (BIOGPT | {"hidden_act": "sillu"}, (), "transformers' code of biogpt stops: KeyError: 'sillu'"),
         (BIOGPT | {"num_attention_heads": 7}, (), "transformers' code of biogpt stops: ValueError: "),
-        (BIOGPT | {"num_hidden_layers": "two"}, (), "transformers refuses the configuration: "),
+        (BIOGPT | {"num_hidden_layers": "two"}, (), "transformers rejects the configuration: "),
         (SMALL | {"model_type": "t5"}, (), "'t5' is not a model family that memcalc has formulas for, nor a causal"),
     ],
 )
@@ -174,7 +174,7 @@ def test_who_sizes_by_formula_names_the_way_out(
 
     assert main([verb[0], source, *verb[1:]]) == 2
 
-    assert "no formulas for biogpt. Its real step says what it holds: `memcalc trace`" in capsys.readouterr().err
+    assert "no formulas for biogpt. Run its real step: `memcalc trace`" in capsys.readouterr().err
 
 
 def test_without_transformers_the_message_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,9 +89,9 @@ def test_every_phase_asks_for_the_same_bytes(family: str, setting: str) -> None:
     shares = model["architecture"] == "falcon" and model.get("num_key_value_heads") == 1
     if shares or attends_eagerly(model["architecture"], "huggingface"):
         words = tuple("attention=eager" if word.startswith("attention=") else word for word in words)
-    if model["architecture"] == "falcon":  # whose layers always have a mask
+    if model["architecture"] == "falcon":  # because its layers always have a mask
         words = tuple("attention=memory-efficient" if word == "attention=flash" else word for word in words)
-    if model["architecture"] == "mpt":  # whose configuration takes whole numbers for a rate of dropout
+    if model["architecture"] == "mpt":  # its configuration has integers for a rate of dropout
         words = tuple("dropout=0" if word.startswith("dropout=") else word for word in words)
     run = {"model": model, "training": {"implementation": "huggingface"}}
     estimated, traced = memcalc.estimate(run, *words).ledger, memcalc.trace(run, *words, steps=2).ledger

@@ -1,4 +1,4 @@
-"""Operators whose outputs are remembered make the same as those that are not."""
+"""Operators with cached outputs return the same as without the cache."""
 
 from __future__ import annotations
 

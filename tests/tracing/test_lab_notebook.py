@@ -40,7 +40,7 @@ def test_linear_forward_and_backward(notebook_on: Any) -> None:
 
 
 def test_small_tensors_and_the_cache(notebook_on: Any) -> None:
-    """(1024,) fp32: 4,096 in a segment of 2 MiB, which empty_cache gives back; (800,): 3,200 bytes in seven blocks."""
+    """(1024,) fp32: 4,096 in a segment of 2 MiB, which empty_cache frees; (800,): 3,200 bytes in seven blocks."""
     with notebook_on(A100) as notebook:
         x = torch.zeros(1024, device="cuda")
         assert (notebook.allocated, notebook.reserved) == (4096, 2 * MIB)
@@ -67,7 +67,7 @@ def test_two_layers_with_relu_and_sigmoid(notebook_on: Any) -> None:
         assert notebook.allocated == held + block(b, o) + WORKSPACE
         del y
         y = model(x)
-        # The first Linear's output is let go once ReLU has made its own: it is in no formula of a derivative.
+        # The first Linear's output is freed once ReLU has made its own: it is in no formula of a derivative.
         assert notebook.allocated == held + WORKSPACE + block(b, h) + block(b, o)
         y.sum().backward()
         assert notebook.allocated == held + 2 * WORKSPACE + block(b, o) + weights

@@ -1,4 +1,4 @@
-"""Operators whose meta kernels are asked make what PyTorch's fake tensors make, wherever a step meets them."""
+"""Operators run by meta kernels return what PyTorch's fake tensors return, wherever a step uses them."""
 
 from __future__ import annotations
 

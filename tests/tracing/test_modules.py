@@ -141,7 +141,7 @@ def test_the_loss_that_an_output_has_or_its_sum() -> None:
         (nn.Linear(4, 4), (), {}, "0 inputs"),
         (nn.Linear(4, 4), (torch.zeros(2, 4),), {"device": "null"}, "device = 'null'"),
         (nn.Linear(4, 4), (torch.zeros(2, 4),), {"semantics": "tpu"}, "semantics = 'tpu'"),
-        ("gpt2", (), {"optimizer": torch.optim.SGD}, "a type is no value of a field"),
+        ("gpt2", (), {"optimizer": torch.optim.SGD}, "a type is not a value of a field"),
     ],
 )
 def test_what_cannot_be_traced_is_said(model: Any, arguments: Any, options: dict[str, Any], words: str) -> None:

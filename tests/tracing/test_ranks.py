@@ -1,4 +1,4 @@
-"""FSDP2 on ranks that are not there, against runs of the same step under PyTorch's CUDA build (null device)."""
+"""FSDP2 on simulated ranks, against runs of the same step under PyTorch's CUDA build (null device)."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ def test_an_optimizer_that_cannot_update_parts_is_refused(optimizer: str, implem
 
 def test_a_loss_that_reads_the_head_itself_is_refused() -> None:
     """It ended in PyTorch's own error about mixed tensors."""
-    with pytest.raises(InputError, match="loss = chunked reads the head where FSDP2 has not gathered it"):
+    with pytest.raises(InputError, match="loss = chunked reads the LM head while FSDP2 has it sharded"):
         memcalc.trace(*SMALL, "data_parallel=2", "loss=chunked")

@@ -17,7 +17,7 @@ TOKENS, EXPERTS, CHOSEN = 48, 8, 2
 
 @pytest.fixture(params=["cuda", "cpu"])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """A device that is not there, with either semantics."""
+    """A simulated device, with either semantics."""
     with fake_cuda(find_card("a100-80gb")) if request.param == "cuda" else fake_cpu() as session:
         yield session.device
 

@@ -1,4 +1,4 @@
-"""Layers split by PyTorch's DTensor over ranks that are not there: what one rank holds, row by row."""
+"""Layers split by PyTorch's DTensor over simulated ranks: the memory of one rank, row by row."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ FSDP, HSDP = ("engine=fsdp2", "zero_stage=3", "data_parallel=4"), ("data_paralle
 def test_what_dtensor_holds_byte_by_byte(family: str, run: tuple[str, ...]) -> None:
     """What tensors ask for, at the peaks of loss and backward; in forward, but for what checkpoints name.
 
-    The loss itself and its weight, 4 bytes each, are the trace's alone. What the allocator rounds up is left out: rests
-    of blocks depend on the order of all blocks before.
+    The loss itself and its weight, 4 bytes each, are the trace's alone. What the allocator rounds up is left out: unsplit
+    block remainders depend on the order of all blocks before.
     """
     traces = traced(*FAMILIES[family], *run)
     expected = memcalc.estimate(memcalc.load(*FAMILIES[family], *run)).ledger
@@ -132,8 +132,8 @@ def requested(ledger: Ledger, phase: str) -> int:
         (("num_key_value_heads=1",), "its 1 key/value heads are split evenly, or not at all"),
         (("data_parallel=2",), "DistributedDataParallel does not support sharded parameters: set engine fsdp2"),
         (("position_embedding=alibi", "attention=eager"), "ALiBi's slopes differ from head to head"),
-        (("embedding_size=64",), "embeddings of their own width have no place in the plan"),
-        (("qk_norm=true", "qk_norm_width=all-heads"), "a norm of queries and keys over all-heads spans the ranks"),
+        (("embedding_size=64",), "the plan has no embedding_size"),
+        (("qk_norm=true", "qk_norm_width=all-heads"), "a norm of queries and keys over all-heads spans ranks"),
     ],
     ids=str,
 )

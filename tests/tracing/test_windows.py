@@ -39,7 +39,7 @@ def asked(ledger: Ledger, phase: str) -> int:
     ids=" ".join,
 )
 def test_both_say_what_the_mask_adds(settings: tuple[str, ...]) -> None:
-    """Of forward's end the mask of truth values is left out, s² bytes: the inner model has let go of it there."""
+    """Of forward's end the mask of truth values is left out, s² bytes: the inner model has freed it there."""
     run = ("mistral-7b", *(size for size in SIZES if size.partition("=")[0] not in " ".join(settings)), *settings)
     estimated, traced = (
         [size(*run, f"attention_windows={how}").ledger for how in ("mask", "kernel")]

@@ -14,7 +14,7 @@ from memcalc.verdict.timeline import timeline_of
 
 H100 = "h100-80gb"
 
-# One of each kind of run whose requests are known. Each is small, and of each the formulas agree with the replay.
+# One of each type of run with known requests. Each is small, and its formulas agree with the replay.
 RUNS = [
     ("gpt2", ("b=4",)),
     ("gpt2", ("recipe=amp", "implementation=huggingface", "b=2")),

@@ -26,7 +26,7 @@ A100, H100 = Multiprocessors(108, 2048, 8), Multiprocessors(132, 2048, 9)
     ],
 )
 def test_reductions_of_an_h100(outputs: int, inputs: int, contiguous: bool, script: tuple[int, ...]) -> None:
-    """Sums whose staging buffers a real allocator was seen to make."""
+    """Reductions with staging buffers that a real allocator was seen to allocate."""
     assert reduction(Reduction(outputs, inputs, contiguous, 1 if contiguous else outputs), H100) == script
 
 
@@ -82,7 +82,7 @@ def test_an_embeddings_backward() -> None:
     assert embedding.before_gradient(8192, 128_256, 8) == (65536, 65536, 65536, 140_799, -140_799, -65536)
     after = embedding.after_gradient(8192, 128_256, 1024)
     assert max(after) == 4 * 9011 * 1024 == 36_909_056
-    assert sum(after) == -2 * 65536  # the sorted indices and their places, taken before, are given back
+    assert sum(after) == -2 * 65536  # the sorted indices and their places, allocated before, are freed
 
 
 def test_a_norms_backward_of_many_rows() -> None:
@@ -120,7 +120,7 @@ def test_flash_attention() -> None:
     ],
 )
 def test_memory_efficient_attention(sizes: Heads, script: tuple[int, ...]) -> None:
-    """Delta and accumulators, given back in the order in which they were taken."""
+    """Delta and accumulators, freed in the order of their allocation."""
     assert attention.efficient_backward(sizes) == script
     assert most(script) == script[0] + script[1]
 

@@ -41,7 +41,7 @@ def reused(events: Sequence[Event]) -> list[Event]:
     """
     names: dict[int, int] = {}  # storage of the stream -> buffer that it occupies
     shared: set[int] = set()  # storages that another stream uses
-    merged: set[int] = set()  # positions of dropped events: frees of inputs whose buffer is reused
+    merged: set[int] = set()  # positions of dropped events: frees of inputs with a reused buffer
     living: dict[int, Event] = {}
     found = []
     for index, event in enumerate(events):
@@ -65,7 +65,7 @@ def reused(events: Sequence[Event]) -> list[Event]:
 
 
 def _dying_input(events: Sequence[Event], index: int, living: dict[int, Event], shared: set[int]) -> int | None:
-    """Return the position of the event that frees the input whose buffer the output at `index` can reuse, or None."""
+    """Return the position of the event that frees the input that gives its buffer to the output at `index`, or None."""
     output = events[index]
     if output.operator.split(".")[-2 if output.operator.count(".") > 1 else -1] not in INPLACE_OPERATORS:
         return None
@@ -99,7 +99,7 @@ def collected(events: Sequence[Event], threshold: int = 0, fraction: float = 1.0
 
 
 def _exempt(events: Sequence[Event], fraction: float) -> set[int]:
-    """Return the positions of FREE events whose storages stay live until the end of their step."""
+    """Return the positions of FREE events of storages that stay live until the end of their step."""
     if fraction >= 1:
         return set()
     exempt: set[int] = set()

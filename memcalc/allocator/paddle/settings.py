@@ -106,7 +106,7 @@ def parse_settings(text: str, strategy: str | None = None, version: str = DEFAUL
     default = AUTO_GROWTH if release >= GROWS_SINCE else NAIVE_BEST_FIT
     if strategy and given.get("allocator_strategy", strategy) != strategy:
         raise InputError(
-            f"allocator_strategy is {given['allocator_strategy']}, but the allocator asked for is {strategy}.",
+            f"allocator_strategy is {given['allocator_strategy']}, but the requested allocator is {strategy}.",
             "Name one of them.",
         )
     settings = Settings(
@@ -148,18 +148,21 @@ def _check(given: dict[str, Any], settings: Settings) -> None:
             if name in given:
                 raise InputError(
                     f"{name} is about static graphs, but static_graph is false.",
-                    "In a dynamic graph a tensor dies with its last reference; leave one of the two out.",
+                    "A dynamic graph frees a tensor with its last reference. Remove one of the two.",
                 )
     if settings.limit and max(settings.initial, settings.reallocate) > settings.limit:
         raise InputError(
             f"gpu_memory_limit_mb is {settings.limit // MIB}, less than the chunk of "
-            f"{max(settings.initial, settings.reallocate) // MIB} MiB that is to be fetched.",
+            f"{max(settings.initial, settings.reallocate) // MIB} MiB that is allocated first.",
             "Raise the limit, or lower initial_gpu_memory_in_mb and reallocate_gpu_memory_in_mb.",
         )
     if not settings.small_pool:
         for name in _OF_POOLS:
             if name in given:
-                raise InputError(f"{name} is given without small_pool_size_in_mb.", "There are two pools only with it.")
+                raise InputError(
+                    f"{name} is given without small_pool_size_in_mb.",
+                    f"Set small_pool_size_in_mb, which makes two pools, or remove {name}.",
+                )
     if settings.small_pool and "auto_growth_chunk_size_in_mb" in given:
         raise InputError(
             "auto_growth_chunk_size_in_mb is ignored when small_pool_size_in_mb is set.",

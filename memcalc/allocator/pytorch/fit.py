@@ -45,7 +45,7 @@ def splits(pool: Pool, size: int, rest: int, settings: Settings) -> bool:
 
 
 def _least_expandable(shelf: Shelf, at: int) -> Block:
-    """Return the first block from position `at` on whose successor cannot grow to less than it can.
+    """Return the first block from position `at` on with a successor that cannot grow to less than it can.
 
     A block at the growing end counts with the size that it can grow to, so that gaps are filled first.
     """

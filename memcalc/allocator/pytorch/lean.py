@@ -203,7 +203,9 @@ class LeanAllocator:
             self.empty_cache()
             self.retries += 1
             if self.reserved_bytes + size > self.room:
-                raise OutOfMemory(f"{size} bytes do not fit beside {self.reserved_bytes} that are in use or split.")
+                raise OutOfMemory(
+                    f"{size} bytes do not fit next to {self.reserved_bytes} bytes in use or in split segments."
+                )
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         if self._addresses is None:

@@ -251,14 +251,14 @@ class LeanExpandableAllocator:
             self.retries += 1
             block = self._grow(pool, request)
         if block is None:
-            raise OutOfMemory(f"{request * MIN_BLOCK} bytes do not fit beside {self.reserved_bytes} that are reserved.")
+            raise OutOfMemory(f"{request * MIN_BLOCK} bytes do not fit next to {self.reserved_bytes} reserved bytes.")
         begin, end = block
         pool.remove(begin, end)
         pool.edges[end] = begin
         return begin, end
 
     def _grow(self, pool: _Pool, request: int) -> tuple[int, int] | None:
-        """Return a free block mapped as far as a request needs; None if there is no memory for its pages.
+        """Return a free block with enough mapped pages for a request; None if there is no memory for its pages.
 
         Pages that were mapped before memory ran out stay, as a free block.
         """

@@ -34,7 +34,7 @@ SINCE: dict[str, int] = {
 
 # Options that PyTorch accepts and checks, but that have no effect on device memory without captured graphs.
 WITHOUT_EFFECT = {
-    "release_lock_on_cudamalloc": "it only lets other threads in during cudaMalloc",
+    "release_lock_on_cudamalloc": "it only lets other threads run during cudaMalloc",
     "graph_capture_record_stream_reuse": "reuse during graph capture is not modelled",
     "pinned_use_cuda_host_register": "it is about host memory",
     "pinned_num_register_threads": "it is about host memory",
@@ -59,7 +59,7 @@ def check_known(name: str, version: Version) -> None:
     since = SINCE.get(name)
     if since is not None and since <= version.minor:
         return
-    history = "" if since is None else f" It came with 2.{since}."
+    history = "" if since is None else f" It was added in 2.{since}."
     raise InputError(
         f"torch {version} has no allocator option {name!r}.{history}",
         f"Its options are {', '.join(known_options(version))}.",

@@ -84,7 +84,9 @@ def _pairs(text: str, version: Version) -> dict[str, str]:
     for item in re.findall(r"(?:\[[^\]]*\]?|[^,\[])+", text.replace(" ", "")):
         name, colon, value = item.partition(":")
         if not colon or not value:
-            raise InputError(f"{item!r} is no allocator option.", "Write name:value pairs with commas between them.")
+            raise InputError(
+                f"{item!r} is not an allocator option.", "Write name:value pairs with commas between them."
+            )
         check_known(name, version)
         if given.get(name, value) != value:
             raise InputError(f"{name} is given as {given[name]} and as {value}.", "Give it once.")

@@ -66,7 +66,7 @@ def backend(name: str, value: str, _version: Version) -> None:
     """Check that the backend is the native one, or raise an error."""
     if value == "cudaMallocAsync":
         raise InputError(
-            f"{name} is {value}, whose pool belongs to the CUDA driver and is not documented.",
+            f"{name} is {value}: its pool belongs to the CUDA driver and is not documented.",
             "Only the native backend is modelled.",
         )
     if value != "native":

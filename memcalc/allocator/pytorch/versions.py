@@ -91,7 +91,7 @@ def parse_version(text: str) -> Version:
     """Return "2.13.0+cu130" or "2.13" as a version.
 
     Raises:
-        InputError: for anything but a version whose rules are known.
+        InputError: for a version without known rules.
     """
     match = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.|\+|$)", text)
     if match is None or int(match[1]) != 2 or not OLDEST <= int(match[2]) <= NEWEST:

@@ -1,7 +1,7 @@
 """KV cache of generation, and the logits of the next token.
 
 Sources: transformers 5.23 cache_utils.py, DynamicLayer.update, DynamicSlidingWindowLayer.update, StaticLayer.update;
-integrations/sdpa_attention.py; generation/utils.py, GenerationMixin._sample. A paged cache is vLLM's, whose kernels
+integrations/sdpa_attention.py; generation/utils.py, GenerationMixin._sample. A paged cache is vLLM's: its kernels
 write and read its blocks in place (vllm/v1/attention/backends/flash_attn.py).
 """
 

@@ -51,7 +51,7 @@ class Attention(Part):
         if c.selective:
             self.tape.recompute(core, (q, k, v))
         eager, by_token = c.attention == "eager", core
-        # The flash kernel's output lies as queries do (at::empty_like), the memory-efficient one's token by token.
+        # The flash kernel's output has the layout of queries (at::empty_like), the memory-efficient one's is by token.
         if eager or c.pads_heads or (c.heads_first and c.attention == "flash"):
             by_token = ops.copy(core, "attention output by token", reorders=eager)
         query_width = self.axis("d" if c.square else "h·d_h")
@@ -144,7 +144,7 @@ class Attention(Part):
         self.tape.reads("causal mask")
         if c.implementation == "huggingface" and c.attention_sinks:  # gpt-oss: one column more, in the scores' dtype
             given = scores
-            scores = ops.shift(ops.copy(scores, "scores beside sinks"), "scores less their maximum")
+            scores = ops.shift(ops.copy(scores, "scores and sinks"), "scores less their maximum")
             probabilities = ops.softmax(scores, "attention probabilities")
             self.tape.still_named(given)
             self.layer.weights = (probabilities,)

@@ -94,7 +94,7 @@ def gradient_share(elements: int, choice: Choice, source: str, dtype: str = "") 
         each += DTYPE_BYTES[dtype or choice.base]
         each += DTYPE_BYTES["fp32"] if recipe.main_gradients_live == "backward" else 0
     elements = -(-elements // choice.data_parallel)
-    share = buffer("gradient share of a layer", elements, "uint8", 0, "P_layer/N", f"{source}: reduced gradients")
+    share = buffer("gradient shard of a layer", elements, "uint8", 0, "P_layer/N", f"{source}: reduced gradients")
     size = elements * each
     return share._replace(component=Component.GRADIENTS, shape=(size,), each=size, block=rounded(size))
 

@@ -124,7 +124,7 @@ def _after_backward(parameters: Parameters, choice: Choice, around: Around) -> A
     heights = [reductions[0].copied - reductions[0].moved, own - reductions[0].moved]
     heights += (own + each.copied - each.moved for each in reductions[1:])
     detail = f"{SOURCE}stage_1_and_2.py: reduce_gradients, copy_grads_in_partition"
-    name = "flattened bucket and own gradients, beyond what has gone"
+    name = "flattened bucket and own gradients, beyond freed memory"
     beyond = buffer(name, max(0, *heights), choice.compute, 0, "P_bucket", detail)
     return around._replace(after_embedding=(*around.backward_embedding, *((beyond,) if beyond.each else ())))
 
@@ -151,7 +151,7 @@ def _wholes(parameters: Parameters, choice: Choice) -> Item:
     share = -(-sum(held.count * held.elements for held in parameters) // choice.data_parallel)
     beyond = max(0, first_share(parameters, choice.data_parallel).touched - share)
     source = f"{SOURCE}stage_1_and_2.py: get_all_grad_tensors(params_in_partition)"
-    whole = buffer("gradients beyond the rank's part", beyond, choice.base, BETWEEN, "P_touched - P/N", source)
+    whole = buffer("gradients beyond the rank's shard", beyond, choice.base, BETWEEN, "P_touched - P/N", source)
     return whole._replace(component=Component.GRADIENTS)
 
 
@@ -160,7 +160,7 @@ def _flattening(elements: int, choice: Choice) -> Item:
     source = f"{SOURCE}stage_1_and_2.py: __init__"
     mask = mask_of("optimizer")
     if choice.masters_follow_flattening:
-        return buffer("weights, flattened beside themselves", elements, choice.base, mask, "P", source)
+        return buffer("weights, copied into a flat buffer", elements, choice.base, mask, "P", source)
     share = -(-elements // choice.data_parallel)
     return buffer("zeros in the shape of the master", share, "fp32", mask, "P/N", source)
 

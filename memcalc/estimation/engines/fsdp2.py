@@ -258,7 +258,7 @@ def _with_ends(around: Around, units: Units, layer: Layer, choice: Choice) -> Ar
         in_head_backward=prefetched if choice.loss_in_model else (),
         backward_head=() if choice.loss_in_model else prefetched,
         after_head=(*stays, *prefetched, *of_head),
-        share_of_head=(_share(tail, choice, "gradient share of final norm and head"),),
+        share_of_head=(_share(tail, choice, "gradient shard of final norm and head"),),
         backward_layer=(*own, *stays, *prefetched, *layer.scattered),
         backward_last_layer=(*own, *stays, *prefetched, *of_head),
         backward_first_layer=(*own, *beside_first, *layer.scattered),

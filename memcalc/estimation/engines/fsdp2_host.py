@@ -1,6 +1,6 @@
 """Host memory under FSDP2's CPUOffloadPolicy: a rank's shards of weights and gradients, and the optimizer update.
 
-torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, reset_sharded_param: shards are pinned if the policy says so.
+torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, reset_sharded_param: shards are pinned if the policy sets it.
 _fsdp_collectives.py, foreach_reduce: a reduced gradient is copied into pinned memory, unless something on the host
 waits for it (a sum that it is added to, a hook). The optimizer's tensors are pageable.
 """
@@ -50,7 +50,7 @@ def _on_their_way(parameters: Parameters, choice: Choice) -> Item | None:
     """Return gradients that are added to others once copied, one parameter at a time; None if there are none.
 
     torch 2.13 _fsdp_collectives.py, foreach_reduce: new_sharded_grad is freed before the next one is created. As .grad
-    of a parameter whose hook frees it, a second variable, new_sharded_dtensor_grad, references it, and it is freed
+    of a parameter that its hook frees, a second variable, new_sharded_dtensor_grad, references it, and it is freed
     after.
     """
     dropped = RECIPES[choice.recipe].gradients is None
@@ -62,7 +62,7 @@ def _on_their_way(parameters: Parameters, choice: Choice) -> Item | None:
         units.setdefault(unit, []).append(DTYPE_BYTES[choice.base] * prod(choice.spread(2).shape(each)))
     pairs = [pair for sizes in units.values() for pair in pairwise([0, *sizes])]
     size = max(sum(pair) if dropped else max(pair) for pair in pairs)
-    name, symbol = "gradients on their way", "(P_matrix+P_matrix)/N" if dropped else "P_matrix/N"
+    name, symbol = "gradients in transfer", "(P_matrix+P_matrix)/N" if dropped else "P_matrix/N"
     formula, shape = f"{DTYPE_BYTES[choice.base]}·{symbol}", (size // DTYPE_BYTES[choice.base],)
     kind, citation = Component.GRADIENTS, f"{SOURCE}: foreach_reduce"
     return Item(kind, "engine", name, shape, choice.base, 1, size, size, BACKWARD, formula, citation)

@@ -24,7 +24,7 @@ MIB = 2**20
 # Streams of grouped GEMMs (Transformer Engine 2.11 common/util/multi_stream.cpp: nvte_get_num_compute_streams), each
 # with a separate workspace (pytorch/cpp_extensions/gemm.py, get_cublas_workspace).
 STREAMS = 4
-GROUPED_WORKSPACES = "workspace of Transformer Engine's grouped products"
+GROUPED_WORKSPACES = "workspace of Transformer Engine's grouped GEMMs"
 
 # Norms have one axis; embeddings and routers use PyTorch's operators.
 WITHOUT_SCRATCH = ("embed_tokens", "embed_positions", "mlp.router", "shared_expert_gate")

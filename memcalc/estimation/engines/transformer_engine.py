@@ -42,7 +42,7 @@ def weight_caches(spec: Spec, parameters: Parameters, card: Card | None) -> Iter
     citation = "Transformer Engine 2.11 pytorch/module/base.py: get_weight_workspace"
     primary = spec.training.fp8_params
     mask = from_phase("model" if primary else "forward_1")
-    names = ["weight in 8 bits", *(["weight in 8 bits for backward"] if needs_columns(recipe, card) else [])]
+    names = ["weight in FP8", *(["weight in FP8 for backward"] if needs_columns(recipe, card) else [])]
     matrices = 0
     for held in parameters:
         if not in_8_bits(held):

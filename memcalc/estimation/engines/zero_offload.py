@@ -69,7 +69,7 @@ def gradient_passage(parameters: Parameters, choice: Choice, name: str) -> Item:
     return Item(
         Component.COMMUNICATION_BUFFERS,
         "engine",
-        "gradient on its way to the host",
+        "gradient copied to host memory",
         (elements,),
         choice.compute,
         1,

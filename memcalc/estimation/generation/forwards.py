@@ -75,7 +75,7 @@ def forwards_of(inference: InferenceSpec) -> Iterator[Forward]:
 def all_forwards(inference: InferenceSpec) -> Iterator[Forward]:
     """Yield every forward of a run with a cache of transformers, in order.
 
-    With a static cache all forwards of new tokens are identical; two stand for those between the first and the last.
+    With a static cache all forwards of new tokens are identical; two represent those between the first and the last.
     """
     prompt, end = inference.prompt_length, inference.context_length
     yield Forward(PREFILL, prompt, 0)

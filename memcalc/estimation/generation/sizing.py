@@ -120,4 +120,4 @@ def _tails(spec: Spec, stage: Stage) -> int:
 def _notes(spec: Spec) -> Iterator[str]:
     yield from family_notes(spec)
     if spec.parallelism.data_parallel > 1:
-        yield f"data_parallel = {spec.parallelism.data_parallel}: as many replicas, each with a batch of its own."
+        yield f"data_parallel = {spec.parallelism.data_parallel}: as many replicas, each with a separate batch."

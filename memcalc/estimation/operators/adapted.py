@@ -130,7 +130,7 @@ class Adapted(InFloat8, Elementwise):
         return total
 
     def _convolution(self, x: Tensor, module: str) -> Tensor:
-        """A convolution of one position, whose weight trains; keeps x. With grouped heads its parts are joined."""
+        """Apply a convolution of size 1 with a trained weight; save x. With grouped heads the parts are joined."""
         adapters, frozen, tape = self.adapters, self.parameters, self.tape
         assert adapters is not None
         weight: Shape = ("d_qkv", "r")
@@ -159,7 +159,7 @@ class Adapted(InFloat8, Elementwise):
         return y
 
     def _padded_with_zeros(self, x: Tensor, name: str, out: Shape) -> Tensor:
-        """x beside zeros (index_copy); keeps x, for its shape, and where it goes."""
+        """Copy x into zeros (index_copy); save x, for its shape, and its index."""
         tape = self.tape
         y = tape.new(name, out, x.dtype, DERIVATIVES)
         where = tape.store(f"{name}: where", ("d_qkv",), "int64", LITGPT)

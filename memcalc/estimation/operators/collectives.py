@@ -33,8 +33,8 @@ class Collectives(Base):
         source = f"{FUNCTIONAL}: all_gather_single, reduce_scatter_single"
         whole = tape.new(f"{name}, gathered", shape, x.dtype, source)
         whole.subclass = True
-        arrives = () if view else (self._passing(f"{name} as it arrives", shape, x.dtype),)
-        leaves = self._passing(f"gradient of {name}, cut for its sum", shape, x.dtype)
+        arrives = () if view else (self._passing(f"{name}, received", shape, x.dtype),)
+        leaves = self._passing(f"gradient of {name}, split for the reduction", shape, x.dtype)
         node = Node(
             f"{name} gathered",
             (x,),
@@ -59,8 +59,8 @@ class Collectives(Base):
         """
         tape = self.tape
         part = tape.new(f"{name}, summed", shape, partial.dtype, f"{FUNCTIONAL}: reduce_scatter_single")
-        leaves = self._passing(f"{name}, cut for its sum", partial.shape, partial.dtype)
-        arrives = () if view else (self._passing(f"gradient of {name} as it arrives", partial.shape, partial.dtype),)
+        leaves = self._passing(f"{name}, split for the reduction", partial.shape, partial.dtype)
+        arrives = () if view else (self._passing(f"gradient of {name}, received", partial.shape, partial.dtype),)
         node = Node(
             f"{name} summed",
             (partial,),
@@ -90,7 +90,7 @@ class Collectives(Base):
         """All-gather columns, always copied into order; a rank copies its columns out of the gradient."""
         tape = self.tape
         whole = tape.new(f"{name}, gathered", shape, part.dtype, f"{FUNCTIONAL}: all_gather_single")
-        arrives = self._passing(f"{name} as they arrive", shape, part.dtype)
+        arrives = self._passing(f"{name}, received", shape, part.dtype)
         tape.record(Node(f"{name} gathered", (part,), (whole,), (), (NEW,), made_first=(arrives,)))
         return whole
 
@@ -130,7 +130,7 @@ class Collectives(Base):
             )
             tape.record(node)
             return y
-        whole = tape.store(f"{module} gradient of the whole table", ("V", width), self.parameters, source)
+        whole = tape.store(f"{module} gradient of the whole embedding", ("V", width), self.parameters, source)
         tape.deferred.add(whole)
         gradient = self.parameter_gradient(module, "weight", ("V/t", width), self.parameters)
         sums: tuple[tuple[int, ...], ...] = ((gradient, whole),)

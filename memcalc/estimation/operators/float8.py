@@ -108,7 +108,7 @@ class InFloat8(Linear):
             Tensor(self._float8_scale(name, scales), scales, "fp32", grad=False),
         )
         read, gradients = ((), ()) if x is None else ((x,), (None,))
-        self.tape.nodes.append(Node(f"{name} in 8 bits", read, made, (), gradients, forward_temporaries=tuple(moments)))
+        self.tape.nodes.append(Node(f"{name} in FP8", read, made, (), gradients, forward_temporaries=tuple(moments)))
         return made
 
     def _float8_casting(self, name: str, shape: Shape, scales: Shape) -> list[tuple[int, int]]:
@@ -129,7 +129,7 @@ class InFloat8(Linear):
         return scaled, clamped, self._float8_bytes(name, shape)
 
     def _float8_bytes(self, name: str, shape: Shape) -> int:
-        return self.tape.store(f"{name} in 8 bits", shape, "uint8", CAST)
+        return self.tape.store(f"{name} in FP8", shape, "uint8", CAST)
 
     def _float8_scale(self, name: str, axes: Shape) -> int:
         """One scale for the tensor, or one per row."""

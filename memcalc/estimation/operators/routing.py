@@ -75,7 +75,7 @@ class Routing(Adapted):
         return y
 
     def sparse_multiplier(self, scores: Tensor, weight: Tensor, chosen: Tensor, given: Tensor, name: str) -> Tensor:
-        """The scaled weight of a selected expert; its gradient goes to the scores alone, by the probabilities `given`.
+        """The scaled weight of a selected expert; its gradient reaches only the scores, by the probabilities `given`.
 
         Source: transformers 5.23 modeling_phimoe.py, PhimoeMultiplier.
         """

@@ -140,7 +140,7 @@ class TransformerEngine(Base):
         return tuple(made)
 
     def _in_8_bits(self, shape: Shape, name: str) -> int:
-        return self.tape.store(f"{name} in 8 bits", shape, "uint8", f"{TE}tensor/float8_tensor.py: make_empty")
+        return self.tape.store(f"{name} in FP8", shape, "uint8", f"{TE}tensor/float8_tensor.py: make_empty")
 
     def _scales(self, shape: Shape, name: str) -> tuple[int, ...]:
         """Storages of the scales of what is saved, in the layout of backward."""

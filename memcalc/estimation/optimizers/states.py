@@ -107,7 +107,7 @@ def own_states(held: Held, update: Update, spread: Spread) -> Iterator[State]:
     if optimizer == "muon":
         hidden = is_hidden_matrix(held)
         names = ("momentum",) if hidden else ("first moment", "second moment")
-        citation = "Muon (arXiv 2502.16982); torch.optim.Muon" if hidden else f"beside Muon, {ADAM}"
+        citation = "Muon (arXiv 2502.16982); torch.optim.Muon" if hidden else f"with Muon, {ADAM}"
         yield from (State(_copy(held, name, update.moments, citation, update, spread), False, held) for name in names)
     elif optimizer in ("adafactor", "adafactor-hf"):
         yield from _factored(held, update, spread)

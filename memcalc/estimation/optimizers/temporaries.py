@@ -24,7 +24,7 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.workspaces.multiprocessors import Multiprocessors
 
 CLIPPING = "torch 2.13 nn/utils/clip_grad.py; ATen native/cuda/ForeachReduceOp.cu"
-CHUNK = 65536  # elements whose norm one thread block sums (ATen native/cuda/MultiTensorApply.cuh, kChunkSize)
+CHUNK = 65536  # elements that one thread block sums into a norm (ATen native/cuda/MultiTensorApply.cuh, kChunkSize)
 
 # libraries with in-place update kernels
 LIBRARIES = {

@@ -107,7 +107,7 @@ class Expander:
         return found
 
     def _value(self, raw: str, within: bool) -> list[tuple[str, bool, bool]]:
-        """What `$X`, `${X:-y}`, `$(( ))`, `$( )` or a command in backquotes stands for."""
+        """What `$X`, `${X:-y}`, `$(( ))`, `$( )` or a command in backquotes expands to."""
         value: Value
         each = False
         if raw.startswith("$((") and raw.endswith("))"):

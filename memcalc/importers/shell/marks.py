@@ -34,7 +34,7 @@ class Marks:
         return f"\x00{number}\x01"
 
     def whole(self, word: str) -> Open | None:
-        """What a word stands for that is one mark and nothing else."""
+        """Return the expansion of a word that is a single mark."""
         match = _MARK.fullmatch(word)
         return self._open[int(match[1])] if match else None
 

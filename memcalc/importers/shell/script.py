@@ -1,6 +1,6 @@
-"""Goes through a script's commands, and notes those that it would run.
+"""Traverse a script's commands, and record those that it would run.
 
-A condition that the text decides leaves the other branches out. Where it does not, every branch is gone through, and a
+A condition that the text decides leaves the other branches out. Where it does not, every branch is traversed, and a
 variable that they leave with several values is open: a mark with its choices.
 """
 

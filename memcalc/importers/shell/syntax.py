@@ -37,7 +37,7 @@ class Inverted:
 
 @dataclass(frozen=True)
 class Block:
-    """Commands in their order; `apart`: in a shell of their own."""
+    """Commands in their order; `apart`: in a subshell."""
 
     nodes: tuple[Node, ...]
     apart: bool = False
@@ -211,7 +211,7 @@ class _Parser:
         name = ""
         if self.take().text in ("for", "select"):
             name = self.take().text
-            while not self.sees("do"):  # the words are not gone through
+            while not self.sees("do"):  # the words are not iterated
                 self.take()
         condition = self.block(("do",))
         self.expect("do")

@@ -35,7 +35,7 @@ def tokens(text: str) -> list[Token]:
         ShellError: a quotation mark or bracket is open at the end.
     """
     found: list[Token] = []
-    waiting: list[int] = []  # here-documents whose text begins after this line
+    waiting: list[int] = []  # here-documents with text that begins after this line
     at = 0
     while at < len(text):
         char = text[at]

@@ -1,9 +1,9 @@
 """Hook inside each Python process of a dry run: gives torch the null device, and reports the process's memory.
 
 Nothing happens until the program imports torch. Then the stub libraries are loaded before torch looks for NVIDIA's,
-features that the device lacks are switched off, and steps are counted. When the process ends, or is told to end, a
+features that the device lacks are switched off, and steps are counted. When the process ends, or gets a signal, a
 report is written. Settings come from environment variables (memcalc/nullcuda/launcher.py). The program's own code is
-not changed; MEMCALC_NULL_CARD tells it that it runs on a null device.
+not changed; MEMCALC_NULL_CARD is set for programs on a null device.
 """
 
 from __future__ import annotations

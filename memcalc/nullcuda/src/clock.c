@@ -1,6 +1,6 @@
 /* Streams and events. Work is complete at once, or with events=delayed only when the host waits for it.
  *
- * Memory that a stream still uses cannot be handed out again, so when events complete decides how early PyTorch's
+ * Memory that a stream still uses cannot be allocated again, so when events complete decides how early PyTorch's
  * allocator may reuse a block that another stream was recorded on. The two settings bound it from both sides.
  */
 #include "null.h"

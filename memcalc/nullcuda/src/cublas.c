@@ -1,5 +1,5 @@
-/* cuBLAS: handles and settings. A product is a kernel launch; its workspace is PyTorch's own, from its allocator.
- * Prototypes: https://docs.nvidia.com/cuda/cublas. */
+/* cuBLAS: handles and settings. A matmul is a kernel launch; PyTorch allocates its workspace itself, from its
+ * allocator. Prototypes: https://docs.nvidia.com/cuda/cublas. */
 #include "null.h"
 
 #include <stdlib.h>
@@ -27,7 +27,7 @@ API int cublasGetSmCountTarget(struct handle *handle, int *count) {
     *count = 0;
     return SUCCESS;
 }
-/* Its releases count like CUDA's: 12.8 is 120800, the patch left at 0. */
+/* Its versions are numbered like CUDA's: 12.8 is 120800, the patch left at 0. */
 API int cublasGetVersion_v2(struct handle *handle, int *version) {
     (void)handle;
     *version = CUDA_VERSION * 10;

@@ -37,7 +37,7 @@ API CUresult cuGetProcAddress_v2(const char *name, void **function, int version,
 API CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
-/* Tables of private functions, which programs with the runtime linked in statically ask for: those cannot run here. */
+/* Tables of private functions, which programs with a statically linked runtime request: those cannot run here. */
 API CUresult cuGetExportTable(const void **table, const void *id) {
     (void)id;
     *table = NULL;
@@ -57,7 +57,7 @@ API CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
     return SUCCESS;
 }
 API CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
-    *value = attribute == 33 ? device + 1 : null_attribute(attribute); /* 33: the PCI bus, one for each card */
+    *value = attribute == 33 ? device + 1 : null_attribute(attribute); /* 33: the PCI bus, one for each GPU */
     return SUCCESS;
 }
 API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
@@ -105,7 +105,7 @@ struct physical {
     int device, references;
 };
 
-/* CUmemAllocationProp of the reference, as far as it is read: type, handle types, then the location. */
+/* CUmemAllocationProp of the reference, the fields that are read: type, handle types, then the location. */
 struct allocation_properties {
     int type, handle_types;
     struct { int type, id; } location;
@@ -159,7 +159,7 @@ API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const void *access
 }
 API CUresult cuMemGetAllocationGranularity(size_t *granularity, const void *properties, int option) {
     (void)properties; (void)option;
-    *granularity = 2 * MIB; /* on every card since Pascal */
+    *granularity = 2 * MIB; /* on every GPU since Pascal */
     return SUCCESS;
 }
 /* Memory of another process: counted there. */
@@ -251,7 +251,7 @@ API CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address
     return SUCCESS;
 }
 
-/* ---- modules and kernels: loaded without a look, launched without effect */
+/* ---- modules and kernels: loaded without being read, launched as no-ops */
 
 #define HANDLE(out) (*(void **)(out) = (void *)(uintptr_t)16, SUCCESS) /* any pointer but NULL; nobody follows it */
 
@@ -364,12 +364,12 @@ API CUresult cuEventElapsedTime(float *milliseconds, void *start, void *end) {
     return SUCCESS;
 }
 
-/* Signals between cards: there when PyTorch looks for them; nobody waits on the other side. */
+/* Signals between GPUs: there when PyTorch looks for them; nobody waits on the other side. */
 API CUresult cuStreamWriteValue32(void) { return SUCCESS; }
 API CUresult cuStreamWriteValue32_v2(void) { return SUCCESS; }
 API CUresult cuStreamWaitValue32_v2(void) { return SUCCESS; }
 
-/* Multicast and green contexts: PyTorch wants the names to exist; the card says that it has no multicast. */
+/* Multicast and green contexts: PyTorch wants the names to exist; the GPU says that it has no multicast. */
 #define REFUSED(name) API CUresult name(void) { return NOT_SUPPORTED; }
 REFUSED(cuMulticastCreate)
 REFUSED(cuMulticastAddDevice)

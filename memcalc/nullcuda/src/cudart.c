@@ -1,5 +1,5 @@
 /* The CUDA runtime: what PyTorch and its extensions call directly.
- * Prototypes: https://docs.nvidia.com/cuda/cuda-runtime-api. What is not here is answered with success by a stub. */
+ * Prototypes: https://docs.nvidia.com/cuda/cuda-runtime-api. A stub returns success for every other function. */
 #define _GNU_SOURCE
 #include "null.h"
 
@@ -66,13 +66,13 @@ API cudaError_t cudaRuntimeGetVersion(int *version) { *version = CUDA_VERSION; r
 API cudaError_t cudaDeviceSynchronize(void) { null_device_wait(); return SUCCESS; }
 API cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) { *can = device != peer; return SUCCESS; }
 API cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
-    *least = 0; /* the range of every card since Volta */
+    *least = 0; /* the range of every GPU since Volta */
     *greatest = -5;
     return SUCCESS;
 }
 API cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device) {
     if (device < 0 || device >= null_device_count()) return remember(INVALID_DEVICE);
-    *value = attribute == 33 ? device + 1 : null_attribute(attribute); /* 33: the PCI bus, one for each card */
+    *value = attribute == 33 ? device + 1 : null_attribute(attribute); /* 33: the PCI bus, one for each GPU */
     return SUCCESS;
 }
 API cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
@@ -82,7 +82,7 @@ API cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
 
 /* struct cudaDeviceProp: offsets of the members that programs read, computed from the declaration in the runtime API
  * reference of CUDA 12.8 (the layout of cudaGetDeviceProperties_v2, 1032 bytes, the same for all of CUDA 12) and of
- * CUDA 13.0 (1008 bytes: clock rates and compute modes have left). */
+ * CUDA 13.0 (1008 bytes: without clock rates and compute modes). */
 #if CUDA_VERSION >= 13000
 #define PROPERTIES_SIZE 1008
 #define AT(cuda12, cuda13) (cuda13)
@@ -144,7 +144,7 @@ static cudaError_t properties(void *to, int device) {
     return SUCCESS;
 }
 
-/* Programs built with CUDA 12 call _v2; the plain name there has the layout of CUDA 11, which nobody asks for. */
+/* Programs built with CUDA 12 call _v2; the plain name there has the layout of CUDA 11, which no program requests. */
 API cudaError_t cudaGetDeviceProperties_v2(void *to, int device) { return properties(to, device); }
 #if CUDA_VERSION >= 13000
 API cudaError_t cudaGetDeviceProperties(void *to, int device) { return properties(to, device); }
@@ -172,7 +172,7 @@ API cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     return SUCCESS;
 }
 
-/* struct cudaMemLocation of the reference, since CUDA 13 an argument; before, a device's number stood there. */
+/* struct cudaMemLocation of the reference, since CUDA 13 an argument; before, it was a device number. */
 struct memory_location {
     int type, id;
 };
@@ -190,7 +190,7 @@ API cudaError_t cudaMallocManaged(void **out, size_t size, unsigned flags) {
     (void)flags;
     return host_memory(out, size, MANAGED);
 }
-/* Managed memory is the host's here, wherever a program wants it next: bitsandbytes' paged optimizers do. */
+/* Managed memory is in host memory here, wherever a program prefetches it: bitsandbytes' paged optimizers do. */
 API cudaError_t cudaMemPrefetchAsync(const void *address, size_t size, struct memory_location where, unsigned flags,
                                      cudaStream_t stream) {
     (void)address; (void)size; (void)where; (void)flags; (void)stream;
@@ -209,7 +209,7 @@ API cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned fla
     return SUCCESS;
 }
 
-/* struct cudaPointerAttributes of the reference; CUDA 13 has 8 reserved words behind it. */
+/* struct cudaPointerAttributes of the reference; CUDA 13 has 8 reserved words after it. */
 struct pointer_attributes {
     int type; /* cudaMemoryType */
     int device;
@@ -370,7 +370,7 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
     (void)flags;
     return cudaEventRecord(event, stream);
 }
-/* Not ready is an answer and no error: the last error stays as it is. */
+/* "Not ready" is a result and not an error: the last error is unchanged. */
 API cudaError_t cudaEventQuery(cudaEvent_t event) { return null_event_done(event) ? SUCCESS : NOT_READY; }
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) { null_event_wait(event); return SUCCESS; }
 API cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
@@ -516,7 +516,7 @@ API cudaError_t cudaFuncGetAttributes(struct function_attributes *out, const voi
     return SUCCESS;
 }
 
-/* Occupancy as far as threads and blocks bound it; registers and shared memory of a kernel are not known here. */
+/* Occupancy as bounded by threads and blocks; registers and shared memory of a kernel are not known here. */
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *kernel, int block_size,
                                                                        size_t shared, unsigned flags) {
     (void)kernel; (void)shared; (void)flags;

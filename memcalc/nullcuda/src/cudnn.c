@@ -1,8 +1,8 @@
-/* cuDNN: convolutions and batch norms run, without a workspace; everything planned by its graphs is refused.
+/* cuDNN: convolutions and batch norms run, without a workspace; everything planned by its graphs is rejected.
  *
- * PyTorch's convolutions take the older way (TORCH_CUDNN_V8_API_DISABLED=1), whose algorithms are asked for one by
- * one. Attention has no older way, so the hook switches cuDNN's attention off, and PyTorch takes flash attention.
- * Prototypes: https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api. */
+ * PyTorch's convolutions take the older path (TORCH_CUDNN_V8_API_DISABLED=1), which requests an algorithm for each
+ * convolution. Attention has no older path, so the hook switches cuDNN's attention off, and PyTorch takes flash
+ * attention. Prototypes: https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api. */
 #include "null.h"
 
 #include <stdlib.h>
@@ -43,7 +43,7 @@ DESCRIPTOR(Dropout)
 DESCRIPTOR(Pooling)
 DESCRIPTOR(SpatialTransformer)
 
-/* cudnnConvolutionFwdAlgoPerf_t, and those of the two backward passes, which are laid out alike. */
+/* cudnnConvolutionFwdAlgoPerf_t, and those of the two backward passes, which have the same layout. */
 struct performance {
     int algorithm, status;
     float time;
@@ -55,7 +55,7 @@ static int algorithm(int asked, int *found, struct performance *results) {
     *found = asked > 0;
     if (asked > 0) {
         memset(results, 0, sizeof *results);
-        results->algorithm = 1; /* implicit GEMM with precomputed indices (forward), or its like: there in all three */
+        results->algorithm = 1; /* implicit GEMM with precomputed indices (forward) or its equivalent, in all three */
         results->time = 1;
     }
     return SUCCESS;

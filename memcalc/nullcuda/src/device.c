@@ -1,7 +1,7 @@
-/* libmemcalcnull.so: the books of the null device. Everything that the stub libraries share is here.
+/* libmemcalcnull.so: the memory accounts of the null device. Everything that the stub libraries share is here.
  *
  * Physics:
- * - Memory is a count against the card's capacity, and address space that nothing is behind (PROT_NONE): a program
+ * - Memory is a count against the GPU's capacity, and address space without memory behind it (PROT_NONE): a program
  *   that looked at it from the host would crash, as it would with a real card.
  * - Kernels return at once and compute nothing. What the host reads back is zeros, except for what it wrote there
  *   itself shortly before (see kept.c). Every such reading is counted.
@@ -24,13 +24,14 @@
 /* cudaMalloc maps physical memory in pages of this size: cuMemGetAllocationGranularity says so since Pascal. */
 #define PAGE (2 * MIB)
 
-/* Address space for cudaMalloc, in multiples of the card's memory: holes must never be what makes it fail. */
+/* Address space for cudaMalloc, in multiples of the GPU's memory: fragmentation must never make it fail. */
 #define ADDRESS_SPACE 8
 
-/* The driver takes address space in multiples of this, aligned to it, and hands out what is left of one to whoever fits
- * (benchmarks/recordings/gpu: all 99 segments of an H100's `shuffled` snapshots, driver 580, lie where this says). */
+/* The driver takes address space in multiples of this, aligned to it, and allocates the rest of one to requests that
+ * fit (benchmarks/recordings/gpu: all 99 segments of an H100's `shuffled` snapshots, driver 580, are at the addresses
+ * that this gives). */
 #define CHUNK (32 * MIB)
-#define HOST_PAGE 4096 /* a chunk is cut out of a mapping that is one chunk larger, less a page of the host */
+#define HOST_PAGE 4096 /* a chunk is taken from a mapping that is one chunk larger, less a page of the host */
 
 #define MOST_DEVICES 64
 
@@ -58,7 +59,7 @@ static struct {
     size_t in_use, most;  /* bytes; the reserve included */
 } devices[MOST_DEVICES];
 
-/* The same figures in a file, where they are as they were when the process was killed, in whatever it was doing. */
+/* The same figures in a file, which keeps them if the process is killed at any point. */
 struct books {
     int64_t devices, communicator_bytes, steps;
     int64_t most[MOST_DEVICES];
@@ -152,8 +153,8 @@ const struct null_card *null_card(void) {
     return &card;
 }
 
-/* PyTorch's kernels are compiled for some architectures, and its algorithms (CUB's) know no others. A card loads the
- * newest that is not newer than itself. The hook says which one that is; till then it is the card's own. */
+/* PyTorch's kernels are compiled for some architectures, and its algorithms (CUB's) know no others. A GPU loads the
+ * newest that is not newer than itself. The hook says which architecture that is; until then it is the GPU's own. */
 static int kernel_version;
 API void null_set_kernel_version(int version) { kernel_version = version; }
 int null_kernel_version(void) {
@@ -239,7 +240,7 @@ void null_release(int device, size_t size) {
     pthread_mutex_unlock(&lock);
 }
 
-/* The first of them that does not lie before an offset. */
+/* The first mapping at or after an offset. */
 static size_t first_from(const struct blocks *blocks, size_t offset) {
     size_t low = 0, high = blocks->count;
     while (low < high) {
@@ -269,7 +270,7 @@ static void erase(struct blocks *blocks, size_t index) {
     memmove(blocks->at + index, blocks->at + index + 1, (--blocks->count - index) * sizeof *blocks->at);
 }
 
-/* The lowest room of a size in a chunk; its end where there is none. */
+/* The lowest free range of a size in a chunk; the end of the chunk if there is none. */
 static size_t room_in(const struct blocks *blocks, struct block chunk, size_t size) {
     size_t offset = chunk.offset, end = chunk.offset + chunk.size;
     for (size_t i = first_from(blocks, offset); i < blocks->count && blocks->at[i].offset < end; i++) {
@@ -279,8 +280,8 @@ static size_t room_in(const struct blocks *blocks, struct block chunk, size_t si
     return end - offset >= size ? offset : end;
 }
 
-/* A new chunk, from the top of the address space down: the highest hole with room for it wherever that begins, since
- * what is mapped is cut to whole chunks afterwards. */
+/* A new chunk, from the top of the address space down: the highest free range that fits, at any start, because
+ * mappings are trimmed to whole chunks afterwards. */
 static int take_chunk(int device, size_t size, size_t *offset) {
     struct blocks *chunks = &devices[device].chunks;
     size = (size + CHUNK - 1) / CHUNK * CHUNK;
@@ -291,7 +292,7 @@ static int take_chunk(int device, size_t size, size_t *offset) {
     return insert(chunks, (struct block){*offset, size});
 }
 
-/* Where the driver would put it: what is left of the lowest chunk that has room, or a new chunk. */
+/* Where the driver would put it: the rest of the lowest chunk with enough free space, or a new chunk. */
 static int place(int device, size_t size, void **out) {
     struct blocks *blocks = &devices[device].blocks, *chunks = &devices[device].chunks;
     size_t offset = 0;
@@ -306,7 +307,7 @@ static int place(int device, size_t size, void **out) {
     return SUCCESS;
 }
 
-/* A chunk that nothing is in any more is given back. */
+/* An empty chunk is unmapped. */
 static void leave(int device, size_t offset) {
     struct blocks *blocks = &devices[device].blocks, *chunks = &devices[device].chunks;
     size_t index = first_from(chunks, offset + 1) - 1;
@@ -429,7 +430,7 @@ size_t null_in_use(int device) {
 void null_communicator(int ranks) {
     lock_books();
     if (ranks > 1 && current < visible) {
-        /* Buffers are outside PyTorch's allocator. Where they do not fit the books are overdrawn: the next allocation
+        /* Buffers are outside PyTorch's allocator. If they do not fit, the balance is negative: the next allocation
          * fails, as PyTorch's does when NCCL took the memory first. */
         size_t size = null_counts.communicators++ == 0 ? card.nccl_first : card.nccl_further;
         null_counts.communicator_bytes += size;
@@ -438,7 +439,7 @@ void null_communicator(int ranks) {
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- for the hook in the watched process, through ctypes */
+/* ---- for the hook in the instrumented process, through ctypes */
 
 API size_t null_most(int device) {
     lock_books();
@@ -484,7 +485,7 @@ API const char *null_unmodelled_name(int index) { return index < unmodelled_coun
 int null_attribute(int attribute) {
     const struct null_card *c = null_card();
     switch (attribute) {
-        case 1: return 1024;             /* MAX_THREADS_PER_BLOCK: on every card since Fermi */
+        case 1: return 1024;             /* MAX_THREADS_PER_BLOCK: on every GPU since Fermi */
         case 2: case 3: return 1024;     /* MAX_BLOCK_DIM_X, _Y */
         case 4: return 64;               /* MAX_BLOCK_DIM_Z */
         case 5: return 2147483647;       /* MAX_GRID_DIM_X */
@@ -503,16 +504,16 @@ int null_attribute(int attribute) {
         case 97: return (int)c->shared_block;
         case 106: return c->blocks;      /* MAX_BLOCKS_PER_MULTIPROCESSOR */
         case 111: return KIB;            /* RESERVED_SHARED_MEMORY_PER_BLOCK */
-        /* What a card of a data centre says no to. */
+        /* Properties that are 0 for a data-center GPU. */
         case 18: return 0;               /* INTEGRATED */
         case 20: return 0;               /* COMPUTE_MODE: default */
         case 34: case 50: return 0;      /* PCI_DEVICE_ID, PCI_DOMAIN_ID */
         case 84: case 85: return 0;      /* MULTI_GPU_BOARD, its group */
         case 88: return 0;               /* PAGEABLE_MEMORY_ACCESS */
         case 100: return 0;              /* PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES */
-        case 13: return 1500000;         /* CLOCK_RATE in kHz: read by cost models only, the same for every card */
-        case 36: return 1500000;         /* MEMORY_CLOCK_RATE: likewise */
-        case 37: return 4096;            /* GLOBAL_MEMORY_BUS_WIDTH in bits: likewise */
+        case 13: return 1500000;         /* CLOCK_RATE in kHz: read by cost models only, the same for every GPU */
+        case 36: return 1500000;         /* MEMORY_CLOCK_RATE: the same */
+        case 37: return 4096;            /* GLOBAL_MEMORY_BUS_WIDTH in bits: the same */
         case 120: return 0;              /* NUMA_CONFIG */
         case 132: return 0;              /* MULTICAST_SUPPORTED: symmetric memory then does without */
         case 134: return -1;             /* NUMA_ID */

@@ -1,11 +1,11 @@
-/* Copies between host and device: what the host wrote can be read back for a while; all else reads as zeros.
- * Small tensors of integers and booleans are known beyond that (src/values.cpp), and small reads of what is not known
- * are told to whoever asked for it.
+/* Copies between host and device: what the host wrote can be read back for a while; all else reads as zeros. Small
+ * tensors of integers and booleans are known beyond that (src/values.cpp), and small reads of what is not known are
+ * reported to a registered callback.
  *
  * Programs put a number on the device and read it back through a collective: the sizes that DDP compares, pickled
- * objects, token counts. With the real bytes they go their real way. But kernels compute nothing here, and the memory
- * of such a number is soon used for results, so bytes are forgotten after FORGET kernels: what is read then is zero.
- * They are forgotten at once where PyTorch's allocator gives their memory to another tensor.
+ * objects, token counts. With the real bytes such branches are the real ones. But kernels compute nothing here, and the
+ * memory of such a number is soon used for results, so bytes are discarded after FORGET kernels, and later reads return
+ * zero. They are discarded at once if PyTorch's allocator assigns their memory to another tensor.
  */
 #define _GNU_SOURCE
 #include "null.h"
@@ -59,7 +59,7 @@ static bool stale(int i) {
 }
 
 static void keep(char *address, const char *bytes, size_t size, const char *message) {
-    for (int i = 0; alive > 0 && i < MOST_KEPT; i++) /* what lies wholly beneath is overwritten */
+    for (int i = 0; alive > 0 && i < MOST_KEPT; i++) /* entries that are fully covered are overwritten */
         if (kept[i].address != NULL && kept[i].address >= address &&
             kept[i].address + kept[i].size <= address + size)
             drop(i);
@@ -190,7 +190,7 @@ void null_copy(void *to, const void *from, size_t size) {
         null_counts.read_bytes += (long long)size;
     }
     pthread_mutex_unlock(&lock);
-    /* Not under the lock: the call waits for Python's, whose holder may be waiting for this one. */
+    /* Not under the lock: the call waits for Python's lock, and its holder may be waiting for this one. */
     if (unknown && on_unknown_read != NULL) on_unknown_read(size);
 }
 
@@ -212,7 +212,7 @@ API report null_report __asm__("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6De
 void null_report(void *address, int64_t size, size_t allocated, size_t reserved, int16_t device) {
     static report *original;
     report *next_one = __atomic_load_n(&original, __ATOMIC_RELAXED);
-    if (size > 0) null_clear(address, (size_t)size); /* what was there is not the new tensor's */
+    if (size > 0) null_clear(address, (size_t)size); /* old bytes do not belong to the new tensor */
     if (next_one == NULL) {
         void *library = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
         next_one = library == NULL ? NULL : (report *)dlsym(library, "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");

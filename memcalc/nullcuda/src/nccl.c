@@ -1,8 +1,8 @@
 /* NCCL: collectives return at once, as if every rank had sent what this one did.
  *
- * What a large collective leaves is the rank's own data in every place. Small ones, by which programs decide, carry
- * what the host wrote there from process to process (exchange.c): broadcasts, gathers, sends, and sums of one number,
- * which are also barriers. A communicator's buffers are counted as device memory by a rule (see cards.py).
+ * A large collective leaves the rank's own data in every slot. Small ones, on which branches depend, carry what the
+ * host wrote there from process to process (exchange.c): broadcasts, gathers, sends, and sums of one number, which are
+ * also barriers. A communicator's buffers are counted as device memory by a rule (see cards.py).
  * Prototypes: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html. */
 #include "null.h"
 
@@ -25,7 +25,7 @@ struct communicator {
     unsigned *sent, *received;    /* by peer */
 };
 
-/* A run of many steps makes many messages, and each is a file: programs decide by the first ones. */
+/* A run of many steps makes many messages, and each is a file: branches depend on the first ones. */
 #define MOST_MESSAGES 20000
 
 API int ncclGetVersion(int *version) { *version = NCCL_VERSION; return SUCCESS; } /* of torch's wheel */
@@ -178,7 +178,7 @@ REDUCED(int64_t)
 REDUCED(float)
 REDUCED(double)
 
-/* One number: every rank waits for the others, as a barrier is made of it, and has the result of all. */
+/* One number: every rank waits for the others, because it implements a barrier, and has the result of all. */
 static int reduce_number(const void *from, void *to, int type, int operation, struct communicator *communicator,
                          unsigned number, size_t size) {
     char name[LONGEST_NAME], *all = calloc(communicator->ranks, size);
@@ -236,7 +236,7 @@ API int ncclBroadcast(const void *from, void *to, size_t count, int type, int ro
 API int ncclBcast(void *buffer, size_t count, int type, int root, struct communicator *communicator, void *stream) {
     return ncclBroadcast(buffer, buffer, count, type, root, communicator, stream);
 }
-/* Nobody answers: this rank's bytes in every place, put there as one piece. */
+/* Nobody answers: this rank's bytes in every slot, written in one copy. */
 static int gather_own(const void *from, void *to, size_t size, const struct communicator *communicator) {
     size_t total = communicator->ranks * size;
     char *all = total > MIB ? NULL : malloc(total);
@@ -252,7 +252,7 @@ API int ncclAllGather(const void *from, void *to, size_t count, int type, struct
     unsigned number = communicator->numbers[GATHER]++;
     char name[LONGEST_NAME];
     (void)stream;
-    if (size > MIB) return copy(to, from, 0); /* nobody reads that much back to decide by it */
+    if (size > MIB) return copy(to, from, 0); /* no branch depends on a read of that size */
     null_launch();
     if (!message(name, communicator, 'g', number, communicator->rank, 0, size))
         return gather_own(from, to, size, communicator);

@@ -1,7 +1,7 @@
-/* The null device, as the stub libraries see it: one ledger of memory, one card, one clock for events.
+/* The null device, as the stub libraries see it: one ledger of memory, one GPU, one clock for events.
  *
  * Every stub library links against libmemcalcnull.so (device.c), so that the runtime, the driver, NCCL and NVML of one
- * process agree on what is allocated. Nothing here includes or needs a header of NVIDIA's: each stub declares the
+ * process agree on what is allocated. Nothing here includes or needs an NVIDIA header: each stub declares the
  * prototypes that it implements, from the public API references:
  *   https://docs.nvidia.com/cuda/cuda-runtime-api, /cuda-driver-api, /cublas, /nvrtc, /deploy/nvml-api,
  *   https://docs.nvidia.com/deeplearning/cudnn, /nccl
@@ -30,13 +30,13 @@ enum {
     NOT_SUPPORTED = 801,
 };
 
-/* The card, from the environment variable MEMCALC_NULL_PROPERTIES. */
+/* The GPU, from the environment variable MEMCALC_NULL_PROPERTIES. */
 struct null_card {
     char name[256];
     int major, minor;
     int multiprocessors, threads, blocks; /* threads and blocks: the most that one multiprocessor holds */
-    int gpus;                             /* how many such cards */
-    size_t memory;                        /* what a framework sees as the card's total */
+    int gpus;                             /* how many such GPUs */
+    size_t memory;                        /* what a framework sees as the GPU's total */
     size_t reserve;                       /* of it: context and loaded kernels, in use from the start */
     size_t shared_block, shared_sm;       /* shared memory: the most for one block by opting in, and of one SM */
     size_t l2;
@@ -45,13 +45,13 @@ struct null_card {
 };
 
 API const struct null_card *null_card(void);
-API int null_kernel_version(void);         /* 10 * major + minor of the kernels that the card would load */
-API int null_device_count(void);           /* cards that CUDA_VISIBLE_DEVICES leaves */
+API int null_kernel_version(void);         /* 10 * major + minor of the kernels that the GPU would load */
+API int null_device_count(void);           /* GPUs that CUDA_VISIBLE_DEVICES leaves */
 API int null_current(void);                /* the calling thread's device */
 API int null_set_current(int device);
 API int null_attribute(int attribute);     /* CUdevice_attribute and cudaDeviceAttr share their numbers */
 
-/* Memory of the device: address space that nothing is behind, and counts. */
+/* Memory of the device: address space without memory behind it, and counts. */
 API int null_malloc(int device, size_t size, void **out);
 API int null_free(void *address);
 API int null_commit(int device, size_t size);   /* physical memory without an address; OUT_OF_MEMORY if there is none */
@@ -105,7 +105,7 @@ API void null_capture_begin(void *stream);
 API void null_capture_end(void *stream);
 API unsigned long long null_capture(void *stream); /* 0: the stream is not captured into a CUDA graph */
 
-/* The library beside the one that this is called from, loaded once. */
+/* The library next to the one that this is called from, loaded once. */
 API void *null_sibling(const char *soname);
 
 /* A call was made that this device only answers with success: named once in the report. */

@@ -1,5 +1,5 @@
-/* nvidia-smi, for programs that ask it which cards there are. It is a process of its own and sees nothing of others:
- * the memory in use is a context's. Options and fields: https://docs.nvidia.com/deploy/nvidia-smi. */
+/* nvidia-smi, for programs that ask it which GPUs there are. It is a separate process and cannot see others, so the
+ * memory in use is that of one context. Options and fields: https://docs.nvidia.com/deploy/nvidia-smi. */
 #include "null.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 enum unit { PLAIN, MIB_OF_MEMORY, PERCENT, WATTS };
 static const char *const UNITS[] = {"", " MiB", " %", " W"};
 
-/* What a field of --query-gpu says of a card; NULL: the null device does not know it. */
+/* The value of a field of --query-gpu for a GPU; NULL: the null device does not know it. */
 static const char *value(const char *field, int device, enum unit *unit) {
     static char text[256];
     const struct null_card *card = null_card();
@@ -41,7 +41,7 @@ static const char *value(const char *field, int device, enum unit *unit) {
     return text;
 }
 
-/* The fields of a list, in a line: their names, or what they say of a card. */
+/* The fields of a list, in a line: their names, or their values for a GPU. */
 static void line(const char *list, int device, bool heading, bool units) {
     char fields[LONGEST_LIST], *rest = NULL;
     snprintf(fields, sizeof fields, "%s", list);

@@ -1,5 +1,4 @@
-/* NVML: how many cards there are, what they are called, what is in use.
- * Prototypes: https://docs.nvidia.com/deploy/nvml-api. */
+/* NVML: number of GPUs, their names and memory in use. Prototypes: https://docs.nvidia.com/deploy/nvml-api. */
 #include "null.h"
 
 #include <stdio.h>
@@ -8,7 +7,7 @@
 
 enum { NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_INSUFFICIENT_SIZE = 7 };
 
-/* A card's handle is its number, counted from 1. */
+/* A GPU's handle is its number, counted from 1. */
 static int number(void *handle) { return (int)(uintptr_t)handle - 1; }
 static int handle_of(int device, void **handle) {
     if (device < 0 || device >= null_card()->gpus) return NVML_NOT_FOUND;

@@ -37,7 +37,7 @@ API int nvrtcGetLoweredName(void *program, const char *expression, const char **
     return SUCCESS;
 }
 
-/* One byte of everything: an empty text. */
+/* One byte for each result: an empty string. */
 static int size(size_t *out) {
     *out = 1;
     return SUCCESS;

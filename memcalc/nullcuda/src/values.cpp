@@ -1,19 +1,19 @@
 /* Values that programs read: small tensors of integers and booleans, and short lists of numbers, have real values.
  *
- * Kernels compute nothing on the null device. Beside each small tensor on it lies a shadow: the bytes of its storage on
- * the host. A tensor that has or may get a shadow carries a dispatch key that nothing else in PyTorch uses, so that the
- * dispatcher brings every operator on it here, and no other operator pays for it. The operator runs on the device as
- * ever, so that the requests to the allocator stay as they are; then its CPU kernel runs on the shadows, and what comes
- * out is the shadow of the result.
+ * Kernels compute nothing on the null device. Each small tensor on it has a shadow: the bytes of its storage in host
+ * memory. A tensor that has or may get a shadow carries a dispatch key that nothing else in PyTorch uses, so that the
+ * dispatcher brings every operator on it here, and no other operator pays for it. The operator still runs on the
+ * device, so that the requests to the allocator do not change; then its CPU kernel runs on the shadows, and its output
+ * is the shadow of the result.
  *
  * Inside of `__torch_dispatch__`, of a mode or of a tensor subclass, PyTorch switches off every key above its own, KEY
- * too (torch/csrc/utils/python_arg_parser.cpp). So the tensors carry a second one, LOW_KEY, which lies below: what was
- * handled at KEY does not come to it, all else does.
+ * too (torch/csrc/utils/python_arg_parser.cpp). So the tensors carry a second one, LOW_KEY, which is lower: calls that
+ * KEY handled do not reach it, all others do.
  *
- * Three levels say how far a value can be believed:
+ * A value has one of three levels:
  *   known    the host wrote it, or it was computed from such values;
- *   assumed  an index into scores that nobody knows, as of routed experts, and what was computed from it (see choose);
- *   unknown  computed from scores by other ways: 0, and a read is reported (src/kept.c).
+ *   assumed  an index into unknown scores, such as of routed experts, and what was computed from it (see choose);
+ *   unknown  computed from scores in other ways: 0, and a read is reported (src/kept.c).
  *
  * Built against the headers of torch: c10/core/DispatchKey.h has the order of the keys, of which
  * TESTING_ONLY_GenericWrapper is the highest that a tensor can carry, and CustomRNGKeyId one of those between Python's
@@ -69,7 +69,7 @@ const DispatchKeySet BELOW_KEY(DispatchKeySet::FULL_AFTER, KEY);
 const DispatchKeySet BELOW_LOW_KEY(DispatchKeySet::FULL_AFTER, LOW_KEY);
 const DispatchKeySet BELOW_SELECT(DispatchKeySet::FULL_AFTER, DispatchKey::BackendSelect);
 
-/* While one of these is at work (a mode, a tensor subclass, functorch), the operator comes back without it. */
+/* While one of these is active (a mode, a tensor subclass, functorch), the operator comes back without it. */
 const DispatchKeySet INTERPRETERS({DispatchKey::Python, DispatchKey::FuncTorchDynamicLayerFrontMode,
                                    DispatchKey::FuncTorchDynamicLayerBackMode, DispatchKey::Functionalize});
 
@@ -86,7 +86,7 @@ std::unordered_map<const c10::StorageImpl *, Shadow> shadows;
 size_t swept_at = 256; /* entries at which those of dead storages are removed */
 std::mutex lock;
 std::atomic<long long> choices{0}; /* tensors of indices that were assumed */
-bool crowded = false;              /* every row chooses the same, instead of each in turn */
+bool crowded = false;              /* every row chooses the same indices, instead of round-robin */
 std::vector<std::unique_ptr<torch::Library>> registered;
 
 /* ---- tensors and their shadows */
@@ -99,7 +99,7 @@ DispatchKeySet &keys_of(c10::TensorImpl *tensor) {
 }
 
 bool on_device(const Tensor &tensor) {
-    const auto keys = tensor.key_set(); /* plain memory of a card, neither sparse nor a subclass */
+    const auto keys = tensor.key_set(); /* plain memory of a GPU, neither sparse nor a subclass */
     return keys.has_backend(c10::BackendComponent::CUDABit) && keys.has(DispatchKey::Dense) && !keys.has(DispatchKey::Python) &&
            tensor.has_storage();
 }
@@ -150,7 +150,7 @@ Tensor levels_of(const Tensor &levels, const Tensor &tensor) {
     return levels.as_strided(tensor.sizes(), strides, tensor.storage_offset() * size);
 }
 
-/* A tensor's value and how far it is known; a copy if it is to be written to. */
+/* A tensor's value and its level; a copy if it will be written to. */
 Tensor value_of(const Tensor &tensor, bool written, Level &level) {
     std::lock_guard<std::mutex> guard(lock);
     if (Shadow *shadow = find(tensor)) {
@@ -162,7 +162,7 @@ Tensor value_of(const Tensor &tensor, bool written, Level &level) {
     }
     level = UNKNOWN;
     auto host = at::zeros(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU));
-    /* What the host or a collective put there, and no operator has seen. */
+    /* Bytes that the host or a collective wrote and no operator has read. */
     if (tensor.numel() > 0 && tensor.is_contiguous() && null_recall(host.data_ptr(), tensor.data_ptr(), host.nbytes()))
         level = KNOWN;
     return tensor.numel() > 0 ? host : (level = KNOWN, host);
@@ -201,14 +201,14 @@ void remember(const Tensor &tensor, const Tensor &host, Level level) {
 
 struct Rules {
     bool aten = false;      /* its CPU kernel may run in place of the device's */
-    bool collective = false; /* writes to what it is given, and does not say so */
+    bool collective = false; /* writes to its inputs, and its schema does not declare it */
     bool leaf = false;      /* has a kernel for the device, and is not made of other operators */
-    bool view = false;      /* its results lie in the storage of its inputs */
+    bool view = false;      /* its results share the storage of its inputs */
     bool overwrites = false; /* what was in `self` before is not read */
-    bool dynamic = false;   /* how large its results are depends on values */
-    bool ruled = false;     /* what it gives for unknown values is decided by its kernel (hook/memcalc_masks.py) */
+    bool dynamic = false;   /* the size of its results depends on values */
+    bool ruled = false;     /* its kernel decides its result for unknown values (hook/memcalc_masks.py) */
     bool seeded = false;
-    bool chooses = false;   /* its last result are indices */
+    bool chooses = false;   /* its last result is a tensor of indices */
 };
 
 constexpr const char *CHOOSING[] = {"topk",    "sort",        "sort.stable", "argmax",     "argmin", "max.dim",
@@ -242,7 +242,7 @@ const Rules &rules_of(const OperatorHandle &op) {
     return known.emplace(schema, rules).first->second;
 }
 
-const at::Generator &dice() { /* a program's own generators must not be drawn from */
+const at::Generator &dice() { /* a program's own generators must not advance */
     static at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(1);
     return generator;
 }
@@ -311,7 +311,7 @@ struct Call {
         if (rules.seeded && !drawn) possible = false;
     }
 
-    /* The CPU kernel; the host's arguments take in what is written to them. */
+    /* The CPU kernel; arguments on the host receive what the kernel writes to them. */
     bool compute(Stack &results) {
         struct Silent : c10::WarningHandler {
             void process(const c10::Warning &) override {}
@@ -360,7 +360,8 @@ void keep(const Tensor &real, const Tensor &host, Level level) {
     remember(real, host, level);
 }
 
-/* A new tensor of the device for a result whose size only values tell; of nonzero as its kernel lays it out. */
+/* A new tensor of the device for a result with a size that depends on values; for nonzero in the layout of its
+ * kernel. */
 Tensor on_device_as(const Tensor &host, at::Device device, bool by_column) {
     const auto options = at::TensorOptions().dtype(host.scalar_type()).device(device);
     return by_column ? at::empty({host.size(1), host.size(0)}, options).t() : at::empty(host.sizes(), options);
@@ -382,7 +383,7 @@ void handle(const OperatorHandle &op, DispatchKeySet below, Stack *stack) {
         return;
     }
     Call call(op, rules, *stack);
-    if (!rules.aten) { /* another package's, or a collective: the stubs take it from there */
+    if (!rules.aten) { /* another package's, or a collective: the stubs handle it */
         std::vector<Tensor> given;
         for (const IValue &argument : call.arguments) {
             if (argument.isTensor()) given.push_back(argument.toTensor());
@@ -402,7 +403,7 @@ void handle(const OperatorHandle &op, DispatchKeySet below, Stack *stack) {
         call.each_written([&](const Tensor &tensor, const IValue &) {
             if (!tensor.defined() || !on_device(tensor)) return;
             forget(tensor);
-            /* The stubs know what a collective leaves, and nothing of another package's kernels. */
+            /* The stubs know the result of a collective, but not of another package's kernels. */
             if (!rules.collective) null_clear(tensor.storage().mutable_data(), tensor.storage().nbytes());
         });
         return;
@@ -451,7 +452,7 @@ void handle(const OperatorHandle &op, DispatchKeySet below, Stack *stack) {
             const auto theirs = real[i].toTensorVector();
             for (size_t k = 0; k < theirs.size() && k < ours.size(); k++) keep(theirs[k], ours[k], call.level);
         } else
-            (*stack)[bottom + i] = results[i]; /* a number: what was read in its place may be older */
+            (*stack)[bottom + i] = results[i]; /* a number: a previous read of it may be older */
     }
 }
 
@@ -504,8 +505,8 @@ Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::
                                                       pinned), true);
 }
 
-/* Indices of scores that nobody knows: experts, next tokens. In turn, so that each is chosen as often as any other: row
- * r of k choices among n takes r*k, r*k+1, ...; beginning in the middle, where no vocabulary has its special tokens. */
+/* Indices into unknown scores: experts, next tokens. Round-robin, so that each is chosen equally often: row r of k
+ * choices among n takes r*k, r*k+1, ...; starting in the middle, where vocabularies have no special tokens. */
 Tensor indices(const Tensor &like, int64_t dim, int64_t n, bool has_dim) {
     const auto options = at::TensorOptions().dtype(at::kLong).device(at::kCPU);
     const int64_t k = has_dim ? like.size(dim) : 1;
@@ -541,7 +542,7 @@ void choose(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     if (keys.has_any(INTERPRETERS) || chosen_by_known || !on_device(input) || !on_device(found) || found.scalar_type() != at::kLong ||
         found.numel() > LARGEST || input.dim() == 0)
         return;
-    if (input.key_set().has(LOW_KEY)) { /* handled further down, where a mode is at work */
+    if (input.key_set().has(LOW_KEY)) { /* handled at LOW_KEY while a mode is active */
         std::lock_guard<std::mutex> guard(lock);
         const Shadow *shadow = find(found);
         if (shadow != nullptr && shadow->level != UNKNOWN) return;
@@ -553,8 +554,8 @@ void choose(const OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     choices += depth == 1;
 }
 
-/* What no kernel has computed is finite: programs skip the step of a gradient that is not. The same operators as
- * PyTorch's own (aten/src/ATen/native/TensorCompare.cpp), which has none for CUDA. */
+/* Values that no kernel computed count as finite, because programs skip the step of a gradient that is not. The same
+ * operators as PyTorch's own (aten/src/ATen/native/TensorCompare.cpp), which has no CUDA version. */
 Tensor isfinite(const Tensor &self) {
     if (!c10::isFloatingType(self.scalar_type())) return self.eq(self);
     const auto found = self.eq(self).mul(self.abs().ne(std::numeric_limits<double>::infinity()));
@@ -581,7 +582,7 @@ void assume_choices(torch::Library &library) {
 
 }  // namespace
 
-/* From now on values are known. crowded: indices of unknown scores are the same for every row. */
+/* Start tracking values. crowded: indices of unknown scores are the same for every row. */
 EXPORT int values_begin(int same_for_all) {
     struct Silent : c10::WarningHandler {
         void process(const c10::Warning &) override {}
@@ -610,7 +611,7 @@ EXPORT int values_begin(int same_for_all) {
 
 EXPORT long long values_choices(void) { return choices; }
 
-/* Take the keys off a tensor, or put them back. Returns whether it had them. */
+/* Remove the keys from a tensor, or restore them. Returns whether it had them. */
 EXPORT int values_carry(void *tensor, int carries) {
     auto &keys = keys_of(static_cast<c10::TensorImpl *>(tensor));
     const bool had = keys.has(KEY);

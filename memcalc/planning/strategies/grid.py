@@ -168,7 +168,7 @@ class Grid:
 
 
 def _runs(chain: Chain) -> list[tuple[int, int]]:
-    """Return the intervals whose blocks may share a segment: up to a border, or a block that is not recomputable."""
+    """Return the intervals of blocks that may share a segment: up to a border, or a block that is not recomputable."""
     runs: list[tuple[int, int]] = []
     position = 0
     while position < len(chain) - 1:

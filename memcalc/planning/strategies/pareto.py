@@ -126,7 +126,7 @@ class Fronts:
             while b + 1 < len(rest) and held + rest[b + 1].need <= need:
                 b += 1
             yield Point(need, cost + inside[a].again + rest[b].again, q, inside[a], rest[b])
-            # Only more memory reduces compute: advance the plan whose next point needs less.
+            # Only more memory reduces compute: advance the plan with the smaller next point.
             next_a = inside[a + 1].need if a + 1 < len(inside) else None
             next_b = held + rest[b + 1].need if b + 1 < len(rest) else None
             if next_a is None and next_b is None:

@@ -26,7 +26,7 @@ class Product(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The number of recomputed layers, and the operators whose results they save."""
+    """The number of recomputed layers, and the operators with results that they save."""
 
     recomputed: int
     keep: tuple[str, ...]
@@ -41,7 +41,7 @@ def choose(
         layers: L, all identical.
         inside_bytes: A, of a layer that is not recomputed, without its input.
         again_flops: F, of a layer that saves only its input.
-        products: the operators whose results may be saved.
+        products: the operators with results that may be saved.
         room_bytes: for all layers, without their inputs.
 
     Raises:

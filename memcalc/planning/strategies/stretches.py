@@ -45,7 +45,7 @@ class Memory:
 
 
 class Stretches:
-    """The intervals between two borders, whose blocks are all recomputable.
+    """Return the intervals between two borders in which all blocks are recomputable.
 
     Args:
         chain: the chain.

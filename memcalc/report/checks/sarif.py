@@ -1,6 +1,6 @@
 """SARIF 2.1.0 report of `check`, for code scanning.
 
-Source: OASIS, Static Analysis Results Interchange Format (SARIF) Version 2.1.0; each property's section stands beside
+Source: OASIS, Static Analysis Results Interchange Format (SARIF) Version 2.1.0; each property has its section next to
 it where it is not plain from its name.
 """
 
@@ -17,7 +17,7 @@ from memcalc.report.checks.text import RULES, sentence, summary
 from memcalc.units import Unit
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-_ROOT = "%SRCROOT%"  # 3.4.4: where the repository lies; GitHub replaces it
+_ROOT = "%SRCROOT%"  # 3.4.4: the root of the repository; GitHub replaces it
 
 _EXPLAINED: dict[Status, tuple[str, str]] = {
     "does not fit": (

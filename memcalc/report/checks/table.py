@@ -11,7 +11,7 @@ from memcalc.text import harmless
 from memcalc.units import Unit, format_number
 
 _GONE = "In the baseline, but not checked"
-_LISTED = 12  # of those; a check of a few files beside a baseline of many leaves out most
+_LISTED = 12  # of those; a check of a few files against a large baseline omits most
 _WORDS = {"fits": "fits", "does not fit": "too large", "unknown": "cannot say", "grew": "grew"}
 
 

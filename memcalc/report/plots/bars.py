@@ -52,7 +52,7 @@ class Bar(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Bars of one quantity; of its unit the axis tells, and `limit` of where the bars should end."""
+    """Bars of one quantity; the axis names its unit, and `limit` is where bars should end."""
 
     axis: str
     bars: tuple[Bar, ...]
@@ -60,7 +60,7 @@ class Panel(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Runs that are compared, in one quantity or in two side by side, whose bars have the same labels."""
+    """Runs that are compared, in one quantity or in two side by side, with the same labels on the bars."""
 
     title: str
     panels: tuple[Panel, ...]

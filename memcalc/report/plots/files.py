@@ -27,7 +27,7 @@ def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
     """Refuses a file that nothing could write, before time is spent on what would go into it.
 
     Raises:
-        InputError: for a suffix that is not known, or a folder that is not there.
+        InputError: for an unknown suffix, or a missing directory.
         Unavailable: a picture needs matplotlib, and it is not installed.
     """
     check_place(path, known)
@@ -55,7 +55,7 @@ def _require_matplotlib(what: str) -> None:
 
 
 def check_place(path: Path, known: tuple[str, ...]) -> None:
-    """Refuses a file whose suffix says nothing, or whose folder is not there.
+    """Reject a file with an unknown suffix, or in a missing directory.
 
     Raises:
         InputError: with the suffixes that are known.
@@ -88,7 +88,7 @@ def write_plot(
 
     Raises:
         InputError: as `check_target`.
-        Unavailable: likewise.
+        Unavailable: matplotlib is not installed.
     """
     path = Path(path)
     check_target(path)

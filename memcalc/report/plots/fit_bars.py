@@ -30,7 +30,7 @@ _TERM_COLORS = dict(
 _OUTSIDE = "#9a9a9a"  # what PyTorch's allocator does not count
 _REST_COLOR = "#cccccc"
 _MOST_PARTS = 8  # of a bar
-_WHOLE = "#4a6fa5"  # memory whose parts are not known
+_WHOLE = "#4a6fa5"  # memory with unknown parts
 _MOST_CHANGES = 8
 _NAMES = {"micro_batch_size": "micro-batch", "sequence_length": "sequence length"}
 

@@ -69,7 +69,7 @@ def course_picture(course: Course, unit: Unit = "GiB") -> str:
 def _subtitle(course: Course, outline: Outline, unit: Unit) -> str:
     phase = course.phase_of(course.peak_event)
     where = f" in {phase}" if phase else ""
-    died = " The run died out of memory." if outline.failed else ""
+    died = " The run ran out of memory." if outline.failed else ""
     events = plural(outline.length, "event")
     return f"Peak {format_bytes(course.peak_bytes, unit)} {_verb(course)}{where}; {events} in order.{died}"
 
@@ -79,7 +79,7 @@ def _verb(course: Course) -> str:
 
 
 def _data(course: Course, outline: Outline, unit: Unit) -> dict[str, Any]:
-    """What the pointer tells: for each stretch its moment, its parts, and what made it."""
+    """The data under the pointer: for each interval its point, its parts, and its operator."""
     stretches = [
         [
             stretch.begin,

@@ -83,7 +83,7 @@ def _stack(axes: Axes, outline: Outline, size: int) -> None:
 
 
 def _peak(axes: Axes, course: Course, outline: Outline, unit: Unit) -> None:
-    """A dot at the peak, its value and phase on the side that has more room; and where the run died."""
+    """Draw a dot at the peak, its value and phase on the side with more space, and mark an out-of-memory error."""
     size = BYTES_PER_UNIT[unit]
     peak = outline.stretches[outline.peak]
     x, y = peak.event + 0.5, peak.total / size
@@ -150,7 +150,7 @@ def _word(axes: Axes, mark: Mark, points: float, turned: int, ink: str) -> None:
 
 
 def _legend(axes: Axes, outline: Outline, unit: Unit) -> None:
-    """Beside the picture, from the top of the stack down, each with what it holds at the peak."""
+    """Draw the legend next to the plot, from the top of the stack down, each entry with its size at the peak."""
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return

@@ -1,6 +1,6 @@
 """One colour for each component, the same in every picture.
 
-Paul Tol's "muted" scheme, which the colour-blind can tell apart, and greys for what is nobody's tensor.
+Paul Tol's "muted" scheme, which color-blind readers can distinguish, and grays for memory without tensors.
 Source: https://personal.sron.nl/~pault/data/colourschemes.pdf, section 2.
 """
 
@@ -15,7 +15,7 @@ _COLOURS: dict[Component | None, str] = {
     Component.GRADIENTS: "#117733",
     Component.OPTIMIZER_STATE: "#AA4499",
     Component.ACTIVATIONS: "#DDCC77",
-    Component.KV_CACHE: "#8822EE",  # beside the scheme: as far from all of it as there is
+    Component.KV_CACHE: "#8822EE",  # not in the scheme: as different from its colors as possible
     Component.LOGITS_AND_LOSS: "#CC6677",
     Component.INPUTS: "#999933",
     Component.TEMPORARIES: "#44AA99",

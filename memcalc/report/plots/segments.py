@@ -1,4 +1,4 @@
-"""The address space as SVG, and as a page that stands alone: every segment a row, every block in its place."""
+"""The address space as SVG, and as a self-contained page: every segment a row, every block in its place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_address_space(
     Args:
         path: .svg or .html.
         segments: by address.
-        owners: which allocation lies at an address.
+        owners: the allocation at each address.
         title: its heading.
         unit: of the sizes.
 
@@ -46,7 +46,7 @@ def write_address_space(
 
 
 def picture(segments: Sequence[SegmentView], owners: Mapping[int, Event], title: str, unit: Unit) -> str:
-    """An <svg> element; pointing at a block tells what it is."""
+    """An <svg> element; pointing at a block shows its contents."""
     largest = sorted(segments, key=lambda segment: -segment.total_size)[:MOST]
     shown = sorted(largest, key=lambda segment: segment.address)
     scale = max((segment.total_size for segment in shown), default=1)

@@ -96,7 +96,7 @@ class _Field:
         return lines
 
     def phases(self) -> list[str]:
-        """Words under the axis, upright where they are narrow; all of them tell their name to the pointer."""
+        """Words under the axis, upright where they are narrow; the pointer shows the name of each."""
         bottom = TOP + HEIGHT
         phases, steps = phase_marks(self.outline.spans), step_marks(self.outline.spans)
         lines = [f'<path d="M{LEFT} {bottom}h{WIDTH}" stroke="#333"/>']

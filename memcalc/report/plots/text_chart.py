@@ -17,7 +17,7 @@ from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.units import Unit, format_bytes, format_number
 
 WIDEST = 160  # columns; a wider picture says no more
-NARROWEST = 20  # likewise; a terminal that is narrower breaks the lines
+NARROWEST = 20  # columns; a narrower terminal breaks the lines
 ROWS = 16
 _LABELLED = 4  # every so many rows have a number on the axis
 _RESERVED = "-"
@@ -33,7 +33,7 @@ def draw_course(screen: Screen, course: Course, unit: Unit = "GiB", rows: int = 
         course: what.
         unit: of the numbers.
         rows: how high the picture is.
-        legend: False where a table above has told what the letters mean.
+        legend: False if a table above explains the letters.
     """
     if not course.peak_bytes:
         draw_line(screen, "Memory over the run: nothing was allocated.", 0)
@@ -80,7 +80,7 @@ def _peak_line(columns: Sequence[Stretch], outline: Outline, course: Course, uni
 
 
 def _column(stretch: Stretch, outline: Outline, rows: int) -> str:
-    """One column from the bottom up: each cell has the letter of what lies in its middle."""
+    """One column from the bottom up: each cell has the letter of the component at its middle."""
     levels = list(accumulate(stretch.components))
     cells = []
     for row in range(rows):

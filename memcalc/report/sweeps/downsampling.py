@@ -28,7 +28,7 @@ def merged(each: Map, down: int, across: int) -> Map:
 
     So it fits if all of them that are valid do, and does not fit if one of them does not.
     """
-    # What is invalid comes last, then what is beside the map; what does not fit before what is close.
+    # Invalid configurations come last, then those outside the map; those that do not fit before close ones.
     needs = np.where(each.valid, each.share + 1e9 * each.verdict, -1.0)
     heights, widths = (-(-size // factor) for size, factor in zip(needs.shape, (down, across), strict=True))
     padded = np.full((heights * down, widths * across), -2.0)

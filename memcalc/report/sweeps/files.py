@@ -38,7 +38,7 @@ def check_output(path: Path) -> None:
     """Refuse a file that nothing could write, before time is spent on it.
 
     Raises:
-        InputError: for a suffix that is not known, or a folder that is not there.
+        InputError: for an unknown suffix, or a missing directory.
         Unavailable: pyarrow is needed and not installed.
     """
     check_place(path, TABLES)

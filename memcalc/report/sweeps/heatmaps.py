@@ -73,7 +73,7 @@ class Landscape:
         self.table = table
         axes = table.grid.axes
         self.judged = bool((table.usable_bytes[table.valid] >= 0).all())
-        # Numbers go to the right, the longest of them; down goes the longest that is left.
+        # The longest list of numbers runs to the right, the longest other list down.
         order = sorted(range(len(axes)), key=lambda number: (not _numeric(axes[number]), -len(axes[number].values)))
         self.across = order[0]
         self.down = order[1] if len(axes) > 1 else None

@@ -18,7 +18,7 @@ from memcalc.sweeping.table import TOO_LARGE, Table
 from memcalc.sweeping.terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.units import Unit, format_number
 
-FEW = 32  # configurations that are listed one by one
+FEW = 32  # configurations that are listed separately
 LISTED_VALUES = 6  # of the field across, where each is named
 MOST_MAPS = 12
 MOST_REASONS = 8
@@ -67,7 +67,7 @@ def draw_sweep(
     for reason, count in reasons[:MOST_REASONS]:
         draw_line(
             screen,
-            f"{plural(count, 'configuration')} {'not sized' if reason == TOO_LARGE else 'excluded'}: {reason}",
+            f"{plural(count, 'configuration')} {'not estimated' if reason == TOO_LARGE else 'excluded'}: {reason}",
             0,
         )
     if len(reasons) > MOST_REASONS:

@@ -34,7 +34,7 @@ def verdict_notes(table: Table) -> Iterator[str]:
             sentences[f"Close: {_range(terms)} {hint}"] = None
     for terms in table.terms(table.close & table.replayed):
         if not terms.unmodelled:
-            sentences["Close after a replay: usable memory is within the error of recorded replays."] = None
+            sentences["Close after a replay: usable memory is inside the error range of recorded replays."] = None
     yield from sentences
 
 

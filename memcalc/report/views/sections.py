@@ -15,7 +15,7 @@ Section = dict[str, Any]
 # A terminal's colors, as classes of a style sheet, which has its own for light and dark.
 CLASSES = {GOOD: "bold green", BAD: "bold red", UNSURE: "bold yellow"}
 
-WIDTH = 120  # columns for what screens set in lines of their own
+WIDTH = 120  # columns for lines that screens wrap themselves
 
 
 class Recorder(Screen):

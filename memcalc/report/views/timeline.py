@@ -47,7 +47,7 @@ def timeline_section(
 
 
 def phases_section(result: Result, unit: Unit, note: str) -> Section:
-    """The peak of each phase, for a run whose requests are not known.
+    """The peak of each phase, for a run with unknown requests.
 
     Args:
         result: the run.

@@ -1,4 +1,4 @@
-"""Estimates beside recorded runs of transformers on the null device: caches to the byte, peaks within a percent."""
+"""Estimates beside recorded runs of transformers on the null device: byte-exact caches, peaks within a percent."""
 
 import json
 from statistics import median
@@ -15,7 +15,7 @@ def test_caches_are_exact() -> None:
 
 
 def test_peaks() -> None:
-    """The bar is 1 % in the median; today it is 0.003 %, and 2.3 % at worst."""
+    """The bar is a median error of 1 %; today it is 0.003 %, with a maximum error of 2.3 %."""
     errors = [abs(run.error) for run in runs() if not run.held_out]
 
     assert len(errors) >= 60

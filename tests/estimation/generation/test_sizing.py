@@ -177,7 +177,7 @@ def test_a_run_beyond_the_models_positions_is_asked_what_memory_allows() -> None
     within = asked("llama-3-8b", "context_length=8000", gpu="a100-80gb").generation
 
     assert beyond is not None and beyond.largest is not None  # noqa: PT018 -- for the type checker
-    assert within is not None and within.largest is not None  # noqa: PT018 -- likewise
+    assert within is not None and within.largest is not None  # noqa: PT018 -- for the type checker
     assert (within.largest.context_length, within.largest.all_positions) == (8192, True)
     assert beyond.largest.context_length > 9000
     assert not beyond.largest.all_positions

@@ -34,7 +34,7 @@ LAYERS = {
     "phi3": 2 * NORM + ATTENTION + 4 * BSD + 2 * BSK + GATED,
     # fp32 input 4, normed in fp32 4, output 2; 1 + weight in fp32
     "gemma": 2 * (10 * BSD + TOKEN + 4 * D) + ATTENTION + GATED,
-    # Two more such norms, of the branches' outputs, whose own are not kept; each head of q and k has one, too
+    # Two more such norms, of the branches' outputs, which are not saved themselves; each head of q and k has one, too
     "gemma3_text": 2 * (10 * BSD + TOKEN + 4 * D)
     + 2 * (8 * BSD + TOKEN + 4 * D)
     + (8 * BSD + H * TOKEN + 4 * 16)

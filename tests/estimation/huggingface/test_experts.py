@@ -135,7 +135,7 @@ def test_adapters_beside_stacked_experts_are_refused_where_no_step_can_be_traced
         "parallelism": {"engine": "ddp", "data_parallel": 2},
     }
 
-    with pytest.raises(InputError, match="PEFT puts them beside its stacked experts"):
+    with pytest.raises(InputError, match="PEFT puts them on the stacked experts"):
         memcalc.estimate(run)
 
 
@@ -168,7 +168,7 @@ def test_a_router_in_fp32_is_held_updated_and_corrected_in_fp32() -> None:
     held = {(row.component, row.tensor): row.bytes for row in rows if row.module.endswith("mlp.router")}
 
     assert held[Component.WEIGHTS, "weight"] == held[Component.GRADIENTS, "weight gradient"] == 4 * L * E * D
-    assert next(row.bytes for row in rows if row.tensor == "router corrections") == 4 * L * E
+    assert next(row.bytes for row in rows if row.tensor == "router biases") == 4 * L * E
 
 
 def test_granite_weighs_by_the_softmax_of_the_best_logits() -> None:

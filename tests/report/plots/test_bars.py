@@ -63,7 +63,7 @@ def _not_drawn(axes: Any) -> list[Any]:
 
 
 def overlapping(figure: Any) -> list[tuple[str, str]]:
-    """Return pairs of texts whose boxes overlap by more than a pixel."""
+    """Return pairs of texts with boxes that overlap by more than a pixel."""
     return [
         (one, other)
         for (one, a), (other, b) in combinations(texts(figure), 2)

@@ -99,7 +99,7 @@ def test_phases_without_room_tell_their_name_to_the_pointer() -> None:
 def test_a_run_that_died_says_so() -> None:
     page = course_page(replayed(two_steps(), capacity=450 * MIB), "tiny", "MiB")
 
-    assert "The run died out of memory." in page
+    assert "The run ran out of memory." in page
     assert "out of memory" in words(svg(page))
 
 

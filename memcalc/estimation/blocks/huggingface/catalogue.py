@@ -138,7 +138,7 @@ def _family_of(c: Structure) -> type[Family]:
         )
     if _moves_adapters(c):
         raise InputError(
-            f"Adapters beside the MLPs of {c.family} are not modelled: PEFT puts them beside its stacked experts.",
+            f"Adapters on the MLPs of {c.family} are not modelled: PEFT puts them on the stacked experts.",
             f"Set training.lora.target_modules: attention, or set implementation: plain. {TRACED}",
             "training.lora.target_modules",
         )

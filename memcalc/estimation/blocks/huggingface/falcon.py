@@ -24,9 +24,9 @@ class Falcon(Rotary, Mlps):
     def lacks_kernel(cls, c: Structure) -> str:
         """Return why PyTorch has no fused kernel: flash attention takes no mask, and Falcon does not set enable_gqa."""
         if c.attention == "flash":
-            return "whose layers always have a mask"
+            return "because its layers always have a mask"
         shares = c.one_key_head and not (c.parallel_block and c.norms_per_layer == 2)
-        return "which has one key head for all queries" if shares and c.attention != "eager" else ""
+        return "because it has one key head for all queries" if shares and c.attention != "eager" else ""
 
     @property
     def new_architecture(self) -> bool:

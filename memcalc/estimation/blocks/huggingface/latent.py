@@ -21,7 +21,7 @@ class Latent(Llama):
     @classmethod
     def lacks_kernel(cls, c: Structure) -> str:
         """Return why flash attention has no kernel: values and keys differ in head_dim."""
-        return "whose values are not as wide as its keys" if c.attention == "flash" else ""
+        return "because its values and keys differ in size" if c.attention == "flash" else ""
 
     @property
     def turned_width(self) -> str:

@@ -59,7 +59,7 @@ class Rotary(Family):
         """The rotary part, and the rest of each head."""
         if self.c.rotates_part:
             return self.ops.slices(x, ((*x.shape[:-1], "d_rot"), (*x.shape[:-1], "d_h-d_rot")), name)  # type: ignore[return-value]
-        # The rest is an empty view, whose gradient is a zero tensor as large as x; a slice of everything is x itself.
+        # The rest is an empty view with a zero gradient as large as x; a slice of everything is x itself.
         return x, self.ops.slices(x, ((*x.shape[:-1], "0"),), name)[0] if self.always_joins else None
 
     def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:

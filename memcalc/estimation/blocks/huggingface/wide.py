@@ -7,7 +7,7 @@ from memcalc.estimation.tape import Tensor
 
 
 class Wide(Mlps):
-    """Families whose `_attn` casts queries and keys to fp32, before autocast casts them back."""
+    """Families with an `_attn` that casts queries and keys to fp32, before autocast casts them back."""
 
     named: tuple[Tensor, ...] = ()  # further tensors that its variables reference
 
