@@ -55,13 +55,15 @@ def settle(read: Callable[[Answers], Imported], peak: Callable[[Imported], int |
             sizes[key] = peak(imported)
         return sizes[key]
 
-    def largest(answers: Answers) -> _Settled | None:
-        imported = read(answers)
+    def largest(answers: Answers, imported: Imported) -> _Settled | None:
         question = next((each for each in imported.questions if each.field not in answers), None)
         if question is None:
             size = sized(imported)
             return None if size is None else _Settled(imported, size, ())
-        tried = {candidate: largest({**answers, question.field: candidate}) for candidate in question.candidates}
+        tried: dict[str, _Settled | None] = {}
+        for candidate in question.candidates:  # without an answer, it was read with the first one
+            further = {**answers, question.field: candidate}
+            tried[candidate] = largest(further, imported if candidate == question.candidates[0] else read(further))
         known = {candidate: each for candidate, each in tried.items() if each is not None}
         if len(known) < len(tried):
             return None
@@ -70,7 +72,7 @@ def settle(read: Callable[[Answers], Imported], peak: Callable[[Imported], int |
         moved = known[taken].peak_bytes - known[least].peak_bytes
         return known[taken]._replace(moved=(*known[taken].moved, (question, taken, least, moved)))
 
-    found = largest({})
+    found = largest({}, first)
     if found is None:
         return first
     assumptions = [

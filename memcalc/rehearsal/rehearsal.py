@@ -130,6 +130,8 @@ class Rehearsal:
         between = tuple(phase for phase, is_asked in zip((EVALUATION, GENERATION), asked, strict=True) if is_asked)
         played = (*PHASES, *between, *STEADY) if between else STEPS_PLAYED
         for phase, following in zip(played, (*played[1:], ""), strict=True):
+            if phase == f"forward_{STEPS}":  # the gradients of the step before are freed
+                self.requests.begin_steady_step()
             self.requests.begin(phase)
             if phase == "optimizer":
                 self.engine.wrap(self.weights)

@@ -5,7 +5,7 @@ A step's requests do not depend on the allocator, so one list serves every setti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +38,13 @@ class Stretch(NamedTuple):
         return not (self.phase or self.script)
 
 
+class SteadyStep(NamedTuple):
+    """Where a steady step begins: the numbers of stretches and of storages before it."""
+
+    stretch: int
+    storage: int
+
+
 class Written(NamedTuple):
     """Recorded requests that can be repeated, with the storages that they allocate.
 
@@ -65,6 +72,7 @@ class Requests:
 
     def __init__(self) -> None:
         self.stretches: list[Stretch] = []
+        self.steady: list[SteadyStep] = []  # the last one is the end of the run
         self.components: list[Component] = []
         # A subclass may inspect every request, so its requests are never copied from recorded ones.
         self.repeats = type(self) is Requests
@@ -78,6 +86,10 @@ class Requests:
         """Begin a phase: all requests that follow belong to it."""
         self._script = []
         self.stretches.append(Stretch(phase, self._script))
+
+    def begin_steady_step(self) -> None:
+        """Mark the beginning of a steady step, before its forward."""
+        self.steady.append(SteadyStep(len(self.stretches), len(self._owners)))
 
     def empty_cache(self) -> None:
         """Record torch.cuda.empty_cache(), which frees cached segments. Not allowed inside repeated requests."""
@@ -169,6 +181,24 @@ class Requests:
             self._parts[new[number]] = tuple(new[part] for part in parts)
         self._script.extend([change if change >= 0 else ~new[~change] for change in written.script])
 
+    def carried(self) -> list[tuple[int, int]] | None:
+        """Return the storages made before each of the two steady steps that it frees, in pairs.
+
+        None if the first step does not begin with the requests of the second, or frees more storages from before.
+        """
+        before, after = self.steady
+        first, second = self.stretches[before.stretch : after.stretch], self.stretches[after.stretch :]
+        shift, older = after.storage - before.storage, ~before.storage
+        places = [[(each.phase, each.after_empty_cache) for each in step] for step in (first, second)]
+        lengths = [[len(each.script) for each in step[: len(second) - 1]] for step in (first, second)]
+        again = [change - shift if change <= older else change for each in first for change in each.script]
+        made = [change for each in second for change in each.script]
+        if places[0][: len(second)] != places[1] or lengths[0] != lengths[1] or len(made) > len(again):
+            return None
+        pairs = [(~mine, ~theirs) for mine, theirs in zip(again, made, strict=False) if mine != theirs]
+        alike = all(0 <= mine < before.storage and 0 <= theirs < after.storage for mine, theirs in pairs)
+        return pairs if alike and len(pairs) == len([change for change in again if older < change < 0]) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -222,8 +252,22 @@ def replay(
         OutOfMemory: a request does not fit.
     """
     allocator = allocator_of(alloc_conf, torch, room, capacity)
-    tops = _tops((stretch.phase, play(allocator, stretch)) for stretch in requests.stretches if not stretch.is_empty)
-    return Replay(tops, allocator.peak_reserved_bytes, allocator.retries)
+    return Replay(_tops(_played(allocator, requests)), allocator.peak_reserved_bytes, allocator.retries)
+
+
+def _played(allocator: Scripted, requests: Requests) -> Iterator[tuple[str, Highest]]:
+    """Replay a run; yield the peak of each stretch.
+
+    The second steady step is left out if it gets the blocks of the first one, request by request.
+    """
+    steps = [step.stretch for step in requests.steady]
+    for number, stretch in enumerate(requests.stretches):
+        if number in steps:
+            if number == steps[-1] and allocator.would_repeat(requests.carried):
+                return
+            allocator.watch()
+        if not stretch.is_empty:
+            yield stretch.phase, play(allocator, stretch)
 
 
 def play(allocator: Scripted, stretch: Stretch) -> Highest:

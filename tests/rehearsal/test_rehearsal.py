@@ -1,8 +1,11 @@
 """A planned run's requests, played to the allocator: all that the estimate counts is asked for, and no more."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 import memcalc
+from memcalc.allocator.pytorch.lean import LeanAllocator
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import Played, estimate
 from memcalc.planning.configured import with_recompute
@@ -249,3 +252,38 @@ def test_recomputed_layers_of_transformers_are_played() -> None:
     words = ("implementation=huggingface", "recompute=full", "recipe=pure", "l=2", "s=128", "V=1024")
 
     assert memcalc.estimate("llama-3.2-1b", *words, gpu="a100-80gb").replayed.confidence == "replay"
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides"),
+    [
+        *RUNS,
+        ("llama-3.2-1b", ("recipe=pure", "gpu=h100-80gb", "b=8")),
+        ("llama-3.2-1b", ("recipe=pure", "alloc_conf=expandable_segments:True", "gpu=h100-80gb")),
+        ("llama-3.2-1b", ("data_parallel=8", "zero_stage=3")),
+        ("gpt2", ("evaluation_batch_size=16",)),
+    ],
+)
+def test_a_steady_step_that_is_left_out_changes_nothing(config: str, overrides: tuple[str, ...]) -> None:
+    requests = Rehearsal(memcalc.load(config, *overrides), Requests()).play()
+    conf = next((each.partition("=")[2] for each in overrides if each.startswith("alloc_conf")), "")
+    found = replay(requests, conf)
+    assert len(requests.steady) == 2
+    requests.steady.clear()
+    assert found == replay(requests, conf)
+
+
+def test_most_steady_steps_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the runs of this file, all that fill no GPU."""
+    said: list[bool] = []
+    would_repeat = LeanAllocator.would_repeat
+
+    def noted(self: LeanAllocator, carried: Callable[[], Sequence[tuple[int, int]] | None]) -> bool:
+        said.append(would_repeat(self, carried))
+        return said[-1]
+
+    monkeypatch.setattr(LeanAllocator, "would_repeat", noted)
+    for config, overrides in RUNS:
+        rehearse(memcalc.load(config, *overrides))
+    assert len(said) == len(RUNS)
+    assert sum(said) > len(RUNS) / 2

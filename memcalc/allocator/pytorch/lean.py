@@ -18,7 +18,7 @@ attributes; segments of another stream have a separate range of places, which id
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -47,13 +47,38 @@ class Highest(NamedTuple):
 
 
 class _Pool:
-    """Free blocks: their sizes, sorted, and the places of each size, sorted."""
+    """Free blocks: their sizes, sorted, and the places of each size, sorted; and what `would_repeat` has to know.
 
-    __slots__ = ("places", "sizes")
+    `inexact` has the requests since `watch` that got a larger block, each with the size of that block; `made` the
+    segments since then: how many such requests were before, and its size.
+    """
+
+    __slots__ = ("inexact", "made", "places", "sizes")
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.places: dict[int, list[int]] = {}
+        self.inexact: list[tuple[int, int]] = []
+        self.made: list[tuple[int, int]] = []
+
+    def would_choose_again(self) -> bool:
+        """Return whether every request would get its block if the segments that were made later were there, free.
+
+        A request gets the smallest free block that is large enough, of equal ones that of the older segment. So it
+        gets the same block unless a later segment is large enough, too, and smaller than that block. A block of just
+        the size of its request is never passed over.
+        """
+        later: list[int] = []
+        end = len(self.inexact)
+        for before, size in [*reversed(self.made), (0, 0)]:
+            if later:
+                for request, block in {*self.inexact[before:end]}:
+                    at = bisect_left(later, request)
+                    if at < len(later) and later[at] < block:
+                        return False
+            insort(later, size)
+            end = before
+        return True
 
 
 class LeanAllocator:
@@ -80,6 +105,7 @@ class LeanAllocator:
         self._places: list[int] = []
         self._sizes: list[int] = []
         self._requests: list[int] = []
+        self._watched = (0, 0, 0)  # allocated, asked and retries at `watch`
 
     @staticmethod
     def serves(settings: Settings, version: Version) -> bool:
@@ -100,8 +126,8 @@ class LeanAllocator:
             OutOfMemory: a request does not fit, even after the cache is emptied.
         """
         starts, ends = self._starts, self._ends
-        small_sizes, small_places = self._small.sizes, self._small.places
-        large_sizes, large_places = self._large.sizes, self._large.places
+        small_sizes, small_places, small_inexact = self._small.sizes, self._small.places, self._small.inexact
+        large_sizes, large_places, large_inexact = self._large.sizes, self._large.places, self._large.inexact
         places, taken, requests = self._places, self._sizes, self._requests
         allocated, asked = most_allocated, most_asked = self._allocated, self._asked
         for change in script:
@@ -114,11 +140,11 @@ class LeanAllocator:
                         request &= _OTHER_STREAM - 1
                         unsplit = _UNSPLIT if request > _SMALL else 0
                         pool = self._pools(stream)[request > _SMALL]
-                        sizes, free = pool.sizes, pool.places
+                        sizes, free, inexact = pool.sizes, pool.places, pool.inexact
                     else:
-                        sizes, free, unsplit = large_sizes, large_places, _UNSPLIT
+                        sizes, free, inexact, unsplit = large_sizes, large_places, large_inexact, _UNSPLIT
                 else:
-                    sizes, free, unsplit = small_sizes, small_places, 0
+                    sizes, free, inexact, unsplit = small_sizes, small_places, small_inexact, 0
                 at = bisect_left(sizes, request)
                 if at < len(sizes):
                     size = sizes[at]
@@ -129,17 +155,19 @@ class LeanAllocator:
                     del starts[place], ends[place + size]
                 else:
                     place, size = self._fetch(request, stream)
-                rest = size - request
-                if rest > unsplit:
-                    begin = place + request
-                    starts[begin] = rest
-                    ends[place + size] = begin
-                    if rest in free:
-                        insort(free[rest], begin)
-                    else:
-                        free[rest] = [begin]
-                        insort(sizes, rest)
-                    size = request
+                if size > request:
+                    inexact.append((request, size))
+                    rest = size - request
+                    if rest > unsplit:
+                        begin = place + request
+                        starts[begin] = rest
+                        ends[place + size] = begin
+                        if rest in free:
+                            insort(free[rest], begin)
+                        else:
+                            free[rest] = [begin]
+                            insort(sizes, rest)
+                        size = request
                 allocated += size
                 if allocated > most_allocated:
                     most_allocated = allocated
@@ -150,14 +178,15 @@ class LeanAllocator:
                 taken.append(size)
                 requests.append(request)
             elif change:
-                place, size = places[~change], taken[~change]
+                number = ~change
+                place, size = places[number], taken[number]
                 if place < _OTHER_PLACE:
                     sizes, free = (large_sizes, large_places) if size > _SMALL else (small_sizes, small_places)
                 else:
                     pool = self._pools(place >> _PLACE_BITS)[size > _SMALL]
                     sizes, free = pool.sizes, pool.places
                 allocated -= size
-                asked -= requests[~change]
+                asked -= requests[number]
                 end = place + size
                 if end in starts:
                     following = starts.pop(end)
@@ -191,7 +220,38 @@ class LeanAllocator:
         self._allocated, self._asked = allocated, asked
         return Highest(most_allocated * MIN_BLOCK, most_asked * MIN_BLOCK)
 
+    def watch(self) -> None:
+        """Begin to note what `would_repeat` needs to know of the requests that follow."""
+        self._watched = self._allocated, self._asked, self.retries
+        for pool in self._all_pools():
+            pool.inexact.clear()
+            pool.made.clear()
+
+    def would_repeat(self, carried: Callable[[], Sequence[tuple[int, int]] | None], /) -> bool:
+        """Return whether the requests since `watch`, made once more, would surely get the same blocks.
+
+        Free blocks are what blocks in use leave of the segments. So if the same blocks are in use as at `watch`, only
+        the segments made since then are free besides, until each is reached that a request was made for.
+
+        Args:
+            carried: returns the blocks from before that these requests freed, each with the one that is freed in its
+                place if they are made once more, as the numbers of their requests; None if other requests follow.
+        """
+        if self._addresses is not None or self._watched != (self._allocated, self._asked, self.retries):
+            return False
+        if not all(pool.would_choose_again() for pool in self._all_pools()):
+            return False
+        pairs = carried()
+        # With the same bytes in use, no block can be in use besides those of the pairs and those from before.
+        lists = self._places, self._sizes, self._requests
+        return pairs is not None and all(each[one] == each[other] for one, other in pairs for each in lists)
+
+    def _all_pools(self) -> Iterable[_Pool]:
+        return (self._large, self._small, *chain.from_iterable(self._others.values()))
+
     def _pools(self, stream: int) -> tuple[_Pool, _Pool]:
+        if not stream:
+            return self._small, self._large
         if stream not in self._others:
             self._others[stream] = (_Pool(), _Pool())
         return self._others[stream]
@@ -215,11 +275,13 @@ class LeanAllocator:
             place = self._addresses.take(size) // GRANULE * _STRIDE
         place += stream << _PLACE_BITS
         self._segments[place] = size // MIN_BLOCK
+        pool = self._pools(stream)[request > _SMALL]
+        pool.made.append((len(pool.inexact), size // MIN_BLOCK))
         return place, size // MIN_BLOCK
 
     def empty_cache(self) -> None:
         """Free the segments that have no block in use to the driver."""
-        for pool in (self._large, self._small, *chain.from_iterable(self._others.values())):
+        for pool in self._all_pools():
             for size in [*pool.sizes]:
                 whole = [place for place in pool.places[size] if self._segments.get(place) == size]
                 for place in whole:

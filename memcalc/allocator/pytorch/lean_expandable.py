@@ -23,7 +23,7 @@ free_block, as `memcalc.allocator.pytorch.expandable` and `fit` model them.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from memcalc.allocator.driver import UNKNOWN_CAPACITY
@@ -96,6 +96,13 @@ class _Pool:
         self.segments[begin] = self.unmapped[begin] = begin + multiple(max(self.space, request), self.page)
         return begin
 
+    def room_above(self) -> int:
+        """Return the unmapped blocks at the end of the only segment; -1 if there are others."""
+        if len(self.segments) != 1 or len(self.unmapped) != 1:
+            return -1
+        (last,), ((begin, end),) = self.segments.values(), self.unmapped.items()
+        return end - begin if end == last else -1
+
     def unmap(self) -> int:
         """Unmap the whole pages in free blocks; return the number of 512-byte blocks of memory released.
 
@@ -143,6 +150,9 @@ class LeanExpandableAllocator:
         self._places: list[int] = []
         self._sizes: list[int] = []
         self._streams: list[int] = []
+        self._largest = 0  # key of the largest block since `watch` that served a request and could not grow
+        self._watched = 0  # allocated at `watch`
+        self._has_emptied = False
 
     @staticmethod
     def serves(settings: Settings, version: Version) -> bool:
@@ -158,6 +168,7 @@ class LeanExpandableAllocator:
         small, large = ((pool.keys, pool.edges, pool.unmapped) for pool in (self._small, self._large))
         places, taken, streams = self._places, self._sizes, self._streams
         allocated = most = self._allocated
+        largest = self._largest
         for change in script:
             if change > 0:
                 request = (change + _UP) >> _BITS
@@ -186,6 +197,8 @@ class LeanExpandableAllocator:
                         if unmapped.get(after, after) - begin >= unmapped[end] - place:
                             break
                         at, key, place, end = at + 1, other, begin, after
+                    if key > largest and end not in unmapped:
+                        largest = key
                     del keys[at], edges[place]
                 else:
                     place, end = self._fetch(self._pools(stream)[request > _SMALL], request)
@@ -202,9 +215,10 @@ class LeanExpandableAllocator:
                 taken.append(request)
                 streams.append(stream)
             elif change:
-                begin, request = places[~change], taken[~change]
-                if streams[~change]:
-                    pool = self._pools(streams[~change])[request > _SMALL]
+                number = ~change
+                begin, request, stream = places[number], taken[number], streams[number]
+                if stream:
+                    pool = self._pools(stream)[request > _SMALL]
                     keys, edges = pool.keys, pool.edges
                 else:
                     keys, edges, _ = large if request > _SMALL else small
@@ -223,13 +237,41 @@ class LeanExpandableAllocator:
             else:
                 for each in (places, taken, streams):
                     each.append(0)
-        self._allocated = allocated
+        self._allocated, self._largest = allocated, largest
         return Highest(most * MIN_BLOCK, most * MIN_BLOCK)
 
     def empty_cache(self) -> None:
         """Unmap the whole pages of free blocks."""
-        for pool in chain((self._large, self._small), *self._others.values()):
+        self._has_emptied = True
+        for pool in self._all_pools():
             self.reserved_bytes -= pool.unmap() * MIN_BLOCK
+
+    def watch(self) -> None:
+        """Begin to note what `would_repeat` needs to know of the requests that follow."""
+        self._watched, self._largest = self._allocated, 0
+
+    def would_repeat(self, carried: Callable[[], Sequence[tuple[int, int]] | None], /) -> bool:
+        """Return whether the requests since `watch`, made once more, would surely get the same blocks.
+
+        While a pool is one segment that was mapped from its begin on, only the last free block can grow. It can grow
+        further than any other block is large, so it serves a request only if no other can: how much of it is mapped
+        decides nothing. So if the same blocks are in use as at `watch`, all requests get the same blocks.
+
+        Args:
+            carried: as for `LeanAllocator.would_repeat`.
+        """
+        if self._has_emptied or self._watched != self._allocated:
+            return False
+        used = (pool for pool in self._all_pools() if pool.segments)
+        if any(pool.room_above() <= self._largest >> _SHIFT for pool in used):
+            return False
+        pairs = carried()
+        # With the same bytes in use, no block can be in use besides those of the pairs and those from before.
+        lists = self._places, self._sizes, self._streams
+        return pairs is not None and all(each[one] == each[other] for one, other in pairs for each in lists)
+
+    def _all_pools(self) -> Iterable[_Pool]:
+        return chain((self._large, self._small), *self._others.values())
 
     def _two_pools(self) -> tuple[_Pool, _Pool]:
         """Return new pools for small and for large blocks."""

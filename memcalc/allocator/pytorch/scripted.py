@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
@@ -14,6 +14,8 @@ from memcalc.allocator.pytorch.versions import Version, parse_version
 
 if TYPE_CHECKING:
     from memcalc.allocator.blocks import Block
+
+Pairs = Sequence[tuple[int, int]]
 
 
 class Scripted(Protocol):
@@ -36,6 +38,17 @@ class Scripted(Protocol):
 
     def empty_cache(self) -> None:
         """Free cached segments, as torch.cuda.empty_cache()."""
+
+    def watch(self) -> None:
+        """Begin to note what `would_repeat` needs to know of the requests that follow."""
+
+    def would_repeat(self, carried: Callable[[], Pairs | None], /) -> bool:
+        """Return whether the requests since `watch`, made once more, would surely get the same blocks.
+
+        Args:
+            carried: returns the blocks from before that these requests freed, each with the one that is freed in its
+                place if they are made once more, as the numbers of their requests; None if other requests follow.
+        """
 
 
 def allocator_of(alloc_conf: str, torch: str, room: int | None, capacity: int | None) -> Scripted:
@@ -114,3 +127,10 @@ class WholeAllocator:
     def empty_cache(self) -> None:
         """Free cached segments, as torch.cuda.empty_cache()."""
         self._allocator.empty_cache()
+
+    def watch(self) -> None:
+        """Note nothing."""
+
+    def would_repeat(self, carried: Callable[[], Pairs | None], /) -> bool:  # noqa: ARG002 - as of the lean ones
+        """Return False: not known."""
+        return False
