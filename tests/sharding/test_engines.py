@@ -142,7 +142,7 @@ def test_buckets_of_ddp() -> None:
 def test_every_layer_is_a_unit(preset: str) -> None:
     spec = memcalc.load(preset)
     parameters = stage_parameters(spec, stages_of(spec)[0])
-    units = by_unit(tuple(in_order(parameters, "")), spec.model.num_layers)
+    units = by_unit(tuple(in_order(parameters, "")), range(spec.model.num_layers))
 
     assert set(units) == {ROOT, *range(spec.model.num_layers)}
     elements = sum(held.elements for found in units.values() for held in found)
