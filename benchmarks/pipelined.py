@@ -110,11 +110,11 @@ def schedule_of(spec: Spec, pieces: list[Piece], stage: Stage, device: torch.dev
     passed = torch.empty(hidden, dtype=dtype, device="meta", requires_grad=True)
     ids = torch.empty(hidden[:2], dtype=torch.int64, device="meta")
     logits = torch.empty((*hidden[:2], spec.model.vocab_size), dtype=dtype, device="meta", requires_grad=True)
-    found = []
+    found: list[Any] = []
     for number, (piece, part) in enumerate(zip(pieces, stage.chunks, strict=True)):
         given, made = ids if part.has_embedding else passed, logits if part.has_head else passed
         place = stage.index + number * parallelism.pipeline_parallel
-        each = PipelineStage(piece, place, parts, device, input_args=given, output_args=made)
+        each: Any = PipelineStage(piece, place, parts, device, input_args=given, output_args=made)
         each._warmup_forward_vote = each._warmup_backward_result = lambda *_, **__: torch.ones(1)  # noqa: SLF001
         each.forward_one_chunk = counted(each.forward_one_chunk, phases, "forward")
         each.backward_one_chunk = counted(each.backward_one_chunk, phases, "backward")

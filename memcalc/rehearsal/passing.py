@@ -222,9 +222,11 @@ class Passing:
     def _backward_of_layer(self, layer: int, gradient: int) -> int:
         self.engine.before_backward(layer)
         readers = self.last_readers.get(layer, {})
-        unread = {position: partial(self._drop_tables, tables) for position, tables in readers.items()}
+        unread: dict[int, Callable[[], None]] = {
+            position: partial(self._drop_tables, tables) for position, tables in readers.items()
+        }
         if gradient == self.received >= 0:
-            unread |= self._sum_apart(self.layers[layer])
+            unread.update(self._sum_apart(self.layers[layer]))
         gradient = self.back(self.layers[layer], gradient, unread)
         self._drop_tables(readers.get(len(self._steps(self.layers[layer].number, "backward")), ()))
         self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))

@@ -70,8 +70,8 @@ def requests_of(spec: Spec, stage: Stage | None = None) -> Requests:
     return PipelineRehearsal(spec, Requests(), stage or stages_of(spec)[0]).play()
 
 
-def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
-    """Replay three steps of a run, or a whole generation; `why_not(spec)` must be empty.
+def rehearse(spec: Spec, alloc_conf: str = "", stage: Stage | None = None) -> Replay:
+    """Replay three steps of a run, or a whole generation; `why_not(spec)` must be empty; `stage`: as in `requests_of`.
 
     The replay is limited to the GPU's memory, where the allocator frees cached blocks before it fails. A run that does
     not fit, or has no GPU, is replayed without a limit.
@@ -80,7 +80,7 @@ def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
         InputError: the PyTorch version does not accept these settings.
     """
     torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
-    requests = requests_of(spec)
+    requests = requests_of(spec, stage)
     if spec.hardware.gpu is None:
         return replay(requests, settings, torch)
     card = find_card(spec.hardware.gpu)

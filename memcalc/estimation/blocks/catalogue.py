@@ -135,6 +135,7 @@ def _tables(structure: Structure) -> Program:
     elif structure.implementation in ("plain", "huggingface"):
         shared_tables(tape, structure)
     made = compiled(tape, None, keeps_gradients=False, main_gradient_dtype=None, trains=False).forward
-    held, names, read_by = (tuple(sorted(each)) for each in (tape.held, tape.names, tape.read_by.items()))
+    held, read_by = tuple(sorted(tape.held)), tuple(sorted(tape.read_by.items()))
     gone = tuple(Event(index, -1, END) for index in held)
-    return Program(tuple(tape.storages), made, (), gone, names=names, read_by=read_by, held=held)
+    storages, names = tuple(tape.storages), tuple(sorted(tape.names))
+    return Program(storages, made, (), gone, names=names, read_by=read_by, held=held)
