@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import memcalc
 from memcalc.errors import InputError
 from memcalc.estimation.blocks.huggingface.catalogue import FAMILIES as WRITTEN
+from memcalc.rehearsal.rehearsal import why_not
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
@@ -236,6 +237,29 @@ def whole(lot: Lot, rounds: int) -> Iterator[str]:
                 break
 
 
+PIPELINES = [
+    (name, virtual, stages) for name, virtual in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)) for stages in (2, 4)
+]
+
+
+def pipelines(lot: Lot, rounds: int) -> Iterator[str]:
+    """Each schedule at 2 and at 4 stages once a round; of the stages one is drawn."""
+    for schedule, virtual, stages in PIPELINES * rounds:
+        while True:
+            preset = lot.choice(FAMILIES[lot.choice([*FAMILIES])])
+            words = [f"num_layers={lot.choice([8, 8, 12, 16])}", f"b={lot.choice([1, 2, 3, 4])}"]
+            words += [f"s={lot.choice([512, 1024, 2048, 1000])}"]
+            recipe = lot.choice(["pure", "pure", "mixed-16", "mixed-18", "mixed-20", "fp32"])
+            kernel = "memory-efficient" if recipe == "fp32" else lot.choice(["flash", "flash", "eager"])
+            words += [f"recipe={recipe}", f"attention={kernel}", f"recompute={lot.choice(['none', 'full', 'every-2'])}"]
+            words += updated(lot, ("adamw", "adamw", "adam", "sgd", "lion"))
+            words += [f"pipeline_parallel={stages}", f"schedule={schedule}", f"virtual_stages={virtual}"]
+            words += [f"gradient_accumulation_steps={stages * lot.choice([1, 2, 3])}"]
+            if can_be(preset, *words) and not why_not(memcalc.load(preset, *words)):
+                yield " ".join([preset, *words, f"rank={lot.choice(range(stages))}"])
+                break
+
+
 def can_be(preset: str, *words: str, sizes: range = range(SMALLEST, LARGEST + 1)) -> bool:
     """Whether there are formulas and modules for it, and it fits on a card of 80 GB."""
     try:
@@ -259,14 +283,24 @@ def in_transformers(spec: Spec) -> bool:
     return training.recompute != "selective" and training.attention in kernels
 
 
+DRAWS = {
+    "single": single,
+    "theirs": theirs,
+    "latest": latest,
+    "sharded": sharded,
+    "whole": whole,
+    "pipelines": pipelines,
+}
+
+
 def main() -> None:
     """Print the list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["single", "theirs", "latest", "sharded", "whole"])
+    parser.add_argument("what", choices=[*DRAWS])
     parser.add_argument("seed", type=int)
     parser.add_argument("rounds", type=int)
     arguments = parser.parse_args()
-    draw = {"single": single, "theirs": theirs, "latest": latest, "sharded": sharded, "whole": whole}[arguments.what]
+    draw = DRAWS[arguments.what]
     print(f"drawn-{arguments.seed}:   # benchmarks/draw_cases.py {arguments.what} {arguments.seed} {arguments.rounds}")
     for case in draw(Lot(arguments.seed), arguments.rounds):
         print(f"- {case}")

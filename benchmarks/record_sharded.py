@@ -98,7 +98,12 @@ def run(case: str, card: str, recordings: Path) -> None:
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     phases = Phases()
     runner = deepspeed if ranks > 1 and spec.parallelism.engine == "deepspeed" else pytorch
-    runner(spec, phases)
+    if spec.parallelism.pipeline_parallel > 1:
+        from benchmarks.pipelined import pipelined
+
+        pipelined(spec, phases, stage_of(spec, rank), STEPS)
+    else:
+        runner(spec, phases)
     record = {
         "case": case,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,6 +123,11 @@ def run(case: str, card: str, recordings: Path) -> None:
     recordings.parent.mkdir(parents=True, exist_ok=True)
     with recordings.open("a") as file:
         file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def stage_of(spec: Any, rank: int) -> int:
+    """The pipeline stage of a rank: neighbouring ranks share a stage (Megatron-LM core/parallel_state.py)."""
+    return rank * int(spec.parallelism.pipeline_parallel) // int(spec.parallelism.ranks)
 
 
 def uses_torchao(training: Any) -> bool:

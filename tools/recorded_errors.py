@@ -18,6 +18,7 @@ import yaml
 
 from benchmarks.verdict_runs import loaded
 from memcalc.errors import InputError
+from memcalc.estimation.stages import stages_of
 from memcalc.measuring.result import allocator_conf
 from memcalc.proving.predictions import under, with_settings
 from memcalc.rehearsal.rehearsal import rehearse
@@ -39,7 +40,7 @@ ALONE = (
 SAMPLED = ("allocator-settings", "sampled")  # as benchmarks/verdict_runs.py records them
 RANKS = ("reserved",)  # one rank of many, as benchmarks/record_sharded.py records them
 GENERATIONS = "generation/reserved-*.jsonl"  # as benchmarks/record_generation.py records them
-OTHER_RANK = " rank="  # a word of the cases of other ranks than the first, which is the one that is replayed
+OTHER_RANK = " rank="  # a word of the cases of other ranks than the first; of these, stages of pipelines are replayed
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
 DIGITS = 6
 
@@ -53,6 +54,7 @@ class Recorded(NamedTuple):
         spec: the run, under the PyTorch and the allocator settings that it ran with.
         allocated: its peak.
         reserved: the peak of reserved memory.
+        stage: the pipeline stage that ran.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Recorded(NamedTuple):
     spec: Spec
     allocated: int
     reserved: int
+    stage: int = 0
 
 
 class Compared(NamedTuple):
@@ -139,8 +142,9 @@ def _ranks() -> Iterator[Recorded]:
                 spec = load(record["spec"], (), gpu=record["device"].partition(":")[2] or None)
                 spec = under(spec, record["versions"]["torch"])
                 peaks = [max(record[part].values()) for part in ("phases", "reserved")]
-                if OTHER_RANK not in record["case"]:
-                    yield Recorded(record["case"], record["device"], spec, *peaks)
+                rank = int(record["case"].partition(OTHER_RANK)[2].split()[0]) if OTHER_RANK in record["case"] else 0
+                if rank == 0 or spec.parallelism.pipeline_parallel == spec.parallelism.ranks:
+                    yield Recorded(record["case"], record["device"], spec, *peaks, stage=rank)
 
 
 def _generations() -> Iterator[Recorded]:
@@ -159,7 +163,7 @@ def compared(run: Recorded) -> Compared:
     """A record with the replay of its run."""
     if not can_replay(run.spec):
         return Compared(run, None, None)
-    found = rehearse(run.spec)
+    found = rehearse(run.spec, stage=stages_of(run.spec)[run.stage])
     return Compared(run, found.reserved_bytes, max(whole for whole, _ in found.tops.values()))
 
 

@@ -144,8 +144,8 @@ class _LoggedRequests(Requests):
     def relabel(self, number: int, component: Component) -> None:
         pass
 
-    def hold(self, number: int) -> None:
-        self._left[number] += 1
+    def hold(self, number: int, owners: int = 1) -> None:
+        self._left[number] += owners
 
     def drop(self, numbers: Iterable[int]) -> None:
         for number in numbers:

@@ -109,7 +109,8 @@ def choice_of(spec: Spec) -> Choice:
         training.ema,
         training.zero_grad == "zero",
         training.zero_grad_before == "backward",
-        training.gradient_accumulation_steps > 1,
+        # GPipe's forwards all come before the first backward: they and it meet no gradients of earlier micro-batches.
+        training.gradient_accumulation_steps > 1 and spec.parallelism.schedule != "gpipe",
         spec.parallelism.zero_stage,
         spec.parallelism.shards,
         spec.parallelism.expert_shards,

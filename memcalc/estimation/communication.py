@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memcalc.estimation.choice import Choice, choice_of
-from memcalc.estimation.engines import megatron
+from memcalc.estimation.engines import megatron, pipelining
 from memcalc.estimation.engines.buffers import Around, Buffers
 from memcalc.estimation.engines.ddp import ddp
 from memcalc.estimation.engines.deepspeed import deepspeed
@@ -22,9 +22,11 @@ def communication_buffers(spec: Spec, stage: Stage) -> Buffers:
             return Buffers()
         received = (megatron.received_gradient(spec),)
         return Buffers((), Around(backward_layer=received, backward_first_layer=received, backward_embedding=received))
+    of_stages = tuple(pipelining.received(spec, stage)) if pipelining.uses_pipelining(spec) else ()
     if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1:
-        return Buffers()
-    return _buffers(without_properties(stage_parameters(spec, stage)), choice_of(spec))
+        return Buffers(of_stages)
+    found = _buffers(without_properties(stage_parameters(spec, stage)), choice_of(spec))
+    return found._replace(steady=(*of_stages, *found.steady))
 
 
 @lru_cache(maxsize=1024)

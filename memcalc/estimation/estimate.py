@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from memcalc.errors import InputError
@@ -39,10 +40,16 @@ class Played(NamedTuple):
     Args:
         rests: by phase, bytes of blocks beyond the requested bytes.
         reserved_bytes: the most that the allocator reserves on the device.
+        by_stage: the same of each pipeline stage, if there are several; then the others are those of the worst.
     """
 
     rests: Mapping[str, int]
     reserved_bytes: int
+    by_stage: Mapping[int, Played] = MappingProxyType({})
+
+    def of(self, stage: int) -> Played:
+        """Return the overhead of one pipeline stage."""
+        return self.by_stage.get(stage, self)
 
 
 def estimate(spec: Spec, played: Played | None = None) -> Result:
@@ -62,7 +69,7 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
     refuse_foreign(spec)
     refuse_settings(spec)
     card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
-    ranks = [rank_result(spec, stage, card, played) for stage in stages_of(spec)]
+    ranks = [rank_result(spec, stage, card, played and played.of(stage.index)) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable sort: of equal stages the first one is the headline
     return Result(
         source="estimate",

@@ -55,6 +55,11 @@ class Stage(NamedTuple):
         """The number of layers on the stage."""
         return sum(piece.stop - piece.first for piece in self.chunks)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of its layers in the model, in the order of forward."""
+        return tuple(number for piece in self.chunks for number in range(piece.first, piece.stop))
+
 
 class Traits(NamedTuple):
     """What layer types differ in.
@@ -177,9 +182,14 @@ def stages_that_matter(spec: Spec) -> list[Stage]:
     Stages are of one type when they hold equally many layers of each type, and agree on holding embedding and LM head.
     In no schedule does a later stage have more in flight than an earlier one.
     """
-    found: dict[object, Stage] = {}
+    return [alike[0] for alike in stages_alike(spec)]
+
+
+def stages_alike(spec: Spec) -> list[list[Stage]]:
+    """Return all stages by type, as `stages_that_matter` has them."""
+    found: dict[object, list[Stage]] = {}
     for stage in stages_of(spec):
-        found.setdefault(tuple(composition(spec, piece) for piece in stage.chunks), stage)
+        found.setdefault(tuple(composition(spec, piece) for piece in stage.chunks), []).append(stage)
     return list(found.values())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.estimation.allocation import rounded
 from memcalc.estimation.choice import choice_of
 from memcalc.estimation.engines import megatron
+from memcalc.estimation.engines.pipelining import uses_pipelining
 from memcalc.estimation.frozen import adapters_follow_the_head, loads_weights
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.parameters import mask_elements, table_elements
@@ -159,12 +160,16 @@ def complex_table(spec: Spec) -> Item:
 
 @remembered
 def inputs(spec: Spec) -> list[Item]:
-    """Return token ids and labels, int64, on the device from the phase `input` on."""
-    b = spec.training.sequences
+    """Return token ids and labels, int64, on the device from the phase `input` on.
+
+    PyTorch's pipeline schedules split a batch of all micro-batches.
+    """
+    whole = uses_pipelining(spec)
+    b = spec.training.sequences * (spec.training.gradient_accumulation_steps if whole else 1)
     s = -(-spec.training.row_length // spec.parallelism.context_parallel)
     each = 8 * b * s
     mask = from_phase("input")
-    formula = "8·b·s/c" if spec.parallelism.context_parallel > 1 else "8·b·s"
+    formula = f"8·{'m·' if whole else ''}b·s{'/c' if spec.parallelism.context_parallel > 1 else ''}"
     citation = "torch.int64 token ids"
     return [
         Item(Component.INPUTS, "batch", name, (b, s), "int64", 1, each, rounded(each), mask, formula, citation)

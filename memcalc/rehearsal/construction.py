@@ -23,10 +23,10 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
 
-def layers_with_experts(spec: Spec) -> tuple[bool, ...]:
-    """Return whether each layer has experts; empty if no layer has any."""
+def layers_with_experts(spec: Spec, stage: Stage) -> tuple[bool, ...]:
+    """Return whether each layer of a stage has experts; empty if no layer of the model has any."""
     moe = spec.model.moe
-    return () if moe is None else tuple(moe.has_experts(layer) for layer in range(spec.model.num_layers))
+    return () if moe is None else tuple(map(moe.has_experts, stage.numbers))
 
 
 def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[Built]:
@@ -35,7 +35,7 @@ def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[
     Workspaces are allocated by the operators that need them, gradients in backward, logits in forward.
     """
     parameters = stage_parameters(spec, stage)
-    ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec)))
+    ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec, stage)))
     copies = _copies_of(parameters, choice)
     # Workspaces and logits come with the passes.
     later = (Component.LIBRARY_WORKSPACE, Component.LOGITS_AND_LOSS)
@@ -68,7 +68,7 @@ def loaded_model(spec: Spec, stage: Stage, choice: Choice) -> Iterator[Built]:
     allocated once.
     """
     parameters = stage_parameters(spec, stage)
-    ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec)))
+    ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec, stage)))
     weights = _sized(ordered, _copies_of(parameters, choice), choice, Role.WEIGHTS)
     yield from _joined(chain.from_iterable(weights))
     buffers = registered_buffers(spec, stage)

@@ -64,14 +64,20 @@ class Passing:
         self.head = Frame(len(self.blocks) - 1, {})
         self.named: Frame | None = None  # the layer with further results that a Python variable still references
         self.shared: dict[Table, int] = {}  # RoPE caches and masks that the embedding block allocates and layers read
+        self.output = -1  # of a pipeline stage without LM head
+        self.received = -1  # the gradient of its output
+        self.input_gradient = -1  # of a pipeline stage whose input another one has sent
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
         # Layers that are the last in backward to read storages of the embedding block -> event count -> storages to
         # free.
         self.last_readers: dict[int, dict[int, list[tuple[Frame, int]]]] = {}
 
-    def forward(self) -> None:
-        """Run forward until the model returns its logits."""
-        hidden = -1
+    def forward(self, hidden: int = -1) -> None:
+        """Run forward until the model returns its logits, or a pipeline stage without LM head its `output`.
+
+        Args:
+            hidden: storage of the input that another stage has sent; -1: the first block makes it.
+        """
         self.openings, self.layers = [], {}
         self.engine.before_forward(ROOT)
         for number, block in enumerate(self.blocks):
@@ -79,7 +85,8 @@ class Passing:
                 self.openings.append(frame := Frame(number, {}))
                 if self.engine.wraps_ends:
                     self.engine.before_forward(EMBEDDING)
-                hidden = self.run(frame, hidden)
+                made = self.run(frame, hidden)
+                hidden = made if made >= 0 else hidden
                 if self.engine.wraps_ends:
                     self.engine.after_forward(EMBEDDING)
                 tables = ((block.program.storages[at].table, each) for at, each in frame.held.items())
@@ -88,6 +95,11 @@ class Passing:
             hidden = self.forward_of(item, hidden)
         if self.timeline.spec.training.implementation == "plain":
             self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers run in a separate function
+        if not self.timeline.stage.has_head:
+            self.output = hidden
+            self._take_over_name(None)
+            self._end_of_forward()
+            return
         if self.engine.wraps_ends:
             self.engine.before_forward(TAIL)
         self.run(self.head, hidden)
@@ -97,7 +109,7 @@ class Passing:
             self._end_of_forward()
 
     def _end_of_forward(self) -> None:
-        if self.engine.wraps_ends:
+        if self.engine.wraps_ends and self.timeline.stage.has_head:
             self.engine.after_forward(TAIL)
         self.engine.after_forward(ROOT)
 
@@ -110,19 +122,28 @@ class Passing:
             self._end_of_forward()
         self._let_go("region")
 
-    def backward(self) -> list[int]:
-        """Run backward and return the storages of all gradients."""
+    def backward(self, gradient: int = -1) -> list[int]:
+        """Run backward and return the storages of all gradients.
+
+        Args:
+            gradient: of the output, which another pipeline stage has sent; -1: the loss is computed here.
+        """
         self.last_readers = self._last_readers()
-        self.gradients = []
-        arrival = 0 if self.engine.output_is_loss else self._arrival()
-        gradient = self.back(self.head, -1, {arrival: self._reach_model})
+        self.gradients, self.received = [], gradient
+        if self.timeline.stage.has_head:
+            arrival = 0 if self.engine.output_is_loss else self._arrival()
+            gradient = self.back(self.head, -1, {arrival: self._reach_model})
+        else:
+            self.engine.before_backward(ROOT)
         if self.engine.wraps_ends:
             self.gradients += self.engine.after_backward(TAIL, self._produced(self.head, TAIL))
         gradient = self.backward_of(self.plan, gradient)
         if self.engine.wraps_ends:
             self.engine.before_backward(EMBEDDING)
-        for frame in reversed(self.openings):
-            gradient = self.back(frame, gradient)
+        if self.timeline.stage.has_embedding:
+            for frame in reversed(self.openings):
+                gradient = self.back(frame, gradient)
+        self.input_gradient = gradient
         if self.engine.wraps_ends:  # the root may have other embeddings
             own = set(self.parameters[EMBEDDING].values())
             produced = [each for frame in self.openings for each in self._produced(frame, EMBEDDING, ROOT)]
@@ -201,11 +222,38 @@ class Passing:
     def _backward_of_layer(self, layer: int, gradient: int) -> int:
         self.engine.before_backward(layer)
         readers = self.last_readers.get(layer, {})
-        unread = {position: partial(self._drop_tables, tables) for position, tables in readers.items()}
+        unread: dict[int, Callable[[], None]] = {
+            position: partial(self._drop_tables, tables) for position, tables in readers.items()
+        }
+        if gradient == self.received >= 0:
+            unread.update(self._sum_apart(self.layers[layer]))
         gradient = self.back(self.layers[layer], gradient, unread)
         self._drop_tables(readers.get(len(self._steps(self.layers[layer].number, "backward")), ()))
         self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))
         return gradient
+
+    def _sum_apart(self, frame: Frame) -> Mapping[int, Callable[[], None]]:
+        """Allocate the first sum of gradients along the residual stream, which autograd usually computes in place.
+
+        A gradient that another stage has sent stays in its buffer, so it is not overwritten. The first sum is where an
+        operator's input gradient is freed by the operator itself. Source: torch 2.13 csrc/autograd/input_buffer.cpp,
+        can_accumulate_inplace.
+        """
+        exact, steps = self.blocks[frame.number].sized.exact, self._steps(frame.number, "backward")
+        start = newest = steps[0][1]
+        maker = steps[0][0].operator
+        for position, (event, at, *_) in enumerate(steps):
+            if event.operator.when is not When.RUN:
+                continue
+            if event.sign > 0 and exact[at] == exact[start]:
+                newest, maker = at, event.operator
+            elif event.sign < 0 and (at, event.operator) == (newest, maker):
+                return {position: partial(self._replace, frame, start, exact[start])}
+        return NOTHING
+
+    def _replace(self, frame: Frame, at: int, size: int) -> None:
+        before, frame.held[at] = frame.held[at], self.requests.take(size, 0, Component.ACTIVATIONS)
+        self.requests.drop((before,))
 
     def _forget_masks(self, layer: int) -> None:
         """Free masks that no earlier layer reads."""
@@ -278,7 +326,7 @@ class Passing:
                 if is_result and "forward" not in self.threads:
                     self._workspace("forward")
         hooks.get(len(steps), _nothing)()
-        return self._kept_output(frame) if output < 0 and frame.number != self.head.number else output
+        return self._kept_output(frame) if output < 0 <= program.output else output
 
     def _kept_output(self, frame: Frame) -> int:
         """Return a block's output that its own backward needs, too, with an additional owner."""

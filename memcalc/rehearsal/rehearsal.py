@@ -23,7 +23,7 @@ from memcalc.estimation.optimizers.registered import in_order
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.sharding import Held, stage_parameters
 from memcalc.estimation.sized import run_sizer, sizer_of
-from memcalc.estimation.stages import recomputed_count, stages_of
+from memcalc.estimation.stages import Stage, recomputed_count, stages_of
 from memcalc.estimation.standing import logits_of_the_step_before, returns_loss, workspace
 from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
@@ -37,6 +37,7 @@ from memcalc.sharding.ddp import DDP
 from memcalc.sharding.deepspeed import deepspeed_engine, lacks
 from memcalc.sharding.engine import ROOT, Engine, by_unit
 from memcalc.sharding.fsdp2 import FSDP2
+from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.spec.cards import find_card
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.segments import Segment, items_of
@@ -53,15 +54,24 @@ NOT_COMPARED = ("galore",)  # not compared with any recorded run: the null CUDA 
 COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
 
-def requests_of(spec: Spec) -> Requests:
-    """Return the requests of three steps, or of a whole generation, in order; `why_not(spec)` must be empty."""
+def requests_of(spec: Spec, stage: Stage | None = None) -> Requests:
+    """Return the requests of three steps, or of a whole generation, in order; `why_not(spec)` must be empty.
+
+    Args:
+        spec: the run.
+        stage: of its ranks the ones of this pipeline stage; None: the first.
+    """
     if spec.inference is not None:
         return GenerationRequests(spec, Requests()).record()
-    return Rehearsal(spec, Requests()).play()
+    if spec.parallelism.pipeline_parallel == 1:
+        return Rehearsal(spec, Requests()).play()
+    from memcalc.rehearsal.pipeline import PipelineRehearsal  # it extends Rehearsal
+
+    return PipelineRehearsal(spec, Requests(), stage or stages_of(spec)[0]).play()
 
 
-def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
-    """Replay three steps of a run, or a whole generation; `why_not(spec)` must be empty.
+def rehearse(spec: Spec, alloc_conf: str = "", stage: Stage | None = None) -> Replay:
+    """Replay three steps of a run, or a whole generation; `why_not(spec)` must be empty; `stage`: as in `requests_of`.
 
     The replay is limited to the GPU's memory, where the allocator frees cached blocks before it fails. A run that does
     not fit, or has no GPU, is replayed without a limit.
@@ -70,7 +80,7 @@ def rehearse(spec: Spec, alloc_conf: str = "") -> Replay:
         InputError: the PyTorch version does not accept these settings.
     """
     torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
-    requests = requests_of(spec)
+    requests = requests_of(spec, stage)
     if spec.hardware.gpu is None:
         return replay(requests, settings, torch)
     card = find_card(spec.hardware.gpu)
@@ -86,29 +96,33 @@ class Rehearsal:
     Args:
         spec: the run.
         requests: where they are recorded.
+        stage: the pipeline stage; None: the first.
     """
 
     passing_type = Passing
 
-    def __init__(self, spec: Spec, requests: Requests) -> None:
-        self.spec, self.stage, self.choice = spec, stages_of(spec)[0], choice_of(spec)
+    def __init__(self, spec: Spec, requests: Requests, stage: Stage | None = None) -> None:
+        self.spec, self.stage, self.choice = spec, stage or stages_of(spec)[0], choice_of(spec)
         card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
         self.values, self.workspace = symbol_values(spec, card), workspace("forward", spec, card, 0)
         parameters = stage_parameters(spec, self.stage)
         parts = groups(parameters, self.choice)
         self.built = [*built_before_training(spec, self.stage, self.choice)]
         self.requests = requests
-        self.ordered = tuple(in_order(parameters, self.choice.update.family, layers_with_experts(spec)))
-        self.units = by_unit(self.ordered, spec.model.num_layers, ends=self.choice.wraps_ends)
+        experts = layers_with_experts(spec, self.stage)
+        self.ordered = tuple(in_order(parameters, self.choice.update.family, experts))
+        self.units = by_unit(self.ordered, self.stage.numbers, ends=self.choice.wraps_ends)
         self.engine = engine_of(requests, self.ordered, self.units, spec)
         self.parameters = {
             unit: {_gradient_name(held, spec.training.implementation): held for held in found}
             for unit, found in self.units.items()
         }
-        if spec.model.tie_word_embeddings:  # its gradient is named after the head
+        if (
+            spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1
+        ):  # its gradient is named after the head
             self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])  # tied embeddings are the root's
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
-        self.step = OptimizerStep(requests, self.engine.updated(trained), layers_with_experts(spec), self.engine)
+        self.step = OptimizerStep(requests, self.engine.updated(trained), experts, self.engine)
         self.repeats = requests.repeats and self.engine.repeats
         self.threads: set[str] = set()  # threads with a cuBLAS workspace
         self.alive: dict[int, list[int]] = {}  # index in `built` -> live storages
@@ -207,7 +221,7 @@ class Rehearsal:
                 else self.passing_type(
                     self.requests,
                     timeline,
-                    _plan(self.spec),
+                    plan_of(self.spec),
                     self.engine,
                     self.parameters,
                     self.workspace.each,
@@ -322,16 +336,16 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
     fsdp2 = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
     deepspeed = parallelism.engine == "deepspeed"
     return {
-        "pipeline parallelism": parallelism.pipeline_parallel > 1,
+        **(dict.fromkeys(pipeline_lacks(spec), True) if parallelism.pipeline_parallel > 1 else {}),
         "context parallelism": parallelism.context_parallel > 1,
         "expert parallelism": parallelism.expert_parallel > 1,
         "a sharding engine on one rank": alone and parallelism.zero_stage > 0,
-        **dict.fromkeys(lacks(spec, _plan(spec)) if deepspeed else (), True),
+        **dict.fromkeys(lacks(spec, plan_of(spec)) if deepspeed else (), True),
         "fp32 gradients in addition to autograd's on several ranks": not (deepspeed or alone)
         and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
         "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
         "layers in one checkpoint segment under FSDP2": fsdp2
-        and not all(isinstance(item, int) or len(item) == 1 for item in _plan(spec)),
+        and not all(isinstance(item, int) or len(item) == 1 for item in plan_of(spec)),
         "evaluation under DeepSpeed": deepspeed and training.evaluation_batch_size is not None,
         "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in TOKENWISE,
     }
@@ -343,7 +357,7 @@ def engine_of(requests: Requests, ordered: Sequence[Held], units: Mapping[int, S
     if choice.data_parallel == 1:
         return Engine(requests)
     if choice.engine == "deepspeed":
-        return deepspeed_engine(requests, ordered, units, spec, _plan(spec))
+        return deepspeed_engine(requests, ordered, units, spec, plan_of(spec))
     if choice.engine == "fsdp2":
         return FSDP2(requests, units, choice)
     return DDP(requests, ordered, choice)
@@ -357,7 +371,7 @@ def _gradient_name(held: Held, implementation: str) -> str:
     return f"{module}.{held.tensor}"
 
 
-def _plan(spec: Spec) -> Segment:
+def plan_of(spec: Spec) -> Segment:
     """Return the recomputation plan with all layers, for every notation of `recompute`."""
     training, layers = spec.training, spec.model.num_layers
     if not isinstance(training.recompute, str):

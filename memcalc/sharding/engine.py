@@ -136,12 +136,12 @@ class Engine:
         """Run after the optimizer step."""
 
 
-def by_unit(ordered: Sequence[Held], layers: int, *, ends: bool = False) -> Mapping[int, tuple[Held, ...]]:
+def by_unit(ordered: Sequence[Held], layers: Sequence[int], *, ends: bool = False) -> Mapping[int, tuple[Held, ...]]:
     """Return the parameters of each unit in registration order.
 
     Args:
         ordered: all parameters, as `in_order` yields them.
-        layers: number of layers.
+        layers: the number of each layer in the model.
         ends: whether the embedding is a unit, and final norm and LM head are another.
     """
     inside = [held for held in ordered if held.where == "layer"]
@@ -150,12 +150,12 @@ def by_unit(ordered: Sequence[Held], layers: int, *, ends: bool = False) -> Mapp
         if held.where != "layer":
             own = EMBEDDING if is_embedding(held) else TAIL if held.where == "head" else ROOT
             units.setdefault(own if ends else ROOT, []).append(held)
-    layer, seen, kind = -1, set[Held](), ""
+    numbers, layer, seen, kind = iter(layers), -1, set[Held](), ""
     for held in inside:
         prefix = held.module.partition("*")[0]
         if held in seen or prefix != kind:  # the first parameter of the next layer
-            layer, seen, kind = layer + 1, set(), prefix
+            layer, seen, kind = next(numbers), set(), prefix
         seen.add(held)
         units.setdefault(layer, []).append(held)
-    assert layer + 1 == layers
+    assert next(numbers, None) is None
     return {unit: tuple(found) for unit, found in units.items()}

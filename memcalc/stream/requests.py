@@ -132,9 +132,13 @@ class Requests:
         """Set the component of a storage that a later reader knows better than the code that allocated it."""
         self.components[number] = component
 
-    def hold(self, number: int) -> None:
-        """Add an owner to a storage."""
-        self._owners[number] += 1
+    def hold(self, number: int, owners: int = 1) -> None:
+        """Add owners to a storage."""
+        self._owners[number] += owners
+
+    def owners(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Return the number of owners of each of these storages."""
+        return {number: self._owners[number] for number in numbers}
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Remove one owner of each storage, and free the storages without owners."""

@@ -203,6 +203,8 @@ def _fits(spec: Spec) -> bool:
 def _with_memory(spec: Spec, card: Card | None, rank: RankResult, need: Need | None) -> RankResult:
     """Return the rank with its reserved memory, from the replay or from recorded runs."""
     found = need or recorded_need(spec, card, rank.ledger.peak_bytes)
+    if need is not None and need.played is not None:
+        found = need._replace(reserved_bytes=need.played.of(rank.rank.get("pipeline_stage", 0)).reserved_bytes)
     context = 0 if card is None else card.context_bytes
     cached = found.reserved_bytes - rank.ledger.peak_bytes
     memory = DeviceMemory(

@@ -11,7 +11,7 @@ from memcalc.estimation.estimate import Played
 from memcalc.estimation.generation.sizing import allocated_bytes as generation_bytes
 from memcalc.estimation.moving import peak_bytes
 from memcalc.estimation.outside import outside_bytes
-from memcalc.estimation.stages import stages_of, stages_that_matter
+from memcalc.estimation.stages import Stage, stages_alike, stages_of, stages_that_matter
 from memcalc.estimation.states import state_peak
 from memcalc.ledger.verdict import Answer, Errors
 from memcalc.rehearsal.rehearsal import requests_of, why_not
@@ -123,10 +123,14 @@ def recorded_need(spec: Spec, card: Card | None, allocated: int) -> Need:
 
 def gets_through(spec: Spec, card: Card) -> bool:
     """Return whether the replay of a run finishes on its GPU, ignoring errors."""
-    room, requests = card.usable_bytes - outside_bytes(spec, card), requests_of(spec)
-    if not spec.training.alloc_conf and reserved_upper_bound(requests) <= room:
-        return True  # proven for default settings, without a replay
-    return _replays(spec, requests)(room) is not None
+    room = card.usable_bytes - outside_bytes(spec, card)
+    for stage in stages_that_matter(spec):
+        requests = requests_of(spec, stage)
+        if not spec.training.alloc_conf and reserved_upper_bound(requests) <= room:
+            continue  # proven for default settings, without a replay
+        if _replays(spec, requests)(room) is None:
+            return False
+    return True
 
 
 def _replays(spec: Spec, requests: Requests) -> Callable[[int | None], Replay | None]:
@@ -157,6 +161,30 @@ def _allocated(spec: Spec, card: Card | None) -> int:
 
 
 def _replayed(spec: Spec, card: Card | None) -> Need | None:
+    """Replay the ranks of each type of pipeline stage; return the worst need. None: see `_replayed_rank`."""
+    if spec.inference is not None or spec.parallelism.pipeline_parallel == 1:
+        return _replayed_rank(spec, card, None)
+    worst: Need | None = None
+    by_stage: dict[int, Played] = {}
+    for alike in stages_alike(spec):
+        need = _replayed_rank(spec, card, alike[0])
+        if need is None or need.played is None:
+            return None
+        by_stage |= {stage.index: need.played for stage in alike}
+        if worst is None or _badness(need) > _badness(worst):
+            worst = need
+    assert worst is not None
+    assert worst.played is not None
+    return worst._replace(played=worst.played._replace(by_stage=by_stage))
+
+
+def _badness(need: Need) -> tuple[int, int]:
+    """Order needs by their answer, then by their bytes."""
+    answers = (None, "fits", "unknown", "does-not-fit")
+    return answers.index(need.on_card), need.reserved_bytes
+
+
+def _replayed_rank(spec: Spec, card: Card | None, stage: Stage | None) -> Need | None:
     """Replay on the GPU, where the allocator frees cached blocks before it runs out of memory.
 
     None if the run needs more than the largest device on which the allocator is modelled with its settings.
@@ -165,7 +193,7 @@ def _replayed(spec: Spec, card: Card | None) -> Need | None:
     the largest error. It certainly fails if a device larger by the largest error is not enough.
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
-    on = _replays(spec, requests_of(spec))
+    on = _replays(spec, requests_of(spec, stage))
     room = None if card is None else card.usable_bytes - outside
     on_card = on(room)
     found = on_card or on(None)

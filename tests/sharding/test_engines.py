@@ -142,7 +142,7 @@ def test_buckets_of_ddp() -> None:
 def test_every_layer_is_a_unit(preset: str) -> None:
     spec = memcalc.load(preset)
     parameters = stage_parameters(spec, stages_of(spec)[0])
-    units = by_unit(tuple(in_order(parameters, "")), spec.model.num_layers)
+    units = by_unit(tuple(in_order(parameters, "")), range(spec.model.num_layers))
 
     assert set(units) == {ROOT, *range(spec.model.num_layers)}
     elements = sum(held.elements for found in units.values() for held in found)
@@ -201,7 +201,7 @@ def test_recorded_ranks() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("pipeline_parallel=2",), "pipeline parallelism"),
+        (("pipeline_parallel=2", "schedule=zb-h1", "gradient_accumulation_steps=2"), "schedule zb-h1"),
         (("context_parallel=2",), "context parallelism"),
         (("engine=fsdp2", "zero_stage=3", "recompute=[[0,1]]"), "layers in one checkpoint segment under FSDP2"),
         (("engine=ddp", "recipe=mixed-20"), "fp32 gradients in addition to autograd's on several ranks"),

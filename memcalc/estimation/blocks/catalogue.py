@@ -13,7 +13,7 @@ from memcalc.estimation.blocks.plain import PlainBlock
 from memcalc.estimation.blocks.plain_ends import plain_embedding, plain_head, shared_tables
 from memcalc.estimation.blocks.structure import Structure, structure_of
 from memcalc.estimation.compilation import compiled
-from memcalc.estimation.program import END, START, Event, Program
+from memcalc.estimation.program import END, Event, Program
 from memcalc.estimation.saving import save_on_host
 from memcalc.estimation.tape import Tape, Tensor
 from memcalc.spec.spec import Spec
@@ -134,7 +134,8 @@ def _tables(structure: Structure) -> Program:
     # in the other implementations the table belongs to the module
     elif structure.implementation in ("plain", "huggingface"):
         shared_tables(tape, structure)
-    made = tuple(Event(index, 1, START) for index in sorted(tape.held | tape.names))
-    gone = tuple(Event(index, -1, END) for index in sorted(tape.held))
-    read_by = tuple(sorted(tape.read_by.items()))
-    return Program(tuple(tape.storages), made, (), gone, names=tuple(sorted(tape.names)), read_by=read_by)
+    made = compiled(tape, None, keeps_gradients=False, main_gradient_dtype=None, trains=False).forward
+    held, read_by = tuple(sorted(tape.held)), tuple(sorted(tape.read_by.items()))
+    gone = tuple(Event(index, -1, END) for index in held)
+    storages, names = tuple(tape.storages), tuple(sorted(tape.names))
+    return Program(storages, made, (), gone, names=names, read_by=read_by, held=held)

@@ -1,0 +1,134 @@
+"""One rank of a pipeline: the reference decoder's layers of one stage, in torch.distributed.pipelining's schedules.
+
+Every rank has the batch of all micro-batches, and no outputs are merged (return_outputs=False), as in torchtitan 0.2.2
+(torchtitan/train.py, forward_backward_step). The other ranks are PyTorch's fake process group, so stages are told what
+they would agree on: that all of them know the shapes of what they pass on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from memcalc.estimation.stages import Stage, stages_of
+from memcalc.spec.spec import Spec
+from memcalc.step.causal_lm import default_dtype, loss
+from memcalc.step.decoder import Layer
+from memcalc.step.dtypes import compute_dtype, weight_dtype
+from memcalc.step.norms import norm
+from memcalc.step.optimizers import build_optimizer, hidden_matrices
+from memcalc.step.positions import prepare
+from memcalc.step.recipes import Copies
+from memcalc.step.recompute import contexts_of, plan_of, run_plan
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": schedules.ScheduleGPipe,
+    "1f1b": schedules.Schedule1F1B,
+    "interleaved": schedules.ScheduleInterleaved1F1B,
+}
+
+
+class Piece(nn.Module):
+    """The layers of a stage, or of one chunk of it; with embedding and LM head at the ends of the model."""
+
+    def __init__(self, spec: Spec, stage: Stage) -> None:
+        super().__init__()
+        model, self.spec, self.stage = spec.model, spec, stage
+        assert model.embedding_size == model.hidden_size
+        assert not model.embedding_norm
+        first = stage.has_embedding
+        rows = model.max_position_embeddings + model.position_embedding_offset
+        learned = first and model.position_embedding == "learned"
+        self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if first else None
+        self.embed_positions = nn.Embedding(rows, model.hidden_size) if learned else None
+        places = range(stage.first, stage.stop)
+        self.layers = nn.ModuleDict({str(at): Layer(model, spec.training, at) for at in places})
+        self.norm = norm(model, model.hidden_size) if stage.has_head and model.final_norm else None
+        self.lm_head = None
+        if stage.has_head:
+            self.lm_head = nn.Linear(model.hidden_size, model.vocab_size, bias=model.lm_head_bias)
+        self.plan = [
+            item
+            for item in plan_of(spec.training, model.num_layers)
+            if (item if isinstance(item, int) else item[0]) in places
+        ]
+        self.contexts = contexts_of(spec)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids or hidden states (b, s, d) to hidden states or logits."""
+        model, training = self.spec.model, self.spec.training
+        length = x.shape[1]
+        if self.embed_tokens is not None:
+            ids, x = x, self.embed_tokens(x)
+            if self.embed_positions is not None:
+                first = model.position_embedding_offset
+                x = x + self.embed_positions(torch.arange(first, first + length, device=ids.device))
+        tables = prepare(model, training.attention, length, compute_dtype(training), x.device)
+        x = run_plan(self.plan, x, lambda index, x: self.layers[str(index)](x, tables), self.contexts)
+        x = x if self.norm is None else self.norm(x)
+        return x if self.lm_head is None else self.lm_head(x)
+
+
+def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
+    """Train for a few steps on one rank; `rank` is its stage."""
+    device = torch.device("cuda", 0)
+    training, micro_batches = spec.training, spec.training.gradient_accumulation_steps
+    stage = stages_of(spec)[rank]
+    with phases.phase("model"), device, default_dtype(weight_dtype(training)):
+        pieces = [Piece(spec, piece) for piece in stage.chunks]
+    module = nn.ModuleList(pieces)
+    with phases.phase("optimizer"):
+        copies = Copies(module.parameters(), training)
+        tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
+        hidden = copies.optimized_as(hidden_matrices(module))
+        optimizer = build_optimizer(training, copies.optimized, hidden, tables)
+    shape = (training.micro_batch_size * micro_batches, training.sequence_length)
+    with phases.phase("input"):
+        ids, labels = (torch.randint(spec.model.vocab_size, shape, device=device) for _ in range(2))
+    schedule = schedule_of(spec, pieces, stage, device, phases)
+    for step in range(1, steps + 1):
+        with phases.phase(f"zero_grad_{step}"):
+            copies.zero_grad(set_to_none=training.zero_grad == "set_to_none")
+        phases.step = step
+        words = {"target": labels} if stage.has_head else {}
+        with phases.phase(f"backward_{step}"):  # what follows the last part of a micro-batch
+            schedule.step(*((ids,) if stage.has_embedding else ()), **words, return_outputs=False)
+        with phases.phase(f"optimizer_step_{step}"):
+            copies.step(optimizer)
+
+
+def schedule_of(spec: Spec, pieces: list[Piece], stage: Stage, device: torch.device, phases: Any) -> Any:
+    """The schedule, with what each part of a micro-batch holds counted by phase."""
+    training, parallelism = spec.training, spec.parallelism
+    parts = parallelism.pipeline_parallel * len(pieces)
+    hidden = (training.micro_batch_size, training.sequence_length, spec.model.hidden_size)
+    dtype = compute_dtype(training) if training.recipe != "fp32" else torch.float32
+    passed = torch.empty(hidden, dtype=dtype, device="meta", requires_grad=True)
+    ids = torch.empty(hidden[:2], dtype=torch.int64, device="meta")
+    logits = torch.empty((*hidden[:2], spec.model.vocab_size), dtype=dtype, device="meta", requires_grad=True)
+    found: list[Any] = []
+    for number, (piece, part) in enumerate(zip(pieces, stage.chunks, strict=True)):
+        given, made = ids if part.has_embedding else passed, logits if part.has_head else passed
+        place = stage.index + number * parallelism.pipeline_parallel
+        each: Any = PipelineStage(piece, place, parts, device, input_args=given, output_args=made)
+        each._warmup_forward_vote = each._warmup_backward_result = lambda *_, **__: torch.ones(1)  # noqa: SLF001
+        each.forward_one_chunk = counted(each.forward_one_chunk, phases, "forward")
+        each.backward_one_chunk = counted(each.backward_one_chunk, phases, "backward")
+        found.append(each)
+    stages: Any = found if parallelism.schedule == "interleaved" else found[0]
+    kind = SCHEDULES[parallelism.schedule]
+    return kind(stages, training.gradient_accumulation_steps, loss_fn=counted(loss, phases, "loss"))
+
+
+def counted(function: Callable[..., Any], phases: Any, name: str) -> Callable[..., Any]:
+    """The function, in a phase of its own of the current step."""
+
+    def inside(*arguments: Any, **words: Any) -> Any:
+        with phases.phase(f"{name}_{phases.step}"):
+            return function(*arguments, **words)
+
+    return inside

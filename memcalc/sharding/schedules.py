@@ -1,0 +1,128 @@
+"""Pipeline schedules: what one stage does, in order, and the Python variables that reference what it sends.
+
+Source: torch 2.13 distributed/pipelining/schedules.py, the `_step_microbatches` of each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from memcalc.estimation.engines.pipelining import uses_pipelining
+from memcalc.estimation.stages import Stage
+from memcalc.spec.segments import has_segments
+from memcalc.spec.spec import Spec
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")  # those without a backward in two parts
+
+
+class Action(NamedTuple):
+    """One step of a schedule.
+
+    Args:
+        kind: forward or backward of a micro-batch on a chunk of the stage; or an assignment to a variable.
+        variable: the variable that then references what is sent; for "assign": which references nothing any more; "":
+            none does, and none references the output.
+        chunk: number of the chunk on this stage.
+        micro_batch: number of the micro-batch.
+        newest: whether it is a backward of the micro-batch whose forward came last.
+    """
+
+    kind: Literal["forward", "backward", "assign"]
+    variable: str
+    chunk: int = 0
+    micro_batch: int = 0
+    newest: bool = False
+
+
+def lacks(spec: Spec) -> Iterator[str]:
+    """Yield the properties of a pipeline for which the order of requests is not modelled."""
+    training, parallelism, model = spec.training, spec.parallelism, spec.model
+    stages, micro_batches = parallelism.pipeline_parallel, training.gradient_accumulation_steps
+    several = parallelism.schedule == "interleaved"
+    rounds = max(1, micro_batches // stages)
+    reasons = {
+        "Megatron's or DeepSpeed's pipelines": not uses_pipelining(spec),
+        f"schedule {parallelism.schedule}": parallelism.schedule not in SCHEDULES,
+        "fewer micro-batches than stages": parallelism.schedule == "1f1b" and micro_batches < stages,
+        "micro-batches that are not a multiple of the rounds": several and micro_batches % rounds > 0,
+        "pipelines over replicas of the model": parallelism.ranks != stages,
+        "pipelines of modules that are not the reference decoder's": training.implementation != "plain",
+        "pipelines under autocast": training.autocasts,
+        "pipelines of adapters": training.lora is not None,
+        "pipelines in FP8": training.fp8 != "none",
+        "pipelines and offloaded activations": training.offload_activations != "none",
+        "pipelines and an average of the weights": training.ema != "none",
+        "pipelines and evaluation": training.evaluation_batch_size is not None,
+        "pipelines and generated completions": training.completion_length is not None,
+        "pipelines and a reference model": training.reference_model,
+        f"pipelines and a loss that is {training.loss}": training.loss != "materialized" or not training.loss_upcast,
+        "pipelines and logits in fp32": training.logits_dtype == "fp32",
+        "pipelines and layers in one checkpoint segment": has_segments(training.recompute),
+        "pipelines and embeddings that are not as wide as the model": model.embedding_size != model.hidden_size,
+        "pipelines and a norm of the embeddings": model.embedding_norm,
+    }
+    yield from (reason for reason, is_so in reasons.items() if is_so)
+
+
+def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
+    """Yield what a stage does in one step."""
+    name, stages = spec.parallelism.schedule, spec.parallelism.pipeline_parallel
+    micro_batches = spec.training.gradient_accumulation_steps
+    if name == "interleaved":
+        return _interleaved(stage.index, stages, len(stage.chunks), micro_batches)
+    return (_gpipe if name == "gpipe" else _one_forward_one_backward)(stage.index, stages, micro_batches)
+
+
+def _gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
+    """ScheduleGPipe: all forwards, then all backwards; `ops` is assigned before each backward and after it."""
+    del stage, stages
+    for number in range(micro_batches):
+        yield Action("forward", "ops", 0, number)
+    for number in range(micro_batches):
+        yield Action("assign", "ops")
+        yield Action("backward", "ops", 0, number, number == micro_batches - 1)
+
+
+def _one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
+    """Schedule1F1B: as many forwards as stages are left, then a backward before each forward."""
+    warmup = min(micro_batches, stages - stage)
+    for number in range(warmup):
+        yield Action("forward", "fwd_sends", 0, number)
+    for number in range(micro_batches):
+        ahead = min(number + warmup, micro_batches)
+        yield Action("backward", "bwd_sends", 0, number, ahead - 1 == number)
+        if ahead < micro_batches:
+            yield Action("forward", "fwd_sends", 0, ahead)
+
+
+def _interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
+    """ScheduleInterleaved1F1B: rounds of as many micro-batches as stages through each chunk.
+
+    What is sent is referenced until the next action, which sends it (_PipelineScheduleRuntime, _perform_action).
+
+    Source: _calculate_single_rank_operations, _get_warmup_ops.
+    """
+    rounds = max(1, micro_batches // stages)
+    size = micro_batches // rounds
+    total = chunks * micro_batches
+    warmup = min((chunks - 1) * size + 2 * (stages - 1 - stage), total)
+    forwards, backwards = [0] * chunks, [0] * chunks
+
+    def forward(operation: int) -> Action:
+        chunk = operation // size % chunks
+        forwards[chunk] += 1
+        return Action("forward", "", chunk, forwards[chunk] - 1)
+
+    def backward(operation: int) -> Action:
+        chunk = chunks - 1 - operation // size % chunks
+        backwards[chunk] += 1
+        return Action("backward", "", chunk, backwards[chunk] - 1)
+
+    for operation in range(warmup):
+        yield forward(operation)
+    for operation in range(total - warmup):
+        yield forward(warmup + operation)
+        yield backward(operation)
+    for operation in range(total - warmup, total):
+        yield backward(operation)
