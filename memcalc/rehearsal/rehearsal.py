@@ -27,6 +27,7 @@ from memcalc.estimation.stages import recomputed_count, stages_of
 from memcalc.estimation.standing import logits_of_the_step_before, returns_loss, workspace
 from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
+from memcalc.rehearsal.backward_updates import UpdatesInBackward
 from memcalc.rehearsal.built import Built
 from memcalc.rehearsal.construction import built_before_training, layers_with_experts
 from memcalc.rehearsal.generation import GenerationRequests, why_no_generation
@@ -196,7 +197,7 @@ class Rehearsal:
             unsharded = self.engine.has_unsharded_gradients
             arriving = gradients_on_arrival(self.spec, exist=unsharded or (exist and not sharded), sharded=sharded)
             if self.engine.hooks_gradients and sharded:
-                arriving = arriving._replace(kept=True)  # until the engine takes it over
+                arriving = arriving._replace(kept=True, update=())  # until the engine takes it over
             timeline = PlannedTimeline(self.spec, self.stage, sizer_of(self.values), arriving, Around())
             known = self.kinds.get(exist)
             passing = (
@@ -338,6 +339,8 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
 def engine_of(requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec) -> Engine:
     """Return the sharding engine of a run."""
     choice = choice_of(spec)
+    if choice.updates_in_backward:
+        return UpdatesInBackward(requests, ordered)
     if choice.data_parallel == 1:
         return Engine(requests)
     if choice.engine == "deepspeed":

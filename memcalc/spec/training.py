@@ -112,6 +112,11 @@ class TrainingSpec(Block):
     optimizer_options: OptimizerOptions = Field(
         OptimizerOptions(), description="further options that its state depends on"
     )
+    optimizer_in_backward: bool = Field(
+        False,
+        description="the optimizer updates each parameter during backward, once its gradient is complete, and frees "
+        "the gradient (torchtune's optimizer_in_bwd, register_post_accumulate_grad_hook)",
+    )
     gradient_dtype: Dtype | None = Field(
         None, description="dtype in which gradients are summed; default: that of the recipe"
     )
