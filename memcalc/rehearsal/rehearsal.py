@@ -127,7 +127,7 @@ class Rehearsal:
     def play(self) -> Requests:
         """Record all phases."""
         training = self.spec.training
-        asked = (training.evaluation_batch_size is not None, training.completion_length is not None)
+        asked = (self._evaluates("between"), training.completion_length is not None)
         between = tuple(phase for phase, is_asked in zip((EVALUATION, GENERATION), asked, strict=True) if is_asked)
         played = (*PHASES, *between, *STEADY) if between else STEPS_PLAYED
         for phase, following in zip(played, (*played[1:], ""), strict=True):
@@ -161,6 +161,10 @@ class Rehearsal:
             self.step.build()
         elif kind == "optimizer_step":
             self._step(first=phase == "optimizer_step_1")
+        elif phase == "zero_grad_1" and self._evaluates("before"):
+            self.requests.begin(EVALUATION)
+            self._evaluate()
+            self.requests.begin(phase)
         elif kind == "zero_grad" and not self.choice.zeroes_gradients:
             self.stale, self.gradients = self.gradients, []
             if not self.choice.keeps_gradients_until_backward:
@@ -218,6 +222,10 @@ class Rehearsal:
         self.passing.forward()
         if not returns_loss(self.spec):
             self._forget_output()
+
+    def _evaluates(self, when: str) -> bool:
+        training = self.spec.training
+        return training.evaluation_batch_size is not None and training.evaluation_when in (when, "both")
 
     def _evaluate(self) -> None:
         """Record two batches without gradients, after the step's gradients are freed; later ones repeat the second."""

@@ -65,6 +65,15 @@ class TrainingSpec(Block):
     evaluation_batch_size: Size | None = Field(
         None, description="sequences of an evaluation's forward pass between steps; default: no evaluation"
     )
+    evaluation_when: Literal["between", "before", "both"] = Field(
+        "between",
+        description="when it runs: between steps | before the first step, on two batches (a sanity check, as LitGPT's) | "
+        "both",
+    )
+    evaluation_loss: Literal["training", "whole"] = Field(
+        "training",
+        description="an evaluation's loss: that of training | whole: of a shifted copy of all logits (LitGPT)",
+    )
     completion_length: Size | None = Field(
         None,
         description="tokens of each sequence that the model generates itself before it trains on them (GRPO); default: "
