@@ -67,8 +67,8 @@ class TrainingSpec(Block):
     )
     evaluation_when: Literal["between", "before", "both"] = Field(
         "between",
-        description="when it runs: between steps | before the first step, on two batches (a sanity check, as LitGPT's) | "
-        "both",
+        description="when an evaluation runs: between steps | before the first step, on two batches (a sanity check) | "
+        "both (LitGPT)",
     )
     evaluation_loss: Literal["training", "whole"] = Field(
         "training",
@@ -138,8 +138,8 @@ class TrainingSpec(Block):
     )
     recompute: RecomputeWord | RecomputeLayers = Field(
         "none",
-        description="none | selective | full | every-k (each k-th layer) | a list of layers; a nested list is one "
-        "checkpoint segment",
+        description="layers that backward recomputes: none | selective | full | every-k (each k-th) | a list of them, "
+        "where a nested list is one checkpoint segment",
     )
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(strict=False)] = Field(
         ("core_attn",), description="what selective recomputation recomputes, in Megatron-LM's syntax"
@@ -172,7 +172,8 @@ class TrainingSpec(Block):
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
     loss: Loss = Field(
         "materialized",
-        description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary",
+        description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary; with "
+        "implementation megatron fused is Transformer Engine's, on logits that it overwrites",
     )
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="number of chunks of the tokens in a chunked loss"
