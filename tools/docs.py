@@ -52,6 +52,7 @@ from tools import (  # noqa: E402
     formulas,
     generation,
     offload,
+    program_defaults,
     programs,
     published_configs,
     real_gpus,
@@ -559,6 +560,7 @@ def accuracy_sharded_summary() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     **dry_runs.TABLES,
     **programs.TABLES,
+    **program_defaults.TABLES,
     "releases": releases_table,
     "accuracy-drawn": drawn.drawn_summary,
     "accuracy-drawn-worst": drawn.drawn_worst,

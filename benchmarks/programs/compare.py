@@ -30,6 +30,8 @@ UNDER = -2.0  # percent: an estimate that is lower than this promises too much
 MIB = 2**20
 # Programs that pad what they are given: of texts that are all long, none is padded, which the file cannot know.
 DATA_DECIDE = ("sft", "accelerate")
+# Programs that evaluate before their first step, and again after more steps than a record has.
+EVALUATE_BEFORE = ("litgpt",)
 # Scripts that free the model's outputs with the line that makes them, which their configs do not say.
 SCRIPTS = ("accelerate", "deepspeed")
 FREES_OUTPUTS = re.compile(r"\)\.loss$", re.MULTILINE)
@@ -132,6 +134,8 @@ def settings(record: Mapping[str, Any], *, named: bool) -> tuple[str, ...]:
     given = tuple(record["sized"]["settings"])
     if record["data"] == "texts" and record["sized"]["framework"] in DATA_DECIDE and not PACKED.search(file_of(record)):
         given += ("padding_mask=none",)
+    if record["sized"]["framework"] in EVALUATE_BEFORE:
+        given += ("evaluation_when=before",)
     if record["sized"]["framework"] in SCRIPTS and FREES_OUTPUTS.search(record["files"].get("train.py", "")):
         given += ("logits_until=loss",)
     if not named:

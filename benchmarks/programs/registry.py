@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.programs import (
     accelerated,
     axolotl,
+    compiled,
     deepspeeds,
     lightnings,
     litgpt,
@@ -33,6 +34,7 @@ _MODULES = (
     torchtune,
     torchtitan,
     megatron,
+    compiled,
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}

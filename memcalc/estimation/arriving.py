@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from memcalc.estimation.adapters import read_dtype
 from memcalc.estimation.blocks.catalogue import Gradients
+from memcalc.estimation.choice import choice_of
+from memcalc.estimation.optimizers.temporaries import update_of_one
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 
@@ -33,6 +35,9 @@ def gradients_on_arrival(spec: Spec, *, exist: bool, sharded: bool) -> Gradients
         # DeepSpeed's stage 2 copies each gradient into its bucket and frees it at once; FSDP2 waits for the whole
         # layer.
         return Gradients(kept=spec.parallelism.engine != "deepspeed", main_dtype=None)
+    if spec.training.optimizer_in_backward:
+        update = choice_of(spec).update
+        return Gradients(kept=False, main_dtype=None, update=update_of_one(update))
     recipe = RECIPES[spec.training.recipe]
     if exist or recipe.gradients is None:
         return Gradients(kept=False, main_dtype=None)

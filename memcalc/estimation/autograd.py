@@ -10,6 +10,8 @@ from memcalc.estimation.saving import SOURCE
 from memcalc.estimation.tape import CAST, IN_PLACE, REDUCED, SAME, SUMMED, VIEW, Node, Segment, Tape, Tensor
 from memcalc.ledger.component import Component
 
+UPDATE = "torch.optim: the optimizer's step in a post-accumulate-grad hook of the parameter"
+
 
 class Backward:
     """The autograd engine on a tape: operators in reverse order, saved tensors freed after use, gradients summed.
@@ -24,6 +26,8 @@ class Backward:
         kept: storages that are live between forward and backward.
         keeps_gradients: whether a parameter's gradient stays allocated once it is produced.
         main_gradient_dtype: dtype of a second copy of each gradient; None without one.
+        update: dtypes of the temporaries, as large as the gradient, of an optimizer that updates each parameter when
+            its gradient is complete.
         runs_again: whether the block is recomputed together with other blocks before its backward.
     """
 
@@ -33,6 +37,7 @@ class Backward:
         kept: set[int],
         keeps_gradients: bool,
         main_gradient_dtype: str | None,
+        update: tuple[str, ...] = (),
         *,
         runs_again: bool = False,
     ) -> None:
@@ -40,6 +45,7 @@ class Backward:
         self.runs_again = runs_again
         self.keeps_gradients = keeps_gradients
         self.main_gradient_dtype = main_gradient_dtype
+        self.update = update
         self.events: list[Event] = []
         self.references: dict[int, int] = {}
         self.pending: dict[Tensor, int] = {}
@@ -318,6 +324,16 @@ class Backward:
                 component=Component.GRADIENTS,
             )
             self.allocate(copy)
+        gradient = self.tape.storages[index]
+        temporaries = [
+            self.tape.store(
+                f"update by {gradient.name}", gradient.shape, dtype, UPDATE, component=Component.TEMPORARIES
+            )
+            for dtype in self.update
+        ]
+        for each in temporaries:
+            self.allocate(each)
+        self.let_go(temporaries)
         if not self.keeps_gradients:
             self.release(index)
 

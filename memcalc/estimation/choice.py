@@ -59,6 +59,7 @@ class Choice(NamedTuple):
     held_in: str = ""  # dtype of the stored weights, where it is not `base`
     refers: bool = False  # a frozen reference copy of the model is resident
     zero: ZeroSpec = ZERO  # DeepSpeed's buffer sizes
+    updates_in_backward: bool = False  # each parameter is updated as soon as its gradient is complete
     narrow_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in FP8
 
     @property
@@ -138,6 +139,7 @@ def choice_of(spec: Spec) -> Choice:
         training.fp8_params,
         refers=training.reference_model,
         zero=spec.parallelism.zero_optimization,
+        updates_in_backward=training.optimizer_in_backward,
         narrow_gather=float8_of(spec) if training.fp8_all_gather else None,
     )
 

@@ -14,6 +14,7 @@ def compiled(
     *,
     keeps_gradients: bool,
     main_gradient_dtype: str | None,
+    update: tuple[str, ...] = (),
     runs_again: bool = False,
     trains: bool = True,
     holds_output: bool = False,
@@ -26,6 +27,7 @@ def compiled(
         keeps_gradients: whether a parameter's gradient stays allocated; otherwise it is freed at once because it is
             added to an existing one.
         main_gradient_dtype: dtype of a second copy of each produced gradient (mixed-20), or None.
+        update: dtypes of the temporaries, as large as the gradient, of an optimizer that steps within backward.
         runs_again: whether the block is recomputed together with other blocks before its backward.
         trains: whether there is a backward.
         holds_output: whether the output, if it is a leaf, is counted here because the next block does not save it.
@@ -47,7 +49,7 @@ def compiled(
     reads: dict[str, int] = {}
     checkpoint_end = -1
     if trains:
-        engine = Backward(tape, kept, keeps_gradients, main_gradient_dtype, runs_again=runs_again)
+        engine = Backward(tape, kept, keeps_gradients, main_gradient_dtype, update, runs_again=runs_again)
         backward, reads, checkpoint_end = engine.run(output), engine.reads, engine.checkpoint_end
     saved = {index for node in tape.nodes for index in node.saved} | kept
     storages = tuple(

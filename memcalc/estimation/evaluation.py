@@ -42,13 +42,15 @@ def reference_run(spec: Spec) -> Spec:
 
 def _without_training(spec: Spec, batch: int) -> Spec:
     training = spec.training
+    whole = training.evaluation_loss == "whole"
     changed = {
         "micro_batch_size": batch,
         "gradient_accumulation_steps": 1,
         "recompute": "none",
         "recompute_keep": (),
         "offload_activations": "none",
-        "loss": "materialized" if training.loss == "fused" else training.loss,
+        "loss": "materialized" if whole or training.loss == "fused" else training.loss,
+        "loss_shift": "logits" if whole else training.loss_shift,
         "dropout": 0.0,
     }
     return spec.model_copy(update={"training": training.model_copy(update=changed)})

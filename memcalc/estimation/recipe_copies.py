@@ -39,7 +39,7 @@ def kept_copies(choice: Choice, *, trains: bool) -> Iterator[Copy]:
         yield Copy(Component.MASTER_WEIGHTS, " master", recipe.master or "fp32", 1, phases, citation, role=role)
     # DeepSpeed's stage 1 reduces and frees them after backward
     gradients_from = 1 if choice.engine == "deepspeed" else 2
-    if recipe.gradients is not None:
+    if recipe.gradients is not None and not choice.updates_in_backward:  # then they are events of backward
         citation = "autograd: .grad, from backward to zero_grad"
         mask = _gradient_mask(choice)
         copy = Copy(
@@ -108,6 +108,8 @@ def _gradient_mask(choice: Choice) -> int:
 
     The backward that produces them is evaluated event by event (timeline.py), unless they exist before it starts.
     """
+    if choice.updates_in_backward:
+        return 0
     if choice.partitions_gradients and choice.zero_stage == 3:
         return from_phase("optimizer")  # stage3.py: one flat buffer of the rank's shard, allocated once
     mask = mask_of("optimizer_step_1", "optimizer_step_2")

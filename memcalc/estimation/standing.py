@@ -7,7 +7,7 @@ from memcalc.estimation.choice import choice_of
 from memcalc.estimation.engines import megatron
 from memcalc.estimation.engines.pipelining import uses_pipelining
 from memcalc.estimation.frozen import adapters_follow_the_head, loads_weights
-from memcalc.estimation.items import Item, from_phase, mask_of
+from memcalc.estimation.items import EVALUATION, Item, from_phase, mask_of
 from memcalc.estimation.parameters import mask_elements, table_elements
 from memcalc.estimation.remembered import remembered
 from memcalc.estimation.sharding import stage_parameters
@@ -50,7 +50,8 @@ def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[Item]:
     if training.logits_until != "step" or not whole or not stage.has_head or spec.model.num_labels:
         return []
     passes = ("forward", "loss") if returns_loss(spec) else ("forward",)
-    mask = mask_of("optimizer_step_1", "zero_grad_2", *(f"{each}_2" for each in passes), "optimizer_step_2")
+    passing = (f"{each}_2" for each in passes)
+    mask = mask_of("optimizer_step_1", "zero_grad_2", *passing, "optimizer_step_2", EVALUATION)
     if training.gradient_accumulation_steps > 1:
         mask |= mask_of(*(f"{each}_1" for each in passes))
     dtype = "fp32" if training.logits_dtype == "fp32" else training.dtype

@@ -19,6 +19,9 @@ FP64 = 8  # bytes per element
 
 def step_items(parameters: Parameters, choice: Choice, states: Sequence[State]) -> Iterator[Item]:
     """Yield states and step temporaries; states created after the first step's peak appear later."""
+    if choice.updates_in_backward:  # the temporaries are events of backward
+        yield from _states_of_each(states)
+        return
     update = choice.update
     made: dict[str, int] = {}
     for state in states:
@@ -35,6 +38,14 @@ def step_items(parameters: Parameters, choice: Choice, states: Sequence[State]) 
     yield from highest.items
     if choice.partitions_gradients and choice.zero_stage < 3 and not choice.offloads:
         yield from _norms(parameters, choice, sum(item.count * item.block for item in highest.items) // STEPS)
+
+
+def _states_of_each(states: Sequence[State]) -> Iterator[Item]:
+    """Yield the states where each parameter has an optimizer for itself, and with it the maps of 8-bit states."""
+    scales = sum(state.item.count for state in states if state.item.tensor.endswith("scales"))
+    for state in states:
+        shared = state.held.module == "optimizer"  # optimizers/states.py, shared_states: one map for each kind of scale
+        yield state.item._replace(count=scales) if shared else state.item
 
 
 def _norms(parameters: Parameters, choice: Choice, temporaries: int) -> Iterator[Item]:

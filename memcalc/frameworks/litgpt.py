@@ -37,6 +37,21 @@ def place_litgpt(draft: Draft, *, adapters: bool) -> None:
         draft.default("training.loss_chunks", min(max(-(-length // CHUNK), 1), MOST_CHUNKS))
 
 
+def place_evaluation(draft: Draft, *, fine_tunes: bool) -> None:
+    """Evaluation of a micro-batch before the first step and between steps.
+
+    finetune/{full,lora}.py, pretrain.py, fit: "Verifying settings ..." evaluates two batches; validate takes the loss
+    of all logits at once (chunk_size=0), pretraining's that of training. The example that fine-tuning generates after
+    an evaluation needs less.
+    """
+    size = draft.given("training.micro_batch_size")
+    if type(size) is int:
+        draft.default("training.evaluation_batch_size", size)
+        draft.default("training.evaluation_when", "both")
+        if fine_tunes:
+            draft.default("training.evaluation_loss", "whole")
+
+
 def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
     """LitGPT's own adapters; with a 4-bit base also the embedding.
 

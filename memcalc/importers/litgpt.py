@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.frameworks.litgpt import place_4_bits, place_adapters, place_litgpt
+from memcalc.frameworks.litgpt import place_4_bits, place_adapters, place_evaluation, place_litgpt
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
 from memcalc.importers.models import named_model, place_model
 
@@ -45,7 +45,7 @@ FIELDS: dict[str, Meaning] = {
             *("save_interval", "weight_decay", "beta1", "beta2", "learning_rate"),
         )
     },
-    "eval*": nothing("evaluation is not estimated"),
+    "eval*": nothing("every run evaluates, a micro-batch at a time, before its first step and between steps"),
     "data*": nothing("data"),
     "out_dir": nothing("saving"),
     "log*": nothing("logging"),
@@ -88,8 +88,9 @@ def _finish(draft: Draft) -> None:
         draft.default("training.optimizer_implementation", "fused")
         draft.limit("torch.compile", "litgpt/pretrain.py compiles every run", holds_memory=True)
     adapts = any(path.startswith("lora_") for path in draft.said)
-    place_litgpt(draft, adapters=adapts)
     draft.default("training.micro_batch_size", 1 if fine_tunes else 4)
+    place_litgpt(draft, adapters=adapts)
+    place_evaluation(draft, fine_tunes=fine_tunes)
     devices, nodes = facts.get("devices"), facts.get("nodes", 1)
     gpus = devices * nodes if type(devices) is int and type(nodes) is int else None
     if gpus is not None:

@@ -122,8 +122,8 @@ FIELDS: dict[str, Meaning] = {
     "recompute-vision*": nothing("part of a vision encoder"),
     **dict.fromkeys(("enable-cuda-graph", "external-cuda-graph", "cuda-graph-impl"), lacking("CUDA graphs")),
     "cuda-graph-*": nothing("part of CUDA graphs"),
-    "cross-entropy-loss-fusion": nothing("changes the implementation only"),
-    "cross-entropy-fusion-impl": nothing("changes the implementation only"),
+    "cross-entropy-loss-fusion": fact("fuses_loss", "training.loss"),
+    "cross-entropy-fusion-impl": fact("fusion", "training.loss"),
     "overlap-*": nothing("changes when memory is allocated, not how much"),
     "deepspeed": lacking("DeepSpeed under Megatron", "Megatron-LM's own copies are counted"),
     "zero-stage": to("parallelism.zero_stage"),
@@ -251,6 +251,9 @@ def _finish(draft: Draft) -> None:
             values["training.fp8"] = recipe
         else:
             draft.limit(f"fp8-recipe {recipe}", holds_memory=True)
+    # arguments.py: by default native, which compiles the loss and saves the same
+    if facts.get("fuses_loss") is True and facts.get("fusion") == "te":
+        draft.default("training.loss", "fused")
     place_rows(draft)
     place_ranks(draft)
     place_recompute(draft)

@@ -41,7 +41,7 @@ FIELDS: dict[str, Meaning] = {
     "loss*": nothing(),
     "model.apply_lora_to_output": lacking("an adapter on the head"),
     "model.use_dora": lacking("DoRA"),
-    "optimizer_in_bwd": overcounted("an optimizer step within backward", "gradients are counted all at once"),
+    "optimizer_in_bwd": to("training.optimizer_in_backward", {True: True, False: None}),
     "enable_activation_offloading": ACTIVATIONS,
     "fsdp_cpu_offload": fact("offload", "parallelism.offload"),
     "fsdp.cpu_offload": fact("offload", "parallelism.offload"),
@@ -137,6 +137,10 @@ def _finish(draft: Draft) -> None:
     if kind is not None:
         _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
     _sharding(draft)
+    # recipes/full_finetune_distributed.py: the updates of sharded parameters are not modelled
+    if draft.values.get("training.optimizer_in_backward") and draft.given("parallelism.zero_stage"):
+        del draft.values["training.optimizer_in_backward"]
+        draft.limit("an optimizer that steps within backward", "all gradients are counted", holds_memory=False)
     if FIELD not in draft.overridden:  # torchtune/__init__.py since June 2025, after the last release, 0.6.1
         draft.notes.append(
             "torchtune 0.6.1 leaves the allocator's settings alone, and its main branch has expandable segments: "

@@ -27,6 +27,7 @@ from memcalc.estimation.stages import Stage, recomputed_count, stages_of
 from memcalc.estimation.standing import logits_of_the_step_before, returns_loss, workspace
 from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
+from memcalc.rehearsal.backward_updates import UpdatesInBackward
 from memcalc.rehearsal.built import Built
 from memcalc.rehearsal.construction import built_before_training, layers_with_experts
 from memcalc.rehearsal.generation import GenerationRequests, why_no_generation
@@ -140,7 +141,7 @@ class Rehearsal:
     def play(self) -> Requests:
         """Record all phases."""
         training = self.spec.training
-        asked = (training.evaluation_batch_size is not None, training.completion_length is not None)
+        asked = (self._evaluates("between"), training.completion_length is not None)
         between = tuple(phase for phase, is_asked in zip((EVALUATION, GENERATION), asked, strict=True) if is_asked)
         played = (*PHASES, *between, *STEADY) if between else STEPS_PLAYED
         for phase, following in zip(played, (*played[1:], ""), strict=True):
@@ -176,6 +177,10 @@ class Rehearsal:
             self.step.build()
         elif kind == "optimizer_step":
             self._step(first=phase == "optimizer_step_1")
+        elif phase == "zero_grad_1" and self._evaluates("before"):
+            self.requests.begin(EVALUATION)
+            self._evaluate()
+            self.requests.begin(phase)
         elif kind == "zero_grad" and not self.choice.zeroes_gradients:
             self.stale, self.gradients = self.gradients, []
             if not self.choice.keeps_gradients_until_backward:
@@ -212,7 +217,7 @@ class Rehearsal:
             unsharded = self.engine.has_unsharded_gradients
             arriving = gradients_on_arrival(self.spec, exist=unsharded or (exist and not sharded), sharded=sharded)
             if self.engine.hooks_gradients and sharded:
-                arriving = arriving._replace(kept=True)  # until the engine takes it over
+                arriving = arriving._replace(kept=True, update=())  # until the engine takes it over
             timeline = PlannedTimeline(self.spec, self.stage, sizer_of(self.values), arriving, Around())
             known = self.kinds.get(exist)
             passing = (
@@ -233,6 +238,10 @@ class Rehearsal:
         self.passing.forward()
         if not returns_loss(self.spec):
             self._forget_output()
+
+    def _evaluates(self, when: str) -> bool:
+        training = self.spec.training
+        return training.evaluation_batch_size is not None and training.evaluation_when in (when, "both")
 
     def _evaluate(self) -> None:
         """Record two batches without gradients, after the step's gradients are freed; later ones repeat the second."""
@@ -354,6 +363,8 @@ def _reasons_of_ranks(spec: Spec, choice: Choice) -> dict[str, bool]:
 def engine_of(requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec) -> Engine:
     """Return the sharding engine of a run."""
     choice = choice_of(spec)
+    if choice.updates_in_backward:
+        return UpdatesInBackward(requests, ordered)
     if choice.data_parallel == 1:
         return Engine(requests)
     if choice.engine == "deepspeed":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.spec.broken import Broken
-from memcalc.spec.optimizers import OPTIMIZERS, OptimizerOptions, momentum, nesterov
+from memcalc.spec.optimizers import IN_BACKWARD, OPTIMIZERS, OptimizerOptions, momentum, nesterov
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 
@@ -19,6 +19,7 @@ def optimizing(spec: Spec) -> Iterator[Broken]:
     yield from _implementation(spec)
     yield from _whole_matrices(spec)
     yield from _gradients(spec)
+    yield from _in_backward(spec)
     training = spec.training
     if training.ema != "none" and training.finetune != "full":
         yield Broken(
@@ -85,6 +86,46 @@ def _whole_matrices(spec: Spec) -> Iterator[Broken]:
                 ("parallelism", field),
                 f"{field} = {value} shards weight matrices, but optimizer = {name} needs them whole.",
                 f"Set {field}: {1 if field == 'tensor_parallel' else 0}, or another optimizer.",
+            )
+
+
+def _in_backward(spec: Spec) -> Iterator[Broken]:
+    """Yield violations: an optimizer that steps in backward has one parameter's gradient at a time, and only once."""
+    training, recipe = spec.training, RECIPES[spec.training.recipe]
+    if not training.optimizer_in_backward:
+        return
+    lacks = {
+        ("training", "optimizer"): (training.optimizer, training.optimizer not in IN_BACKWARD, ", ".join(IN_BACKWARD)),
+        ("training", "recipe"): (
+            training.recipe,
+            recipe.master is not None or recipe.main_gradients is not None,
+            "pure, amp or fp32",
+        ),
+        ("training", "gradient_accumulation_steps"): (
+            training.gradient_accumulation_steps,
+            training.gradient_accumulation_steps > 1,
+            "1",
+        ),
+        ("training", "gradient_clipping"): (
+            training.gradient_clipping,
+            training.gradient_clipping is not None,
+            "null: the norm of all gradients is known only when backward has ended",
+        ),
+        ("training", "ema"): (training.ema, training.ema != "none", "none"),
+        ("training", "zero_grad"): (training.zero_grad, training.zero_grad == "zero", "set_to_none"),
+        ("parallelism", "data_parallel"): (spec.parallelism.ranks, spec.parallelism.ranks > 1, "one GPU"),
+        ("training", "implementation"): (
+            training.implementation,
+            training.implementation in ("megatron", "torchtitan"),
+            "plain or huggingface",
+        ),
+    }
+    for path, (value, is_broken, remedy) in lacks.items():
+        if is_broken:
+            yield Broken(
+                path,
+                f"optimizer_in_backward updates each parameter by itself, but {path[-1]} = {value}.",
+                f"Set optimizer_in_backward: false, or {path[-1]}: {remedy}.",
             )
 
 

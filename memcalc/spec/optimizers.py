@@ -108,6 +108,12 @@ OPTIMIZERS: dict[str, Facts] = {
     "galore": Facts(_ALONE, ("rank", "weight_decay")),
 }
 
+# Optimizers that can step one parameter at a time with temporaries of that parameter's size.
+IN_BACKWARD = (
+    *("sgd", "momentum", "adam", "adamw", "adagrad", "adadelta", "adamax", "nadam", "radam", "rmsprop", "asgd"),
+    *("lion", "lamb", "adam-8bit", "lion-8bit"),
+)
+
 GALORE_RANK = 128  # galore_torch 1.0, README.md
 
 

@@ -65,6 +65,15 @@ class TrainingSpec(Block):
     evaluation_batch_size: Size | None = Field(
         None, description="sequences of an evaluation's forward pass between steps; default: no evaluation"
     )
+    evaluation_when: Literal["between", "before", "both"] = Field(
+        "between",
+        description="when an evaluation runs: between steps | before the first step, on two batches (a sanity check) | "
+        "both (LitGPT)",
+    )
+    evaluation_loss: Literal["training", "whole"] = Field(
+        "training",
+        description="an evaluation's loss: that of training | whole: of a shifted copy of all logits (LitGPT)",
+    )
     completion_length: Size | None = Field(
         None,
         description="tokens of each sequence that the model generates itself before it trains on them (GRPO); default: "
@@ -112,6 +121,11 @@ class TrainingSpec(Block):
     optimizer_options: OptimizerOptions = Field(
         OptimizerOptions(), description="further options that its state depends on"
     )
+    optimizer_in_backward: bool = Field(
+        False,
+        description="the optimizer updates each parameter during backward, once its gradient is complete, and frees "
+        "the gradient (torchtune's optimizer_in_bwd, register_post_accumulate_grad_hook)",
+    )
     gradient_dtype: Dtype | None = Field(
         None, description="dtype in which gradients are summed; default: that of the recipe"
     )
@@ -124,8 +138,8 @@ class TrainingSpec(Block):
     )
     recompute: RecomputeWord | RecomputeLayers = Field(
         "none",
-        description="none | selective | full | every-k (each k-th layer) | a list of layers; a nested list is one "
-        "checkpoint segment",
+        description="layers that backward recomputes: none | selective | full | every-k (each k-th) | a list of them, "
+        "where a nested list is one checkpoint segment",
     )
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(strict=False)] = Field(
         ("core_attn",), description="what selective recomputation recomputes, in Megatron-LM's syntax"
@@ -158,7 +172,8 @@ class TrainingSpec(Block):
     dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
     loss: Loss = Field(
         "materialized",
-        description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary",
+        description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary; with "
+        "implementation megatron fused is Transformer Engine's, on logits that it overwrites",
     )
     loss_chunks: Annotated[int, Field(gt=0, le=1024)] = Field(
         8, description="number of chunks of the tokens in a chunked loss"

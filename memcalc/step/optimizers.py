@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,6 +80,9 @@ def build_optimizer(
     Raises:
         Unavailable: its package is not installed.
     """
+    if training.optimizer_in_backward:
+        alone = training.model_copy(update={"optimizer_in_backward": False})
+        return InBackward(*(build_optimizer(alone, [parameter], [], tables) for parameter in parameters))
     name, options = training.optimizer, training.optimizer_options
     decay = {"weight_decay": weight_decay(name, options)}
     if options.paged or name in BITSANDBYTES:
@@ -183,6 +187,29 @@ class Together(torch.optim.Optimizer):
         assert closure is None
         for part in self.parts:
             part.step()
+
+
+class InBackward(Together):
+    """One optimizer for each parameter, which steps and frees the gradient once the gradient is complete.
+
+    Source: torchtune 0.6 training/memory.py, register_optim_in_bwd_hooks.
+    """
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        super().__init__(*parts)
+        for part in parts:
+            for parameter in part.param_groups[0]["params"]:
+                parameter.register_post_accumulate_grad_hook(partial(_update, part))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing: backward has updated every parameter."""
+        assert closure is None
+
+
+def _update(optimizer: torch.optim.Optimizer, _: Tensor) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def _muon(training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[nn.Parameter]) -> torch.optim.Optimizer:

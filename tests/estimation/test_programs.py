@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memcalc
+from memcalc.rehearsal.rehearsal import requests_of
 
 GIB = 2**30
 LLAMA = ("implementation=huggingface", "recipe=pure", "s=1024", "logits_until=loss")
@@ -29,6 +30,27 @@ def test_an_evaluation_holds_its_logits_in_three_forms() -> None:
     assert rows(result, "evaluation", "layers.* ") < 16 * 1024 * D * 4
     states = 3 * 2 * result.parameters  # weights and two moments in bf16
     assert result.ledger.peak_bytes == pytest.approx(10 * logits + states, rel=0.02)
+
+
+def test_an_evaluation_with_a_loss_of_its_own_has_all_logits_whatever_training_has() -> None:
+    """LitGPT's, of logits in fp32: 4 bytes, 4 of their shifted copy, 4 of log-probabilities; in chunks it would be 8."""
+    words = ("implementation=plain", "loss=chunked", "loss_recompute=false", "logits_dtype=fp32")
+    result = estimate(*words, "evaluation_batch_size=16", "evaluation_loss=whole", "recompute=full")
+    logits = 16 * 1024 * V
+
+    assert rows(result, "evaluation", "head") == pytest.approx(12 * logits, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("when", "before", "after"), [("between", False, True), ("before", True, False), ("both", True, True)]
+)
+def test_an_evaluation_is_replayed_when_it_runs(when: str, before: bool, after: bool) -> None:
+    spec = memcalc.load("gpt2", "l=1", "s=64", "evaluation_batch_size=2", f"evaluation_when={when}")
+    phases = [stretch.phase for stretch in requests_of(spec).stretches if stretch.script]
+    evaluations = [at for at, phase in enumerate(phases) if phase == "evaluation"]
+
+    assert any(at < phases.index("forward_1") for at in evaluations) is before
+    assert any(at > phases.index("optimizer_step_2") for at in evaluations) is after
 
 
 def test_without_an_evaluation_there_is_no_such_phase() -> None:

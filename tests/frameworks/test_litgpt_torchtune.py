@@ -36,6 +36,17 @@ def test_litgpts_full_fine_tuning(tmp_path: Path) -> None:
     assert training.repeat_kv
 
 
+def test_litgpt_evaluates_a_micro_batch_before_the_first_step_and_between_steps(tmp_path: Path) -> None:
+    """finetune/full.py, validate: chunk_size=0; pretrain.py, validate: the chunks of training."""
+    text = LITGPT.format(precision="bf16-true").replace("micro_batch_size: 1", "micro_batch_size: 3")
+    fine_tuned = loaded(tmp_path, text).training
+    trained = loaded(tmp_path, text.replace("checkpoint_dir: checkpoints/meta-llama/", "model_name: ")).training
+
+    for training, loss in ((fine_tuned, "whole"), (trained, "training")):
+        assert (training.evaluation_batch_size, training.evaluation_when) == (3, "both")
+        assert training.evaluation_loss == loss
+
+
 def test_litgpts_adapters_have_dropout_and_the_head_in_chunks(tmp_path: Path) -> None:
     training = loaded(tmp_path, LITGPT.format(precision="bf16-true") + "lora_r: 8\n").training
 

@@ -197,6 +197,9 @@ def test_slurms_nodes_are_those_of_the_script(tmp_path: Path) -> None:
         ("--context-parallel-size 2 --cp-comm-type a2a", "parallelism.context_parallel_method", "all-to-all"),
         ("--context-parallel-size 2 --cp-comm-type p2p", "parallelism.context_parallel_method", "ring"),
         ("--pad-vocab-size-to 2048", "model.vocab_size", 2048),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "training.loss", "fused"),
+        ("--cross-entropy-loss-fusion", "training.loss", "vocab-parallel"),
+        ("--cross-entropy-fusion-impl te", "training.loss", "vocab-parallel"),
         (
             "--num-experts 4 --moe-layer-freq '([0]*1+[1]*1)' --moe-ffn-hidden-size 64",
             "model.moe.dense_layers",

@@ -112,13 +112,12 @@ BARS = {
     "trl-dpo": (0.5, 0.4),
     "trl-grpo": (2.0, 0.2),
 }
-# Those that step within backward, and axolotl's fused kernels of adapters, which are said to be overcounted; two loops
-# over two GPUs (causes.md); and one that is padded, which its file leaves open.
+# axolotl's fused kernels of adapters, which are said to be overcounted; two loops over two GPUs (causes.md); and two
+# whose data decide: one that is padded, and one whose sequences are shorter than the file's longest.
 BEYOND = {
     ("loop", "development", 0),
     ("loop", "development", 4),
     ("axolotl", "development", 1),
-    ("torchtune", "held-out", 4),
     ("torchtune", "held-out", 7),
     ("trl-dpo", "development", 3),
 }

@@ -27,6 +27,7 @@ class Gradients(NamedTuple):
 
     kept: bool  # stays allocated; otherwise it is added to an existing gradient and freed
     main_dtype: str | None  # dtype of a second copy of each produced gradient
+    update: tuple[str, ...] = ()  # dtypes of the temporaries, of its size, with which the optimizer updates at once
 
 
 def program(
@@ -73,6 +74,7 @@ def compiled_part(
         output,
         keeps_gradients=gradients.kept,
         main_gradient_dtype=gradients.main_dtype,
+        update=gradients.update,
         runs_again=runs_again,
         trains=structure.cache is None and not structure.evaluates,
         holds_output=part == "embedding" and structure.embedding_stays,

@@ -275,7 +275,7 @@ def structure_of(spec: Spec) -> Structure:
         wide_norms=training.norm_dtype == "fp32",
         wide_output=training.logits_dtype == "fp32",
         drops_logits=training.logits_until == "loss",
-        shifts_logits=huggingface and training.loss_shift == "logits",
+        shifts_logits=training.loss_shift == "logits" and (huggingface or training.evaluation_loss == "whole"),
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
         window_mask=huggingface and fills_windows(spec),
         classifies=model.num_labels > 0,

@@ -121,6 +121,19 @@ def second_moments(optimizer: str) -> bool:
     return optimizer in ("adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adadelta")
 
 
+# A parameter of any size: the updates of `spec.optimizers.ALONE` have temporaries of the parameter's size.
+_ANY = Held("any", "weight", (("m", 2), ("n", 2)), 1, "head")
+
+
+def update_of_one(update: Update) -> tuple[str, ...]:
+    """Return the dtypes of the temporaries, each of the parameter's size, at the peak of updating one parameter."""
+    moments = _update_moments(Parameters((_ANY,)), update)
+    buffers = [[each.buffer for each in moment.alive] for moment in moments]
+    assert all(buffer.shape == "whole" for moment in buffers for buffer in moment), update.optimizer
+    dtypes = [tuple(update.dtype if each.dtype == "update" else each.dtype for each in moment) for moment in buffers]
+    return max(dtypes, key=lambda each: sum(DTYPE_BYTES[dtype] for dtype in each), default=())
+
+
 def part_of(held: Held, update: Update) -> str:
     """Return the part of the model with which a parameter's states are created; Muon's own come first."""
     if update.optimizer == "muon":
