@@ -18,6 +18,7 @@ from memcalc.spec.finetuning import (
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
+from memcalc.spec.towers import VISION
 from memcalc.spec.training import TrainingSpec
 
 
@@ -74,6 +75,8 @@ class Adapters(NamedTuple):
         name = module.rpartition(".")[2]
         if self.quantised is None or name in self.saved:
             return False
+        if module.startswith(VISION):
+            return True
         return name in ATTENTION_TARGETS or name in MLP_TARGETS or (name == "lm_head" and self.quantised.head)
 
 

@@ -80,4 +80,9 @@ def are_mixed(spec: Spec) -> bool:
     model = spec.model
     if model.moe is not None and model.moe.mixed:
         return True
-    return differ_in_masks(spec) or differ_in_rotation(spec)
+    return differ_in_masks(spec) or differ_in_rotation(spec) or differ_in_attention(model)
+
+
+def differ_in_attention(model: ModelSpec) -> bool:
+    """Return whether some layers have linear attention and others attend to all tokens."""
+    return 0 < model.linear_layers(0, model.num_layers) < model.num_layers

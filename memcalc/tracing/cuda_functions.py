@@ -15,6 +15,7 @@ from typing import Any, cast
 from unittest import mock
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
@@ -140,6 +141,8 @@ class CudaFunctions(TorchFunctionMode):
         if function is Tensor.cuda:
             function, args, kwargs = Tensor.to, (args[0], CPU), {}
         if device.type == "cuda":
+            if moved is not None and is_functorch_wrapped_tensor(moved) and len(args) == len((moved, device)):
+                return moved  # under vmap, of masks computed from indices that are on the device already
             if moved is not None and not on_device(moved):
                 return self._uploaded(moved, function, args, kwargs)
             self.placing = True

@@ -143,13 +143,19 @@ class Structure(NamedTuple):
     classifies: bool = False  # the head has labels instead of the vocabulary
     fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
     unturned: bool = False  # this layer applies no RoPE
+    linear: bool = False  # this layer has linear attention
+    fused_linear: bool = False  # linear attention with one linear layer for q, k, v and z
+    grouped_linear: bool = False  # linear attention with fewer key heads than value heads
+    attention_gate: bool = False  # a gate multiplies attention's output
     embedding_stays: bool = False  # the embedding's output is a leaf that the first layer does not save
 
     def of_layers(self, kind: Kind) -> Structure:
         """Return the structure of layers of one type."""
-        if not (kind.detached or kind.masked or kind.unturned):
+        if not (kind.detached or kind.masked or kind.unturned or kind.linear):
             return self
-        return self._replace(detached=self.detached or kind.detached, masked=kind.masked, unturned=kind.unturned)
+        return self._replace(
+            detached=self.detached or kind.detached, masked=kind.masked, unturned=kind.unturned, linear=kind.linear
+        )
 
     def as_read_by_head(self) -> Structure:
         """Return the structure without options that the LM head does not depend on, so its tape is compiled once."""
@@ -285,6 +291,10 @@ def structure_of(spec: Spec) -> Structure:
         others=others,
         windows_again=windows_again,
         others_again=others_again,
+        fused_linear=model.linear_attention is not None and model.linear_attention.fused_projections,
+        grouped_linear=model.linear_attention is not None
+        and model.linear_attention.num_key_heads < model.linear_attention.num_value_heads,
+        attention_gate=model.attention_gate,
     )
 
 

@@ -65,22 +65,23 @@ def _first(prefixes: tuple[str, ...], name: str) -> int:
     return next((at for at, prefix in enumerate(prefixes) if name.startswith(prefix)), len(prefixes))
 
 
-def in_order(parameters: Parameters, family: str, experts: Sequence[bool] = ()) -> Iterator[Held]:
+def in_order(parameters: Parameters, family: str, prefixes: Sequence[str] = ()) -> Iterator[Held]:
     """Yield each parameter of a model in registration order: embedding, each layer, LM head.
 
     Args:
         parameters: each with the number of layers that have it.
         family: the transformers family; empty: in the order of the forward pass.
-        experts: whether each layer has experts, where only some have; empty: dense layers come first.
+        prefixes: of each layer's modules, where layers differ; empty: layers of one type come first.
     """
     embedding, layers, head = registered(parameters, family)
-    yield from embedding
+    for held in embedding:
+        yield from (held,) * held.count  # more than one in a vision tower
     kinds: dict[str, list[Held]] = {}
     for held in layers:
         kinds.setdefault(held.module.partition("*.")[0], []).append(held)
-    if len(kinds) > 1 and experts:
-        for has_experts in experts:
-            yield from kinds["layers.moe." if has_experts else "layers.dense."]
+    if len(kinds) > 1 and prefixes:
+        for prefix in prefixes:
+            yield from kinds.get(prefix, ())
     else:
         for alike in kinds.values():
             for _ in range(max(held.count for held in alike)):
