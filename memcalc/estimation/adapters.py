@@ -8,6 +8,7 @@ from typing import NamedTuple
 from memcalc.estimation.remembered import remembered
 from memcalc.spec.finetuning import (
     ATTENTION_TARGETS,
+    LINEAR_ATTENTION_TARGETS,
     MLP_TARGETS,
     QKV,
     LoraSpec,
@@ -77,7 +78,8 @@ class Adapters(NamedTuple):
             return False
         if module.startswith(VISION):
             return True
-        return name in ATTENTION_TARGETS or name in MLP_TARGETS or (name == "lm_head" and self.quantised.head)
+        linear = name in ATTENTION_TARGETS or name in LINEAR_ATTENTION_TARGETS or name in MLP_TARGETS
+        return linear or (name == "lm_head" and self.quantised.head)
 
 
 @remembered

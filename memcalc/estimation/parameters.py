@@ -328,6 +328,8 @@ def _add_mlp(layer: _Part, model: ModelSpec, prefix: str, d: Axis, width: Axis) 
         if model.gated_mlp:
             layer.linear(prefix + "gate_proj", width, d, "column", bias=model.mlp_bias)
         layer.linear(prefix + "up_proj", width, d, "column", bias=model.mlp_bias)
+        for name in ("alpha_p", "alpha_n") if model.mlp == "xielu" else ():  # XIELUActivation of transformers
+            layer.tensor(f"{prefix}act_fn.{name}", "weight", (("1", 1),), "replicated")
     layer.linear(prefix + "down_proj", d, width, "row", bias=model.mlp_bias)
 
 

@@ -13,7 +13,7 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 
 PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
 Normalization = Literal["layernorm", "rmsnorm"]
-Mlp = Literal["gelu", "relu", "relu2", "swiglu", "geglu"]
+Mlp = Literal["gelu", "relu", "relu2", "xielu", "swiglu", "geglu"]
 Gelu = Literal["exact", "tanh", "new", "fast"]
 Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(strict=False)]
 
@@ -113,7 +113,7 @@ class ModelSpec(Block):
     embedding_size: Size = Field(
         description="embedding dimension, projected to hidden_size if it differs; default: hidden_size"
     )
-    mlp: Mlp = Field("gelu", description="gelu | relu | relu2: two linear layers; swiglu | geglu: three")
+    mlp: Mlp = Field("gelu", description="gelu | relu | relu2 | xielu: two linear layers; swiglu | geglu: three")
     gelu: Gelu = Field(
         "exact",
         description="GELU of transformers' modules: one operator (exact, tanh) | several (gelu_new, gelu_fast ...)",

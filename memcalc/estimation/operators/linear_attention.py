@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.estimation.operators.base import DERIVATIVES, Base
-from memcalc.estimation.tape import NEW, Node, Shape, Tensor
+from memcalc.estimation.operators.base import DERIVATIVES, Base, wider
+from memcalc.estimation.tape import CAST, NEW, Node, Shape, Tensor
 
 CHUNKED = "transformers 5.23 models/qwen3_5/modeling_qwen3_5.py, torch_chunk_gated_delta_rule"
 HEADS = ("b", "h_lv")
@@ -49,17 +49,18 @@ class LinearAttention(Base):
         return Tensor(y.storage, out, dtype, y.grad, strided=True)
 
     def times_parameter(self, x: Tensor, module: str, width: str, name: str) -> Tensor:
-        """x times a function of a parameter with one number per head; saves x and the factor, which is small."""
+        """x times a function of a parameter with few numbers, which is computed in its dtype; saves x."""
         tape, trains = self.tape, self.trains(module)
-        y = tape.new(name, x.shape, "fp32", DERIVATIVES)
+        dtype = wider(x.dtype, "fp32" if self.autocast else self.parameters)
+        y = tape.new(name, x.shape, dtype, DERIVATIVES)
         gradient = (self.parameter_gradient(module, "weight", (width,), self.parameters),) if trains else ()
-        product = (tape.store(f"{name}: gradient times input", x.shape, "fp32", DERIVATIVES),) if trains else ()
+        product = (tape.store(f"{name}: gradient times input", x.shape, dtype, DERIVATIVES),) if trains else ()
         node = Node(
             name,
             (x,),
             (y,),
             (x.storage,) if trains else (),
-            (NEW,),
+            (NEW if x.dtype == dtype else CAST,),
             backward_temporaries=product,
             parameters=gradient,
             keeps_weight=not trains,

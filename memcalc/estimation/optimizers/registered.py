@@ -21,9 +21,11 @@ _NORMS_LAST = (*_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm")
 _EXPERTS_FIRST = (*_PROJECTIONS, "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
 _LATENT_EXPERTS_FIRST = ("attention.", "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
 _IN_LAYERS: dict[str, tuple[str, ...]] = {
+    "apertus": _NORMS_LAST,
     "arcee": _NORMS_LAST,
     "deepseek_v2": _LATENT_EXPERTS_FIRST,
     "deepseek_v3": _LATENT_EXPERTS_FIRST,
+    "flex_olmo": _EXPERTS_FIRST,
     "falcon": ("attention.", "mlp.", "input_norm", "post_attention_norm"),
     "glm4_moe": _EXPERTS_FIRST,
     "gpt_neo": ("input_norm", *_KEYS_FIRST, "post_attention_norm", "mlp."),
@@ -32,10 +34,13 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
     "granitemoe": (*_PROJECTIONS, "input_norm", "post_attention_norm", "mlp."),
     "llama4_text": _EXPERTS_FIRST,
+    "nemotron": _NORMS_LAST,
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
     "phi3": ("attention.o_proj", "attention.", "mlp.", "input_norm", "post_attention_norm"),
+    "qwen3_5_moe_text": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
     "qwen3_moe": _EXPERTS_FIRST,
+    "qwen3_next": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
     "starcoder2": _NORMS_LAST,
 }
 _BEFORE_LAYERS: dict[str, tuple[str, ...]] = {
