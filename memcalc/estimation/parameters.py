@@ -92,7 +92,12 @@ def _tower(model: ModelSpec) -> tuple[Parameter, ...]:
         return ()
     return tuple(
         Parameter(
-            row.module, row.tensor, tuple((str(size), size) for size in row.shape), row.layers, "embedding", "replicated"
+            row.module,
+            row.tensor,
+            tuple((str(size), size) for size in row.shape),
+            row.layers,
+            "embedding",
+            "replicated",
         )
         for row in tower_parameters(model.vision_config)
     )

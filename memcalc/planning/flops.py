@@ -14,7 +14,11 @@ def layer_flops(spec: Spec, layer: int) -> int:
     tokens = spec.training.micro_batch_size * spec.training.sequence_length
     weights = 0
     for row in parameter_table(model):
-        if row.where != "layer" or len(row.shape) < 2 or not row.module.startswith(("layers.*", prefix_of(model, layer))):
+        if (
+            row.where != "layer"
+            or len(row.shape) < 2
+            or not row.module.startswith(("layers.*", prefix_of(model, layer)))
+        ):
             continue
         if ".experts." in row.module and model.moe is not None:  # a token is routed to k of E
             weights += row.elements * model.moe.num_experts_per_token // model.moe.num_experts

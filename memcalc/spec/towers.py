@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 from memcalc.errors import InputError
 
-
 VISION = "vision."  # prefix of the modules
 
 
@@ -106,9 +105,7 @@ class _Tower:
             )
         for name in ("gate_proj", "up_proj") if gated else ("fc1",):
             self.linear(f"layers.*.mlp.{name}", inner, width, layers=layers, bias=bias)
-        self.linear(
-            "layers.*.mlp.down_proj" if gated else "layers.*.mlp.fc2", width, inner, layers=layers, bias=bias
-        )
+        self.linear("layers.*.mlp.down_proj" if gated else "layers.*.mlp.fc2", width, inner, layers=layers, bias=bias)
 
 
 APART = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -118,7 +115,9 @@ JOINED = ("qkv", "proj")
 def _patches(tower: _Tower, width: int, *, bias: bool) -> None:
     """Qwen's patch embedding: a three-dimensional convolution over frames, height and width."""
     patch = tower.size("patch_size")
-    tower.conv("patch_embed", width, tower.size("in_channels"), tower.size("temporal_patch_size"), patch, patch, bias=bias)
+    tower.conv(
+        "patch_embed", width, tower.size("in_channels"), tower.size("temporal_patch_size"), patch, patch, bias=bias
+    )
 
 
 def _merger(tower: _Tower, module: str, width: int, out: int, *, norm: int) -> None:
@@ -216,7 +215,9 @@ def _llama4(tower: _Tower) -> None:
     tower.layer_norm("layernorm_post", width)
     tower.plain_layers(width, tower.size("intermediate_size"), APART)
     out = tower.size("projector_output_dim")
-    tower.linear("vision_adapter.mlp.fc1", tower.size("projector_input_dim"), tower.size("intermediate_size"), bias=False)
+    tower.linear(
+        "vision_adapter.mlp.fc1", tower.size("projector_input_dim"), tower.size("intermediate_size"), bias=False
+    )
     tower.linear("vision_adapter.mlp.fc2", out, out, bias=False)
     tower.linear("projector.linear_1", tower.text_size, tower.size("vision_output_dim"), bias=False)
 
@@ -244,7 +245,9 @@ def _kimi(tower: _Tower) -> None:
     tower.plain_layers(width, tower.size("intermediate_size"), ("proj", "q_proj", "k_proj", "v_proj"))
     tower.layer_norm("final_layernorm", width)
     joined = width * prod(tower.vision["merge_kernel_size"])
-    tower.layer_norm("projector.pre_norm", _checked(tower.whole.get("projection_hidden_size", 1152), "projection_hidden_size"))
+    tower.layer_norm(
+        "projector.pre_norm", _checked(tower.whole.get("projection_hidden_size", 1152), "projection_hidden_size")
+    )
     tower.linear("projector.in_proj", joined, joined)
     tower.linear("projector.out_proj", tower.text_size, joined)
 

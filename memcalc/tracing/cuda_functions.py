@@ -15,8 +15,8 @@ from typing import Any, cast
 from unittest import mock
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -36,11 +36,19 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 def on_device(value: Any) -> bool:
     """Return whether a tensor is on the emulated device."""
+    value = _below_vmap(value)
     if isinstance(value, FakeTensor):
         device = value.fake_device
         return device.type != "meta" and device != HOST  # a module built on meta gets its memory later
     part = getattr(value, "_local_tensor", None)
     return is_made_of_tensors(value) if part is None else on_device(part)
+
+
+def _below_vmap(value: Any) -> Any:
+    """Return the tensor below the wrappers of torch.func.vmap, in which transformers computes masks."""
+    while isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return value
 
 
 def shown_device(kind: type[Tensor]) -> property:
@@ -141,8 +149,6 @@ class CudaFunctions(TorchFunctionMode):
         if function is Tensor.cuda:
             function, args, kwargs = Tensor.to, (args[0], CPU), {}
         if device.type == "cuda":
-            if moved is not None and is_functorch_wrapped_tensor(moved) and len(args) == len((moved, device)):
-                return moved  # under vmap, of masks computed from indices that are on the device already
             if moved is not None and not on_device(moved):
                 return self._uploaded(moved, function, args, kwargs)
             self.placing = True
@@ -216,6 +222,7 @@ def _holds_fake(value: Any) -> bool:
         return any(_holds_fake(item) for item in value)
     if isinstance(value, dict):
         return any(_holds_fake(item) for item in value.values())
+    value = _below_vmap(value)
     return isinstance(value, FakeTensor) or is_made_of_tensors(value)
 
 

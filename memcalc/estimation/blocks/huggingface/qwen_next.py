@@ -90,7 +90,9 @@ class Qwen35(PartlyTurned):
         beta, decay = ops.cast(beta, "fp32", "beta by head"), ops.copy(decay, "decay by head")
         normed = [self.unit_norm(x, name) for x, name in zip(wide, ("queries", "keys"), strict=False)]
         scaled = ops.scale(normed[0], "scaled queries")
-        query, key = (ops.copy(x, f"{n}, padded", (*BY_HEAD, "d_lk")) for x, n in ((scaled, "queries"), (normed[1], "keys")))
+        query, key = (
+            ops.copy(x, f"{n}, padded", (*BY_HEAD, "d_lk")) for x, n in ((scaled, "queries"), (normed[1], "keys"))
+        )
         value = ops.copy(wide[2], "values, padded", (*BY_HEAD, "d_lv"))
         beta, decay = (ops.copy(x, f"{n}, padded", BY_HEAD) for x, n in ((beta, "beta"), (decay, "decay")))
         v_beta = ops.mul(value, beta, "beta·values", reduces=True)
@@ -105,7 +107,9 @@ class Qwen35(PartlyTurned):
         decayed = ops.mul(k_beta, ops.pointwise(total, "factors of keys", saves="output"), "decayed keys", reduces=True)
         values = ops.solved(system, v_beta, "new values")
         solved = ops.solved(system, decayed, "decayed keys, solved")
-        read = ops.mul(query, ops.pointwise(total, "factors of queries", saves="output"), "decayed queries", reduces=True)
+        read = ops.mul(
+            query, ops.pointwise(total, "factors of queries", saves="output"), "decayed queries", reduces=True
+        )
         left = ops.pointwise(ops.scale(total, "decay left"), "factors of keys left", saves="output")
         written = ops.mul(key, left, "keys to write", reduces=True)
         core = ops.scanned(values, solved, read, scores, written)
