@@ -126,7 +126,9 @@ def frozen_parameters(model: ModelSpec) -> int:
 def buffer_elements(model: ModelSpec) -> int:
     """Return the elements of the buffers that transformers registers: router biases, RoPE caches, scales, masks."""
     corrections = model.layers_with_experts(0, model.num_layers) * corrections_of_a_router(model)
-    return corrections + table_elements(model) + family_buffers(model.architecture).scalars + mask_elements(model)
+    buffers = family_buffers(model.architecture)
+    scalars = buffers.scalars + buffers.layer_scalars * model.num_layers
+    return corrections + table_elements(model) + scalars + mask_elements(model)
 
 
 def corrections_of_a_router(model: ModelSpec) -> int:

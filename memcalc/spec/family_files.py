@@ -61,6 +61,7 @@ class Buffers:
         rotary_tables: number of RoPE caches: one for full and one for sliding attention (Gemma 3).
         unused_rotary: the RoPE cache exists regardless of the position embedding (Falcon with ALiBi).
         scalars: number of buffers of one element (Gemma's embedding scale).
+        layer_scalars: the same in every layer (xIELU's two constants).
         masks: place of a causal mask of max_position_embeddings squared: once in the model, or in every layer.
         narrow_corrections: router biases have the weights' dtype instead of fp32.
     """
@@ -69,6 +70,7 @@ class Buffers:
     rotary_tables: int = 1
     unused_rotary: bool = False
     scalars: int = 0
+    layer_scalars: int = 0
     masks: Literal["model", "layer"] | None = None
     narrow_corrections: bool = False
 

@@ -347,6 +347,16 @@ TOWERS: dict[str, tuple[Callable[[_Tower], None], dict[str, Any]]] = {
 
 
 @lru_cache(maxsize=64)
+def makes_masks(config: str) -> bool:
+    """Return whether the whole model always makes masks, in which tokens of one image attend to each other.
+
+    transformers 5.23 models/gemma3/modeling_gemma3.py, create_masks_for_vision_model: in training, with or without
+    images.
+    """
+    return json.loads(config).get("model_type") == "gemma3"
+
+
+@lru_cache(maxsize=64)
 def tower_parameters(config: str) -> tuple[TowerParameter, ...]:
     """Return the parameters of a vision tower and its projector.
 

@@ -20,6 +20,7 @@ from memcalc.spec.families import family_of, rules_of
 from memcalc.spec.families_inverse import write_hf_config
 from memcalc.spec.family_values import PROBABILITIES
 from memcalc.spec.foreign import configuration, family_of_foreign, sizes_of
+from memcalc.spec.layers import masks_images
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.multimodal import LANGUAGE_FAMILIES
 from memcalc.spec.segments import Segment, has_segments, leaves
@@ -81,7 +82,7 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
     backends = CPU_BACKENDS
     if kernel == "sdpa" and device.type == "cuda":
         backends = list(dict.fromkeys((CUDA_BACKENDS[training.attention], SDPBackend.EFFICIENT_ATTENTION)))
-        backends = backends if makes_masks(config, spec) else backends[:1]
+        backends = backends if makes_masks(config, spec) or masks_images(spec.model) else backends[:1]
     windows = windows_of_the_kernel if training.attention_windows == "kernel" else nullcontext
 
     @contextmanager

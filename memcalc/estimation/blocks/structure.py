@@ -14,7 +14,7 @@ from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_of, rules_of
 from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.kernels import needs_columns
-from memcalc.spec.layers import fills_windows, has_padding_mask, windows_among
+from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, windows_among
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
@@ -283,9 +283,9 @@ def structure_of(spec: Spec) -> Structure:
         drops_logits=training.logits_until == "loss",
         shifts_logits=huggingface and training.loss_shift == "logits",
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
-        window_mask=huggingface and fills_windows(spec),
+        window_mask=huggingface and (fills_windows(spec) or (masks_images(model) and has_padding_mask(spec))),
         classifies=model.num_labels > 0,
-        padding_mask=training.padding_mask if has_padding_mask(spec) else "none",
+        padding_mask=_padding_mask(spec),
         fp32_modules=training.fp32_modules,
         windows=windows,
         others=others,
@@ -296,6 +296,12 @@ def structure_of(spec: Spec) -> Structure:
         and model.linear_attention.num_key_heads < model.linear_attention.num_value_heads,
         attention_gate=model.attention_gate,
     )
+
+
+def _padding_mask(spec: Spec) -> str:
+    if not has_padding_mask(spec):
+        return "none"
+    return "boolean" if spec.training.padding_mask == "none" else spec.training.padding_mask
 
 
 def _keeps_qkv_apart(spec: Spec) -> bool:
