@@ -1,7 +1,8 @@
 """Trace a published model of every family that has formulas, and record it: `python benchmarks/catalogue_families.py`.
 
 The smallest model of each family with 100 million parameters or more, as `memcalc estimate HUB_ID` reads it: a run of
-transformers' Trainer, two steps with micro-batch 1 and 512 tokens, on fake tensors with CUDA's semantics.
+transformers' Trainer, two steps with micro-batch 1 and 512 tokens, on fake tensors with CUDA's semantics. A
+vision-language model is traced whole, with its vision tower frozen and with text alone.
 tests/catalogue/test_traced_families.py compares the records with today's estimates.
 """
 
@@ -15,8 +16,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import memcalc
+from memcalc.api.sources import load
 from memcalc.catalogue.shipped import CatalogueEntry, shipped_entries
 from memcalc.spec.families import known_families
+from memcalc.spec.towers import TOWERS
 
 RECORDS = Path(__file__).parent / "recordings" / "catalogue" / "families.jsonl"
 SETTINGS = ("sequence_length=512",)
@@ -29,7 +32,7 @@ def smallest() -> dict[str, CatalogueEntry]:
     found: dict[str, CatalogueEntry] = {}
     for entry in shipped_entries():
         family = entry.config["model_type"]
-        if family not in known_families() or entry.parameters < LEAST:
+        if family not in {*known_families(), *TOWERS} or entry.parameters < LEAST:
             continue
         if family not in found or entry.parameters < found[family].parameters:
             found[family] = entry
@@ -38,7 +41,7 @@ def smallest() -> dict[str, CatalogueEntry]:
 
 def record(hub_id: str) -> dict[str, object]:
     """The trace of one model. Bytes."""
-    traced = memcalc.trace(hub_id, *SETTINGS, steps=STEPS)
+    traced = memcalc.trace(load(hub_id, *SETTINGS), steps=STEPS)
     ledger = traced.ledger
     activations = {phase: parts.get("activations", 0) for phase in ledger.phases if (parts := _parts(traced, phase))}
     return {
@@ -55,16 +58,19 @@ def _parts(traced: memcalc.api.traced.TracedRun, phase: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Record what is missing, each model in a process of its own."""
-    if len(sys.argv) > 1:
-        print(json.dumps(record(sys.argv[1])))
+    """Record what is missing (of the families that are named, or of all), each model in a process of its own."""
+    if len(sys.argv) > 2 and sys.argv[1] == "--one":
+        print(json.dumps(record(sys.argv[2])))
         return
+    wanted = sys.argv[1:]
     RECORDS.parent.mkdir(parents=True, exist_ok=True)
     known = {json.loads(line)["family"] for line in RECORDS.read_text().splitlines()} if RECORDS.exists() else set()
     for family, entry in smallest().items():
-        if family in known:
+        if family in known or (wanted and family not in wanted):
             continue
-        done = subprocess.run([sys.executable, __file__, entry.hub_id], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", entry.hub_id], capture_output=True, text=True, check=False
+        )
         found = {"family": family}
         if done.returncode:
             found |= {"hub_id": entry.hub_id, "error": done.stderr.strip().splitlines()[-1][:300]}

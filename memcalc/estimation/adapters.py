@@ -8,6 +8,7 @@ from typing import NamedTuple
 from memcalc.estimation.remembered import remembered
 from memcalc.spec.finetuning import (
     ATTENTION_TARGETS,
+    LINEAR_ATTENTION_TARGETS,
     MLP_TARGETS,
     QKV,
     LoraSpec,
@@ -18,6 +19,7 @@ from memcalc.spec.finetuning import (
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
+from memcalc.spec.towers import VISION
 from memcalc.spec.training import TrainingSpec
 
 
@@ -74,7 +76,10 @@ class Adapters(NamedTuple):
         name = module.rpartition(".")[2]
         if self.quantised is None or name in self.saved:
             return False
-        return name in ATTENTION_TARGETS or name in MLP_TARGETS or (name == "lm_head" and self.quantised.head)
+        if module.startswith(VISION):
+            return True
+        linear = name in ATTENTION_TARGETS or name in LINEAR_ATTENTION_TARGETS or name in MLP_TARGETS
+        return linear or (name == "lm_head" and self.quantised.head)
 
 
 @remembered

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from memcalc.estimation.adapters import Adapters, Quantised, adapters_of, base_dtype
 from memcalc.estimation.blocks.structure import layout
-from memcalc.estimation.parameters import Axis, Parameter, count_parameters, frozen_parameters, parameter_table
+from memcalc.estimation.parameters import Axis, Parameter, count_parameters, parameter_table, trains_with_text
 from memcalc.estimation.sharding import Held
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -28,12 +28,13 @@ def with_adapters(rows: Iterable[Held], adapters: Adapters, base: str, model: Mo
         model: the model of these parameters.
     """
     for held in rows:
+        tower = not trains_with_text(held.module)
         matrix = held.tensor == "weight" and len(held.axes) == len(("out", "in"))  # stacked experts have three axes
         if matrix and adapters.holds_in_4_bits(held.module) and adapters.quantised is not None:
             yield from _in_4_bits(held, adapters.quantised)
         else:
             yield held._replace(dtype=held.dtype or base, trains=False)
-        name = held.module.rpartition(".")[2]
+        name = "" if tower else held.module.rpartition(".")[2]
         if name in adapters.saved:  # PEFT also keeps the original module (utils/other.py, ModulesToSaveWrapper)
             yield held._replace(module=f"{held.module}.saved", dtype=base)
         elif matrix and name == "qkv_proj" and adapters.joined:
@@ -100,7 +101,7 @@ def all_parameters(spec: Spec) -> int:
 def trainable_parameters(spec: Spec) -> int:
     """Return the number of parameters that get a gradient."""
     if adapters_of(spec) is None:
-        return count_parameters(spec.model) - frozen_parameters(spec.model)
+        return sum(row.total for row in parameter_table(spec.model) if trains_with_text(row.module))
     return _beside(spec)
 
 

@@ -105,6 +105,8 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     yield from _parallel(spec)
     if model.mla is not None and training.implementation != "megatron":
         yield "latent attention was not compared with a run yet", False
+    if model.linear_attention is not None:  # those save less
+        yield "the kernels of flash-linear-attention and causal_conv1d: transformers' PyTorch code is counted", False
     if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # such modules save more than Liger's
         yield f"Liger's kernels in modules of {model.architecture}: PyTorch's are counted", False
     if model.attention_sinks:

@@ -10,7 +10,7 @@ from memcalc.estimation.items import Item
 from memcalc.estimation.program import START, Event, Program, When
 from memcalc.estimation.sized import Sized
 from memcalc.estimation.stages import Kind, Stage
-from memcalc.spec.layers import differ_in_masks, differ_in_rotation
+from memcalc.spec.layers import differ_in_attention, differ_in_masks, differ_in_rotation
 from memcalc.spec.spec import Spec
 
 Holding = tuple[int, tuple[int, ...], int]  # (block number, storages, number of live copies of each)
@@ -98,7 +98,9 @@ def layer_name(spec: Spec, kind: Kind, kinds: int) -> str:
     words = []
     if spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
         words.append("moe" if kind.experts else "dense")
-    if differ_in_masks(spec):
+    if differ_in_attention(spec.model):
+        words.append("linear" if kind.linear else "full")
+    elif differ_in_masks(spec):
         words.append("window" if kind.masked else "full")
     elif differ_in_rotation(spec):
         words.append("unturned" if kind.unturned else "turned")

@@ -5,10 +5,12 @@ come from them. Linear weights are [out, in], as in torch.nn.Linear. Symbols:
 
     d hidden   h heads   h_kv key/value heads   d_h head   F MLP   V vocabulary   S positions   d_e embedding
     E experts   F_e expert   F_s shared expert   r_q, r_kv latents   d_n, d_r, d_v latent attention's head parts
+    h_lv, d_lv value heads of linear attention   d_mix its queries, keys and values   w_c its convolution
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -16,7 +18,8 @@ from typing import Literal
 
 from memcalc.spec.families import family_buffers
 from memcalc.spec.layers import windows_among
-from memcalc.spec.model import MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.towers import VISION, tower_parameters
 
 Axis = tuple[str, int]
 Where = Literal["embedding", "layer", "head"]
@@ -30,13 +33,18 @@ Where = Literal["embedding", "layer", "head"]
 Split = Literal["column", "row", "vocab", "expert", "replicated"]
 
 
+# Prefixes of the modules of layers, where layers differ: in their MLP, or in their attention.
+DENSE, MOE = "layers.dense.", "layers.moe."
+LINEAR, FULL = "layers.linear.", "layers.full."
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter tensor, and the number of layers that have one of this shape.
 
     Args:
         module: its module; `layers.*` means all layers, `layers.dense.*` and `layers.moe.*` where layers differ.
-        tensor: "weight" or "bias".
+        tensor: "weight" or "bias"; "table" for a matrix of a vision tower that belongs to no linear layer.
         shape: each axis as (symbol, size).
         count: number of such tensors in the whole model.
         where: the part of a pipeline that it belongs to; the final norm belongs to the head.
@@ -44,7 +52,7 @@ class Parameter:
     """
 
     module: str
-    tensor: Literal["weight", "bias"]
+    tensor: Literal["weight", "bias", "table"]
     shape: tuple[Axis, ...]
     count: int
     where: Where
@@ -75,7 +83,29 @@ def parameter_table(model: ModelSpec) -> tuple[Parameter, ...]:
         layer = _Part(rows, "layer", prefix, count)
         _add_layer(layer, model, moe)
     _add_head(rows, model)
-    return tuple(rows)
+    return (*_tower(model), *rows)
+
+
+def _tower(model: ModelSpec) -> tuple[Parameter, ...]:
+    """Return the parameters of the vision tower, which a pipeline keeps with the embedding; none is sharded by TP."""
+    if model.vision_config is None:
+        return ()
+    return tuple(
+        Parameter(
+            row.module,
+            row.tensor,
+            tuple((str(size), size) for size in row.shape),
+            row.layers,
+            "embedding",
+            "replicated",
+        )
+        for row in tower_parameters(model.vision_config)
+    )
+
+
+def trains_with_text(module: str) -> bool:
+    """Return whether a module of the model is part of its language model."""
+    return not module.startswith(VISION)
 
 
 @lru_cache(maxsize=256)
@@ -96,7 +126,9 @@ def frozen_parameters(model: ModelSpec) -> int:
 def buffer_elements(model: ModelSpec) -> int:
     """Return the elements of the buffers that transformers registers: router biases, RoPE caches, scales, masks."""
     corrections = model.layers_with_experts(0, model.num_layers) * corrections_of_a_router(model)
-    return corrections + table_elements(model) + family_buffers(model.architecture).scalars + mask_elements(model)
+    buffers = family_buffers(model.architecture)
+    scalars = buffers.scalars + buffers.layer_scalars * model.num_layers
+    return corrections + table_elements(model) + scalars + mask_elements(model)
 
 
 def corrections_of_a_router(model: ModelSpec) -> int:
@@ -154,6 +186,10 @@ class _Part:
 def _layer_kinds(model: ModelSpec) -> list[tuple[str, int, MoeSpec | None]]:
     """Return the layer types: name prefix, number of layers, and the experts of each."""
     moe = model.moe
+    linear = model.linear_layers(0, model.num_layers)
+    if linear:  # all layers have experts, or none
+        full = model.num_layers - linear
+        return [(LINEAR + "*.", linear, moe), *([(FULL + "*.", full, moe)] if full else [])]
     if moe is None:
         return [("layers.*.", model.num_layers, None)]
     dense = model.num_layers - model.layers_with_experts(0, model.num_layers)
@@ -161,7 +197,39 @@ def _layer_kinds(model: ModelSpec) -> list[tuple[str, int, MoeSpec | None]]:
         return [("layers.*.", model.num_layers, moe)]
     if dense == model.num_layers:
         return [("layers.*.", model.num_layers, None)]
-    return [("layers.dense.*.", dense, None), ("layers.moe.*.", model.num_layers - dense, moe)]
+    return [(DENSE + "*.", dense, None), (MOE + "*.", model.num_layers - dense, moe)]
+
+
+def layer_prefixes(model: ModelSpec, layers: Iterable[int]) -> tuple[str, ...]:
+    """Return the prefix of the modules of some layers in the parameter table.
+
+    Args:
+        model: the model.
+        layers: their numbers, in order.
+
+    Returns:
+        one prefix for each; empty if all layers of the model have the same modules.
+    """
+    if len(_layer_kinds(model)) == 1:
+        return ()
+    return tuple(prefix_of(model, layer) for layer in layers)
+
+
+def prefix_of(model: ModelSpec, layer: int) -> str:
+    """Return the prefix of one layer's modules, where layers differ."""
+    if model.linear_attention is not None:
+        return LINEAR if model.is_linear(layer) else FULL
+    return MOE if model.moe is not None and model.moe.has_experts(layer) else DENSE
+
+
+def layers_by_prefix(model: ModelSpec, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
+    """Return the number of layers of each prefix among spans of layers [lo, hi)."""
+    found = {LINEAR: 0, FULL: 0, DENSE: 0, MOE: 0}
+    for lo, hi in spans:
+        linear, experts = model.linear_layers(lo, hi), model.layers_with_experts(lo, hi)
+        for prefix, count in ((LINEAR, linear), (FULL, hi - lo - linear), (MOE, experts), (DENSE, hi - lo - experts)):
+            found[prefix] += count
+    return found
 
 
 def _add_embedding(rows: list[Parameter], model: ModelSpec) -> None:
@@ -184,7 +252,9 @@ def _add_layer(layer: _Part, model: ModelSpec, moe: MoeSpec | None) -> None:
     before = model.norm_placement == "before" or model.norms_per_layer == 4
     if before:
         layer.norm("input_norm", d, model)
-    if model.mla is None:
+    if model.linear_attention is not None and layer.prefix.startswith(LINEAR):
+        _add_linear_attention(layer, d, model.linear_attention)
+    elif model.mla is None:
         _add_attention(layer, model)
     else:
         _add_latent_attention(layer, model, model.mla)
@@ -209,7 +279,8 @@ def _add_attention(layer: _Part, model: ModelSpec) -> None:
         symbol = "3·d" if kv == d else "(h+2·h_kv)·d_h"
         layer.linear("attention.qkv_proj", (symbol, query + 2 * key_value), d, "column", bias=model.qkv_bias)
     else:
-        layer.linear("attention.q_proj", q, d, "column", bias=model.qkv_bias)
+        gated = ("2·h·d_h", 2 * query) if model.attention_gate else q
+        layer.linear("attention.q_proj", gated, d, "column", bias=model.qkv_bias)
         layer.linear("attention.k_proj", kv, d, "column", bias=model.qkv_bias)
         layer.linear("attention.v_proj", kv, d, "column", bias=model.qkv_bias)
     if model.qk_norm and model.qk_norm_weight:
@@ -223,6 +294,23 @@ def _add_attention(layer: _Part, model: ModelSpec) -> None:
     if model.attention_sinks:
         layer.tensor("attention.sinks", "weight", (("h", model.num_attention_heads),), "column")
     layer.linear("attention.o_proj", d, q, "row", bias=model.output_bias)
+
+
+def _add_linear_attention(layer: _Part, d: Axis, linear: LinearAttentionSpec) -> None:
+    """Add Gated DeltaNet (arXiv 2412.06464), as transformers 5.23 models/qwen3_5/modeling_qwen3_5.py registers it."""
+    heads = ("h_lv", linear.num_value_heads)
+    mixed, values = ("d_mix", 2 * linear.key_size + linear.value_size), ("h_lv·d_lv", linear.value_size)
+    layer.tensor("linear_attn.dt", "bias", (heads,), "replicated")
+    layer.tensor("linear_attn.A_log", "weight", (heads,), "replicated")
+    layer.tensor("linear_attn.conv1d", "weight", (mixed, ("1", 1), ("w_c", linear.conv_kernel)), "replicated")
+    layer.tensor("linear_attn.norm", "weight", (("d_lv", linear.value_head_dim),), "replicated")
+    layer.linear("linear_attn.out_proj", d, values, "replicated")
+    if linear.fused_projections:
+        layer.linear("linear_attn.in_proj_qkvz", ("d_mix+h_lv·d_lv", mixed[1] + values[1]), d, "replicated")
+        layer.linear("linear_attn.in_proj_ba", ("2·h_lv", 2 * heads[1]), d, "replicated")
+    else:
+        for name, out in (("qkv", mixed), ("z", values), ("b", heads), ("a", heads)):
+            layer.linear(f"linear_attn.in_proj_{name}", out, d, "replicated")
 
 
 def _add_latent_attention(layer: _Part, model: ModelSpec, mla: MlaSpec) -> None:
@@ -255,6 +343,8 @@ def _add_mlp(layer: _Part, model: ModelSpec, prefix: str, d: Axis, width: Axis) 
         if model.gated_mlp:
             layer.linear(prefix + "gate_proj", width, d, "column", bias=model.mlp_bias)
         layer.linear(prefix + "up_proj", width, d, "column", bias=model.mlp_bias)
+        for name in ("alpha_p", "alpha_n") if model.mlp == "xielu" else ():  # XIELUActivation of transformers
+            layer.tensor(f"{prefix}act_fn.{name}", "weight", (("1", 1),), "replicated")
     layer.linear(prefix + "down_proj", d, width, "row", bias=model.mlp_bias)
 
 

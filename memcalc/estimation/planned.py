@@ -61,20 +61,21 @@ class PlannedTimeline(Timeline):
     def kinds(self) -> list[Kind]:
         """Return every layer type twice, kept and recomputed."""
         layers = range(self.stage.first, self.stage.stop)
-        found: dict[tuple[bool, bool, bool, bool], list[int]] = {}
+        found: dict[tuple[bool, ...], list[int]] = {}
         for layer in layers:
             found.setdefault(self._alike(layer), []).append(layer)
         return [
-            Kind(experts, again, masked, unturned, len(alike), alike[0], alike[-1], detached)
-            for (experts, masked, unturned, detached), alike in found.items()
+            Kind(experts, again, masked, unturned, linear, len(alike), alike[0], alike[-1], detached)
+            for (experts, masked, unturned, linear, detached), alike in found.items()
             for again in (False, True)
         ]
 
-    def _alike(self, layer: int) -> tuple[bool, bool, bool, bool]:
+    def _alike(self, layer: int) -> tuple[bool, ...]:
         moe = self.spec.model.moe
         experts = moe is not None and moe.has_experts(layer)
         detached = layer == 0 and starts_detached(self.spec)
-        return experts, has_mask(self.spec, layer), turns_nothing(self.spec, layer), detached
+        masked, unturned = has_mask(self.spec, layer), turns_nothing(self.spec, layer)
+        return experts, masked, unturned, self.spec.model.is_linear(layer), detached
 
     def block_of(self, layer: int, *, again: bool) -> int:
         """Return the number of a layer's block: kept, or recomputed with no other layer in its segment after it."""
@@ -83,7 +84,7 @@ class PlannedTimeline(Timeline):
             number
             for number, block in enumerate(self.blocks)
             if (kind := block.kind) is not None and kind.recomputed is again
-            if (kind.experts, kind.masked, kind.unturned, kind.detached) == alike
+            if (kind.experts, kind.masked, kind.unturned, kind.linear, kind.detached) == alike
         )
 
     # -- the three phases ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from memcalc.estimation.adapters import Adapters, adapters_of, base_dtype
 from memcalc.estimation.blocks.structure import layout, table_gradient_is_whole
-from memcalc.estimation.parameters import Axis, Parameter, parameter_table
+from memcalc.estimation.parameters import Axis, Parameter, layers_by_prefix, parameter_table, trains_with_text
 from memcalc.estimation.stages import Stage, one_in_flight
 from memcalc.estimation.symbols import model_values
 from memcalc.spec.families import built_in_fp32
@@ -140,8 +140,8 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
 
 
 def _alike(model: ModelSpec, stage: Stage) -> Stage:
-    """Return the stage without fields irrelevant to its parameters; without experts, layer positions do not matter."""
-    if model.moe is None:
+    """Return the stage without fields irrelevant to its parameters; of identical layers, positions do not matter."""
+    if model.moe is None and model.linear_attention is None:
         return Stage(0, 0, stage.layers, stage.has_embedding, stage.has_head, 1)
     return one_in_flight(stage)._replace(pieces=tuple(map(one_in_flight, stage.pieces)))
 
@@ -159,13 +159,12 @@ def _stage_parameters(
     model = layout(model, implementation, split.tensor, adapted=adapters is not None and adapters.stand_apart)
     shares = model_values(model, split.tensor)
     layers = stage.layers
-    experts_here = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
-    here = {"layers.dense.": layers - experts_here, "layers.moe.": experts_here}
+    here = layers_by_prefix(model, ((piece.first, piece.stop) for piece in stage.chunks))
     rows: list[Held] = []
     wide = built_in_fp32(model.architecture) if implementation == "huggingface" and precision.base != "fp32" else ()
     table = parameter_table(model)
     for row in table if implementation != "plain" else chain.from_iterable(map(_apart, table)):
-        count = 1
+        count = row.count if row.where == "embedding" else 1
         if row.where == "layer":
             count = next((n for prefix, n in here.items() if row.module.startswith(prefix)), layers)
         elif (row.where == "embedding" and not stage.has_embedding) or (row.where == "head" and not stage.has_head):
@@ -175,7 +174,8 @@ def _stage_parameters(
             axes = _split(row, split, shares)
             own = (wide and row.module.endswith(wide)) or in_fp32(row.module, precision.fp32_modules)
             dtype = "fp32" if own else ""
-            rows.append(Held(row.module, row.tensor, axes, count, row.where, dtype, gradient=gradient))
+            trains = trains_with_text(row.module)
+            rows.append(Held(row.module, row.tensor, axes, count, row.where, dtype, trains, gradient))
     if pipeline and stage.has_head and model.tie_word_embeddings:
         # Tied embeddings are stored on the first and the last stage (Megatron-LM, arXiv 1909.08053).
         width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)

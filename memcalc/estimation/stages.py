@@ -69,12 +69,14 @@ class Traits(NamedTuple):
         recomputed: whether the layer is recomputed in backward.
         masked: whether the sequence exceeds its sliding window, which a mask then applies.
         unturned: whether no RoPE is applied.
+        linear: whether it has linear attention.
     """
 
     experts: bool
     recomputed: bool
     masked: bool
     unturned: bool
+    linear: bool
 
 
 class Kind(NamedTuple):
@@ -85,6 +87,7 @@ class Kind(NamedTuple):
         recomputed: see `Traits`.
         masked: see `Traits`.
         unturned: see `Traits`.
+        linear: see `Traits`.
         count: number of such layers.
         first: the first of them.
         last: the last of them.
@@ -95,6 +98,7 @@ class Kind(NamedTuple):
     recomputed: bool
     masked: bool
     unturned: bool
+    linear: bool
     count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
@@ -103,7 +107,7 @@ class Kind(NamedTuple):
     @property
     def traits(self) -> Traits:
         """The traits that its layers share."""
-        return Traits(self.experts, self.recomputed, self.masked, self.unturned)
+        return Traits(self.experts, self.recomputed, self.masked, self.unturned, self.linear)
 
 
 def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
@@ -205,13 +209,13 @@ def _kinds_of(spec: Spec, stage: Stage) -> list[Kind]:
     dense = dense_layers(spec.model)
     spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
     kinds = []
-    masked, unturned = has_mask(spec, 0), turns_nothing(spec, 0)
+    masked, unturned, linear = has_mask(spec, 0), turns_nothing(spec, 0), spec.model.is_linear(0)
     for experts, lo, hi in spans:
         recomputed = recomputed_count(spec.training, lo, hi) if hi > lo else 0
         for again, count in ((False, hi - lo - recomputed), (True, recomputed)):
             if hi > lo and count > 0:
                 first, last = _ends(spec.training, again, lo, hi)
-                kinds.append(Kind(experts, again, masked, unturned, count, first, last))
+                kinds.append(Kind(experts, again, masked, unturned, linear, count, first, last))
     return sorted(kinds, key=lambda kind: kind.first)
 
 
@@ -227,7 +231,8 @@ def _traits_of(spec: Spec, layer: int) -> Traits:
     moe = spec.model.moe
     experts = moe is not None and moe.has_experts(layer)
     again = recomputed_count(spec.training, layer, layer + 1) == 1
-    return Traits(experts, again, has_mask(spec, layer), turns_nothing(spec, layer))
+    linear = spec.model.is_linear(layer)
+    return Traits(experts, again, has_mask(spec, layer), turns_nothing(spec, layer), linear)
 
 
 def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
@@ -240,7 +245,7 @@ def runs_of(spec: Spec, stage: Stage) -> Iterator[Kind]:
     dense = dense_layers(spec.model)
     named = set() if isinstance(spec.training.recompute, str) else {*leaves(spec.training.recompute)}
     borders = {stage.first, stage.stop} | {edge for layer in named for edge in (layer, layer + 1)} | {dense}
-    shared = has_mask(spec, 0), turns_nothing(spec, 0)
+    shared = has_mask(spec, 0), turns_nothing(spec, 0), spec.model.is_linear(0)
     edges = sorted(edge for edge in borders if stage.first <= edge <= stage.stop)
     for lo, hi in pairwise(edges):
         yield Kind(lo >= dense, lo in named, *shared, hi - lo, lo, hi - 1)

@@ -92,6 +92,7 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[Item]:
         (ROTARY_TABLES, table_elements(model) * stage.layers // model.num_layers, 1, "fp32"),
         (CAUSAL_MASKS, mask_elements(model) * stage.layers // model.num_layers, 1, "bool"),
         ("scales", buffers.scalars, 1, base),
+        ("constants of activations", 1, buffers.layer_scalars * stage.layers, base),
         ("router biases", corrections, routers, base if buffers.narrow_corrections else "fp32"),
     )
     items = []

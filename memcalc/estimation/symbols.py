@@ -14,6 +14,7 @@ from memcalc.workspaces import round_up
 
 # TRL 1.16 trl/kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE; trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE
 TILE_ROWS, TILE_COLUMNS = 4096, 32768
+LINEAR_CHUNK = 64  # tokens; transformers 5.23 models/qwen3_5/modeling_qwen3_5.py, torch_chunk_gated_delta_rule
 
 MEANINGS = {
     "b": "micro-batch",
@@ -40,6 +41,14 @@ MEANINGS = {
     "d_n": "size of a query/key head without RoPE",
     "d_r": "size of a query/key head with RoPE",
     "d_v": "dimension of a value head",
+    "h_lk": "key heads of linear attention",
+    "h_lv": "value heads of linear attention",
+    "d_lk": "width of a key head of linear attention",
+    "d_lv": "width of a value head of linear attention",
+    "d_mix": "queries, keys and values of linear attention together",
+    "w_c": "tokens that the convolution before linear attention spans",
+    "⌈s⌉₆₄": "sequence length, rounded up to a multiple of 64",
+    "s_64": "chunks of 64 tokens in a sequence",
     "t": "tensor-parallel ranks",
     "t_e": "ranks that shard each expert",
     "e": "expert-parallel ranks",
@@ -89,6 +98,8 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
         "S": model.max_position_embeddings,
         "d_e": model.embedding_size,
         "h·d_h": model.query_size,
+        "2·h·d_h": 2 * model.query_size,
+        "2·d_h": 2 * model.head_dim,
         "h_kv·d_h": model.key_value_size,
         "(h+2·h_kv)·d_h": model.query_size + 2 * model.key_value_size,
         "2·4·d": 2 * 4 * model.hidden_size,
@@ -126,6 +137,22 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
             "h·(d_n+d_v)": heads * (mla.qk_nope_head_dim + mla.v_head_dim),
             "h·d_v": heads * mla.v_head_dim,
         }
+    if model.linear_attention is not None:
+        linear = model.linear_attention
+        mixed = 2 * linear.key_size + linear.value_size
+        values |= {
+            "h_lk": linear.num_key_heads,
+            "h_lv": linear.num_value_heads,
+            "2·h_lv": 2 * linear.num_value_heads,
+            "d_lk": linear.key_head_dim,
+            "d_lv": linear.value_head_dim,
+            "h_lk·d_lk": linear.key_size,
+            "h_lv·d_lv": linear.value_size,
+            "d_mix": mixed,
+            "d_mix+h_lv·d_lv": mixed + linear.value_size,
+            "w_c": linear.conv_kernel,
+            "64": LINEAR_CHUNK,
+        }
     if tensor_parallel > 1:
         values |= {
             f"{axis}/t": -(-value // tensor_parallel) for axis, value in values.items() if axis not in ("t", "1")
@@ -147,6 +174,11 @@ def symbol_values(spec: Spec, card: Card | None) -> dict[str, int]:
     values["s"] = s
     values["s+1"] = s + 1
     values["s-1"] = s - 1
+    values["⌈s⌉₆₄"] = round_up(s, LINEAR_CHUNK)
+    values["s_64"] = -(-s // LINEAR_CHUNK)
+    values["s_64-1"] = values["s_64"] - 1
+    if spec.model.linear_attention is not None:
+        values["s+w_c-1"] = s + spec.model.linear_attention.conv_kernel - 1
     values["s/t"] = -(-s // parallelism.tensor_parallel)
     values["c"] = parallelism.context_parallel
     values["s/c"] = -(-s // parallelism.context_parallel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.estimation.blocks.structure import layout
-from memcalc.estimation.parameters import parameter_table
+from memcalc.estimation.parameters import parameter_table, prefix_of
 from memcalc.spec.products import layer_products
 from memcalc.spec.spec import Spec
 
@@ -12,11 +12,13 @@ def layer_flops(spec: Spec, layer: int) -> int:
     """Return the FLOPs of one rank's forward of one layer, for one micro-batch."""
     model, parallelism = spec.model, spec.parallelism
     tokens = spec.training.micro_batch_size * spec.training.sequence_length
-    experts = model.moe is not None and model.moe.has_experts(layer)
-    kind = "layers.moe.*" if experts else "layers.dense.*"
     weights = 0
     for row in parameter_table(model):
-        if row.where != "layer" or len(row.shape) < 2 or not row.module.startswith(("layers.*", kind)):
+        if (
+            row.where != "layer"
+            or len(row.shape) < 2
+            or not row.module.startswith(("layers.*", prefix_of(model, layer)))
+        ):
             continue
         if ".experts." in row.module and model.moe is not None:  # a token is routed to k of E
             weights += row.elements * model.moe.num_experts_per_token // model.moe.num_experts

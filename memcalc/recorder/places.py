@@ -110,11 +110,16 @@ class Places:
         self._noted: dict[int, Place] = {}  # by autograd's node number
 
     def name(self, model: nn.Module) -> None:
-        """Register the names of a model's modules, and its layers: the modules of the longest ModuleList."""
+        """Register the names of a model's modules, and its layers: the modules of the longest ModuleList.
+
+        Those of a vision-language model are the layers of its language model, however many its vision tower has.
+        """
         self._names = {id(module): name for name, module in model.named_modules()}
         for path, module in model.named_modules():
             self._parameters.update({id(p): path for p in module.parameters(recurse=False)})
-        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+        named = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+        language = [module for path, module in named if "language_model." in path]
+        lists = language or [module for _, module in named]
         longest = max(lists, key=len, default=nn.ModuleList())
         self._layers = {id(layer) for layer in longest}
 

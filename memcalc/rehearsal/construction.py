@@ -11,6 +11,7 @@ from memcalc.estimation.choice import Choice, choice_of, groups
 from memcalc.estimation.copies import Copy, Role
 from memcalc.estimation.items import Item, from_phase, mask_of
 from memcalc.estimation.optimizers.registered import in_order
+from memcalc.estimation.parameters import layer_prefixes
 from memcalc.estimation.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.estimation.sharding import Held, Parameters, stage_parameters
 from memcalc.estimation.stages import Stage
@@ -23,19 +24,13 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 
 
-def layers_with_experts(spec: Spec, stage: Stage) -> tuple[bool, ...]:
-    """Return whether each layer of a stage has experts; empty if no layer of the model has any."""
-    moe = spec.model.moe
-    return () if moe is None else tuple(map(moe.has_experts, stage.numbers))
-
-
 def built_before_training(spec: Spec, stage: Stage, choice: Choice) -> Iterator[Built]:
     """Yield weights and buffers in the order of module construction, then the recipe's copies, and the batch.
 
     Workspaces are allocated by the operators that need them, gradients in backward, logits in forward.
     """
     parameters = stage_parameters(spec, stage)
-    ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec, stage)))
+    ordered = tuple(in_order(parameters, choice.update.family, layer_prefixes(spec.model, stage.numbers)))
     copies = _copies_of(parameters, choice)
     # Workspaces and logits come with the passes.
     later = (Component.LIBRARY_WORKSPACE, Component.LOGITS_AND_LOSS)
@@ -68,7 +63,7 @@ def loaded_model(spec: Spec, stage: Stage, choice: Choice) -> Iterator[Built]:
     allocated once.
     """
     parameters = stage_parameters(spec, stage)
-    ordered = tuple(in_order(parameters, choice.update.family, layers_with_experts(spec, stage)))
+    ordered = tuple(in_order(parameters, choice.update.family, layer_prefixes(spec.model, stage.numbers)))
     weights = _sized(ordered, _copies_of(parameters, choice), choice, Role.WEIGHTS)
     yield from _joined(chain.from_iterable(weights))
     buffers = registered_buffers(spec, stage)
@@ -85,7 +80,7 @@ def is_built_on_meta(spec: Spec) -> bool:
 def _given_memory(spec: Spec, ordered: Sequence[Held], weights: Iterable[Built]) -> Iterator[Built]:
     """nn.Module.to_empty: allocate shard by shard; a tied head gets separate memory before it is tied again."""
     yield from weights
-    embedding = next((held for held in ordered if held.where == "embedding"), None)
+    embedding = next((held for held in ordered if held.module == "embed_tokens"), None)
     if spec.model.tie_word_embeddings and embedding is not None:
         choice = choice_of(spec)
         elements = prod(choice.spread(2).shape(embedding))

@@ -24,7 +24,7 @@ class OptimizerStep:
     Args:
         requests: where they are recorded.
         groups: parameters of one dtype, in registration order, and the state options with that dtype.
-        experts: whether each layer has experts; empty if no layer has any.
+        prefixes: of each layer's modules, where layers differ; else empty.
         engine: allocates its buffers before and after each group's update.
     """
 
@@ -32,13 +32,13 @@ class OptimizerStep:
         self,
         requests: Requests,
         groups: Sequence[tuple[Parameters, Choice]],
-        experts: Sequence[bool],
+        prefixes: Sequence[str],
         engine: Engine,
     ) -> None:
         self.requests = requests
         self.engine = engine
         self.groups = groups
-        self.experts = experts
+        self.prefixes = prefixes
         self.updates = [[*self._updates(parameters, choice)] for parameters, choice in groups]
 
     def build(self) -> None:
@@ -70,7 +70,7 @@ class OptimizerStep:
         """memcalc/step/averages.py: parameters that are not in fp32 are cast one at a time."""
         if choice.ema != "fp32" or choice.update.dtype == "fp32":
             return
-        for held in in_order(parameters, choice.update.family, self.experts):
+        for held in in_order(parameters, choice.update.family, self.prefixes):
             size = DTYPE_BYTES["fp32"] * prod(choice.spread(1).shape(held))
             self.requests.drop([self.requests.take(size, 0, Component.TEMPORARIES)])
 
@@ -78,11 +78,11 @@ class OptimizerStep:
         """Yield one update for all parameters. Muon updates hidden weight matrices one at a time; AdamW the others."""
         requests, update, card, spread = self.requests, choice.update, choice.card, choice.spread(1)
         if update.optimizer != "muon":
-            yield Updating(requests, parameters, update, card, self.experts, spread)
+            yield Updating(requests, parameters, update, card, self.prefixes, spread)
             return
         hidden = [held for held in parameters if is_hidden_matrix(held)]
         others = [held for held in parameters if not is_hidden_matrix(held)]
         matrices = update._replace(implementation="for-loop")
-        yield Updating(requests, Parameters(hidden), matrices, card, self.experts, spread)
+        yield Updating(requests, Parameters(hidden), matrices, card, self.prefixes, spread)
         rest = update._replace(optimizer="adamw")
-        yield Updating(requests, Parameters(others), rest, card, self.experts, spread)
+        yield Updating(requests, Parameters(others), rest, card, self.prefixes, spread)

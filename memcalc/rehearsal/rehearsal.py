@@ -20,6 +20,7 @@ from memcalc.estimation.evaluation import (
 )
 from memcalc.estimation.items import BIT, EVALUATION, GENERATION, PHASES, STEPS
 from memcalc.estimation.optimizers.registered import in_order
+from memcalc.estimation.parameters import layer_prefixes
 from memcalc.estimation.planned import PlannedTimeline
 from memcalc.estimation.sharding import Held, stage_parameters
 from memcalc.estimation.sized import run_sizer, sizer_of
@@ -29,7 +30,7 @@ from memcalc.estimation.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.rehearsal.backward_updates import UpdatesInBackward
 from memcalc.rehearsal.built import Built
-from memcalc.rehearsal.construction import built_before_training, layers_with_experts
+from memcalc.rehearsal.construction import built_before_training
 from memcalc.rehearsal.generation import GenerationRequests, why_no_generation
 from memcalc.rehearsal.optimizer_step import OptimizerStep
 from memcalc.rehearsal.passing import Passing
@@ -110,8 +111,8 @@ class Rehearsal:
         parts = groups(parameters, self.choice)
         self.built = [*built_before_training(spec, self.stage, self.choice)]
         self.requests = requests
-        experts = layers_with_experts(spec, self.stage)
-        self.ordered = tuple(in_order(parameters, self.choice.update.family, experts))
+        prefixes = layer_prefixes(spec.model, self.stage.numbers)
+        self.ordered = tuple(in_order(parameters, self.choice.update.family, prefixes))
         self.units = by_unit(self.ordered, self.stage.numbers, ends=self.choice.wraps_ends)
         self.engine = engine_of(requests, self.ordered, self.units, spec)
         self.parameters = {
@@ -123,7 +124,7 @@ class Rehearsal:
         ):  # its gradient is named after the head
             self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])  # tied embeddings are the root's
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
-        self.step = OptimizerStep(requests, self.engine.updated(trained), experts, self.engine)
+        self.step = OptimizerStep(requests, self.engine.updated(trained), prefixes, self.engine)
         self.repeats = requests.repeats and self.engine.repeats
         self.threads: set[str] = set()  # threads with a cuBLAS workspace
         self.alive: dict[int, list[int]] = {}  # index in `built` -> live storages

@@ -29,7 +29,7 @@ class Updating:
         parameters: of the optimizer, in registration order.
         update: the update rule.
         card: multiprocessors of the GPU, for the scratch memory of reductions.
-        experts: whether each layer has experts; empty if no layer has any.
+        prefixes: of each layer's modules, where layers differ; else empty.
         spread: the number of ranks that parameters are sharded across.
     """
 
@@ -39,12 +39,12 @@ class Updating:
         parameters: Parameters,
         update: Update,
         card: Multiprocessors,
-        experts: Sequence[bool] = (),
+        prefixes: Sequence[str] = (),
         spread: Spread = UNSPREAD,
     ) -> None:
         self.requests = requests
         self.parameters = parameters
-        self.in_order = tuple(in_order(parameters, update.family, experts))
+        self.in_order = tuple(in_order(parameters, update.family, prefixes))
         self.update = update
         self.card = card
         self.spread = spread

@@ -11,6 +11,7 @@ from memcalc.report.grid import Column, Grid
 from memcalc.report.labels import count
 from memcalc.spec.families import known_families
 from memcalc.spec.multimodal import language_config
+from memcalc.spec.towers import TOWERS
 
 MOST_ROWS = 20  # of a search without --all
 
@@ -35,9 +36,12 @@ def published_rows(entries: Iterable[CatalogueEntry]) -> list[dict[str, Any]]:
 
 def _answered_by(entry: CatalogueEntry, known: frozenset[str]) -> str:
     """How a run of the model is estimated: "formulas", "formulas (language model)" or "trace"."""
-    if entry.config["model_type"] in known:
+    family = entry.config["model_type"]
+    if family in known:
         return "formulas"
     language = language_config(entry.config)
+    if language and family in TOWERS and language["model_type"] in known:
+        return "formulas"
     return "formulas (language model)" if language and language["model_type"] in known else "trace"
 
 

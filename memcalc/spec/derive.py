@@ -7,7 +7,7 @@ from math import gcd
 from memcalc.errors import InputError
 from memcalc.spec.families import family_defaults, rotated_share
 
-_NESTED = ("moe", "mla")
+_NESTED = ("moe", "mla", "linear_attention")
 _WITH_GELU = ("gelu", "geglu")
 
 

@@ -60,7 +60,7 @@ def _flat(model: ModelSpec) -> dict[str, Any]:
     for name, value in model.model_dump().items():
         if isinstance(value, dict):
             found.update({f"{name}.{inner}": each for inner, each in value.items()})
-        elif name != "architecture":
+        elif name not in ("architecture", "vision_config"):
             found[name] = value
     return found
 
@@ -101,6 +101,8 @@ def _settle(keys: dict[str, Any], field: str, rule: Rule, wanted: dict[str, Any]
     if rule.how == "value":
         if rule.value != (list(value) if isinstance(value, tuple) else value):
             return False
+    elif rule.how == "read" and field == "full_attention_interval" and not value:
+        return False  # the classes divide by it
     elif rule.how == "read":
         theirs = _theirs(field, wanted, family)
         if theirs is _UNSETTLED:
@@ -147,7 +149,8 @@ def _layer_types(field: str, wanted: dict[str, Any]) -> list[Any]:
     whole = [bool(interval and (layer + 1) % interval == 0) or layer in layers for layer in range(wanted["num_layers"])]
     if of == "unrotated":
         return [int(not each) for each in whole]
-    return ["full_attention" if each else "sliding_attention" for each in whole]
+    other = "linear_attention" if "linear_attention.num_key_heads" in wanted else "sliding_attention"
+    return ["full_attention" if each else other for each in whole]
 
 
 def _theirs(field: str, wanted: dict[str, Any], family: str) -> Any:

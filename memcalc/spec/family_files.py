@@ -6,7 +6,7 @@ There is one file per model_type in memcalc/data/families, with these keys:
     source     the code that the file was derived from
     fixed      memcalc's fields that the family's code determines, regardless of the config
     read       memcalc's field: the config's key ("a.b" is in the object a), or a list of keys of which the first one
-               present counts, or one of the mappings below; `moe` and `mla` are nested
+               present counts, or one of the mappings below; `moe`, `mla` and `linear_attention` are nested
     defaults   the config's key: the default of transformers' configuration class
     translate  memcalc's field: {the config's value: memcalc's value}; other values are rejected. The value that `mlp`
                is read from also decides which gelu is meant: `GELUS`
@@ -61,6 +61,7 @@ class Buffers:
         rotary_tables: number of RoPE caches: one for full and one for sliding attention (Gemma 3).
         unused_rotary: the RoPE cache exists regardless of the position embedding (Falcon with ALiBi).
         scalars: number of buffers of one element (Gemma's embedding scale).
+        layer_scalars: the same in every layer (xIELU's two constants).
         masks: place of a causal mask of max_position_embeddings squared: once in the model, or in every layer.
         narrow_corrections: router biases have the weights' dtype instead of fp32.
     """
@@ -69,6 +70,7 @@ class Buffers:
     rotary_tables: int = 1
     unused_rotary: bool = False
     scalars: int = 0
+    layer_scalars: int = 0
     masks: Literal["model", "layer"] | None = None
     narrow_corrections: bool = False
 
@@ -163,10 +165,10 @@ def parsed(name: str) -> Family:
 
 
 def flattened(rules: dict[str, Any]) -> dict[str, Any]:
-    """Return the rules with `moe` and `mla` flattened to dotted names."""
+    """Return the rules with nested blocks flattened to dotted names."""
     flat: dict[str, Any] = {}
     for field, rule in rules.items():
-        if field in ("moe", "mla"):
+        if field in ("moe", "mla", "linear_attention"):
             flat.update({f"{field}.{inner}": inner_rule for inner, inner_rule in rule.items()})
         else:
             flat[field] = rule

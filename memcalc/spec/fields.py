@@ -9,7 +9,7 @@ from memcalc.errors import InputError
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.inference import InferenceSpec
-from memcalc.spec.model import Block, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import Block, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.optimizers import OptimizerOptions
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
@@ -32,6 +32,7 @@ BY_PATH = ("inference",)
 NESTED: dict[str, type[Block]] = {
     "moe": MoeSpec,
     "mla": MlaSpec,
+    "linear_attention": LinearAttentionSpec,
     "lora": LoraSpec,
     "qlora": QloraSpec,
     "optimizer_options": OptimizerOptions,
@@ -40,7 +41,7 @@ NESTED: dict[str, type[Block]] = {
     "zero_optimization": ZeroSpec,
 }
 HOME = {
-    **dict.fromkeys(("moe", "mla"), "model"),
+    **dict.fromkeys(("moe", "mla", "linear_attention"), "model"),
     **dict.fromkeys(("lora", "qlora", "optimizer_options", "versions"), "training"),
     **dict.fromkeys(("fsdp", "zero_optimization"), "parallelism"),
 }

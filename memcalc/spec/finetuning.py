@@ -17,6 +17,11 @@ ATTENTION_TARGETS = (
     *("q_a_proj", "q_b_proj", "kv_a_proj", "kv_b_proj"),  # of latent attention
 )
 QKV = ("q_proj", "k_proj", "v_proj")
+# of linear attention (Qwen3.5, and Qwen3-Next's fused ones)
+LINEAR_ATTENTION_TARGETS = (
+    *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    *("in_proj_qkvz", "in_proj_ba", "out_proj"),
+)
 MLP_TARGETS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 
 Target = Literal[
@@ -29,6 +34,13 @@ Target = Literal[
     "q_b_proj",
     "kv_a_proj",
     "kv_b_proj",
+    "in_proj_qkv",
+    "in_proj_z",
+    "in_proj_b",
+    "in_proj_a",
+    "in_proj_qkvz",
+    "in_proj_ba",
+    "out_proj",
     "gate_up_proj",
     "gate_proj",
     "up_proj",
@@ -125,6 +137,9 @@ def adaptable_modules(model: ModelSpec, implementation: str, adapters: str = "pe
     else:
         apart = not model.fused_qkv or adapters == "litgpt"
         attention = (*(QKV if apart else ("qkv_proj",)), "o_proj")
+    if model.linear_attention is not None:
+        fused = model.linear_attention.fused_projections
+        attention += LINEAR_ATTENTION_TARGETS[4:] if fused else (*LINEAR_ATTENTION_TARGETS[:4], "out_proj")
     if model.layers_with_experts(0, model.num_layers) == model.num_layers:
         moe = model.moe
         if moe is not None and not moe.shared_expert_intermediate_size:

@@ -7,6 +7,7 @@ from math import lcm
 
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
+from memcalc.spec.towers import makes_masks
 
 
 def has_mask(spec: Spec, layer: int) -> bool:
@@ -15,11 +16,23 @@ def has_mask(spec: Spec, layer: int) -> bool:
 
 
 def has_padding_mask(spec: Spec) -> bool:
-    """Return whether all layers attend under the mask of padded sequences. Eager attention always has a mask."""
+    """Return whether all layers attend under a mask of sequences: padded ones, or ones with images (`masks_images`).
+
+    Eager attention always has a mask.
+    """
     training = spec.training
-    if training.padding_mask == "none" or training.implementation != "huggingface" or spec.inference is not None:
+    if (
+        (training.padding_mask == "none" and not masks_images(spec.model))
+        or training.implementation != "huggingface"
+        or spec.inference is not None
+    ):
         return False
     return training.attention != "eager"
+
+
+def masks_images(model: ModelSpec) -> bool:
+    """Return whether a vision-language model's own masks replace causal attention without a mask."""
+    return model.vision_config is not None and makes_masks(model.vision_config)
 
 
 def fills_windows(spec: Spec) -> bool:
@@ -80,4 +93,9 @@ def are_mixed(spec: Spec) -> bool:
     model = spec.model
     if model.moe is not None and model.moe.mixed:
         return True
-    return differ_in_masks(spec) or differ_in_rotation(spec)
+    return differ_in_masks(spec) or differ_in_rotation(spec) or differ_in_attention(model)
+
+
+def differ_in_attention(model: ModelSpec) -> bool:
+    """Return whether some layers have linear attention and others attend to all tokens."""
+    return 0 < model.linear_layers(0, model.num_layers) < model.num_layers

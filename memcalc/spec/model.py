@@ -13,7 +13,7 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 
 PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
 Normalization = Literal["layernorm", "rmsnorm"]
-Mlp = Literal["gelu", "relu", "relu2", "swiglu", "geglu"]
+Mlp = Literal["gelu", "relu", "relu2", "xielu", "swiglu", "geglu"]
 Gelu = Literal["exact", "tanh", "new", "fast"]
 Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(strict=False)]
 
@@ -63,6 +63,27 @@ class MlaSpec(Block):
     v_head_dim: Size = Field(description="dimension of a value head")
 
 
+class LinearAttentionSpec(Block):
+    """Gated DeltaNet (arXiv 2412.06464) in place of attention: a state of fixed size, updated token by token."""
+
+    num_key_heads: Size = Field(description="heads of queries and keys")
+    num_value_heads: Size = Field(description="heads of values, a multiple of num_key_heads")
+    key_head_dim: Size = Field(description="dimension of a query or key head")
+    value_head_dim: Size = Field(description="dimension of a value head")
+    conv_kernel: Size = Field(4, description="tokens that the convolution before it spans")
+    fused_projections: bool = Field(False, description="one linear layer for q, k, v and the gate z (Qwen3-Next)")
+
+    @property
+    def key_size(self) -> int:
+        """Size of all key heads together."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Size of all value heads together."""
+        return self.num_value_heads * self.value_head_dim
+
+
 class ModelSpec(Block):
     """A decoder-only transformer. The papers' symbols in brackets are accepted as aliases."""
 
@@ -92,7 +113,7 @@ class ModelSpec(Block):
     embedding_size: Size = Field(
         description="embedding dimension, projected to hidden_size if it differs; default: hidden_size"
     )
-    mlp: Mlp = Field("gelu", description="gelu | relu | relu2: two linear layers; swiglu | geglu: three")
+    mlp: Mlp = Field("gelu", description="gelu | relu | relu2 | xielu: two linear layers; swiglu | geglu: three")
     gelu: Gelu = Field(
         "exact",
         description="GELU of transformers' modules: one operator (exact, tanh) | several (gelu_new, gelu_fast ...)",
@@ -106,13 +127,18 @@ class ModelSpec(Block):
     )
     sliding_window: Count = Field(0, description="(w) tokens in the sliding attention window; 0: no window")
     full_attention_interval: Count = Field(
-        0, description="every n-th layer attends to all tokens, the others to a window; 0: no layer does"
+        0,
+        description="every n-th layer attends to all tokens, the others to a window or by linear attention; "
+        "0: no layer does",
     )
     full_attention_layers: Layers = Field((), description="further layers, counted from 0, that attend to all tokens")
     unrotated_interval: Count = Field(0, description="every n-th layer has no RoPE (SmolLM3: 4); 0: all layers have it")
     unrotated_layers: Layers = Field((), description="further layers, counted from 0, without RoPE")
     rotates_windows_alone: bool = Field(
         False, description="whether only layers with a sliding window have RoPE (Cohere 2)"
+    )
+    attention_gate: bool = Field(
+        False, description="whether a gate of the queries' size multiplies attention's output (Qwen3-Next)"
     )
     attention_sinks: bool = Field(False, description="a learned logit for each query head (gpt-oss)")
     qk_norm: bool = Field(False, description="a norm on each query head and key head (Qwen3)")
@@ -129,6 +155,12 @@ class ModelSpec(Block):
     embedding_dropout: Probability = Field(0.0, description="the config's own dropout after the embedding")
     moe: MoeSpec | None = Field(None, description="mixture of experts")
     mla: MlaSpec | None = Field(None, description="latent attention")
+    linear_attention: LinearAttentionSpec | None = Field(
+        None, description="linear attention in the layers without full attention (Qwen3.5)"
+    )
+    vision_config: str | None = Field(
+        None, description="the config.json, as text, of a vision-language model, whose vision tower is counted too"
+    )
     transformers_config: str | None = Field(
         None, description="the config.json, as text, of a family without formulas, which transformers builds"
     )
@@ -150,9 +182,19 @@ class ModelSpec(Block):
 
     def has_window(self, layer: int) -> bool:
         """Return whether this layer, counted from 0, attends to a window of tokens only."""
+        return self.sliding_window > 0 and not self._attends_fully(layer)
+
+    def is_linear(self, layer: int) -> bool:
+        """Return whether this layer, counted from 0, has linear attention."""
+        return self.linear_attention is not None and not self._attends_fully(layer)
+
+    def linear_layers(self, lo: int, hi: int) -> int:
+        """Return the number of layers from `lo` to `hi` (exclusive) with linear attention."""
+        return 0 if self.linear_attention is None else sum(map(self.is_linear, range(lo, hi)))
+
+    def _attends_fully(self, layer: int) -> bool:
         interval = self.full_attention_interval
-        full = (interval and (layer + 1) % interval == 0) or layer in self.full_attention_layers
-        return self.sliding_window > 0 and not full
+        return bool(interval and (layer + 1) % interval == 0) or layer in self.full_attention_layers
 
     def rotates(self, layer: int) -> bool:
         """Return whether this layer, counted from 0, applies RoPE to queries and keys."""

@@ -1,7 +1,7 @@
 """The language model of a vision-language model, if its layers are those of a family with formulas.
 
 Its config.json has the language model under `text_config`, as in transformers 5, or at the top level (Qwen2-VL,
-earlier). The vision tower and its projector are not estimated: they are a `Limit` that needs memory.
+earlier). A vision tower of `TOWERS` is counted as frozen weights; other towers are a `Limit` that needs memory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.spec.limits import Limit
+from memcalc.spec.towers import TOWERS
 
 # The family of the language model's layers, by the model_type of the whole model (transformers 5.23, modeling_*.py).
 # For other models it is the model_type under text_config.
@@ -47,7 +48,7 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def vision_limit(parameters: int = 0) -> Limit:
-    """Return the limit of a run of a vision-language model.
+    """Return the limit of a run of a vision-language model whose tower is not counted.
 
     Args:
         parameters: elements of the whole model, including the language model; 0: unknown.
@@ -57,6 +58,11 @@ def vision_limit(parameters: int = 0) -> Limit:
 
 def vision_note(model_type: str) -> str:
     """Return the note on the part of a vision-language model that is estimated."""
+    if model_type in TOWERS:
+        return (
+            f"{model_type} is a vision-language model: its vision tower is frozen (weights, no gradients), and its "
+            f"language model trains, with {_TEXT}. A tower that trains: `memcalc trace`."
+        )
     return (
         f"{model_type} is a vision-language model: its language model is estimated, with {_TEXT}. "
         "The vision tower and its projector are not modelled."
@@ -64,3 +70,9 @@ def vision_note(model_type: str) -> str:
 
 
 _TEXT = "image tokens as tokens of the sequence"
+_ENCODING = "temporaries of a frozen vision tower while it encodes images, which are freed before the language model"
+
+
+def encoding_limit() -> Limit:
+    """Return the limit of a run of a vision-language model whose tower is counted as frozen weights."""
+    return Limit(_ENCODING, holds_memory=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,7 +12,8 @@ from memcalc.catalogue.resolution import PublishedModel
 from memcalc.errors import InputError
 from memcalc.spec.families import known_families, read_hf_config
 from memcalc.spec.limits import Limit
-from memcalc.spec.multimodal import language_config, vision_limit, vision_note
+from memcalc.spec.multimodal import encoding_limit, language_config, vision_limit, vision_note
+from memcalc.spec.towers import TOWERS, tower_parameters
 
 # mistralai's first tokenizer has 32,000 tokens. Models with it are Mistral 7B v0.1, with a window of 4,096, or v0.2,
 # without one; all later models have larger vocabularies and no window (their config.json: "sliding_window": null).
@@ -85,7 +87,15 @@ def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> Mode
     if language is None:
         return ModelReading(read_hf_config(_without_code(config, where), where))
     model = read_hf_config(language, where)
-    return ModelReading(model, (vision_note(str(config["model_type"])),), (vision_limit(parameters),))
+    note = vision_note(str(config["model_type"]))
+    if config["model_type"] not in TOWERS:
+        return ModelReading(model, (note,), (vision_limit(parameters),))
+    text = json.dumps(config, sort_keys=True)
+    try:
+        tower_parameters(text)
+    except InputError as error:
+        raise error.located(where) from None
+    return ModelReading(model | {"vision_config": text}, (note,), (encoding_limit(),))
 
 
 def _with_window(config: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -310,6 +310,22 @@ def _zero(spec: Spec) -> Iterator[Broken]:
         )
 
 
+def _of_transformers(spec: Spec) -> Iterator[Broken]:
+    """Yield a violation where a model has a part that only transformers' modules have here."""
+    if spec.inference is None and spec.training.implementation == "huggingface":
+        return
+    model = spec.model
+    for what, is_so in (("linear attention", model.linear_attention is not None), ("xIELU", model.mlp == "xielu")):
+        if not is_so:
+            continue
+        if spec.inference is not None:
+            remedy = "Dry-run its generation script: `memcalc dry-run --gpu GPU -- python script.py`."
+            yield Broken(("inference",), f"generation of a model with {what} is not modelled.", remedy)
+        else:
+            problem = f"implementation = {spec.training.implementation} with {what}, which is modelled of transformers."
+            yield Broken(("training", "implementation"), problem, "Set implementation: huggingface.")
+
+
 def _modelled(spec: Spec) -> Iterator[Broken]:
     training, parallelism = spec.training, spec.parallelism
     unknown: dict[Path, tuple[str, str]] = {}
@@ -322,6 +338,7 @@ def _modelled(spec: Spec) -> Iterator[Broken]:
 RULES: tuple[Rule, ...] = (
     _heads,
     _experts,
+    _of_transformers,
     _foreign,
     _sequence,
     _precision,
@@ -353,6 +370,7 @@ INFERENCE_RULES: tuple[Callable[[Spec], Iterator[Broken]], ...] = (
     inference,
     _heads,
     _experts,
+    _of_transformers,
     _layers,
     _tensor_parallel,
     parallel_rules.experts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -19,7 +20,9 @@ from memcalc.spec.families import family_of, rules_of
 from memcalc.spec.families_inverse import write_hf_config
 from memcalc.spec.family_values import PROBABILITIES
 from memcalc.spec.foreign import configuration, family_of_foreign, sizes_of
+from memcalc.spec.layers import masks_images
 from memcalc.spec.model import ModelSpec
+from memcalc.spec.multimodal import LANGUAGE_FAMILIES
 from memcalc.spec.segments import Segment, has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.step.attention import CPU_BACKENDS, CUDA_BACKENDS
@@ -43,15 +46,19 @@ def _widen(module: torch.nn.Module, modules: tuple[str, ...]) -> None:
 def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
     """Return AutoModelForCausalLM for the spec's architecture, with weights on `place`, to be run on `device`.
 
+    With a vision tower, AutoModelForImageTextToText for text alone, with the tower frozen.
+
     Raises:
         InputError: the architecture is unknown, or does not support the requested settings.
     """
     training = spec.training
     config = build_config(spec)
     kernel = "eager" if training.attention == "eager" else "sdpa"
+    sees = spec.model.vision_config is not None
+    automatic = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
     with place:
         try:
-            module = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            module = automatic.from_config(  # type: ignore[no-untyped-call]
                 config, dtype=weight_dtype(training), attn_implementation=kernel
             )
         except Exception as error:
@@ -66,6 +73,8 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
             ) from error
     _widen(module, training.fp32_modules)
     module.train()
+    if sees:
+        freeze_tower(module)
     replaced = liger_modules(module) if training.kernels == "liger" else nullcontext
     if getattr(module, "loss_type", None) is None:
         module.loss_type = "ForCausalLM"  # the fallback of transformers, without its warning
@@ -73,7 +82,7 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
     backends = CPU_BACKENDS
     if kernel == "sdpa" and device.type == "cuda":
         backends = list(dict.fromkeys((CUDA_BACKENDS[training.attention], SDPBackend.EFFICIENT_ATTENTION)))
-        backends = backends if makes_masks(config, spec) else backends[:1]
+        backends = backends if makes_masks(config, spec) or masks_images(spec.model) else backends[:1]
     windows = windows_of_the_kernel if training.attention_windows == "kernel" else nullcontext
 
     @contextmanager
@@ -82,17 +91,29 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
         with one_sequence_a_row(), windows(), replaced(), kernels:
             yield
 
+    def of_text(input_ids: Tensor) -> dict[str, Tensor]:
+        # Gemma 3 wants to know in training which tokens are those of images.
+        return {"token_type_ids": torch.zeros_like(input_ids)} if config.model_type == "gemma3" else {}
+
     def logits(input_ids: Tensor) -> Tensor:
-        return module(input_ids=input_ids, use_cache=False).logits  # type: ignore[no-any-return]
+        return module(input_ids=input_ids, use_cache=False, **of_text(input_ids)).logits  # type: ignore[no-any-return]
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         found: Tensor = module.loss_function(logits=logits, labels=labels, vocab_size=spec.model.vocab_size)
         return found
 
     def hidden(input_ids: Tensor) -> Tensor:
-        return module.base_model(input_ids=input_ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+        found = module.base_model(input_ids=input_ids, use_cache=False, **of_text(input_ids))
+        return found.last_hidden_state  # type: ignore[no-any-return]
 
     return CausalLM(module, logits, loss, surroundings, hidden, module.get_output_embeddings)
+
+
+def freeze_tower(module: nn.Module) -> None:
+    """Freeze everything but the language model and the LM head."""
+    for name, parameter in module.named_parameters():
+        if "language_model." not in name and not name.startswith("lm_head."):
+            parameter.requires_grad_(requires_grad=False)
 
 
 @contextmanager
@@ -215,7 +236,43 @@ def build_config(spec: Spec) -> Any:
     further = FURTHER[family](spec) if family in FURTHER else {}
     # No text is generated, and the default token ids may be outside a small vocabulary.
     tokens: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    if model.vision_config is not None:
+        return whole_config(model.vision_config, {**keys, **further, **tokens, "use_cache": False}, model.head_dim)
     return transformers.AutoConfig.for_model(family, **keys, **further, **tokens, use_cache=False)
+
+
+def whole_config(text: str, language: dict[str, Any], head_dim: int) -> Any:
+    """Return the configuration of a vision-language model with these keys of its language model.
+
+    Args:
+        text: its config.json.
+        language: keys of the language model.
+        head_dim: of its heads, whose halves the sections of a multimodal RoPE divide.
+    """
+    whole = json.loads(text)
+    family = whole.pop("model_type")
+    own = whole.get("text_config") or {}
+    if "model_type" in own and family not in LANGUAGE_FAMILIES:
+        language["model_type"] = own["model_type"]
+    third = head_dim // 2 // 3  # any sections take the same memory
+    if family in SECTIONED:
+        sections = [head_dim // 2 - 2 * third, third, third]
+        language["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+    tied = language.pop("tie_word_embeddings", None)
+    kept = {key: whole[key] for key in ("vision_config", *PROJECTOR) if key in whole}
+    built = transformers.AutoConfig.for_model(family, text_config=language, **kept)
+    if tied is not None:
+        for each in (built, built.text_config):
+            each.tie_word_embeddings = tied
+    return built
+
+
+# Families with RoPE over time, height and width, and the keys of a projector at the top level of config.json.
+SECTIONED = ("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+PROJECTOR = (
+    *("spatial_merge_size", "multimodal_projector_bias", "projector_hidden_act"),
+    *("vision_feature_layer", "projection_hidden_size"),
+)
 
 
 def foreign_config(model: ModelSpec) -> Any:

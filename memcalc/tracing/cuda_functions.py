@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -35,11 +36,19 @@ CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 def on_device(value: Any) -> bool:
     """Return whether a tensor is on the emulated device."""
+    value = _below_vmap(value)
     if isinstance(value, FakeTensor):
         device = value.fake_device
         return device.type != "meta" and device != HOST  # a module built on meta gets its memory later
     part = getattr(value, "_local_tensor", None)
     return is_made_of_tensors(value) if part is None else on_device(part)
+
+
+def _below_vmap(value: Any) -> Any:
+    """Return the tensor below the wrappers of torch.func.vmap, in which transformers computes masks."""
+    while isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return value
 
 
 def shown_device(kind: type[Tensor]) -> property:
@@ -213,6 +222,7 @@ def _holds_fake(value: Any) -> bool:
         return any(_holds_fake(item) for item in value)
     if isinstance(value, dict):
         return any(_holds_fake(item) for item in value.values())
+    value = _below_vmap(value)
     return isinstance(value, FakeTensor) or is_made_of_tensors(value)
 
 

@@ -14,7 +14,7 @@ from memcalc.spec.cards import Card, find_card
 from memcalc.spec.families import family_of, rules_of
 from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.kernels import needs_columns
-from memcalc.spec.layers import fills_windows, has_padding_mask, windows_among
+from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, windows_among
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
@@ -143,13 +143,19 @@ class Structure(NamedTuple):
     classifies: bool = False  # the head has labels instead of the vocabulary
     fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
     unturned: bool = False  # this layer applies no RoPE
+    linear: bool = False  # this layer has linear attention
+    fused_linear: bool = False  # linear attention with one linear layer for q, k, v and z
+    grouped_linear: bool = False  # linear attention with fewer key heads than value heads
+    attention_gate: bool = False  # a gate multiplies attention's output
     embedding_stays: bool = False  # the embedding's output is a leaf that the first layer does not save
 
     def of_layers(self, kind: Kind) -> Structure:
         """Return the structure of layers of one type."""
-        if not (kind.detached or kind.masked or kind.unturned):
+        if not (kind.detached or kind.masked or kind.unturned or kind.linear):
             return self
-        return self._replace(detached=self.detached or kind.detached, masked=kind.masked, unturned=kind.unturned)
+        return self._replace(
+            detached=self.detached or kind.detached, masked=kind.masked, unturned=kind.unturned, linear=kind.linear
+        )
 
     def as_read_by_head(self) -> Structure:
         """Return the structure without options that the LM head does not depend on, so its tape is compiled once."""
@@ -277,15 +283,25 @@ def structure_of(spec: Spec) -> Structure:
         drops_logits=training.logits_until == "loss",
         shifts_logits=training.loss_shift == "logits" and (huggingface or training.evaluation_loss == "whole"),
         liger=huggingface and training.kernels == "liger" and (model.architecture or "") in LIGER_FAMILIES,
-        window_mask=huggingface and fills_windows(spec),
+        window_mask=huggingface and (fills_windows(spec) or (masks_images(model) and has_padding_mask(spec))),
         classifies=model.num_labels > 0,
-        padding_mask=training.padding_mask if has_padding_mask(spec) else "none",
+        padding_mask=_padding_mask(spec),
         fp32_modules=training.fp32_modules,
         windows=windows,
         others=others,
         windows_again=windows_again,
         others_again=others_again,
+        fused_linear=model.linear_attention is not None and model.linear_attention.fused_projections,
+        grouped_linear=model.linear_attention is not None
+        and model.linear_attention.num_key_heads < model.linear_attention.num_value_heads,
+        attention_gate=model.attention_gate,
     )
+
+
+def _padding_mask(spec: Spec) -> str:
+    if not has_padding_mask(spec):
+        return "none"
+    return "boolean" if spec.training.padding_mask == "none" else spec.training.padding_mask
 
 
 def _keeps_qkv_apart(spec: Spec) -> bool:

@@ -66,7 +66,10 @@ def units(parameters: Parameters, size: Callable[[Held], int] = attrgetter("elem
             kind = held.module.partition("*")[0]
             found[kind] = found.get(kind, 0) + size(held)
     experts = {held.module.partition("*")[0] for held in parameters if ".experts." in held.module}
-    return {kind in experts: elements for kind, elements in found.items()}
+    largest: dict[bool, int] = {}  # of layers with linear and with full attention
+    for kind, elements in found.items():
+        largest[kind in experts] = max(elements, largest.get(kind in experts, 0))
+    return largest
 
 
 def trained_elements(held: Held) -> int:

@@ -13,6 +13,7 @@ from memcalc.estimation.operators.collectives import Collectives
 from memcalc.estimation.operators.fp32_parameters import Fp32Parameters
 from memcalc.estimation.operators.grouped import Grouped
 from memcalc.estimation.operators.liger import LigerKernels
+from memcalc.estimation.operators.linear_attention import LinearAttention
 from memcalc.estimation.operators.loss_parallel import LossParallel
 from memcalc.estimation.operators.norms import Norms
 from memcalc.estimation.operators.parts import Parts
@@ -36,5 +37,6 @@ class Operators(
     Parts,
     Scores,
     Biased,
+    LinearAttention,
 ):
     """A tape with all operators of a module's forward."""

@@ -35,6 +35,12 @@ class Scores(Base):
         self.tape.also_saves(Tensor(-1, mask, "bool"))
         return y
 
+    def chosen(self, truth: Tensor, a: Tensor, b: Tensor, name: str) -> Tensor:
+        """a where `truth`, else b; saves `truth`. Both gradients are new tensors."""
+        y = self.tape.new(name, a.shape, a.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (a, b, truth), (y,), (truth.storage,), (NEW, NEW, None)))
+        return y
+
     def filled(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
         """x.masked_fill_(mask, number); saves the mask. Backward copies the gradient and fills the copy with zeros."""
         y = Tensor(x.storage, x.shape, x.dtype)

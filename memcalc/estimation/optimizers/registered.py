@@ -21,9 +21,11 @@ _NORMS_LAST = (*_PROJECTIONS, "mlp.", "input_norm", "post_attention_norm")
 _EXPERTS_FIRST = (*_PROJECTIONS, "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
 _LATENT_EXPERTS_FIRST = ("attention.", "mlp.experts", "mlp.router", "mlp.", "input_norm", "post_attention_norm")
 _IN_LAYERS: dict[str, tuple[str, ...]] = {
+    "apertus": _NORMS_LAST,
     "arcee": _NORMS_LAST,
     "deepseek_v2": _LATENT_EXPERTS_FIRST,
     "deepseek_v3": _LATENT_EXPERTS_FIRST,
+    "flex_olmo": _EXPERTS_FIRST,
     "falcon": ("attention.", "mlp.", "input_norm", "post_attention_norm"),
     "glm4_moe": _EXPERTS_FIRST,
     "gpt_neo": ("input_norm", *_KEYS_FIRST, "post_attention_norm", "mlp."),
@@ -32,10 +34,13 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "gptj": ("input_norm", *_KEYS_FIRST, "mlp."),
     "granitemoe": (*_PROJECTIONS, "input_norm", "post_attention_norm", "mlp."),
     "llama4_text": _EXPERTS_FIRST,
+    "nemotron": _NORMS_LAST,
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
     "phi3": ("attention.o_proj", "attention.", "mlp.", "input_norm", "post_attention_norm"),
+    "qwen3_5_moe_text": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
     "qwen3_moe": _EXPERTS_FIRST,
+    "qwen3_next": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
     "starcoder2": _NORMS_LAST,
 }
 _BEFORE_LAYERS: dict[str, tuple[str, ...]] = {
@@ -65,22 +70,23 @@ def _first(prefixes: tuple[str, ...], name: str) -> int:
     return next((at for at, prefix in enumerate(prefixes) if name.startswith(prefix)), len(prefixes))
 
 
-def in_order(parameters: Parameters, family: str, experts: Sequence[bool] = ()) -> Iterator[Held]:
+def in_order(parameters: Parameters, family: str, prefixes: Sequence[str] = ()) -> Iterator[Held]:
     """Yield each parameter of a model in registration order: embedding, each layer, LM head.
 
     Args:
         parameters: each with the number of layers that have it.
         family: the transformers family; empty: in the order of the forward pass.
-        experts: whether each layer has experts, where only some have; empty: dense layers come first.
+        prefixes: of each layer's modules, where layers differ; empty: layers of one type come first.
     """
     embedding, layers, head = registered(parameters, family)
-    yield from embedding
+    for held in embedding:
+        yield from (held,) * held.count  # more than one in a vision tower
     kinds: dict[str, list[Held]] = {}
     for held in layers:
         kinds.setdefault(held.module.partition("*.")[0], []).append(held)
-    if len(kinds) > 1 and experts:
-        for has_experts in experts:
-            yield from kinds["layers.moe." if has_experts else "layers.dense."]
+    if len(kinds) > 1 and prefixes:
+        for prefix in prefixes:
+            yield from kinds.get(prefix, ())
     else:
         for alike in kinds.values():
             for _ in range(max(held.count for held in alike)):

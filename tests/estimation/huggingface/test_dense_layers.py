@@ -79,11 +79,17 @@ LAYERS = {
     "glm": 2 * NORM + ATTENTION + 2 * BSD + GATED + 2 * 2 * S * 8,
     # Two more norms, of the branches' outputs: fp32 4, normed 2
     "glm4": 2 * NORM + ATTENTION + 2 * BSD + GATED + 2 * 2 * S * 8 + 2 * (6 * BSD + TOKEN),
+    # Rotated heads are normed: fp32 4, normed 2
+    "hunyuan_v1_dense": 2 * NORM + ATTENTION + (6 * BSD + H * TOKEN) + (6 * BSK + KV * TOKEN) + GATED,
+    # Norms of heads as well. xIELU: its input 2, alpha x 2, expm1 2, expm1 - x 2, x > 0 1, and its output 2.
+    "apertus": 2 * NORM + ATTENTION + (6 * BSD + H * TOKEN) + (6 * BSK + KV * TOKEN) + 11 * BSF,
+    # LayerNorm of weight + 1, 2 each; half of each head turns, so the output is copied by token, 2; relu 2, its square 2
+    "nemotron": 2 * (4 * BSD + 2 * TOKEN + 2 * D) + ATTENTION + 2 * BSD + 4 * BSF,
     # Norms without weights: fp32 4, output 2. Turned q and k: fp32 4. The MLP: relu's output 2, its square 2.
     "nanochat": 2 * (6 * BSD + TOKEN) + (4 * BSD + 4 * TOKEN) + (4 * BSK + 2 * TOKEN) + ATTENTION + 4 * BSF,
 }
 
-HALF_TURNS = ("glm", "glm4")  # of each head
+HALF_TURNS = ("glm", "glm4", "nemotron")  # of each head
 NORMED_HEADS = ("cohere", "stablelm")  # where the config says so
 
 

@@ -15,6 +15,7 @@ from memcalc.spec.finetuning import MLP_TARGETS
 
 # The module in this package, and the class in it, for each family: only the run's is imported.
 FAMILIES: dict[str, tuple[str, str]] = {
+    "apertus": ("apertus", "Apertus"),
     "arcee": ("llama", "Llama"),
     "bloom": ("bloom", "Bloom"),
     "codegen": ("codegen", "CodeGen"),
@@ -26,6 +27,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "ernie4_5_moe": ("ernie", "Ernie4Moe"),
     "exaone4": ("olmo", "Exaone4"),
     "falcon": ("falcon", "Falcon"),
+    "flex_olmo": ("olmo", "FlexOlmo"),
     "gemma": ("gemma", "Gemma"),
     "gemma2": ("gemma", "Gemma2"),
     "gemma3_text": ("gemma", "Gemma3"),
@@ -40,6 +42,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "gptj": ("gptj", "Gptj"),
     "granite": ("multiplied", "Granite"),
     "granitemoe": ("mixtral", "GraniteMoe"),
+    "hunyuan_v1_dense": ("llama", "NormedAfterPositions"),
     "llama": ("llama", "Llama"),
     "llama4_text": ("llama4", "Llama4"),
     "minimax_m2": ("sigmoid", "MiniMaxM2"),
@@ -47,6 +50,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "mixtral": ("mixtral", "Mixtral"),
     "mpt": ("mpt", "Mpt"),
     "nanochat": ("nanochat", "NanoChat"),
+    "nemotron": ("nemotron", "Nemotron"),
     "olmo": ("olmo", "Olmo"),
     "olmo2": ("olmo", "Olmo2"),
     "olmo3": ("olmo", "Olmo3"),
@@ -59,6 +63,9 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "qwen2_moe": ("mixtral", "Qwen2Moe"),
     "qwen3": ("llama", "Llama"),
     "qwen3_moe": ("mixtral", "Qwen3Moe"),
+    "qwen3_5_moe_text": ("qwen_next", "Qwen35Moe"),
+    "qwen3_5_text": ("qwen_next", "Qwen35"),
+    "qwen3_next": ("qwen_next", "Qwen3Next"),
     "seed_oss": ("multiplied", "SeedOss"),
     "smollm3": ("llama", "Llama"),
     "stablelm": ("stablelm", "StableLm"),
@@ -70,7 +77,9 @@ WITH_CACHE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 TRACED = f"On one GPU and under FSDP2 `memcalc estimate` and `memcalc trace` run it: {installation('hf')}."
 # families where PEFT moves adapters of dense MLPs to the stacked experts (PEFT 0.21
 # utils/transformers_weight_conversion.py)
-ADAPTERS_MOVE = frozenset({"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "olmoe", "qwen3_moe"})
+ADAPTERS_MOVE = frozenset(
+    {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "flex_olmo", "glm4_moe", "olmoe", "qwen3_moe", "qwen3_next"}
+)
 
 
 @cache

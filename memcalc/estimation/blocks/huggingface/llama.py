@@ -134,6 +134,12 @@ class Llama(Rotary, Mlps):
         return self.scaled_dot_product(q, k, v)
 
 
+class NormedAfterPositions(Llama):
+    """HunYuanDenseV1Attention: QK norms of rotated queries and keys."""
+
+    norms_heads = "after positions"
+
+
 class PartlyTurned(Llama):
     """Attention that splits queries and keys, rotates one part and joins both; variables reference the parts."""
 

@@ -73,5 +73,9 @@ class Olmo3(Olmo2):
     turns_windows = True
 
 
+class FlexOlmo(Olmo2, Qwen3Moe):
+    """FlexOlmoDecoderLayer: OLMo 2's layer, and Qwen3-MoE's router."""
+
+
 class Olmoe(WholeRows, Qwen3Moe):
     """OlmoeDecoderLayer: QK norms over full rows, and Qwen3-MoE's router."""
