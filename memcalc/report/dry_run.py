@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from memcalc.ledger.document import SCHEMA_VERSION
-from memcalc.ledger.verdict import Answer
-from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Process, Usage
+from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Process, Usage, failure_line
 from memcalc.nullcuda.sweep import Sweep
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import BAD, GOOD, Screen
@@ -18,7 +17,6 @@ from memcalc.spec.cards import Card
 from memcalc.text import masked
 from memcalc.units import Unit, format_bytes, format_number
 
-LONGEST_MESSAGE = 160  # letters of an exception's message
 SHOWN = 10  # lines of the program, of those that were recorded
 
 SMALLEST = 6  # cards that it would fit on
@@ -31,11 +29,12 @@ def draw_dry_run(screen: Screen, run: DryRun, unit: Unit) -> None:
     screen.line()
     if run.usages:
         draw_grid(screen, usage_grid(run, unit))
-    draw_line(screen, verdict(run, unit), 2, VERDICT_STYLES[_answer(run)])
+    draw_line(screen, verdict(run, unit), 2, VERDICT_STYLES[run.answer])
     if run.fits:
         draw_line(screen, _smallest_cards(run), 2)
     screen.line()
-    draw_list(screen, "Failed", (_failure(process) for process in run.processes if process.failure is not None))
+    failures = ((process_name(process), process.failure) for process in run.processes)
+    draw_list(screen, "Failed", (f"{name}: {failure_line(failure)}" for name, failure in failures if failure))
     allocations = [allocation for process in run.processes for allocation in process.allocations]
     if allocations:
         draw_grid(screen, allocation_grid(run, allocations, unit))
@@ -75,7 +74,7 @@ def verdict(run: DryRun, unit: Unit) -> str:
         return f"DOES NOT FIT: the run exceeds the {usable}."
     peak = run.peak
     if peak is None:
-        return "NOTHING MEASURED."
+        return f"NOTHING MEASURED: {run.doubt}."
     context = f"{format_bytes(run.card.context_bytes, unit)} for the context and loaded kernels"
     included = (
         f"{context} included"
@@ -97,14 +96,6 @@ def _smallest_cards(run: DryRun) -> str:
     names = [card.name for card in run.would_fit]
     more = f" and {len(names) - SMALLEST} larger ones" if len(names) > SMALLEST else ""
     return f"GPUs with enough memory: {', '.join(names[:SMALLEST])}{more}."
-
-
-def _failure(process: Process) -> str:
-    kind, message = process.failure or ("", "")
-    first = message.strip().partition("\n")[0]
-    if len(first) > LONGEST_MESSAGE:  # the program's own output has it whole
-        first = first[:LONGEST_MESSAGE].rpartition(" ")[0] + " ..."
-    return f"{process_name(process)}: {kind}: {first}"
 
 
 def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) -> Grid:
@@ -169,7 +160,7 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "phases": None,
         "ledger": None,
         "gpu": _gpu(run.card),
-        "verdict": _answer(run),
+        "verdict": run.answer,
         "fits": run.fits,
         "headroom_bytes": run.headroom_bytes,
         "interval": None,  # what the allocator held is known
@@ -187,12 +178,6 @@ def dry_run_document(run: DryRun) -> dict[str, Any]:
         "warnings": list(run.warnings),
         "processes": [_process(process) for process in run.processes],
     }
-
-
-def _answer(run: DryRun) -> Answer | None:
-    if run.fits is None:
-        return None if run.peak is None else "unknown"
-    return "fits" if run.fits else "does-not-fit"
 
 
 def _gpu(card: Card) -> dict[str, Any]:
