@@ -28,7 +28,7 @@ def peak_of(call):
 TEXT = (
     PRELUDE
     + """
-model = transformers.LlamaForCausalLM(transformers.LlamaConfig(eos_token_id=2, pad_token_id=0, **SIZES)).cuda()
+model = transformers.LlamaForCausalLM(transformers.LlamaConfig(eos_token_id=2, pad_token_id=0, **SIZES)).cuda().bfloat16()
 ids = torch.randint(3, 1000, (1, 16384)).cuda()
 def step(mask):
     model(input_ids=ids, attention_mask=mask).logits.sum().backward()
