@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 import memcalc
+from memcalc.spec.foreign import DIFFUSERS
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "recordings" / "any-models" / "null-h100-80gb-torch-2.13.0.jsonl"
@@ -48,7 +49,7 @@ def recorded(case: dict[str, Any], python: str) -> dict[str, Any]:
     dry = memcalc.dry_run(command, gpu=CARD)
     assert dry.peak is not None
     assert dry.exit_code == 0, dry
-    packages = ("torch", "transformers", *(["diffusers"] if "unet" in case["config"] else []))
+    packages = ("torch", "transformers", *(["diffusers"] if of_diffusers(case) else []))
     return {
         "case": case["case"],
         "date": datetime.now(UTC).date().isoformat(),
@@ -58,6 +59,11 @@ def recorded(case: dict[str, Any], python: str) -> dict[str, Any]:
         "trace": traced,
         "null": {"allocated_bytes": dry.peak.allocated_bytes, "reserved_bytes": dry.peak.reserved_bytes},
     }
+
+
+def of_diffusers(case: dict[str, Any]) -> bool:
+    """Whether diffusers builds the model, and not transformers."""
+    return DIFFUSERS in json.loads((HERE / "any_models" / f"{case['config']}.json").read_text())
 
 
 def traced_case(case: dict[str, Any]) -> dict[str, Any]:

@@ -52,17 +52,23 @@ def main() -> None:
     arguments = parser.parse_args()
     pythons = dict(pair.split("=", 1) for pair in arguments.python)
     record = RECORDINGS / f"{arguments.group}.jsonl"
-    known = {line["case"]: line for line in map(json.loads, record.read_text().splitlines())} if record.exists() else {}
-    wanted = arguments.case or []
+    known, wanted = read(record), arguments.case or []
     with tempfile.TemporaryDirectory(prefix="memcalc-synthetic-") as data:
         make(Path(data))
         for case in yaml.safe_load((HERE / "dry_runs.yaml").read_text())[arguments.group]:
             name = case["case"]
             if case["environment"] not in pythons or (name not in wanted if wanted else name in known):
                 continue
-            known[name] = run_case(case, pythons[case["environment"]], Path(data), arguments.checkouts.resolve())
-            print(name, known[name]["outcome"], known[name]["seconds"], flush=True)
-            record.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in known.values()))
+            found = run_case(case, pythons[case["environment"]], Path(data), arguments.checkouts.resolve())
+            print(name, found["outcome"], found["seconds"], flush=True)
+            lines = read(record) | {name: found}  # others may have written meanwhile
+            record.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines.values()))
+
+
+def read(record: Path) -> dict[str, dict[str, Any]]:
+    """The records of a group, by case; none if there is no file."""
+    lines = record.read_text().splitlines() if record.exists() else []
+    return {line["case"]: line for line in map(json.loads, lines)}
 
 
 def run_case(case: Mapping[str, Any], python: str, data: Path, checkouts: Path) -> dict[str, Any]:
@@ -116,6 +122,8 @@ def outcome(found: DryRun) -> dict[str, Any]:
     return {
         "outcome": found.outcome,
         "good": found.outcome in {DONE, STOPPED},
+        "verdict": found.answer,
+        "doubt": found.doubt,
         "seconds": round(found.seconds, 1),
         "failures": [list(process.failure) for process in found.processes if process.failure is not None],
         "ranks": [

@@ -13,12 +13,13 @@ import math
 import pickle
 import random
 import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Published config.json files, as far as they decide sizes: huggingface.co/meta-llama/Llama-3.2-1B and
-# huggingface.co/google-bert/bert-base-cased.
+# Published config.json files, as far as they decide sizes: huggingface.co/meta-llama/Llama-3.2-1B,
+# Qwen/Qwen3-4B-Instruct-2507, google-bert/bert-base-cased and distilbert/distilbert-base-uncased.
 LLAMA_1B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -55,14 +56,49 @@ BERT = {
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
 }
-MODELS = {"llama-1b": LLAMA_1B, "llama-8b": LLAMA_8B, "bert-base": BERT}
+QWEN3_4B = LLAMA_1B | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 5000000,
+}
+DISTILBERT = {
+    "architectures": ["DistilBertForMaskedLM"],
+    "model_type": "distilbert",
+    "vocab_size": 30522,
+    "dim": 768,
+    "hidden_dim": 3072,
+    "n_layers": 6,
+    "n_heads": 12,
+    "max_position_embeddings": 512,
+}
+# By the name of a folder: a program that names a model of the hub finds it here, as a local one.
+MODELS = {
+    "llama-1b": LLAMA_1B,
+    "llama-8b": LLAMA_8B,
+    "bert-base": BERT,
+    "NousResearch/Llama-3.2-1B": LLAMA_1B,
+    "Qwen/Qwen3-4B-Instruct-2507": QWEN3_4B,
+    "distilbert/distilbert-base-uncased": DISTILBERT,
+}
 
 WORDS = 4096  # in a long text: more than any sequence here
 TEXTS = 64
+PICTURE = 256  # pixels a side: no program here asks for more
+CHAT = (
+    "{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' </s> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
+)
 
 
 def make(folder: Path) -> None:
-    """Everything that the cases of dry_run_scripts.yaml read."""
+    """Everything that the cases of dry_runs.yaml read."""
     random.seed(0)
     for name, config in MODELS.items():
         write_json(folder / name / "config.json", config)
@@ -82,9 +118,18 @@ def make(folder: Path) -> None:
     (folder / "plain").mkdir()
     for name in ("a", "b"):  # litgpt keeps one file for validation
         (folder / "plain" / f"{name}.txt").write_text("\n".join(text))
-    write_lines(
-        folder / "alpaca" / "train.jsonl", [{"instruction": words, "input": "", "output": words} for words in text]
-    )
+    for name in ("alpaca", "teknium/GPT4-LLM-Cleaned"):
+        instructions = [{"instruction": words, "input": "", "output": words} for words in text]
+        write_lines(folder / name / "train.jsonl", instructions)
+    preferences = [{"prompt": words[:200], "chosen": words, "rejected": words[:2000]} for words in text]
+    write_lines(folder / "pairs" / "train.jsonl", preferences)
+    prompts = [{"prompt": [{"role": "user", "content": words[:200]}]} for words in text]
+    write_lines(folder / "prompts" / "train.jsonl", prompts)
+    scored = [{"sentence1": w[:200], "sentence2": w[200:400], "score": i % 6 / 5} for i, w in enumerate(text * 5)]
+    for split in ("train", "validation", "test"):
+        write_lines(folder / "sentence-transformers" / "stsb" / f"{split}.jsonl", scored)
+    for split, kind, number in itertools.product(("train", "validation"), ("cat", "dog"), range(TEXTS // 2)):
+        write_picture(folder / "images" / split / kind / f"{number}.png")
     tokens = folder / "data" / "openwebtext"  # where nanoGPT looks
     tokens.mkdir(parents=True)
     for split in ("train", "val"):
@@ -109,7 +154,7 @@ configs:
 
 def write_tokenizer(folder: Path, size: int) -> None:
     """A tokenizer of whole words, as large as the model's vocabulary."""
-    special = ["<unk>", "<s>", "</s>", "<pad>"]
+    special = ["<unk>", "<s>", "</s>", "<pad>", "<|end_of_text|>"]
     words = [*special, *NAMES, *(f"x{number}" for number in range(size - len(special) - len(NAMES)))]
     added = [
         {
@@ -136,7 +181,8 @@ def write_tokenizer(folder: Path, size: int) -> None:
     }
     write_json(folder / "tokenizer.json", tokenizer)
     names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    write_json(folder / "tokenizer_config.json", names | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT}
+    write_json(folder / "tokenizer_config.json", names | settings)
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -177,3 +223,16 @@ def write_weights(folder: Path, config: Mapping[str, Any]) -> None:
     with (folder / "model.safetensors").open("wb") as file:  # the format's specification: length, header, data
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
+
+
+def write_picture(path: Path) -> None:
+    """A black square as PNG (RFC 2083): a header, the compressed rows, an end."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = struct.pack(">IIBBBBB", PICTURE, PICTURE, 8, 2, 0, 0, 0)  # 8 bits each of red, green and blue
+    rows = bytes((1 + 3 * PICTURE) * PICTURE)  # before each row a byte, its filter: none
+    ends = chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + ends)

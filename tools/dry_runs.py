@@ -12,6 +12,7 @@ import yaml
 from memcalc.units import format_number
 from tools.markdown import table
 
+BUILD = "torch===2.13.0 triton==3.7.1"  # where an environment of dry_runs.yaml does not say otherwise
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
@@ -31,12 +32,47 @@ def peaks(group: str) -> str:
 
 def _row(case: dict[str, Any]) -> list[object]:
     record = case["record"]
-    card = f"`{record['card']}`" if record["gpus"] == 1 else f"{record['gpus']} × `{record['card']}`"
     if not record["good"]:
-        return [case["title"], card, f"{record['outcome']}", "-", "-", record["seconds"]]
-    fullest = max(record["ranks"], key=lambda rank: rank["device_bytes"])
-    figures = [format_number(fullest[f"{kind}_bytes"], "GiB") for kind in ("allocated", "reserved", "device")]
-    return [case["title"], card, *figures, record["seconds"]]
+        return [case["title"], _card(record), f"{record['outcome']}", "-", "-", record["seconds"]]
+    return [case["title"], _card(record), *_figures(record), record["seconds"]]
+
+
+def _card(record: dict[str, Any]) -> str:
+    return f"`{record['card']}`" if record["gpus"] == 1 else f"{record['gpus']} × `{record['card']}`"
+
+
+def _figures(record: dict[str, Any]) -> list[str]:
+    """Peaks of the GPU that needs most."""
+    fullest = max(record["ranks"], key=lambda rank: rank["device_bytes"], default=None)
+    kinds = ("allocated", "reserved", "device")
+    return ["-" for _ in kinds] if fullest is None else [format_number(fullest[f"{k}_bytes"], "GiB") for k in kinds]
+
+
+def programs() -> str:
+    """One line a published program: its verdict, and what its fullest card held."""
+    head = ["program", "package", "card", "verdict", "allocated GiB", "reserved GiB", "device GiB"]
+    rows: list[list[object]] = []
+    for case in cases("scripts"):
+        record = case["record"]
+        verdict = (record["verdict"] or "nothing measured").replace("-", " ").replace("unknown", "cannot say")
+        rows.append([case["title"], case["package"], _card(record), verdict, *_figures(record)])
+    return table(head, rows)
+
+
+def reasons() -> str:
+    """The programs without a verdict, each with its reason."""
+    found = [case for case in cases("scripts") if case["record"]["doubt"]]
+    return "\n".join(f"- {case['title']}: {case['record']['doubt']}." for case in found) + "\n" if found else "None.\n"
+
+
+def environments() -> str:
+    """What is installed for the published programs, in two steps."""
+    listed = yaml.safe_load((BENCHMARKS / "dry_runs.yaml").read_text())["environments"]
+    rows: list[list[object]] = []
+    for name in dict.fromkeys(case["environment"] for case in cases("scripts")):
+        asked = listed[name] if isinstance(listed[name], dict) else {"install": listed[name], "build": BUILD}
+        rows.append([name, f"`{asked['install']}`", f"`{asked['build']}`"])
+    return table(["environment", "`pip install`", "`pip install --no-deps`"], rows)
 
 
 def compiled() -> str:
@@ -69,9 +105,12 @@ def commands(group: str) -> str:
         for name, value in record["options"].items():
             flags.append(options[name] if value is True else f"--{name.replace('_', '-')} {value}")
         command = record["command"].replace("{bin}/", "").replace("{checkouts}/", "")
+        about = (
+            f"Source: {case['source']}. Environment: {case['environment']}. Versions: {versions}. Set: {case['set']}."
+        )
         lines += [
             f"### {case['title']}\n",
-            f"Source: {case['source']}. Versions: {versions}. Set: {case['set']}.\n",
+            f"{about}\n",
             f"```bash\n{variables}memcalc dry-run {' '.join(flags)} -- {command}\n```\n",
         ]
     return "\n".join(lines)
@@ -135,7 +174,10 @@ TABLES: dict[str, Callable[..., str]] = {
     "dry-run-builds": builds,
     "dry-run-commands": commands,
     "dry-run-compiled": compiled,
+    "dry-run-environments": environments,
     "dry-run-histories": histories,
     "dry-run-peaks": peaks,
+    "dry-run-programs": programs,
+    "dry-run-reasons": reasons,
     "dry-run-steps": steps,
 }

@@ -18,7 +18,6 @@ from typing import Any
 
 from memcalc.cells.cell import Answer, Request
 from memcalc.errors import InputError, MemcalcError
-from memcalc.ledger import verdict as verdicts
 
 UNAVAILABLE = "unavailable"  # key in place of an answer: the environment lacks something that every cell needs
 
@@ -81,22 +80,18 @@ def trace(request: Request) -> Answer:
 def dry_run(request: Request) -> Answer:
     """Run a command on the null device, and return its figures."""
     from memcalc.nullcuda import run
-    from memcalc.nullcuda.result import FAILED, INTERRUPTED, TIMED_OUT
+    from memcalc.nullcuda.result import FAILED, INTERRUPTED, TIMED_OUT, failure_line
 
     os.chdir(request["directory"])
     result = run(
         request["command"], request["gpu"], gpus=request["gpus"], timeout=request["timeout"], **request["options"]
     )
-    failure = next((process.failure for process in result.processes if process.failure is not None), None)
     reason = result.doubt if result.fits is None else ""
     if result.outcome in (FAILED, TIMED_OUT, INTERRUPTED):
-        reason = result.outcome if failure is None else f"{failure[0]}: {failure[1].partition(chr(10))[0]}"
-    verdict: verdicts.Answer | None = None
-    if result.peak is not None:
-        verdict = "unknown" if result.fits is None else "fits" if result.fits else "does-not-fit"
+        reason = result.outcome if result.failure is None else failure_line(result.failure)
     return Answer(
         "failed" if result.outcome in (FAILED, TIMED_OUT, INTERRUPTED) else "measured",
-        verdict,
+        result.answer,
         result.allocated_bytes if result.peak else None,
         result.reserved_bytes if result.peak else None,
         result.device_bytes if result.peak else None,

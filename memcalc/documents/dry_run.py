@@ -178,7 +178,7 @@ def dry_run_document(run: DryRun) -> DryRunDocument:
         "phases": None,
         "ledger": None,
         "gpu": gpu(run.card),
-        "verdict": dry_run_answer(run),
+        "verdict": run.answer,
         "fits": run.fits,
         "headroom_bytes": run.headroom_bytes,
         "interval": None,  # the allocator's figures are known
@@ -196,13 +196,6 @@ def dry_run_document(run: DryRun) -> DryRunDocument:
         "warnings": list(run.warnings),
         "processes": [_process(process) for process in run.processes],
     }
-
-
-def dry_run_answer(run: DryRun) -> Answer | None:
-    """Return the verdict on a dry run; None if nothing was measured."""
-    if run.fits is None:
-        return None if run.peak is None else "unknown"
-    return "fits" if run.fits else "does-not-fit"
 
 
 def _peak(usage: Usage) -> CardPeak:

@@ -80,13 +80,14 @@ def run(
             end_all(str(reports))  # nothing is left, unless the supervisor was killed
         seconds = time.monotonic() - start
         processes = read_reports(reports, found)
+        failure = first_failure(reports)
         lost = len(list(reports.glob("*.lost")))
     stopped = any(report_stopped for _, report_stopped in processes)
     used = tuple(process for process, _ in processes if process.usages)
     outcome = _outcome(ending, used, stopped=stopped)
     routing = options.get("routing", BALANCED)
     missing = any(process.found_no_weights for process, _ in processes)
-    return DryRun(words, found, gpus, outcome, ending.code, seconds, used, lost, routing, missing)
+    return DryRun(words, found, gpus, outcome, ending.code, seconds, used, lost, routing, missing, failure)
 
 
 def end_abandoned() -> None:
@@ -121,6 +122,15 @@ def read_reports(folder: Path, card: Card) -> list[tuple[Process, bool]]:
         books = read_books(path.with_suffix(".books"))
         found.append((process_from_report(report, books, card.context_bytes), bool(report["stopped"])))
     return sorted(found, key=lambda item: (item[0].rank is None, item[0].rank or 0, item[0].number))
+
+
+def first_failure(folder: Path) -> tuple[str, str] | None:
+    """Return type and message of the exception that ended the first process that failed: launchers fail after it."""
+    for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
+        failure = json.loads(path.read_text())["failure"]
+        if failure is not None:
+            return failure[0], failure[1]
+    return None
 
 
 def read_books(path: Path) -> Books | None:

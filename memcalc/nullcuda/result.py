@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memcalc.ledger.verdict import Answer
 from memcalc.nullcuda.options import BALANCED
 from memcalc.spec.cards import Card, all_cards
 
@@ -22,6 +23,7 @@ TIMED_OUT, INTERRUPTED, FAILED = "timed out", "interrupted", "failed"
 WHOLE = (DONE, STOPPED)  # outcomes of complete runs
 
 LINES_SHOWN = 10  # of the program, with reads of unknown values
+LONGEST_MESSAGE = 160  # letters of an exception's message
 
 NOT_MODELLED = (
     "device memory of the context and loaded kernels is a stated default, and NCCL's buffers are a rule",
@@ -178,6 +180,8 @@ class DryRun:
         lost: number of processes that could not write their last report, because the disk was full.
         routing: what unknown scores chose, see `memcalc.nullcuda.options.Options`.
         weights_missing: whether a process found no weights to load, possibly before it used the GPU.
+        failure: type and message of the exception that ended the first process that failed, possibly before it used
+            the GPU.
     """
 
     command: tuple[str, ...]
@@ -190,6 +194,7 @@ class DryRun:
     lost: int = 0
     routing: str = BALANCED
     weights_missing: bool = False
+    failure: tuple[str, str] | None = None
 
     @property
     def usages(self) -> tuple[Usage, ...]:
@@ -231,17 +236,28 @@ class DryRun:
         return None if self.doubt else True
 
     @property
+    def answer(self) -> Answer | None:
+        """The verdict as one word; None if no process used the GPU."""
+        if self.fits is None:
+            return None if self.peak is None else "unknown"
+        return "fits" if self.fits else "does-not-fit"
+
+    @property
     def doubt(self) -> str:
         """Why these figures do not decide whether the command fits; "" if they do."""
         ooms = sum(usage.ooms for usage in self.usages)
         if self.peak is None:
-            return "no process of the command used the GPU through PyTorch"
+            return f"no process of the command used the GPU through PyTorch{self._cause()}"
         if ooms:
             went_on = "went on with something else" if self.outcome in WHOLE else f"ended otherwise ({self.outcome})"
             return f"the GPU's memory ran out {times(ooms)}, and the program {went_on}"
         if self.outcome not in WHOLE and not any(process.steps for process in self.processes):
-            return f"{self.outcome} before the first optimizer step was complete"
+            return f"{self.outcome} before the first optimizer step was complete{self._cause()}"
         return ""
+
+    def _cause(self) -> str:
+        """Return the exception that ended the command, in parentheses; "" if there was none."""
+        return "" if self.failure is None else f" ({failure_line(self.failure)})"
 
     @property
     def headroom_bytes(self) -> int | None:
@@ -337,6 +353,15 @@ class DryRun:
             )
             found.append(f"experts or tokens were chosen by unknown scores {times(choices)}: {rule}")
         return found
+
+
+def failure_line(failure: tuple[str, str]) -> str:
+    """Return an exception's type and the first line of its message; the program's own output has all of it."""
+    kind, message = failure
+    first = message.strip().partition("\n")[0]
+    if len(first) > LONGEST_MESSAGE:
+        first = first[:LONGEST_MESSAGE].rpartition(" ")[0] + " ..."
+    return f"{kind}: {first}"
 
 
 def times(number: int) -> str:

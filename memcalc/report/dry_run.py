@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-from memcalc.documents.dry_run import dry_run_answer
-from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Process
+from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Process, failure_line
 from memcalc.nullcuda.sweep import Sweep
 from memcalc.report.grid import Column, Grid
 from memcalc.report.screen import BAD, GOOD, Screen
@@ -14,7 +13,6 @@ from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
-LONGEST_MESSAGE = 160  # letters of an exception's message
 SHOWN = 10  # lines of the program, of those that were recorded
 
 SMALLEST = 6  # cards that it would fit on
@@ -27,11 +25,12 @@ def draw_dry_run(screen: Screen, run: DryRun, unit: Unit) -> None:
     screen.line()
     if run.usages:
         draw_grid(screen, usage_grid(run, unit))
-    draw_line(screen, verdict(run, unit), 2, VERDICT_STYLES[dry_run_answer(run)])
+    draw_line(screen, verdict(run, unit), 2, VERDICT_STYLES[run.answer])
     if run.fits:
         draw_line(screen, _smallest_cards(run), 2)
     screen.line()
-    draw_list(screen, "Failed", (_failure(process) for process in run.processes if process.failure is not None))
+    failures = ((process_name(process), process.failure) for process in run.processes)
+    draw_list(screen, "Failed", (f"{name}: {failure_line(failure)}" for name, failure in failures if failure))
     allocations = [allocation for process in run.processes for allocation in process.allocations]
     if allocations:
         draw_grid(screen, allocation_grid(run, allocations, unit))
@@ -71,7 +70,7 @@ def verdict(run: DryRun, unit: Unit) -> str:
         return f"DOES NOT FIT: the run exceeds the {usable}."
     peak = run.peak
     if peak is None:
-        return "NOTHING MEASURED."
+        return f"NOTHING MEASURED: {run.doubt}."
     context = f"{format_bytes(run.card.context_bytes, unit)} for the context and loaded kernels"
     included = (
         f"{context} included"
@@ -93,14 +92,6 @@ def _smallest_cards(run: DryRun) -> str:
     names = [card.name for card in run.would_fit]
     more = f" and {len(names) - SMALLEST} larger ones" if len(names) > SMALLEST else ""
     return f"GPUs with enough memory: {', '.join(names[:SMALLEST])}{more}."
-
-
-def _failure(process: Process) -> str:
-    kind, message = process.failure or ("", "")
-    first = message.strip().partition("\n")[0]
-    if len(first) > LONGEST_MESSAGE:  # the program's own output has it whole
-        first = first[:LONGEST_MESSAGE].rpartition(" ")[0] + " ..."
-    return f"{process_name(process)}: {kind}: {first}"
 
 
 def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) -> Grid:

@@ -178,7 +178,7 @@ def interruptible() -> Iterator[None]:
 def test_a_dry_run_that_is_cut_short(dry_run_here: Path, null_python: str, name: str, way: str) -> None:
     """Reserved are at least the blocks that are held; allocated is as of the last report, half a second before."""
     program = PROGRAMS[name]
-    for timeout in (15, 60, 240):  # how long torch takes to load depends on the machine
+    for timeout in (15, 60, 240, 900):  # how long torch takes to load depends on the machine
         code, document = dry_run(dry_run_here, null_python, program, way, timeout)
         if len(list(dry_run_here.glob("began-*"))) == program.ranks:
             break

@@ -167,6 +167,21 @@ def test_a_script_that_fails_passes_its_code_on(dry_run: Script) -> None:
     assert result.processes[0].steps == 2
 
 
+FAILS_BELOW_A_LAUNCHER = """
+import subprocess, sys, torch
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+raise ImportError("install more")
+"""
+
+
+def test_the_first_failure_is_that_of_the_program_and_not_of_its_launcher(dry_run: Script) -> None:
+    result = dry_run(FAILS_BELOW_A_LAUNCHER)
+
+    assert (result.outcome, result.processes) == (FAILED, ())
+    assert result.doubt == "no process of the command used the GPU through PyTorch (ImportError: install more)"
+
+
 FORKS = """
 import multiprocessing, os, torch
 def hold(device):

@@ -84,7 +84,16 @@ def test_a_command_without_a_gpu_is_neither() -> None:
 
     assert run.fits is None
     assert run.peak is None
+    assert run.answer is None
     assert "nothing was measured" in run.warnings[0]
+
+
+def test_a_command_that_failed_before_it_used_the_gpu_says_why_in_one_sentence() -> None:
+    run = replace(TWO_RANKS, processes=(), outcome=FAILED, failure=("ImportError", "word " * 40))
+    reason = f"no process of the command used the GPU through PyTorch (ImportError: {'word ' * 32}...)"
+
+    assert run.doubt == reason
+    assert f"NOTHING MEASURED: {reason}. " in f"{' '.join(screen_of(run).split())} "
 
 
 def test_warnings_count_over_processes() -> None:
@@ -260,6 +269,10 @@ def without_steps(run: DryRun) -> DryRun:
             "the GPU's memory ran out once, and the program ended otherwise (timed out)",
         ),
         (without_steps(replace(TWO_RANKS, outcome=FAILED)), "failed before the first optimizer step was complete"),
+        (
+            without_steps(replace(TWO_RANKS, outcome=FAILED, failure=("ValueError", "no\nreally"))),
+            "failed before the first optimizer step was complete (ValueError: no)",
+        ),
         (
             without_steps(replace(TWO_RANKS, outcome=INTERRUPTED)),
             "interrupted before the first optimizer step was complete",

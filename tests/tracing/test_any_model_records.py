@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 pytest.importorskip("transformers")
 
-from benchmarks.any_models import traced_case  # noqa: E402
+from benchmarks.any_models import of_diffusers, traced_case  # noqa: E402
 from tools.any_models import errors, records  # noqa: E402
 
 CASES = yaml.safe_load((ROOT / "benchmarks" / "any_models.yaml").read_text())
@@ -30,7 +30,7 @@ def test_the_median_is_within_1_percent_and_the_worst_within_3(figure: str) -> N
 
 def test_every_case_is_recorded_with_its_versions() -> None:
     assert [record["case"] for record in records()] == [case["case"] for case in CASES]
-    for name in ("bert", "t5", "vit", "whisper", "llava", "qwen2.5-vl", "sdxl-unet"):
+    for name in ("bert", "t5", "vit", "whisper", "llava", "qwen2.5-vl", "sdxl-unet", "dit"):
         assert any(record["case"].startswith(name) for record in records())
     assert all({"torch", "transformers"} <= record["versions"].keys() for record in records())
 
@@ -38,7 +38,7 @@ def test_every_case_is_recorded_with_its_versions() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
 def test_a_trace_is_what_was_recorded(case: dict[str, str]) -> None:
-    if "unet" in case["config"] and importlib.util.find_spec("diffusers") is None:
+    if of_diffusers(case) and importlib.util.find_spec("diffusers") is None:
         pytest.skip("diffusers is not installed")
     recorded = next(record for record in records() if record["case"] == case["case"])
 
