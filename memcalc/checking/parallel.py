@@ -12,7 +12,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 WORTH_IT = 64  # files; with fewer, starting processes costs more time than it saves
-_SHARES = 4  # chunks per process, so that all processes end at about the same time
+_SHARES = 32  # chunks per process: files differ in cost, and all processes shall end at about the same time
 
 
 def cores() -> int:

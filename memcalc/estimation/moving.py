@@ -18,6 +18,7 @@ from memcalc.estimation.items import EVALUATION, Item, mask_of, phases_of, run_p
 from memcalc.estimation.moments import Candidate, Highest
 from memcalc.estimation.passes import beside, first_workspace, passes_of, pieces_of
 from memcalc.estimation.planned import PlannedTimeline
+from memcalc.estimation.remembered import remembered
 from memcalc.estimation.sized import Sizer, run_sizer
 from memcalc.estimation.stages import Stage
 from memcalc.estimation.standing import standing_items
@@ -51,9 +52,8 @@ def moving_items(spec: Spec, stage: Stage, card: Card | None) -> list[Item]:
     items, around = standing(spec, stage, card)
     items += rollouts(spec, stage, card)
     highest: dict[Timeline, list[tuple[Highest, int]]] = {}
-    for span in spans(spec, stage, card, around):
-        timeline, moment = span.highest()
-        highest.setdefault(timeline, []).append((moment, span.mask))
+    for mask, timeline, moment in _peaks(spec, stage, card, around):
+        highest.setdefault(timeline, []).append((moment, mask))
     for timeline, moments in highest.items():
         items += timeline.items(moments)
     return items
@@ -77,11 +77,24 @@ def peak_bytes(spec: Spec, stage: Stage, card: Card | None, *, tails: bool = Tru
     for item in [*items, *rollouts(spec, stage, card)]:
         for phase in phases_of(item.mask, phases):
             totals[phase] += item.count * item.block
-    for span in spans(spec, stage, card, around):
-        _, moment = span.highest()
-        for phase in phases_of(span.mask, phases):
+    for mask, _, moment in _peaks(spec, stage, card, around):
+        for phase in phases_of(mask, phases):
             totals[phase] += moment.bytes
     return max(totals.values())
+
+
+def _peaks(spec: Spec, stage: Stage, card: Card | None, around: Around) -> list[tuple[int, Timeline, Highest]]:
+    """Return each span's phases, its timeline and its peak; the bounds and the ledger of a run share them."""
+    known = _known_peaks(spec)
+    if (stage, card) not in known:
+        known[stage, card] = [(span.mask, *span.highest()) for span in spans(spec, stage, card, around)]
+    return known[stage, card]
+
+
+@remembered
+def _known_peaks(spec: Spec) -> dict[tuple[Stage, Card | None], list[tuple[int, Timeline, Highest]]]:  # noqa: ARG001
+    """Return an empty table for the peaks of a run, the same one while the run is remembered."""
+    return {}
 
 
 def standing(spec: Spec, stage: Stage, card: Card | None) -> tuple[list[Item], Around]:

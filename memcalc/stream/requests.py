@@ -100,9 +100,11 @@ class Requests:
         """Allocate a storage with one owner on a CUDA stream (0 is the default stream); return its index."""
         number = len(self._owners)
         self.components.append(component)
-        self._script.append(size + (stream << STREAM_SHIFT) if size else 0)
         self._owners.append(1)
-        if not size:
+        if size:
+            self._script.append(size + (stream << STREAM_SHIFT) if stream else size)
+        else:
+            self._script.append(0)
             self._parts[number] = ()
         return number
 

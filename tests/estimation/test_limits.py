@@ -3,6 +3,7 @@
 import pytest
 
 import memcalc
+from memcalc.errors import InputError
 from memcalc.estimation.limits import TRAINING, limits_of, own_limits, resolved
 from memcalc.estimation.parameters import count_parameters
 from memcalc.importers.loading import load
@@ -87,3 +88,24 @@ def test_a_forward_pass_of_more_sequences_than_a_step_holds_memory(words: tuple[
     evaluation = Limit("evaluation during training", holds_memory=True, sequences=8)
 
     assert resolved(load("gpt2", words), evaluation).holds_memory is holds
+
+
+@pytest.mark.parametrize(("gpu", "name"), [("t4", "Tesla T4"), ("v100-16gb", "Tesla V100 16GB")])
+def test_what_the_card_lacks_is_said(gpu: str, name: str) -> None:
+    """Turing and Volta have no bf16 matrix units, and FlashAttention-2 needs Ampere; fp16 and eager attention do."""
+    said = memcalc.estimate("gpt2", gpu=gpu).notes
+    for lack in ("bf16 matrix units", "flash attention"):
+        assert f"{name} has no {lack}; the estimate is for bf16 and flash attention." in said
+    assert not [
+        note for note in memcalc.estimate("gpt2", "dtype=fp16", "attention=eager", gpu=gpu).notes if name in note
+    ]
+    assert not [note for note in memcalc.estimate("gpt2", gpu="a100-40gb").notes if " has no " in note]
+
+
+def test_sequences_beyond_the_models_positions_are_said() -> None:
+    """Llama 3 8B has rotary positions up to 8,192, which a longer sequence may pass; GPT-2's 1,024 are a matrix."""
+    said = "sequence_length = 8,193 is beyond the model's 8,192 positions."
+    assert said in memcalc.estimate("llama-3-8b", "s=8193").notes
+    assert said not in memcalc.estimate("llama-3-8b", "s=8192").notes
+    with pytest.raises(InputError, match="longer than the 1024 learned positions"):
+        memcalc.load("gpt2", "s=1025")

@@ -100,12 +100,12 @@ class LeanAllocator:
         self._ends: dict[int, int] = {}  # end of each free block -> its place
         self._segments: dict[int, int] = {}  # place of each segment -> its size
         self._next = 0  # the place of the next segment, if addresses do not matter
-        self._allocated = self._asked = 0
-        # Of every block so far: its place, its size, and its request in blocks.
+        self._allocated = self._unasked = 0  # unasked: what blocks in use have beyond their requests
+        # Of every block so far: its place and its size, and of those larger than their request, by how much.
         self._places: list[int] = []
         self._sizes: list[int] = []
-        self._requests: list[int] = []
-        self._watched = (0, 0, 0)  # allocated, asked and retries at `watch`
+        self._rests: dict[int, int] = {}
+        self._watched = (0, 0, 0)  # allocated, unasked and retries at `watch`
 
     @staticmethod
     def serves(settings: Settings, version: Version) -> bool:
@@ -128,8 +128,11 @@ class LeanAllocator:
         starts, ends = self._starts, self._ends
         small_sizes, small_places, small_inexact = self._small.sizes, self._small.places, self._small.inexact
         large_sizes, large_places, large_inexact = self._large.sizes, self._large.places, self._large.inexact
-        places, taken, requests = self._places, self._sizes, self._requests
-        allocated, asked = most_allocated, most_asked = self._allocated, self._asked
+        places, taken, rests = self._places, self._sizes, self._rests
+        allocated, unasked = self._allocated, self._unasked
+        # `most` is the peak since `unasked` changed last; with it, it is a peak of asked bytes, too.
+        most = most_allocated = allocated
+        most_asked = allocated - unasked
         for change in script:
             if change > 0:
                 request = (change + _UP) >> _BITS
@@ -146,15 +149,16 @@ class LeanAllocator:
                 else:
                     sizes, free, inexact, unsplit = small_sizes, small_places, small_inexact, 0
                 at = bisect_left(sizes, request)
-                if at < len(sizes):
+                try:
                     size = sizes[at]
+                except IndexError:  # no free block is large enough
+                    place, size = self._fetch(request, stream)
+                else:
                     alike = free[size]
                     place = alike.pop(0)
                     if not alike:
                         del free[size], sizes[at]
                     del starts[place], ends[place + size]
-                else:
-                    place, size = self._fetch(request, stream)
                 if size > request:
                     inexact.append((request, size))
                     rest = size - request
@@ -168,15 +172,16 @@ class LeanAllocator:
                             free[rest] = [begin]
                             insort(sizes, rest)
                         size = request
+                    else:
+                        rests[len(places)] = rest
+                        most_allocated, most_asked = max(most_allocated, most), max(most_asked, most - unasked)
+                        unasked += rest
+                        most = allocated
                 allocated += size
-                if allocated > most_allocated:
-                    most_allocated = allocated
-                asked += request
-                if asked > most_asked:
-                    most_asked = asked
+                if allocated > most:
+                    most = allocated
                 places.append(place)
                 taken.append(size)
-                requests.append(request)
             elif change:
                 number = ~change
                 place, size = places[number], taken[number]
@@ -186,7 +191,10 @@ class LeanAllocator:
                     pool = self._pools(place >> _PLACE_BITS)[size > _SMALL]
                     sizes, free = pool.sizes, pool.places
                 allocated -= size
-                asked -= requests[number]
+                if number in rests:
+                    most_allocated, most_asked = max(most_allocated, most), max(most_asked, most - unasked)
+                    unasked -= rests[number]
+                    most = allocated
                 end = place + size
                 if end in starts:
                     following = starts.pop(end)
@@ -215,14 +223,14 @@ class LeanAllocator:
                     free[size] = [place]
                     insort(sizes, size)
             else:
-                for each in (places, taken, requests):
-                    each.append(0)
-        self._allocated, self._asked = allocated, asked
-        return Highest(most_allocated * MIN_BLOCK, most_asked * MIN_BLOCK)
+                places.append(0)
+                taken.append(0)
+        self._allocated, self._unasked = allocated, unasked
+        return Highest(max(most_allocated, most) * MIN_BLOCK, max(most_asked, most - unasked) * MIN_BLOCK)
 
     def watch(self) -> None:
         """Begin to note what `would_repeat` needs to know of the requests that follow."""
-        self._watched = self._allocated, self._asked, self.retries
+        self._watched = self._allocated, self._unasked, self.retries
         for pool in self._all_pools():
             pool.inexact.clear()
             pool.made.clear()
@@ -237,14 +245,16 @@ class LeanAllocator:
             carried: returns the blocks from before that these requests freed, each with the one that is freed in its
                 place if they are made once more, as the numbers of their requests; None if other requests follow.
         """
-        if self._addresses is not None or self._watched != (self._allocated, self._asked, self.retries):
+        if self._addresses is not None or self._watched != (self._allocated, self._unasked, self.retries):
             return False
         if not all(pool.would_choose_again() for pool in self._all_pools()):
             return False
         pairs = carried()
         # With the same bytes in use, no block can be in use besides those of the pairs and those from before.
-        lists = self._places, self._sizes, self._requests
-        return pairs is not None and all(each[one] == each[other] for one, other in pairs for each in lists)
+        return pairs is not None and all(self._block(one) == self._block(other) for one, other in pairs)
+
+    def _block(self, number: int) -> tuple[int, int, int]:
+        return self._places[number], self._sizes[number], self._rests.get(number, 0)
 
     def _all_pools(self) -> Iterable[_Pool]:
         return (self._large, self._small, *chain.from_iterable(self._others.values()))

@@ -146,10 +146,10 @@ class LeanExpandableAllocator:
         self._small, self._large = self._two_pools()
         self._others: dict[int, tuple[_Pool, _Pool]] = {}  # small and large blocks of other streams
         self._allocated = 0
-        # Of every block so far: its place, its size, and its stream.
+        # Of every block so far: its place and its size, and its stream, if it is not the default one.
         self._places: list[int] = []
         self._sizes: list[int] = []
-        self._streams: list[int] = []
+        self._streams: dict[int, int] = {}
         self._largest = 0  # key of the largest block since `watch` that served a request and could not grow
         self._watched = 0  # allocated at `watch`
         self._has_emptied = False
@@ -179,13 +179,17 @@ class LeanExpandableAllocator:
                         request &= _OTHER_STREAM - 1
                         pool = self._pools(stream)[request > _SMALL]
                         keys, edges, unmapped = pool.keys, pool.edges, pool.unmapped
+                        streams[len(places)] = stream
                     else:
                         keys, edges, unmapped = large
                 else:
                     keys, edges, unmapped = small
                 at = bisect_left(keys, request << _SHIFT)
-                if at < len(keys):
+                try:
                     key = keys[at]
+                except IndexError:  # no free block is large enough
+                    place, end = self._fetch(self._pools(stream)[request > _SMALL], request)
+                else:
                     place = key & _PLACE
                     end = place + (key >> _SHIFT)
                     # A block that can grow counts with the size that it can grow to, so that other blocks are filled
@@ -200,8 +204,6 @@ class LeanExpandableAllocator:
                     if key > largest and end not in unmapped:
                         largest = key
                     del keys[at], edges[place]
-                else:
-                    place, end = self._fetch(self._pools(stream)[request > _SMALL], request)
                 begin = place + request
                 if begin < end:
                     edges[begin], edges[end] = end, begin
@@ -213,12 +215,11 @@ class LeanExpandableAllocator:
                     most = allocated
                 places.append(place)
                 taken.append(request)
-                streams.append(stream)
             elif change:
                 number = ~change
-                begin, request, stream = places[number], taken[number], streams[number]
-                if stream:
-                    pool = self._pools(stream)[request > _SMALL]
+                begin, request = places[number], taken[number]
+                if number in streams:
+                    pool = self._pools(streams[number])[request > _SMALL]
                     keys, edges = pool.keys, pool.edges
                 else:
                     keys, edges, _ = large if request > _SMALL else small
@@ -235,8 +236,8 @@ class LeanExpandableAllocator:
                 edges[begin], edges[end] = end, begin
                 insort(keys, (end - begin << _SHIFT) + begin)
             else:
-                for each in (places, taken, streams):
-                    each.append(0)
+                places.append(0)
+                taken.append(0)
         self._allocated, self._largest = allocated, largest
         return Highest(most * MIN_BLOCK, most * MIN_BLOCK)
 
@@ -267,8 +268,10 @@ class LeanExpandableAllocator:
             return False
         pairs = carried()
         # With the same bytes in use, no block can be in use besides those of the pairs and those from before.
-        lists = self._places, self._sizes, self._streams
-        return pairs is not None and all(each[one] == each[other] for one, other in pairs for each in lists)
+        return pairs is not None and all(self._block(one) == self._block(other) for one, other in pairs)
+
+    def _block(self, number: int) -> tuple[int, int, int]:
+        return self._places[number], self._sizes[number], self._streams.get(number, 0)
 
     def _all_pools(self) -> Iterable[_Pool]:
         return chain((self._large, self._small), *self._others.values())
