@@ -13,6 +13,8 @@ from memcalc.estimation.stages import Stage
 from memcalc.spec.segments import has_segments
 from memcalc.spec.spec import Spec
 
+# Rounds of as many micro-batches as stages: those ahead of the first backward, the steady state, and those behind.
+ROUNDS_PLAYED = 3
 SCHEDULES = ("gpipe", "1f1b", "interleaved")  # those without a backward in two parts
 
 
@@ -68,10 +70,18 @@ def lacks(spec: Spec) -> Iterator[str]:
 def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
     """Yield what a stage does in one step."""
     name, stages = spec.parallelism.schedule, spec.parallelism.pipeline_parallel
-    micro_batches = spec.training.gradient_accumulation_steps
+    micro_batches = _played(spec)
     if name == "interleaved":
         return _interleaved(stage.index, stages, len(stage.chunks), micro_batches)
     return (_gpipe if name == "gpipe" else _one_forward_one_backward)(stage.index, stages, micro_batches)
+
+
+def _played(spec: Spec) -> int:
+    """Return how many micro-batches are recorded: once as many follow each other as stages, later ones repeat them."""
+    stages, micro_batches = spec.parallelism.pipeline_parallel, spec.training.gradient_accumulation_steps
+    if spec.parallelism.schedule == "gpipe" or (spec.parallelism.schedule == "interleaved" and micro_batches % stages):
+        return micro_batches
+    return min(micro_batches, ROUNDS_PLAYED * stages)
 
 
 def _gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:
