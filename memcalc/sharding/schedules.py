@@ -44,29 +44,29 @@ def lacks(spec: Spec) -> Iterator[str]:
     several = parallelism.schedule == "interleaved"
     rounds = max(1, micro_batches // stages)
     reasons = {
-        "Megatron's or DeepSpeed's pipelines": not uses_pipelining(spec),
+        "Megatron's or DeepSpeed's schedules": not uses_pipelining(spec),
         f"schedule {parallelism.schedule}": parallelism.schedule not in SCHEDULES,
         "fewer micro-batches than stages": parallelism.schedule == "1f1b" and micro_batches < stages,
         "micro-batches that are not a multiple of the rounds": several and micro_batches % rounds > 0,
-        "pipelines and ranks that split layers or sequences": parallelism.ranks != stages * parallelism.data_parallel,
-        f"pipelines under {parallelism.engine}": parallelism.data_parallel > 1 and parallelism.engine != "ddp",
+        "ranks that split layers or sequences": parallelism.ranks != stages * parallelism.data_parallel,
+        f"engine {parallelism.engine}": parallelism.data_parallel > 1 and parallelism.engine != "ddp",
         "several chunks under DDP": parallelism.data_parallel > 1 and several,
-        "pipelines of modules that are not the reference decoder's": training.implementation != "plain",
-        "pipelines under autocast": training.autocasts,
-        "pipelines of adapters": training.lora is not None,
-        "pipelines in FP8": training.fp8 != "none",
-        "pipelines and offloaded activations": training.offload_activations != "none",
-        "pipelines and an average of the weights": training.ema != "none",
-        "pipelines and evaluation": training.evaluation_batch_size is not None,
-        "pipelines and generated completions": training.completion_length is not None,
-        "pipelines and a reference model": training.reference_model,
-        f"pipelines and a loss that is {training.loss}": training.loss != "materialized" or not training.loss_upcast,
-        "pipelines and logits in fp32": training.logits_dtype == "fp32",
-        "pipelines and layers in one checkpoint segment": has_segments(training.recompute),
-        "pipelines and embeddings that are not as wide as the model": model.embedding_size != model.hidden_size,
-        "pipelines and a norm of the embeddings": model.embedding_norm,
+        "modules that are not the reference decoder's": training.implementation != "plain",
+        "autocast": training.autocasts,
+        "adapters": training.lora is not None,
+        "FP8": training.fp8 != "none",
+        "offloaded activations": training.offload_activations != "none",
+        "an average of the weights": training.ema != "none",
+        "evaluation": training.evaluation_batch_size is not None,
+        "generated completions": training.completion_length is not None,
+        "a reference model": training.reference_model,
+        f"a loss that is {training.loss}": training.loss != "materialized" or not training.loss_upcast,
+        "logits in fp32": training.logits_dtype == "fp32",
+        "layers in one checkpoint segment": has_segments(training.recompute),
+        "embeddings that are not as wide as the model": model.embedding_size != model.hidden_size,
+        "a norm of the embeddings": model.embedding_norm,
     }
-    yield from (reason for reason, is_so in reasons.items() if is_so)
+    yield from (f"pipeline parallelism with {reason}" for reason, is_so in reasons.items() if is_so)
 
 
 def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
