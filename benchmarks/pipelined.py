@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, schedules
+from torch.nn.parallel import DistributedDataParallel
 
 from memcalc.estimation.stages import Stage, stages_of
 from memcalc.spec.spec import Spec
@@ -25,6 +28,7 @@ from memcalc.step.positions import prepare
 from memcalc.step.recipes import Copies
 from memcalc.step.recompute import contexts_of, plan_of, run_plan
 
+MESH = ("pipeline", "data")
 SCHEDULES: dict[str, Any] = {
     "gpipe": schedules.ScheduleGPipe,
     "1f1b": schedules.Schedule1F1B,
@@ -76,12 +80,18 @@ class Piece(nn.Module):
 def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
     """Train for a few steps on one rank; `rank` is its stage."""
     device = torch.device("cuda", 0)
-    training, micro_batches = spec.training, spec.training.gradient_accumulation_steps
+    parallelism, training, micro_batches = spec.parallelism, spec.training, spec.training.gradient_accumulation_steps
     stage = stages_of(spec)[rank]
     with phases.phase("model"), device, default_dtype(weight_dtype(training)):
         pieces = [Piece(spec, piece) for piece in stage.chunks]
     module = nn.ModuleList(pieces)
+    mesh = init_device_mesh("cuda", (parallelism.pipeline_parallel, parallelism.data_parallel), mesh_dim_names=MESH)
     with phases.phase("optimizer"):
+        parts: list[nn.Module] = [*pieces]
+        if parallelism.data_parallel > 1:
+            parts = [DistributedDataParallel(piece, [0], process_group=mesh.get_group("data")) for piece in pieces]
+            for part in parts:
+                part.register_comm_hook(None, noop_hook)  # as memcalc/step/ranks.py, replicated
         copies = Copies(module.parameters(), training)
         tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
         hidden = copies.optimized_as(hidden_matrices(module))
@@ -89,7 +99,7 @@ def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
     shape = (training.micro_batch_size * micro_batches, training.sequence_length)
     with phases.phase("input"):
         ids, labels = (torch.randint(spec.model.vocab_size, shape, device=device) for _ in range(2))
-    schedule = schedule_of(spec, pieces, stage, device, phases)
+    schedule = schedule_of(spec, parts, stage, mesh.get_group("pipeline"), phases)
     for step in range(1, steps + 1):
         with phases.phase(f"zero_grad_{step}"):
             copies.zero_grad(set_to_none=training.zero_grad == "set_to_none")
@@ -101,10 +111,10 @@ def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
             copies.step(optimizer)
 
 
-def schedule_of(spec: Spec, pieces: list[Piece], stage: Stage, device: torch.device, phases: Any) -> Any:
+def schedule_of(spec: Spec, pieces: list[nn.Module], stage: Stage, group: Any, phases: Any) -> Any:
     """The schedule, with what each part of a micro-batch holds counted by phase."""
     training, parallelism = spec.training, spec.parallelism
-    parts = parallelism.pipeline_parallel * len(pieces)
+    parts, device = parallelism.pipeline_parallel * len(pieces), torch.device("cuda", 0)
     hidden = (training.micro_batch_size, training.sequence_length, spec.model.hidden_size)
     dtype = compute_dtype(training) if training.recipe != "fp32" else torch.float32
     passed = torch.empty(hidden, dtype=dtype, device="meta", requires_grad=True)
@@ -114,7 +124,7 @@ def schedule_of(spec: Spec, pieces: list[Piece], stage: Stage, device: torch.dev
     for number, (piece, part) in enumerate(zip(pieces, stage.chunks, strict=True)):
         given, made = ids if part.has_embedding else passed, logits if part.has_head else passed
         place = stage.index + number * parallelism.pipeline_parallel
-        each: Any = PipelineStage(piece, place, parts, device, input_args=given, output_args=made)
+        each: Any = PipelineStage(piece, place, parts, device, input_args=given, output_args=made, group=group)
         each._warmup_forward_vote = each._warmup_backward_result = lambda *_, **__: torch.ones(1)  # noqa: SLF001
         each.forward_one_chunk = counted(each.forward_one_chunk, phases, "forward")
         each.backward_one_chunk = counted(each.backward_one_chunk, phases, "backward")

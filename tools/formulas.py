@@ -13,7 +13,7 @@ from memcalc.estimation import allocation, communication, outside, schedules, wo
 from memcalc.estimation.blocks.catalogue import Gradients, Part, program
 from memcalc.estimation.blocks.huggingface.catalogue import FAMILIES
 from memcalc.estimation.blocks.structure import Structure, layout, structure_of
-from memcalc.estimation.engines import buffers, ddp, deepspeed, fsdp2, gradient_buffer, megatron
+from memcalc.estimation.engines import buffers, ddp, deepspeed, fsdp2, gradient_buffer, megatron, pipelining
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.items import PHASES, phases_of
 from memcalc.estimation.limits import TRAINING
@@ -38,6 +38,7 @@ from tools.polynomial import ZERO, Polynomial, axes_product
 MODULES: dict[str, ModuleType] = {
     "allocation": allocation,
     "communication": communication,
+    "pipelining": pipelining,
     "schedules": schedules,
     "buffers": buffers,
     "ddp": ddp,

@@ -141,10 +141,11 @@ def _ranks() -> Iterator[Recorded]:
             for record in _lines(path):
                 spec = load(record["spec"], (), gpu=record["device"].partition(":")[2] or None)
                 spec = under(spec, record["versions"]["torch"])
-                peaks = [max(record[part].values()) for part in ("phases", "reserved")]
+                allocated, reserved = (max(record[part].values()) for part in ("phases", "reserved"))
                 rank = int(record["case"].partition(OTHER_RANK)[2].split()[0]) if OTHER_RANK in record["case"] else 0
-                if rank == 0 or spec.parallelism.pipeline_parallel == spec.parallelism.ranks:
-                    yield Recorded(record["case"], record["device"], spec, *peaks, stage=rank)
+                stage = rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks
+                if rank == 0 or spec.parallelism.pipeline_parallel > 1:
+                    yield Recorded(record["case"], record["device"], spec, allocated, reserved, stage)
 
 
 def _generations() -> Iterator[Recorded]:

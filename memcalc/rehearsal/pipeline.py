@@ -22,6 +22,7 @@ from memcalc.estimation.stages import Stage
 from memcalc.rehearsal.in_flight import InFlight, Recorded
 from memcalc.rehearsal.passing import Passing
 from memcalc.rehearsal.rehearsal import Rehearsal, plan_of
+from memcalc.sharding.engine import Engine
 from memcalc.sharding.schedules import Action, actions_of
 from memcalc.spec.segments import leaves
 from memcalc.spec.spec import Spec
@@ -62,6 +63,7 @@ class PipelineRehearsal(Rehearsal):
             return
         if not self.buffers:
             self._receive()
+        self.engine.prepare()
         for action in actions_of(self.spec, self.stage):
             self._act(action, number)
         for name in list(self.variables):
@@ -139,4 +141,6 @@ class PipelineRehearsal(Rehearsal):
         plan = tuple(
             item for item in plan_of(self.spec) if (item if isinstance(item, int) else next(leaves(item))) in layers
         )
-        return Passing(self.requests, timeline, plan, self.engine, self.parameters, self.workspace.each, self.threads)
+        # Of a step's backwards only one tells DDP the order of gradients: the others run under no_sync.
+        engine = Engine(self.requests) if exist else self.engine
+        return Passing(self.requests, timeline, plan, engine, self.parameters, self.workspace.each, self.threads)

@@ -13,6 +13,8 @@ from memcalc.estimation.stages import Stage
 from memcalc.spec.segments import has_segments
 from memcalc.spec.spec import Spec
 
+# Rounds of as many micro-batches as stages: those ahead of the first backward, the steady state, and those behind.
+ROUNDS_PLAYED = 3
 SCHEDULES = ("gpipe", "1f1b", "interleaved")  # those without a backward in two parts
 
 
@@ -42,36 +44,46 @@ def lacks(spec: Spec) -> Iterator[str]:
     several = parallelism.schedule == "interleaved"
     rounds = max(1, micro_batches // stages)
     reasons = {
-        "Megatron's or DeepSpeed's pipelines": not uses_pipelining(spec),
+        "Megatron's or DeepSpeed's schedules": not uses_pipelining(spec),
         f"schedule {parallelism.schedule}": parallelism.schedule not in SCHEDULES,
         "fewer micro-batches than stages": parallelism.schedule == "1f1b" and micro_batches < stages,
         "micro-batches that are not a multiple of the rounds": several and micro_batches % rounds > 0,
-        "pipelines over replicas of the model": parallelism.ranks != stages,
-        "pipelines of modules that are not the reference decoder's": training.implementation != "plain",
-        "pipelines under autocast": training.autocasts,
-        "pipelines of adapters": training.lora is not None,
-        "pipelines in FP8": training.fp8 != "none",
-        "pipelines and offloaded activations": training.offload_activations != "none",
-        "pipelines and an average of the weights": training.ema != "none",
-        "pipelines and evaluation": training.evaluation_batch_size is not None,
-        "pipelines and generated completions": training.completion_length is not None,
-        "pipelines and a reference model": training.reference_model,
-        f"pipelines and a loss that is {training.loss}": training.loss != "materialized" or not training.loss_upcast,
-        "pipelines and logits in fp32": training.logits_dtype == "fp32",
-        "pipelines and layers in one checkpoint segment": has_segments(training.recompute),
-        "pipelines and embeddings that are not as wide as the model": model.embedding_size != model.hidden_size,
-        "pipelines and a norm of the embeddings": model.embedding_norm,
+        "ranks that split layers or sequences": parallelism.ranks != stages * parallelism.data_parallel,
+        f"engine {parallelism.engine}": parallelism.data_parallel > 1 and parallelism.engine != "ddp",
+        "several chunks under DDP": parallelism.data_parallel > 1 and several,
+        "modules that are not the reference decoder's": training.implementation != "plain",
+        "autocast": training.autocasts,
+        "adapters": training.lora is not None,
+        "FP8": training.fp8 != "none",
+        "offloaded activations": training.offload_activations != "none",
+        "an average of the weights": training.ema != "none",
+        "evaluation": training.evaluation_batch_size is not None,
+        "generated completions": training.completion_length is not None,
+        "a reference model": training.reference_model,
+        f"a loss that is {training.loss}": training.loss != "materialized" or not training.loss_upcast,
+        "logits in fp32": training.logits_dtype == "fp32",
+        "layers in one checkpoint segment": has_segments(training.recompute),
+        "embeddings that are not as wide as the model": model.embedding_size != model.hidden_size,
+        "a norm of the embeddings": model.embedding_norm,
     }
-    yield from (reason for reason, is_so in reasons.items() if is_so)
+    yield from (f"pipeline parallelism with {reason}" for reason, is_so in reasons.items() if is_so)
 
 
 def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
     """Yield what a stage does in one step."""
     name, stages = spec.parallelism.schedule, spec.parallelism.pipeline_parallel
-    micro_batches = spec.training.gradient_accumulation_steps
+    micro_batches = _played(spec)
     if name == "interleaved":
         return _interleaved(stage.index, stages, len(stage.chunks), micro_batches)
     return (_gpipe if name == "gpipe" else _one_forward_one_backward)(stage.index, stages, micro_batches)
+
+
+def _played(spec: Spec) -> int:
+    """Return how many micro-batches are recorded: once as many follow each other as stages, later ones repeat them."""
+    stages, micro_batches = spec.parallelism.pipeline_parallel, spec.training.gradient_accumulation_steps
+    if spec.parallelism.schedule == "gpipe" or (spec.parallelism.schedule == "interleaved" and micro_batches % stages):
+        return micro_batches
+    return min(micro_batches, ROUNDS_PLAYED * stages)
 
 
 def _gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Action]:

@@ -16,6 +16,7 @@ from memcalc.estimation.items import BIT
 from memcalc.estimation.sharding import stage_parameters
 from memcalc.estimation.stages import stages_of
 from memcalc.rehearsal.rehearsal import rehearse, requests_of, why_not
+from memcalc.sharding import schedules
 from memcalc.sharding.schedules import actions_of
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
@@ -110,6 +111,16 @@ def test_formulas_are_no_more_than_the_replay(words: tuple[str, ...]) -> None:
     for stage in stages_of(spec):
         allocated = max(whole for whole, _ in rehearse(spec, stage=stage).tops.values())
         assert 0.98 * allocated <= ledgers[stage.index].peak_bytes <= allocated
+
+
+@pytest.mark.parametrize("words", [(), ("schedule=interleaved", "virtual_stages=2")])
+def test_many_micro_batches_repeat_the_first(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rounds as are played need what all of them need; buffers are for all micro-batches either way."""
+    spec = small("gradient_accumulation_steps=24", *words)
+    played = [rehearse(spec, stage=stage).reserved_bytes for stage in stages_of(spec)]
+    monkeypatch.setattr(schedules, "ROUNDS_PLAYED", 12)
+
+    assert [rehearse(spec, stage=stage).reserved_bytes for stage in stages_of(spec)] == played
 
 
 def test_the_verdict_is_of_the_worst_stage() -> None:

@@ -55,10 +55,11 @@ def received(spec: Spec, stage: Stage) -> Iterator[Item]:
 
 
 def passed_on(spec: Spec) -> Item:
-    """Return the hidden states of one micro-batch, which stages pass on."""
-    training = spec.training
-    shape = (training.sequences, training.row_length, spec.model.hidden_size)
+    """Return the hidden states of one micro-batch, which stages pass on: of a rank's part of the sequence."""
+    training, parallelism = spec.training, spec.parallelism
+    ranks = parallelism.context_parallel * (parallelism.tensor_parallel if parallelism.sequence_parallel else 1)
+    shape = (training.sequences, -(-training.row_length // ranks), spec.model.hidden_size)
     size = DTYPE_BYTES[training.dtype]
     each = size * prod(shape)
-    given = (each, rounded(each), PASSES, f"{size}·b·s·d", "")
+    given = (each, rounded(each), PASSES, f"{size}·b·s{'/(c·t)' if ranks > 1 else ''}·d", "")
     return Item(Component.COMMUNICATION_BUFFERS, "engine", "", shape, training.dtype, 1, *given)
