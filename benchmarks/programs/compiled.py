@@ -1,7 +1,7 @@
 """Programs that compile their models: an own loop in the manner of nanoGPT, and transformers' Trainer.
 
-They are those of `loop` and `trainer`, drawn anew, with the one line or field that compiles. memcalc sizes a step
-without torch.compile; `benchmarks/programs/bounds.py` shows how far that is an upper bound.
+They are drawn as those of `loop` and `trainer` are, with the one line or field that compiles. memcalc sizes a step
+without torch.compile, so `benchmarks.programs.compare` shows how far the eager figure is an upper bound.
 """
 
 from __future__ import annotations
