@@ -30,7 +30,7 @@ def take(folder: Path) -> list[Path]:
             page.goto(address + RUN)
             page.wait_for_selector("body[data-state=done]", timeout=120_000)
             page.wait_for_timeout(300)  # until the plot has been drawn
-            page.evaluate("document.getElementById('status').textContent = ''")  # a time, which differs
+            page.evaluate("document.querySelector('#status :last-child').textContent = ''")  # a time, which differs
             page.screenshot(path=folder / name)
             taken.append(folder / name)
             page.close()

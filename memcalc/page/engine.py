@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memcalc.errors import InputError, MemcalcError
-from memcalc.page.request import Request, Run, parsed, run_of
+from memcalc.page.request import NotInCatalogue, Request, Run, parsed, run_of
 from memcalc.progress import Progress, silent
 from memcalc.text import json_safe
 from memcalc.units import Unit
@@ -27,11 +27,14 @@ def parts(request: str, tell: Tell | None = None) -> Iterator[str]:
 
     Yields:
         "answer": the `document` as `--format json` prints it, the `view`, and the run as a `command` and as `yaml`;
-        then "section": a section in place of that of the same `place`; or "error": a message.
+        then "section": a section in place of that of the same `place`; or "error": a message, and the `hub_id` that
+        the catalogue does not have, where that is the error.
     """
     try:
         asked = parsed(request)
         yield from map(_dumped, _ANSWERS[asked.kind](asked, tell))
+    except NotInCatalogue as error:
+        yield _dumped({"part": "error", "message": str(error), "hub_id": error.hub_id})
     except MemcalcError as error:
         yield _dumped({"part": "error", "message": str(error)})
 

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from memcalc.api.sources import load
+from memcalc.catalogue.resolution import is_hub_id, resolve_offline, similar_ids
 from memcalc.errors import InputError
 from memcalc.files import MOST_CONFIG_BYTES, plain_json, write_text
 from memcalc.spec.fields import describe
@@ -32,6 +33,21 @@ _RULES = {
     "model_type": "is not a block",
     "literal_error": "is not known",
 }
+
+
+class NotInCatalogue(InputError):
+    """A hub id that the catalogue does not have. The page offers to fetch its config.json.
+
+    Args:
+        hub_id: the id.
+    """
+
+    def __init__(self, hub_id: str) -> None:
+        close = similar_ids(hub_id)
+        remedy = "Fetch its config.json from the hub (the button below the name), or paste it."
+        remedy = f"Did you mean {' or '.join(close)}? {remedy}" if close else remedy
+        super().__init__("not in memcalc's catalogue.", remedy, hub_id)
+        self.hub_id = hub_id
 
 
 class FormRun(BaseModel):
@@ -166,11 +182,14 @@ def run_of(asked: FormRun) -> Run:
 
     Raises:
         InputError: nothing is named, or standard input is.
+        NotInCatalogue: a hub id is named that the catalogue does not have.
     """
     name = asked.model.strip()
     if not asked.text.strip() and name in ("", "-"):
         problem = "'-' is standard input, which a page does not have." if name else "no model is named."
         raise InputError(problem, "Choose one, or paste a config.json or a YAML.", "model")
+    if not asked.text.strip() and is_hub_id(name) and resolve_offline(name) is None:
+        raise NotInCatalogue(name)
     fields = {path: value.strip() for path, value in asked.fields.items()}
     overrides = [
         f"{path.rpartition('.')[2] if path.count('.') == 1 else path.partition('.')[2]}={value}"

@@ -16,7 +16,6 @@ from memcalc.ledger.result import Result
 from memcalc.spec.spec import Spec
 from memcalc.spec.systems import system_of
 from memcalc.verdict.judge import card_of, judge
-from memcalc.verdict.needs import need_of
 
 WORTH_SAYING = 0.1  # fraction of the peak: smaller temporaries are not reported
 
@@ -91,9 +90,8 @@ def remedy_of(run: Run, limit: int | None = None) -> Remedy | None:
             verdict = judge(changed, limit)
         except InputError:
             continue
-        if verdict.answer == "fits":
-            need = need_of(changed, card_of(changed))
-            return Remedy(candidate.overrides, need.device_bytes, candidate.cost, *host_bytes(changed))
+        if verdict.answer == "fits" and verdict.device_bytes is not None:
+            return Remedy(candidate.overrides, verdict.device_bytes, candidate.cost, *host_bytes(changed))
     return None
 
 

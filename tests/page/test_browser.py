@@ -5,9 +5,7 @@ Needs `make page`, Chromium and Playwright; skipped elsewhere, with the reason (
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import subprocess
 import sys
 import threading
@@ -18,8 +16,8 @@ from urllib.parse import quote
 
 import pytest
 
-from memcalc.page.engine import parts
 from memcalc.page.form import choices
+from tests.page.answers import answers, native
 from tests.page.browser import ROOT
 from tests.page.conftest import Opened, settled
 from tests.page.test_engine import CONFIG_JSON
@@ -97,6 +95,7 @@ def test_a_wrong_value_is_one_message(page: Any) -> None:
     page.fill("[name='training.micro_batch_size']", "two")
     page.wait_for_selector("body[data-state=failed]")
     assert "micro_batch_size" in page.inner_text("#status.error")
+    assert page.is_hidden("#hub")
     shown(page, **{"training.micro_batch_size": ""})
 
 
@@ -255,6 +254,7 @@ def test_an_id_that_is_not_known_is_fetched_from_the_hub_when_asked(opened: Open
     page.wait_for_selector("body[data-state=failed]")
     page.click("#hub")
     page.wait_for_selector("#status.error:has-text('404')")
+    assert page.is_visible("#hub")  # to try again
     server.shutdown()
     server.server_close()
     page.close()
@@ -283,6 +283,18 @@ def test_keyboard_alone(opened: Opened) -> None:
     page.close()
 
 
+def test_the_verdict_is_read_out_and_stays_in_view_on_a_phone(opened: Opened) -> None:
+    page = opened.page(f"#kind=estimate&{SMALL}", viewport={"width": 360, "height": 640})
+    page.focus("[name='training.micro_batch_size']")
+    assert shown(page, **{"training.micro_batch_size": "64"}).startswith("✗ DOES NOT FIT")
+    said = page.locator("#status[role=status]")
+    assert said.inner_text().startswith("DOES NOT FIT: needs ")
+    box = said.bounding_box()
+    assert box["y"] >= 0  # though the result is below the form
+    assert box["y"] + box["height"] <= 640
+    page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_no_sideways_scrolling_and_nothing_serious_for_axe(opened: Opened, scheme: str, width: int) -> None:
@@ -307,11 +319,6 @@ def test_no_sideways_scrolling_and_nothing_serious_for_axe(opened: Opened, schem
 # -- the same answers as natively ---------------------------------------------------------------------------------------
 
 
-def native(request: dict[str, Any]) -> list[str]:
-    """The parts of an answer in this Python."""
-    return [*parts(json.dumps(request))]
-
-
 def test_a_few_answers_are_equal_to_native_ones_to_the_byte(page: Any) -> None:
     run = {"model": "gpt2", "gpu": "t4", "fields": {"training.recompute": "full"}}
     requests = [{"kind": "estimate", "run": run}, {"kind": "fit", "run": run, "maximize": "micro_batch_size"}]
@@ -321,39 +328,18 @@ def test_a_few_answers_are_equal_to_native_ones_to_the_byte(page: Any) -> None:
         assert found["parts"] == native(request)
 
 
-def random_runs() -> Iterator[dict[str, Any]]:
-    """Seeded runs over all presets, GPUs and the form's fields, three fields each; rules refuse many of them."""
-    draw, offered = random.Random(27), choices()
-    fields = [field for block in offered["blocks"] for field in block["fields"] if "lora" not in field["path"]]
-    for number in itertools.count():
-        chosen = {}
-        for field in draw.sample(fields, 3):
-            if field["values"]:
-                chosen[field["path"]] = draw.choice(field["values"])
-            elif field["kind"] == "number":
-                chosen[field["path"]] = str(draw.choice((1, 2, 4, 8)))
-        model = offered["models"][number % len(offered["models"])]
-        yield {"model": model, "gpu": draw.choice(offered["gpus"])["name"], "fields": chosen}
-
-
 @pytest.mark.long
 def test_200_configurations_are_equal_to_native_ones_to_the_byte(page: Any) -> None:
-    """Documents, views and messages. Every tenth is also asked what fits; what a rule refuses is compared, not counted."""
-    different: list[dict[str, Any]] = []
-    answered = 0
+    """Documents, views and messages of estimates, searches and comparisons; `tests.page.answers` for other Pythons."""
+    different = []
 
-    def compare(request: dict[str, Any]) -> str:
-        found, wanted = page.evaluate("request => ask(request)", request), native(request)
-        if found["parts"] != wanted or found["error"]:
-            different.append(request | {"error": found["error"]})
-        return str(json.loads(wanted[0])["part"])
+    def in_the_page(request: dict[str, Any]) -> list[str]:
+        found = page.evaluate("request => ask(request)", request)
+        return [*found["parts"], *([found["error"]] if found["error"] else [])]
 
-    for run in random_runs():
-        if answered % 10 == 0:
-            compare({"kind": "fit", "run": run | {"fields": {}}, "maximize": "micro_batch_size"})
-        answered += compare({"kind": "estimate", "run": run}) == "answer"
-        if answered == 200:
-            break
+    for request, found in answers(in_the_page):
+        if found != native(request):
+            different.append(request)
     assert different == []
 
 

@@ -140,6 +140,22 @@ def test_a_wrong_run_is_one_clear_message(run: dict[str, Any], message: str) -> 
     assert "Traceback" not in part["message"]
 
 
+def test_a_hub_id_that_is_not_known_is_offered_to_be_fetched() -> None:
+    """The page has a button for that; the command line's way, an installation, is not possible in it."""
+    (part,) = answer(kind="estimate", run={"model": "meta-llama/Llama-3.1-88B", "gpu": "t4"})
+    assert part["part"] == "error"
+    assert part["hub_id"] == "meta-llama/Llama-3.1-88B"
+    assert "Did you mean meta-llama/Llama-3.1-8B" in part["message"]
+    assert "Fetch its config.json" in part["message"]
+    assert "pip install" not in part["message"]
+
+
+def test_other_errors_offer_no_fetching() -> None:
+    (part,) = answer(kind="estimate", run={"model": "meta-llama/Llama-3.2-1B", "more": "bb=3"})
+    assert part["part"] == "error"
+    assert "hub_id" not in part
+
+
 def test_a_name_that_is_markup_stays_text() -> None:
     name = "<img src=x onerror=alert(1)>"
     first = answer(kind="estimate", run={"text": f"name: '{name}'\npreset: gpt2\n"})[0]

@@ -28,7 +28,7 @@ TINY = ["gpt2", "--set", "num_layers=2", "--set", "s=64", "--set", "vocab_size=5
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "estimate": (["estimate", *GPT2], ["verdict", "bars", "timeline", "components", "table", "table", "list"]),
     "pipeline": (["estimate", *GPT2, "--set", "pipeline_parallel=2"], ["verdict", "bars", "timeline", "components"]),
-    "fit": (["fit", *GPT2, "--gpus", "2"], ["lines", "timeline", "lines", "table"]),
+    "fit": (["fit", *GPT2, "--gpus", "2"], ["lines", "lines", "timeline", "table"]),
     "diff": (["diff", *GPT2[:1], *GPT2, "--set-b", "b=2"], ["views", "table", "table"]),
     "recompute": (["recompute", *GPT2, "--set", "b=8"], ["lines", "lines", "timeline", "table"]),
     "check": (["check", "configs/gpt2.yaml", "configs/gpt3.yaml", "--gpu", "t4"], ["table", "table", "lines", "views"]),

@@ -129,7 +129,7 @@ const RECEIVERS = {
   part({ id, text, milliseconds }) {
     if (id !== number) return;
     const part = JSON.parse(text);
-    if (part.part === "error") return fail(part.message);
+    if (part.part === "error") return fail(part.message, part.hub_id);
     if (part.part === "section") return replaceSection(part.section, view);
     last = part;
     drawnFor = id;
@@ -137,7 +137,7 @@ const RECEIVERS = {
     render(part.view, view);
     byId("copies").hidden = false;
     window.firstAnswer ??= performance.now();
-    say(`${milliseconds.toFixed(0)} ms in this page`, "partial");
+    say(`${milliseconds.toFixed(0)} ms in this page`, "partial", short(part.view));
   },
   done({ id }) { if (id === number && document.body.dataset.state !== "failed") state("done"); },
   failed({ id, error }) { if (id === number) { fail(`Internal error: ${error}`); startWorker(); } },
@@ -149,16 +149,24 @@ function state(name) {
   view.classList.toggle("stale", name === "busy" || name === "failed" || name === "idle");
 }
 
-function say(text, name) {
-  status.textContent = text;
+/** Say what happens; `answer` is read out, and shown where the result is below the form. */
+function say(text, name, answer = "") {
+  status.replaceChildren(answer ? make("span", { class: "short" }, `${answer} `) : "", make("span", {}, text));
   status.className = "";
   state(name);
 }
 
-function fail(message) {
+/** The verdict of a view; of two runs compared, of both. */
+function short(view) {
+  return view.sections.flatMap((section) => section.kind === "verdict" ? [section.text]
+    : section.kind === "views" ? section.views.map((each) => `${each.title}: ${short(each)}`) : []).join(" ");
+}
+
+/** Show what is wrong; `missing` is a hub id that the catalogue does not have. */
+function fail(message, missing = null) {
   say(message, "failed");
   status.className = "error";
-  hub.hidden = !/^[\w.-]+\/[\w.-]+$/.test(value("model").trim()) || Boolean(value("text").trim());
+  hub.hidden = missing === null || missing !== value("model").trim();
 }
 
 // -- the hub, when asked for -----------------------------------------------------------------------------------------------
@@ -176,7 +184,7 @@ async function fetchConfig() {
     byId("pasted").open = true;
     ask();
   } catch (error) {
-    fail(`config.json of ${id} could not be fetched: ${error.message}. Paste it instead.`);
+    fail(`config.json of ${id} could not be fetched: ${error.message}. Paste it instead.`, id);
   }
 }
 

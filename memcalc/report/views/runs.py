@@ -30,16 +30,20 @@ POINTS_OF_ALL = 4000
 
 
 def fit_view(answer: Fit, unit: Unit, *, why: bool = False) -> View:
-    """What fits, as `memcalc fit` shows it, with memory over the cheapest layout; `why` adds the excluded layouts."""
+    """What fits, as `memcalc fit` shows it: the answer, memory over the cheapest layout, and the rest.
+
+    `why` adds the excluded layouts.
+    """
     from memcalc.report.fit import draw_fit
     from memcalc.report.fit_text import subject_lines
 
-    head, *rest = drawn_sections(lambda screen: draw_fit(screen, answer, unit, why=why))
+    sections = drawn_sections(lambda screen: draw_fit(screen, answer, unit, why=why))
+    head, rest = sections[:2], sections[2:]  # the run, and whether it and which layouts fit
     layouts = [layout.result for layout in answer.best[:1]]
     timelines = [
         memory_section(result, unit) | {"title": f"The cheapest layout: {_layout(result)}"} for result in layouts
     ]
-    return view(f"What fits: {subject_lines(answer)[0]}", [head, *timelines, *rest])
+    return view(f"What fits: {subject_lines(answer)[0]}", [*head, *timelines, *rest])
 
 
 def _layout(result: Result) -> str:

@@ -34,7 +34,7 @@ def memory_section(result: Result, unit: Unit, points: int = POINTS, *, formulas
     try:
         course = timeline_of(result.spec, result.headline.device_bytes)
     except InputError as error:
-        return phases_section(result, unit, error.problem)
+        return phases_section(result, unit, error.problem[:1].upper() + error.problem[1:])
     return timeline_section(course, result, unit, points, formulas=formulas)
 
 
