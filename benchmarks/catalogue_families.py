@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import memcalc
 from memcalc.api.sources import load
-from memcalc.catalogue.shipped import CatalogueEntry, shipped_entries
+from memcalc.catalogue.shipped import CatalogueEntry, find_shipped, shipped_entries
 from memcalc.spec.families import known_families
 from memcalc.spec.towers import TOWERS
 
@@ -41,12 +41,15 @@ def smallest() -> dict[str, CatalogueEntry]:
 
 def record(hub_id: str) -> dict[str, object]:
     """The trace of one model. Bytes."""
-    traced = memcalc.trace(load(hub_id, *SETTINGS), steps=STEPS)
+    entry = find_shipped(hub_id)
+    assert entry is not None
+    settings = (*SETTINGS, *(("vision_tower=frozen",) if entry.config["model_type"] in TOWERS else ()))
+    traced = memcalc.trace(load(hub_id, *settings), steps=STEPS)
     ledger = traced.ledger
     activations = {phase: parts.get("activations", 0) for phase in ledger.phases if (parts := _parts(traced, phase))}
     return {
         "hub_id": hub_id,
-        "settings": list(SETTINGS),
+        "settings": list(settings),
         "peak_phase": ledger.peak_phase,
         "peak_bytes": ledger.peak_bytes,
         "activations": activations,

@@ -11,6 +11,7 @@ from memcalc.estimation.sharding import Held
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
+from memcalc.spec.towers import tower_trains
 
 # bitsandbytes 0.50 functional.py, quantize_4bit: 256 scales share one second-level scale.
 SCALES_PER_SCALE = 256
@@ -101,7 +102,8 @@ def all_parameters(spec: Spec) -> int:
 def trainable_parameters(spec: Spec) -> int:
     """Return the number of parameters that get a gradient."""
     if adapters_of(spec) is None:
-        return sum(row.total for row in parameter_table(spec.model) if trains_with_text(row.module))
+        tower = tower_trains(spec.model, spec.training)
+        return sum(row.total for row in parameter_table(spec.model) if tower or trains_with_text(row.module))
     return _beside(spec)
 
 

@@ -17,6 +17,7 @@ from memcalc.spec.kernels import card_omissions
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 from memcalc.spec.splitting import unsplittable
+from memcalc.spec.towers import tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
 
 # what no config states
@@ -105,6 +106,12 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     yield from _parallel(spec)
     if model.mla is not None and training.implementation != "megatron":
         yield "latent attention was not compared with a run yet", False
+    if tower_trains(model, training):
+        yield "activations of the vision tower and its projector", True
+    elif model.vision_config is not None and training.vision_tower == "trained":  # PEFT's all-linear means its, too
+        yield "adapters beside the vision tower, and its activations", True
+    elif model.vision_config is not None:
+        yield "temporaries of the frozen vision tower, which are freed before the language model runs", False
     if model.linear_attention is not None:  # those save less
         yield "the kernels of flash-linear-attention and causal_conv1d: transformers' PyTorch code is counted", False
     if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # such modules save more than Liger's

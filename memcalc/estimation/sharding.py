@@ -23,6 +23,7 @@ from memcalc.spec.families import built_in_fp32
 from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
+from memcalc.spec.towers import tower_trains
 
 
 class Held(NamedTuple):
@@ -136,6 +137,7 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
         _alike(spec.model, stage),
         adapters_of(spec),
         Precision(base_dtype(spec.training), spec.training.fp32_modules),
+        tower_trains(spec.model, spec.training),
     )
 
 
@@ -155,6 +157,7 @@ def _stage_parameters(
     stage: Stage,
     adapters: Adapters | None,
     precision: Precision,
+    trains_tower: bool,
 ) -> Parameters:
     model = layout(model, implementation, split.tensor, adapted=adapters is not None and adapters.stand_apart)
     shares = model_values(model, split.tensor)
@@ -174,7 +177,7 @@ def _stage_parameters(
             axes = _split(row, split, shares)
             own = (wide and row.module.endswith(wide)) or in_fp32(row.module, precision.fp32_modules)
             dtype = "fp32" if own else ""
-            trains = trains_with_text(row.module)
+            trains = trains_tower or trains_with_text(row.module)
             rows.append(Held(row.module, row.tensor, axes, count, row.where, dtype, trains, gradient))
     if pipeline and stage.has_head and model.tie_word_embeddings:
         # Tied embeddings are stored on the first and the last stage (Megatron-LM, arXiv 1909.08053).

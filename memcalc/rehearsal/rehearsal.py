@@ -44,6 +44,7 @@ from memcalc.spec.cards import find_card
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.segments import Segment, items_of
 from memcalc.spec.spec import Spec
+from memcalc.spec.towers import tower_trains
 from memcalc.spec.training import TOKENWISE
 from memcalc.stream.requests import Replay, Requests, Written, replay
 
@@ -327,6 +328,7 @@ def why_not(spec: Spec) -> str:
         return why_no_generation(spec)
     choice = choice_of(spec)
     reasons = {
+        "a vision tower that trains": tower_trains(spec.model, spec.training),
         "Megatron's buffers": choice.engine == "megatron",
         "DeepSpeed's offload to the host": choice.engine == "deepspeed" and spec.parallelism.offload != "none",
         f"optimizer {choice.update.optimizer}": choice.update.optimizer in NOT_COMPARED,

@@ -1,7 +1,8 @@
 """The language model of a vision-language model, if its layers are those of a family with formulas.
 
 Its config.json has the language model under `text_config`, as in transformers 5, or at the top level (Qwen2-VL,
-earlier). A vision tower of `TOWERS` is counted as frozen weights; other towers are a `Limit` that needs memory.
+earlier). A vision tower of `TOWERS` is counted, but not its activations; of other
+towers nothing is: a `Limit` that needs memory.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def vision_note(model_type: str) -> str:
     """Return the note on the part of a vision-language model that is estimated."""
     if model_type in TOWERS:
         return (
-            f"{model_type} is a vision-language model: its vision tower is frozen (weights, no gradients), and its "
-            f"language model trains, with {_TEXT}. A tower that trains: `memcalc trace`."
+            f"{model_type} is a vision-language model: its vision tower is counted (vision_tower: trained or frozen), "
+            f"and its language model, with {_TEXT}."
         )
     return (
         f"{model_type} is a vision-language model: its language model is estimated, with {_TEXT}. "
@@ -70,9 +71,3 @@ def vision_note(model_type: str) -> str:
 
 
 _TEXT = "image tokens as tokens of the sequence"
-_ENCODING = "temporaries of a frozen vision tower while it encodes images, which are freed before the language model"
-
-
-def encoding_limit() -> Limit:
-    """Return the limit of a run of a vision-language model whose tower is counted as frozen weights."""
-    return Limit(_ENCODING, holds_memory=False)

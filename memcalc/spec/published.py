@@ -12,7 +12,7 @@ from memcalc.catalogue.resolution import PublishedModel
 from memcalc.errors import InputError
 from memcalc.spec.families import known_families, read_hf_config
 from memcalc.spec.limits import Limit
-from memcalc.spec.multimodal import encoding_limit, language_config, vision_limit, vision_note
+from memcalc.spec.multimodal import language_config, vision_limit, vision_note
 from memcalc.spec.towers import TOWERS, tower_parameters
 
 # mistralai's first tokenizer has 32,000 tokens. Models with it are Mistral 7B v0.1, with a window of 4,096, or v0.2,
@@ -95,7 +95,7 @@ def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> Mode
         tower_parameters(text)
     except InputError as error:
         raise error.located(where) from None
-    return ModelReading(model | {"vision_config": text}, (note,), (encoding_limit(),))
+    return ModelReading(model | {"vision_config": text}, (note,))
 
 
 def _with_window(config: dict[str, Any]) -> tuple[dict[str, Any], str]:

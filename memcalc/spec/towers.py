@@ -10,9 +10,13 @@ import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from memcalc.errors import InputError
+
+if TYPE_CHECKING:
+    from memcalc.spec.model import ModelSpec
+    from memcalc.spec.training import TrainingSpec
 
 VISION = "vision."  # prefix of the modules
 
@@ -344,6 +348,11 @@ TOWERS: dict[str, tuple[Callable[[_Tower], None], dict[str, Any]]] = {
     "qwen3_5": (_qwen3, {**_QWEN3, "deepstack_visual_indexes": ()}),
     "qwen3_5_moe": (_qwen3, {**_QWEN3, "deepstack_visual_indexes": ()}),
 }
+
+
+def tower_trains(model: ModelSpec, training: TrainingSpec) -> bool:
+    """Return whether a run trains a vision tower, whose activations are not modelled."""
+    return model.vision_config is not None and training.vision_tower == "trained" and training.finetune == "full"
 
 
 @lru_cache(maxsize=64)

@@ -233,6 +233,10 @@ class TrainingSpec(Block):
         description='settings of PyTorch\'s allocator, as PYTORCH_CUDA_ALLOC_CONF: "expandable_segments:True"',
     )
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
+    vision_tower: Literal["trained", "frozen"] = Field(
+        "trained",
+        description="whether the vision tower of a vision-language model trains, or has adapters beside it, or neither",
+    )
     framework: Framework | None = Field(
         None,
         description="program that runs another framework's file, which decides its defaults "

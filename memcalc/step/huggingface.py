@@ -25,6 +25,7 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.multimodal import LANGUAGE_FAMILIES
 from memcalc.spec.segments import Segment, has_segments, leaves
 from memcalc.spec.spec import Spec
+from memcalc.spec.towers import tower_trains
 from memcalc.step.attention import CPU_BACKENDS, CUDA_BACKENDS
 from memcalc.step.causal_lm import CausalLM
 from memcalc.step.dtypes import weight_dtype
@@ -46,7 +47,7 @@ def _widen(module: torch.nn.Module, modules: tuple[str, ...]) -> None:
 def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> CausalLM:
     """Return AutoModelForCausalLM for the spec's architecture, with weights on `place`, to be run on `device`.
 
-    With a vision tower, AutoModelForImageTextToText for text alone, with the tower frozen.
+    With a vision tower, AutoModelForImageTextToText for text alone.
 
     Raises:
         InputError: the architecture is unknown, or does not support the requested settings.
@@ -73,7 +74,7 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
             ) from error
     _widen(module, training.fp32_modules)
     module.train()
-    if sees:
+    if sees and not tower_trains(spec.model, training):
         freeze_tower(module)
     replaced = liger_modules(module) if training.kernels == "liger" else nullcontext
     if getattr(module, "loss_type", None) is None:

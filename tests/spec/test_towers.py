@@ -82,7 +82,7 @@ def test_qwen3_vl_by_hand() -> None:
 
 def test_a_tower_is_frozen_and_on_every_gpu() -> None:
     """Qwen3-VL-2B: weights of the tower in bf16 beside the language model's; no gradients, no optimizer states."""
-    whole = memcalc.estimate("Qwen/Qwen3-VL-2B-Instruct", "sequence_length=256")
+    whole = memcalc.estimate("Qwen/Qwen3-VL-2B-Instruct", "sequence_length=256", "vision_tower=frozen")
     language = whole.spec.model.model_copy(update={"vision_config": None})
     alone = memcalc.estimate(whole.spec.model_copy(update={"model": language}))
     tower = sum(row.layers * prod(row.shape) for row in tower_parameters(whole.spec.model.vision_config or ""))
@@ -94,6 +94,21 @@ def test_a_tower_is_frozen_and_on_every_gpu() -> None:
     for component in (Component.GRADIENTS, Component.OPTIMIZER_STATE, Component.MASTER_WEIGHTS):
         assert held(whole, component) == held(alone, component)
     assert trainable_parameters(whole.spec) == trainable_parameters(alone.spec)
+
+
+def test_a_tower_that_trains_has_gradients_and_states_but_its_activations_are_missing() -> None:
+    """bf16 gradients, and AdamW's two moments in bf16: 2 and 4 bytes for each parameter of the tower."""
+    found = {
+        tower: memcalc.estimate("Qwen/Qwen3-VL-2B-Instruct", "sequence_length=256", f"vision_tower={tower}")
+        for tower in ("trained", "frozen")
+    }
+    parts = {tower: result.ledger.components("optimizer_step_2") for tower, result in found.items()}
+    size = sum(row.layers * prod(row.shape) for row in tower_parameters(found["frozen"].spec.model.vision_config or ""))
+
+    for component, width in ((Component.GRADIENTS, 2), (Component.OPTIMIZER_STATE, 4), (Component.WEIGHTS, 0)):
+        assert parts["trained"][component] - parts["frozen"][component] == pytest.approx(width * size, rel=1e-4)
+    held = {tower: [limit.what for limit in result.limits if limit.holds_memory] for tower, result in found.items()}
+    assert held == {"trained": ["activations of the vision tower and its projector"], "frozen": []}
 
 
 def test_adapters_are_beside_the_language_model_alone_and_4_bits_hold_both() -> None:
