@@ -178,7 +178,7 @@ def presets_table() -> str:
 
 
 def cards_table() -> str:
-    """Every card with its memory, from the table of cards."""
+    """Every card with its memory, from the table of GPUs."""
     return table(
         ["card", "maker's name", "advertised bytes", "usable bytes"],
         [

@@ -54,7 +54,7 @@ def drawn_ranks() -> tuple[ShardedRun, ...]:
 
 @lru_cache(maxsize=8)
 def recorded_ranks(folder: str, pattern: str = "*.jsonl") -> tuple[ShardedRun, ...]:
-    """Every recorded rank of a folder of recordings, in the order of files and lines."""
+    """Every recorded rank of a directory of recordings, in the order of files and lines."""
     records = {
         (path.name, record["case"]): record  # of a case recorded twice, the last
         for path in sorted((RECORDINGS / folder).glob(pattern))

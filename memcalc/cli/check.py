@@ -55,7 +55,7 @@ def command(
     Exit code 0: all fit; 1: one does not, or grew, or memcalc cannot say whether it fits; 2: one is invalid, or there
     is nothing to check, or to check against.
 
-    A file named is always checked. In a folder, YAML files with a `model:` block, `preset:` or `hf_config:` and
+    A file named is always checked. In a directory, YAML files with a `model:` block, `preset:` or `hf_config:` and
     Hugging Face config.json files are checked, and other frameworks' files that name a model; the rest is skipped and
     counted.
 

@@ -58,7 +58,7 @@ def result_schema() -> dict[str, Any]:
 
 
 def documents() -> dict[str, type[Block]]:
-    """What commands print as JSON, by command; a run that is sized or traced is a plain `estimate`."""
+    """What commands print as JSON, by command; a run that is estimated or traced is a plain `estimate`."""
     from memcalc.cells.schema import CellsDocument
     from memcalc.checking.schema import CheckDocument
     from memcalc.events.schema import TimelineDocument

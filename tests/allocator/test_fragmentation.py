@@ -20,7 +20,7 @@ def stream(*words: str) -> list[Event]:
 
 # P is cached; a and c share its 600 MiB; b takes the front of Q's; c goes: 500 MiB are free in each of two segments.
 APART = stream("+P600", "-P", "+a100", "+c500", "+Q600", "-Q", "+b100", "-c", "+R800")
-# The same sizes out of one segment of 1200 MiB: the free parts are neighbours, and merge.
+# The same sizes out of one segment of 1200 MiB: the free parts are neighbors, and merge.
 TOGETHER = stream("+P1200", "-P", "+a100", "+c500", "+d500", "+b100", "-c", "-d", "+R800")
 
 

@@ -1,4 +1,4 @@
-"""Finding messages in logs: of any size, of several ranks, in colour, wrapped, packed, repeated."""
+"""Finding messages in logs: of any size, of several ranks, in color, wrapped, packed, repeated."""
 
 import gzip
 import io

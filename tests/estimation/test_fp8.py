@@ -1,4 +1,4 @@
-"""Matrix products in 8 bits: what Transformer Engine keeps beside the weights in 16, by its source."""
+"""Matmuls in 8 bits: what Transformer Engine keeps beside the weights in 16, by its source."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_blocks_of_128_by_128_share_an_fp32_scale() -> None:
 
 
 def test_blockwise_inputs_have_a_scale_for_128_tokens() -> None:
-    """Beside a byte an element, in the layout of backward: 512 tokens are 4 blocks, of each feature."""
+    """Beside a byte per element, in the layout of backward: 512 tokens are 4 blocks, of each feature."""
     saved = {recipe: held(run(recipe), Component.ACTIVATIONS) for recipe in ("blockwise", "tensorwise")}
 
     assert saved["blockwise"] - saved["tensorwise"] == L * 4 * (TOKENS // 128) * (D + D + F)

@@ -186,7 +186,7 @@ def test_stages_of_several_chunks_hold_the_logits_of_one_micro_batch(schedule: s
 def test_heads_that_wait_for_their_weights_gradient(schedule: str, waiting: int) -> None:
     """Of 4 stages the last has one micro-batch's logits whole, as in 1F1B, and 4-1 or 2·4-2 others behind its backward.
 
-    Of these it holds the input of the head's matrix and the gradient of its output: 2 bytes an element each in bf16.
+    Of these it holds the input of the head's matrix and the gradient of its output: 2 bytes per element each in bf16.
     """
 
     def held(name: str) -> int:
@@ -202,7 +202,7 @@ def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
     """One micro-batch of 2,048 tokens, half of 128,256 words: bf16 logits, a copy and log-probabilities in fp32.
 
     2 + 4 + 4 bytes per logit; beside them the last norm's input and output, 2 bytes each of 2,048 x 4,096, and its
-    reciprocal deviation, 4 bytes a token; and the loss with its weight, while all these are still named.
+    reciprocal deviation, 4 bytes per token; and the loss with its weight, while all these are still named.
     """
     split = (
         "engine=deepspeed",

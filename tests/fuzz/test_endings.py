@@ -139,7 +139,7 @@ def words_of(command: Command) -> list[str]:
 
 
 def live(folder: Path) -> list[str]:
-    """Processes that work in a folder: what a command has started and not ended; they may take a moment."""
+    """Processes that work in a directory: what a command has started and not ended; they may take a moment."""
     until = time.monotonic() + SECONDS
     while (found := _working(folder)) and time.monotonic() < until:
         time.sleep(0.1)

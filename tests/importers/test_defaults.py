@@ -383,7 +383,7 @@ def test_precisions_of_llama_factory(text: str, expected: dict[str, str], tmp_pa
 
 
 def test_adapters_of_trl(tmp_path: Path) -> None:
-    """ModelConfig's rank, PEFT's layers, scales that are not quantised again, and adapters in bf16 above 4 bits."""
+    """ModelConfig's rank, PEFT's layers, scales that are not quantized again, and adapters in bf16 above 4 bits."""
     text = LLAMA + "per_device_train_batch_size: 1\nmax_length: 1024\nuse_peft: true\ndtype: bfloat16\nbf16: true\n"
     lora = spec_of(tmp_path, "run.yaml", text, "framework=sft").training
     qlora = spec_of(tmp_path, "run.yaml", text + "load_in_4bit: true\nlora_r: 8\n", "framework=sft").training

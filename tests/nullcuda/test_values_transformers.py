@@ -47,7 +47,7 @@ print(json.dumps([peaks, shapes]))
 
 
 def test_a_full_mask_is_none_and_generation_ends(dry_run: Script, dry_run_here: Any) -> None:
-    """Without attention_mask and with a full one the peaks are equal to the byte; a padded one keeps a mask of s x s.
+    """Without attention_mask and with a full one the peaks are byte-exact; a padded one keeps a mask of s x s.
 
     Generation ends after 32 tokens; or where the tokens that unknown scores choose, 500 and 501, end a sequence.
     """

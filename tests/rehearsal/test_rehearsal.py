@@ -155,7 +155,7 @@ def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
         # transformers' model lets its variables go before the head; the formulas count them until forward ends.
         named = hidden if spec.training.implementation == "huggingface" and phase.startswith("forward") else 0
         if phase == "model" and spec.training.finetune == "qlora":
-            # A matrix is whole, in 16 bits, until it is quantised, which no formula counts: the last one of a layer.
+            # A matrix is whole, in 16 bits, until it is quantized, which no formula counts: the last one of a layer.
             widest = 2 * spec.model.hidden_size * spec.model.intermediate_size
             assert 0 <= asked - totals[phase] < 1.1 * widest
             continue

@@ -27,7 +27,7 @@ _FITS: dict[str | None, bool] = {"fits": True, "does-not-fit": False}
 
 
 def columns(table: Table) -> dict[str, list[Any]]:
-    """Every column by its name; an entry is None where a configuration is invalid, or no card was named."""
+    """Every column by its name; an entry is None where a configuration is invalid, or no GPU was named."""
     valid = table.valid.tolist()
     judged = (table.valid & (table.usable_bytes >= 0)).tolist()
     points = [list(table.point(index).values()) for index in range(len(table))]
