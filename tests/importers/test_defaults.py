@@ -417,7 +417,7 @@ def test_megatrons_vocabulary_is_padded_for_its_ranks(more: str, rows: int, tmp_
 
 
 def test_a_tokenizer_that_the_script_leaves_open_is_asked_for_by_its_rows(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the model's sizes: vocab_size\."):
+    with pytest.raises(InputError, match=r"it lacks vocab_size\."):
         spec_of(tmp_path, "run.sh", SCRIPT + "--tokenizer-type HuggingFaceTokenizer --tokenizer-model ${MODEL}\n")
 
 
