@@ -115,7 +115,7 @@ def test_ranks_split_the_caches() -> None:
         {"tensor_parallel": 2, "sequence_parallel": True},
         {"pipeline_parallel": 2},
     ]
-    caches = [held(run("tensorwise", **split), Component.WEIGHTS, word="8 bits") for split in splits]
+    caches = [held(run("tensorwise", **split), Component.WEIGHTS, word="in FP8") for split in splits]
 
     assert caches == [2 * MATRICES, MATRICES, MATRICES]
 
@@ -149,7 +149,7 @@ def test_sums_hold_with_experts_and_recomputation(recipe: str) -> None:
         result = estimate({"model": LLAMA | {"moe": moe}, "training": training}, gpu="b200")
         for phase in result.ledger.phases:
             assert sum(result.ledger.components(phase).values()) == result.ledger.totals[phase]
-    assert any("not compared with a run" in line and "8 bits" in line for line in result.not_modelled)
+    assert any("not compared with a run" in line and "FP8" in line for line in result.not_modelled)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
