@@ -37,7 +37,7 @@ class ShardedRun(NamedTuple):
 
     @property
     def requested(self) -> tuple[int, int] | None:
-        """Bytes asked for in the phase of the peak: measured, estimated."""
+        """Requested bytes in the phase of the peak: measured, estimated."""
         highest = max(self.ledger.totals, key=lambda phase: self.phases.get(phase, 0))
         return (self.asked_for[highest], asked(self.ledger, highest)) if self.asked_for else None
 

@@ -66,7 +66,7 @@ class Environment(NamedTuple):
 
     Args:
         name: of the environment.
-        requirements: what `pip install` is asked for, before `pip install --no-deps torch===... triton==...`.
+        requirements: the packages for `pip install`, before `pip install --no-deps torch===... triton==...`.
         packages: those with versions that decide memory.
     """
 

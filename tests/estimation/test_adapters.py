@@ -139,7 +139,7 @@ def test_an_untied_head_is_quantised_if_asked_for() -> None:
 
 
 def kept(run: Ledger, module: str) -> dict[str, int]:
-    """Bytes of what one layer keeps, by name; of layers that are alike, each."""
+    """Bytes of what one layer keeps, by name; of identical layers, each."""
     rows = [row for row in run.alive("loss_1", A) if row.module == module]
     return {row.tensor: row.bytes // row.count for row in rows}
 

@@ -224,7 +224,7 @@ def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
 @pytest.mark.parametrize("stages", [2, 4, 8])
 @pytest.mark.parametrize("count", [1, 3, 8, MANY])
 def test_no_later_stage_has_more_in_flight(schedule: str, stages: int, count: int) -> None:
-    """So the first stage of those that are alike needs most."""
+    """So the first stage of those that are identical needs most."""
     virtual = 3 if schedule == "interleaved" else 1
     held = [chunks_in_flight(schedule, stages, virtual, stage, count) for stage in range(stages)]
 

@@ -1,4 +1,4 @@
-"""A planned run's requests, played to the allocator: all that the estimate counts is asked for, and no more."""
+"""A planned run's requests, played to the allocator: all that the estimate counts is requested, and no more."""
 
 import pytest
 
@@ -134,7 +134,7 @@ def test_what_comes_again_makes_new_storages_and_leaves_out_what_stays() -> None
     ],
 )
 def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | list[object], keep: tuple[str]) -> None:
-    """Phase by phase the most that is asked for at once is the estimate but for what blocks keep beside it."""
+    """Phase by phase the most that is requested at once is the estimate but for what blocks keep beside it."""
     spec = with_recompute(memcalc.load("gpt2", f"recipe={recipe}", *GPT2), recompute, keep)
     requests = rehearse(spec)
     totals = estimate(spec, Played(dict.fromkeys(requests.rests, 0), 0)).ledger.totals
