@@ -2,7 +2,7 @@
 
     python benchmarks/allocation_history.py backward_2 gpt2 b=2 s=1024 recipe=pure attention=flash
 
-Each line: + (allocated) or - (freed), bytes asked for, bytes alive in this phase after it, tensor's number, where. The
+Each line: + (allocated) or - (freed), requested bytes, bytes alive in this phase after it, tensor's number, where. The
 peak is marked. Backward's frames are C++ (slow to look up); other phases' are Python. Needs a CUDA device,
 real or null.
 """

@@ -83,7 +83,7 @@ KINDS = (own, own, own, axolotl, trainer, torchtune, torchtitan, config_json, cl
 
 
 def write(folder: Path, count: int) -> None:
-    """`count` configs, no two alike, and a broken one in their midst."""
+    """`count` configs, no two identical, and a broken one in their midst."""
     for number in range(count):
         name, text = KINDS[number % len(KINDS)](number)
         (folder / name).write_text(text)

@@ -73,7 +73,7 @@ LATER = {
     "seed_oss": ["seed-oss-36b"],
     "starcoder2": ["starcoder2-3b", "starcoder2-7b"],
 }
-# And after those again: of which presets have layers that a card holds.
+# And after those again: of which presets have layers that a GPU holds.
 LATEST = {
     "bloom": ["bloom-7b1"],
     "cohere": ["command-r"],
@@ -261,7 +261,7 @@ def pipelines(lot: Lot, rounds: int) -> Iterator[str]:
 
 
 def can_be(preset: str, *words: str, sizes: range = range(SMALLEST, LARGEST + 1)) -> bool:
-    """Whether there are formulas and modules for it, and it fits on a card of 80 GB."""
+    """Whether there are formulas and modules for it, and it fits on a GPU of 80 GB."""
     try:
         spec = memcalc.load(preset, *words)
         if spec.training.implementation == "plain":

@@ -2,7 +2,7 @@
 
     python benchmarks/dry_runs.py scripts --python hf=ENV/bin/python --python more=ENV/bin/python --checkouts FOLDER
 
-The environments are made as the file says; the checkouts are the repositories that its links name, each in a folder
+The environments are made as the file says; the checkouts are the repositories that its links name, each in a directory
 of its name. A case with `arguments` finds them as {data}/CASE/arguments.json, and the config of its `preset` beside
 them. A case with an unnamed environment is omitted; a case that is recorded already is run again only if
 it is named with --case.

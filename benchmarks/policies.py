@@ -2,8 +2,8 @@
 
     python -m benchmarks.policies benchmarks/recordings/policies.json [--most N] [--skip N]
 
-A few runs of different shapes, and every preset that the step can run and that trains on one card: b=1, s=1024 (or all
-its positions), pure bf16, AdamW, on the smallest of the cards below that holds it. Runs in the file are skipped.
+A few runs of different shapes, and every preset that the step can run and that trains on one GPU: b=1, s=1024 (or all
+its positions), pure bf16, AdamW, on the smallest of the GPUs below that holds it. Runs in the file are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUNS = (
 
 
 def runs() -> Iterator[tuple[str, str]]:
-    """Each run with its card."""
+    """Each run with its GPU."""
     for run in RUNS:
         yield run, CARDS[0]
     for case in cases():

@@ -3,7 +3,7 @@
     python benchmarks/preset_histories.py .venv-null/bin/python benchmarks/recordings/histories/null-a100-80gb.jsonl
 
 The interpreter named has PyTorch's CUDA build, transformers, pydantic and pyyaml. Each preset's two steps run in a
-process of their own, on a card that never ends, with PyTorch's own memory history; the requests that it notes are
+process of their own, on a GPU that never ends, with PyTorch's own memory history; the requests that it notes are
 replayed, and every line of the history is compared (action, address within its segment, size, stream), then every
 counter of torch.cuda.memory_stats. Cases are those of record_traces.py, or of the presets named behind the file;
 recorded ones are skipped.
@@ -50,7 +50,7 @@ def main(python: str, recordings: str, *presets: str) -> None:
 
 
 def device(python: str) -> dict[str, str]:
-    """Variables for a process on a card that never runs out."""
+    """Variables for a process on a GPU that never runs out."""
     from memcalc.nullcuda import environment
     from memcalc.nullcuda.cards import find_null_card
 

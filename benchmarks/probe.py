@@ -5,7 +5,7 @@
     python -m benchmarks.probe --device cpu --tiny
 
 A line for each operator and shape: bytes hidden inside at the peak, by the allocator's history (on the CPU by
-the profiler), and the same of a trace on fake tensors with the rules of that card.
+the profiler), and the same of a trace on fake tensors with the rules of that GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def probed(device: str, python: str | None, *, tiny: bool) -> list[dict[str, object]]:
-    """The lines of a device, with the rules of its card beside them."""
+    """The lines of a device, with the rules of its GPU beside them."""
     kind, _, card = device.partition(":")
     program, variables = sys.executable, {}
     with tempfile.TemporaryDirectory() as folder:

@@ -300,7 +300,7 @@ def on_cuda() -> Iterator[Any]:
 
 
 def fake_lines(card: str, *, tiny: bool) -> Iterator[dict[str, Any]]:
-    """The same lines by the rules of a card, on fake tensors. A kernel that they do not know has no line."""
+    """The same lines by the rules of a GPU, on fake tensors. A kernel that they do not know has no line."""
     for probe in probes(tiny=tiny):
         # A kernel that PyTorch has not for this shape, or an operator without a rule: the device says what it says.
         with suppress(RuntimeError, MemcalcError):

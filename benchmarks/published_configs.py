@@ -2,7 +2,7 @@
 
     python benchmarks/published_configs.py REPOSITORIES [--only OWNER/NAME]
 
-REPOSITORIES is a folder of git repositories named OWNER+NAME, bare or not. What is recorded are facts: which files
+REPOSITORIES is a directory of git repositories named OWNER+NAME, bare or not. What is recorded are facts: which files
 there are at which commit, the names of their fields, which list of ours each is in, and the limits of the run: what it
 asks for and is not modelled, whether that holds memory, and at least how many bytes; the program and the releases that
 were taken, and what the file leaves open, with the share of the peak that it moves. The files stay where they are.

@@ -3,7 +3,7 @@
     python benchmarks/record_reference.py a100-80gb a100-80gb .venv-null/bin/python benchmarks/recordings/FILE.jsonl
     python benchmarks/record_reference.py a100-80gb cuda python3 benchmarks/recordings/gpu/new/FILE.jsonl
 
-A list in reference_cases.yaml, a card (or `cuda`: this machine's GPU), an interpreter with PyTorch's CUDA build, and
+A list in reference_cases.yaml, a GPU (or `cuda`: this machine's GPU), an interpreter with PyTorch's CUDA build, and
 where to. Cases with a record are skipped. Each case is a separate process, forked from one that has
 imported torch but has not yet started CUDA, so that every allocator begins empty.
 """

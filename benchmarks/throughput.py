@@ -30,7 +30,7 @@ REPLAYED = (
 
 
 def specs(count: int) -> list[memcalc.Spec]:
-    """`count` specs in random order, no two alike: presets x sequence lengths x micro-batch sizes."""
+    """`count` specs in random order, no two identical: presets x sequence lengths x micro-batch sizes."""
     bases = [memcalc.load(name) for name in PRESETS]
     sizes = range(1, 1 + -(-count // (len(bases) * len(SEQUENCE_LENGTHS))))
     variants = []

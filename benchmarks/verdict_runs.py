@@ -2,7 +2,7 @@
 
     python benchmarks/verdict_runs.py draw SEED COUNT > cases.txt       # runs with an estimate within 12 % of the GPU
     python benchmarks/verdict_runs.py largest SEED COUNT > cases.txt    # each run at the largest micro-batch and above
-    python benchmarks/verdict_runs.py ranks SEED COUNT > cases.txt      # one rank of many, within 12 % of the card
+    python benchmarks/verdict_runs.py ranks SEED COUNT > cases.txt      # one rank of many, within 12 % of the GPU
     python benchmarks/verdict_runs.py record cases.txt PYTHON FILE.jsonl
 
 The runs are whole models as users train them: presets, cards, recipes, implementations, optimizers, adapters. PYTHON is
@@ -36,7 +36,7 @@ from memcalc.step.decoder import refuse_unsupported
 from memcalc.verdict.judge import card_of
 from memcalc.verdict.needs import can_replay, need_of
 
-NEAR = 0.12  # of the card's usable memory
+NEAR = 0.12  # of the GPU's usable memory
 CARDS = ("a10g", "rtx-4090", "a100-40gb", "rtx-a6000", "a100-80gb", "a100-80gb", "h100-80gb", "h100-80gb", "h200")
 PRESETS = (
     "gpt2 gpt2-medium gpt2-large gpt2-xl codegen-350m codegen-2b llama-3.2-1b llama-3.2-3b llama-3-8b qwen2.5-0.5b "
@@ -108,7 +108,7 @@ def _in_transformers(spec: Spec) -> bool:
 
 
 def near_their_card(lot: random.Random, count: int) -> Iterator[str]:
-    """Runs with a micro-batch at which the estimate is within NEAR of the card."""
+    """Runs with a micro-batch at which the estimate is within NEAR of the GPU."""
     while count:
         spec = drawn(lot)
         batches = [] if spec is None else near_batches(spec)
@@ -166,7 +166,7 @@ FIELDS = (
 
 
 def case(spec: Spec, batch: int) -> str:
-    """A run as `memcalc measure` takes it: the preset, the card, and words of --set."""
+    """A run as `memcalc measure` takes it: the preset, the GPU, and words of --set."""
     training = spec.training
     words = [f"gpu={spec.hardware.gpu}", f"b={batch}", *(f"{name}={getattr(training, name)}" for name in FIELDS)]
     if training.lora is not None:

@@ -99,7 +99,7 @@ def _case(file: str, record: dict[str, Any]) -> Case:
 
 
 def _requested(ledger: Ledger, record: dict[str, Any]) -> tuple[int, int]:
-    """Bytes asked for in the phase that allocates most, measured and estimated."""
+    """Requested bytes in the phase that allocates most, measured and estimated."""
     highest = max(
         (phase for phase in record["phases"] if phase["name"] in ledger.totals),
         key=lambda phase: phase["peak_allocated_bytes"],

@@ -179,7 +179,7 @@ def presets_table() -> str:
 
 
 def cards_table() -> str:
-    """Every card with its memory, from the table of cards."""
+    """Every card with its memory, from the table of GPUs."""
     return table(
         ["card", "maker's name", "advertised bytes", "usable bytes"],
         [
@@ -415,7 +415,7 @@ def accuracy_table(which: str) -> str:
 
 
 def accuracy_requested() -> str:
-    """How far the estimate is from the bytes asked for, in one sentence."""
+    """How far the estimate is from the requested bytes, in one sentence."""
     both = [case.requested for case in cases()]
     errors = [abs(estimated / requested - 1) for requested, estimated in both]
     near = sum(abs(estimated - requested) < NEXT_TO_NOTHING for requested, estimated in both)

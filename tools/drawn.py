@@ -19,7 +19,7 @@ SHOWN = 20  # of the drawn runs, the worst
 FAR = 0.005  # every sampled run with a larger error is listed
 NEAR = 0.003  # the bar of the median
 HELD_OUT = ("20261123", "20261124", "20261125")  # the seeds of runs after which no formula was corrected
-NOTHING = 0.0002  # of the bytes asked for, what is next to nothing
+NOTHING = 0.0002  # of the requested bytes, what is next to nothing
 
 
 class Run(NamedTuple):
@@ -28,7 +28,7 @@ class Run(NamedTuple):
     run: str
     spec: Spec
     error: float
-    requested: tuple[int, int] | None  # bytes asked for at the peak: measured, estimated
+    requested: tuple[int, int] | None  # requested bytes at the peak: measured, estimated
     file: str
 
     @property

@@ -1,4 +1,4 @@
-"""The generated tables of docs/guides/fit.md: the terms of a layout's cost, and the machines that cards stand in."""
+"""The generated tables of docs/guides/fit.md: the terms of a layout's cost, and the machines that GPUs stand in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cost_terms() -> str:
 
 
 def systems() -> str:
-    """Every machine, with the cards that stand in it."""
+    """Every machine, with the GPUs that stand in it."""
     cards: dict[str, list[str]] = {}
     known: dict[str, System] = {}
     for card in all_cards():

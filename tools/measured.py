@@ -14,7 +14,7 @@ from tools.markdown import table
 RECORDINGS = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings"
 FOLDER = RECORDINGS / "measured"
 TRACES = FOLDER / "traces"  # of memcalc measure --compare, a file for each file of records
-GPUS = RECORDINGS / "gpu"  # a folder for each real GPU
+GPUS = RECORDINGS / "gpu"  # a directory for each real GPU
 LISTS = ("suite", "largest", "finetune", "drawn-20261125")  # what was measured there, alone on the GPU
 
 PARTS = ("device", "build", "steps", "again")  # of a run, as its record tells them
@@ -30,7 +30,7 @@ def groups() -> dict[str, list[dict[str, Any]]]:
 
 
 def of_gpus(*names: str) -> list[Path]:
-    """The files of lists that real GPUs have, card by card; without names of all that were measured alone."""
+    """The files of lists that real GPUs have, card by GPU; without names of all that were measured alone."""
     return [path for name in names or LISTS for path in sorted(GPUS.glob(f"*/{name}.jsonl"))]
 
 

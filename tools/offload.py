@@ -40,7 +40,7 @@ def activation_runs() -> tuple[OffloadedRun, ...]:
 
 
 def _recorded(folder: str, kinds: tuple[Component, ...]) -> tuple[OffloadedRun, ...]:
-    """The ranks of a folder; `kinds`: what of the host's memory is pinned, where anything is."""
+    """The ranks of a directory; `kinds`: what of the host's memory is pinned, where anything is."""
     found = []
     paths = sorted((RECORDINGS / folder).glob("*.jsonl"))
     lines = [line for path in paths for line in path.read_text().splitlines()]

@@ -83,7 +83,7 @@ def files_table() -> str:
 
 
 def sized() -> list[Facts]:
-    """The files that are sized, as they are or with what they leave open."""
+    """The files that are estimated, as they are or with what they leave open."""
     return [file for file in read() if not file["refused"]]
 
 

@@ -26,7 +26,7 @@ BESIDE = "null-"  # begins the file of the same runs on the null device, by the 
 
 
 def card_of(file: Path) -> str:
-    """As the folder is called: "h100-80gb"."""
+    """As the directory is called: "h100-80gb"."""
     return file.parent.name.partition("-torch")[0]
 
 
@@ -85,7 +85,7 @@ class Twin(NamedTuple):
 
 
 def twins(name: str) -> list[tuple[str, list[Twin]]]:
-    """A list's runs that both have, by card."""
+    """A list's runs that both have, by GPU."""
     found = []
     for file in of_gpus(name):
         beside = file.with_name(BESIDE + file.name)
@@ -162,7 +162,7 @@ def _kind(spec: Spec) -> str:
 
 
 def searches() -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
-    """The records of each search for the largest micro-batch, by card and run: by micro-batch, as they were tried."""
+    """The records of each search for the largest micro-batch, by GPU and run: by micro-batch, as they were tried."""
     found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for file in of_gpus("suite", "largest"):
         for record in RECORDS.read(file):

@@ -1,4 +1,4 @@
-"""The requests of the allocator replay compared with those of the trace on fake tensors, one by one and in order.
+"""The requests of the allocator replay compared with those of the trace on fake tensors, in the same order.
 
     python -m tools.request_order qwen3-0.6b implementation=huggingface recipe=pure l=3 s=128 b=2 V=2048
     python -m tools.request_order llama-3.2-1b l=3 s=128 V=2048 --all

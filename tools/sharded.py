@@ -37,7 +37,7 @@ class ShardedRun(NamedTuple):
 
     @property
     def requested(self) -> tuple[int, int] | None:
-        """Bytes asked for in the phase of the peak: measured, estimated."""
+        """Requested bytes in the phase of the peak: measured, estimated."""
         highest = max(self.ledger.totals, key=lambda phase: self.phases.get(phase, 0))
         return (self.asked_for[highest], asked(self.ledger, highest)) if self.asked_for else None
 
@@ -54,7 +54,7 @@ def drawn_ranks() -> tuple[ShardedRun, ...]:
 
 @lru_cache(maxsize=8)
 def recorded_ranks(folder: str, pattern: str = "*.jsonl") -> tuple[ShardedRun, ...]:
-    """Every recorded rank of a folder of recordings, in the order of files and lines."""
+    """Every recorded rank of a directory of recordings, in the order of files and lines."""
     records = {
         (path.name, record["case"]): record  # of a case recorded twice, the last
         for path in sorted((RECORDINGS / folder).glob(pattern))

@@ -149,7 +149,7 @@ def settings(record: Mapping[str, Any], *, named: bool) -> tuple[str, ...]:
 
 
 def file_of(record: Mapping[str, Any]) -> str:
-    """The text of the file that is sized."""
+    """The text of the file that is estimated."""
     return str(record["files"][record["sized"]["file"]])
 
 

@@ -57,7 +57,7 @@ def _class_of(config: dict[str, Any]) -> str:
 
 
 def make_data(folder: Path) -> None:
-    """All data sets, each a folder that `datasets.load_dataset` reads.
+    """All data sets, each a directory that `datasets.load_dataset` reads.
 
     texts: long documents; every sequence is as long as the program lets it be.
     mixed: half of them long, half short, in turn shuffled: most batches have one of each, and are padded.

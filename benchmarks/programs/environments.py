@@ -41,7 +41,7 @@ FACTORY = Environment(
     "factory", ("llamafactory==0.9.5", "bitsandbytes==0.50.2"), (*_TRANSFORMERS, "llamafactory", "trl")
 )
 AXOLOTL = Environment("axolotl", ("axolotl==0.19.0",), (*_TRANSFORMERS, "axolotl", "trl"))
-# Beside it, in a folder `checkouts` of the recorder's work: Megatron-LM at core_v0.16.1, with its helper built
+# Beside it, in a directory `checkouts` of the recorder's work: Megatron-LM at core_v0.16.1, with its helper built
 # (`make` in megatron/core/datasets).
 MEGATRON = Environment(
     "megatron",

@@ -41,10 +41,10 @@ class Program:
         gpus: of them, on one machine.
         sized: how `memcalc estimate` is given it.
         models: hub ids of the models that it loads.
-        data: name of a data set of benchmarks/programs/data.py; each program finds it as the folder `data`.
-        options: of `memcalc dry-run`, besides the card and the number of steps.
+        data: name of a data set of benchmarks/programs/data.py; each program finds it as the directory `data`.
+        options: of `memcalc dry-run`, besides the GPU and the number of steps.
         checkpoint: kind of the checkpoint that it reads as `checkpoints/ORG/NAME`, see checkpoints.py; "": none.
-        checkout: name of a repository that is linked into its folder; "": none.
+        checkout: name of a repository that is linked into its directory; "": none.
         timeout: seconds.
     """
 
@@ -66,7 +66,7 @@ class Environment(NamedTuple):
 
     Args:
         name: of the environment.
-        requirements: what `pip install` is asked for, before `pip install --no-deps torch===... triton==...`.
+        requirements: the packages for `pip install`, before `pip install --no-deps torch===... triton==...`.
         packages: those with versions that decide memory.
     """
 
@@ -126,5 +126,5 @@ def dumped_yaml(fields: Mapping[str, Any]) -> str:
 
 
 def script(name: str) -> str:
-    """A script of the folder scripts, as a user has it."""
+    """A script of the directory scripts, as a user has it."""
     return (SCRIPTS / name).read_text()

@@ -134,7 +134,7 @@ def described(program: Program) -> dict[str, Any]:
 
 
 def run_program(program: Program, python: Path, work: Path, name: str) -> dict[str, Any]:
-    """Run it in a folder of its own, with its data and models beside it."""
+    """Run it in a directory of its own, with its data and models beside it."""
     folder = prepare(program, work, name, python)
     words = shlex.split(program.command)
     if (python.parent / words[0]).exists():

@@ -18,7 +18,7 @@ micro_batches = 4 if variant == "accumulate" else 1
 
 
 def loss_of(ids: torch.Tensor) -> torch.Tensor:
-    """Under autocast where that is asked for."""
+    """Under autocast where that is requested."""
     with torch.autocast("cuda", dtype, enabled=amp):
         return model(input_ids=ids, labels=ids, use_cache=False).loss
 

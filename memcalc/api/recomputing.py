@@ -35,7 +35,7 @@ def recompute(
         source: as for `load`; what it says of recomputation is left aside.
         overrides: as for `load`.
         gpu: as for `load`.
-        budget: bytes that a GPU may hold, or "70GiB"; None: the card's.
+        budget: bytes that a GPU may hold, or "70GiB"; None: the GPU's.
         strategy: "optimal"; "selective", inside the layers, for which it needs SciPy; or a rule: "none",
             "every-layer", "sqrt", "every-k", "smallest".
         maximize: whether to raise micro_batch_size to the largest for which a plan fits and the next one does not.
@@ -75,7 +75,7 @@ def recompute_chain(
 
     Args:
         path: of the file.
-        gpu: the card, less its context and the most that recorded runs reserved beyond what they allocated.
+        gpu: the GPU, less its context and the most that recorded runs reserved beyond what they allocated.
         budget: bytes that may be allocated, or "20GiB".
         strategy: as of `recompute`, but for "selective".
         saved: positions, from 1, of the blocks of each branch that save their outputs: a plan to evaluate instead.

@@ -146,7 +146,7 @@ def dry_run(
 
     Args:
         command: the program and its arguments; its Python has a CUDA build of torch.
-        gpu: a card of `memcalc gpus`.
+        gpu: a GPU of `memcalc gpus`.
         gpus: how many of it.
         timeout: seconds after which the command and all that it started is ended.
         options: steps, skip_init, random_weights, delayed_events, world_size, rank, history: see
@@ -170,7 +170,7 @@ def replay(
     Args:
         source: a file of events, a memory snapshot of PyTorch, or what `load` takes, which is traced.
         overrides: as for `load`.
-        gpu: the card; None for that of the configuration, else for a device that never runs out.
+        gpu: the GPU; None for that of the configuration, else for a device that never runs out.
         device: the number of the device in a snapshot.
         progress: called with the progress of a trace.
         options: allocator, alloc_conf, release, memory_fraction, sweep, compare: see

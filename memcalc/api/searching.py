@@ -38,7 +38,7 @@ def sweep(
 ) -> Table:
     """Every configuration of a grid, sized as `estimate` sizes it: arrays with an entry for each. Loads NumPy.
 
-    On a card bounds decide what fits and what does not; what they do not decide is close. The Pareto front is replayed
+    On a GPU bounds decide what fits and what does not; what they do not decide is close. The Pareto front is replayed
     through a model of PyTorch's allocator, with at most 32 replays.
 
     Args:
@@ -159,7 +159,7 @@ def fit(  # noqa: PLR0913 -- what the command has options for
     Args:
         source: as for `load`.
         overrides: as for `load`.
-        gpu: as for `load`; a card must be named here or in the configuration.
+        gpu: as for `load`; a GPU must be named here or in the configuration.
         gpus: how many of them; None: as many as the configuration is spread over. With minimize="gpus" or "cost" the
             most that may be.
         maximize: one quantity alone: micro_batch_size, sequence_length, layers or parameters.
@@ -233,13 +233,13 @@ def check(  # noqa: PLR0913 -- what the command has options for
     Args:
         paths: files, folders and patterns; none: those of the settings.
         overrides: as for `load`, for all of them.
-        gpu: the card to judge all by; default: the settings', else each file's own.
+        gpu: the GPU to judge all by; default: the settings', else each file's own.
         budget: what no GPU may exceed, in bytes or as "70GiB".
         margin: memory to keep free below GPU and budget: "5%", "2GiB".
         baseline: the JSON of an earlier check, to compare with.
         max_growth: by how much a peak may exceed the baseline's: "1%", "0"; default: by any.
         jobs: processes; default: one per core if there is enough to do.
-        settings: a settings file; default: memcalc.toml or [tool.memcalc] in this folder or above.
+        settings: a settings file; default: memcalc.toml or [tool.memcalc] in this directory or above.
         skip_others: skip files that are not configurations even where they are named.
         progress: called with the number of finished files.
     """

@@ -24,7 +24,7 @@ def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any)
         source: a path, a preset's name, a hub id, "-" for standard input, a mapping, or a Spec.
         overrides: "field=value", applied in this order. On a Spec, which has its derived sizes already, they
             change only the fields they name; on every other source sizes that follow from others follow.
-        gpu: the card to judge by, in place of `hardware.gpu`.
+        gpu: the GPU to judge by, in place of `hardware.gpu`.
         fields: further overrides by the bare name of their field: micro_batch_size=4, lora={"rank": 16}.
     """
     from memcalc.importers.loading import load as load_spec
@@ -71,7 +71,7 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
         overrides: as for `load`.
         verb: who asks, for messages.
         gpu: as for `load`.
-        gpus: over how many cards it is spread, where its configuration, of another framework, does not say.
+        gpus: over how many GPUs it is spread, where its configuration, of another framework, does not say.
     """
     from memcalc.changes.run import Run
     from memcalc.importers.loading import import_file, opened
@@ -98,7 +98,7 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
 
 
 def _replicas(source: Source, overrides: tuple[str, ...], gpus: int) -> tuple[str, ...]:
-    """The data parallelism of so many cards, where another framework's launcher would say it."""
+    """The data parallelism of so many GPUs, where another framework's launcher would say it."""
     from memcalc.importers.loading import import_file
 
     imported = None if isinstance(source, Spec | Mapping) else import_file(source, overrides)

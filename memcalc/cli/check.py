@@ -53,9 +53,9 @@ def command(
     """Check that every config fits, for CI.
 
     Exit code 0: all fit; 1: one does not, or grew, or memcalc cannot say whether it fits; 2: one is invalid, or there
-    is nothing to check, or to check against.
+    is nothing to check, or no limit.
 
-    A file named is always checked. In a folder, YAML files with a `model:` block, `preset:` or `hf_config:` and
+    A named file is always checked. In a directory, YAML files with a `model:` block, `preset:` or `hf_config:` and
     Hugging Face config.json files are checked, and other frameworks' files that name a model; the rest is skipped and
     counted.
 

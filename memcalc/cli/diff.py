@@ -25,7 +25,7 @@ def command(
 ) -> None:
     """Compare the memory of two runs, component by component.
 
-    Each at its own peak; then phase by phase.
+    Compares each run at its own peak, then each phase.
 
     Example: memcalc diff llama-3-8b llama-3-8b --set-b zero_stage=3 --set-b data_parallel=8
     """

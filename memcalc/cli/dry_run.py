@@ -85,8 +85,8 @@ def command(
     PyTorch's own CUDA build runs the real steps; only NVIDIA's libraries are replaced, by stubs that count memory and
     compute nothing. Needs Linux, a C compiler and a CUDA build of torch; no GPU, and none of NVIDIA's libraries.
 
-    Exit code: the command's own; 4: it ran out of memory; 124: --timeout was over; with --assert-fits 1: it does not
-    fit, and 2 in place of a command's own 1.
+    Exit code: that of the command; 4: it ran out of memory; 124: --timeout was reached; with --assert-fits 1: it does
+    not fit, and 2 if the command itself exits with 1.
 
     Example: memcalc dry-run --gpu h100-80gb --steps 3 -- python train.py --batch-size 8
     """

@@ -82,7 +82,7 @@ def command(
 ) -> None:
     """Estimate the peak memory of a training run or generation.
 
-    Shows whether it fits, its peak, what the peak consists of, and when it occurs.
+    Shows whether the run fits, its peak, the components of the peak, and its phase.
 
     Example: memcalc estimate llama-3-8b --gpu h100-80gb --set zero_stage=3 --set data_parallel=8
     """

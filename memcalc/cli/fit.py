@@ -76,10 +76,10 @@ def command(
 ) -> None:
     """Find layouts, batch sizes, sequence lengths and GPUs that fit.
 
-    The layouts over --gpus GPUs that fit, the cheapest first; the largest micro-batch and sequence; and, where the run
-    does not fit as written, the smallest changes that make it fit.
+    Lists the layouts over --gpus GPUs that fit, the cheapest first, the largest micro-batch and sequence, and, if the
+    run does not fit as configured, the smallest changes that make it fit.
 
-    Exit code 0: something fits; 1: nothing does, or it cannot be said (see --accept-unknown).
+    Exit code 0: something fits; 1: nothing does, or memcalc cannot say (see --accept-unknown).
 
     Example: memcalc fit llama-3-70b --gpu h100-80gb --gpus 64
     """

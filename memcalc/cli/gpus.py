@@ -15,7 +15,7 @@ def command(
 ) -> None:
     """List the GPUs with their memory.
 
-    As sold, as nvidia-smi shows it, and as a framework can use it, by which fits is judged.
+    Advertised memory, total memory in nvidia-smi, and memory usable by frameworks, which verdicts use.
     """
     from memcalc.cli.render import print_listing
     from memcalc.report.listings import card_grid, card_rows

@@ -67,8 +67,8 @@ def command(
 ) -> None:
     """Measure the training step on a GPU or CPU.
 
-    Component by component and phase by phase: the measured memory next to the estimate and a trace. Needs torch. Under
-    torchrun every rank measures itself, and rank 0 prints.
+    Compares the measured memory with the estimate and a trace, by component and phase. Needs torch. Under torchrun
+    every rank measures itself, and rank 0 prints.
 
     Example: memcalc measure gpt2 --device cpu --steps 3
     """

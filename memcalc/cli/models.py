@@ -18,7 +18,7 @@ def command(
 ) -> None:
     """List presets and model families, or search published models.
 
-    Layers l, hidden size d, heads h, vocabulary V, as in the formulas. Every hub id found can be estimated by its name.
+    Layers l, hidden size d, heads h, vocabulary V, as in the formulas. Estimate any hub id that is found by its name.
 
     Example: memcalc models llama 3.1 8b
     """

@@ -29,10 +29,10 @@ def command(
 ) -> None:
     """Explain an out-of-memory error from a log.
 
-    Finds the messages of PyTorch (1.0 and later, every device), PaddlePaddle, TensorFlow and JAX in a log, and says
-    where the memory was, why the request failed, and what to try first.
+    Finds the messages of PyTorch (1.0 and later, every device), PaddlePaddle, TensorFlow and JAX in a log, and reports
+    what used the memory, why the request failed, and what to try first.
 
-    With --config: what the run held at that moment, and the cheapest changes that fit.
+    With --config: the estimated components at the failure, and the cheapest changes that fit.
 
     Exit code 2: there is no such message.
 

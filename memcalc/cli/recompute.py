@@ -70,8 +70,8 @@ def command(
 ) -> None:
     """Plan which activations to save and which to recompute.
 
-    The cheapest plan with which the run fits its GPU or the budget, by allocator replay: its cost, its peak, the lines
-    to paste into the training code, and the plan for the configuration.
+    Finds the cheapest plan with which the run fits its GPU or the budget, by allocator replay, and prints its cost, its
+    peak, the lines to paste into the training code, and the plan for the configuration.
 
     Exit code 1: no plan fits, or memcalc cannot say (unless --accept-unknown).
 

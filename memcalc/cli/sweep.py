@@ -63,11 +63,11 @@ def command(
 ) -> None:
     """Estimate or run a grid of configurations, and show what fits.
 
-    Each has the allocated memory of `memcalc estimate`. Bounds decide what fits and what does not; the rest is close.
-    The Pareto front is replayed, as `estimate` replays every run. What is invalid is excluded, with the reason.
+    Allocated memory is that of `memcalc estimate`. Bounds decide what fits and what does not; the rest is close.
+    The Pareto front is replayed, as `estimate` replays every run. Invalid configurations are excluded, with the reason.
 
-    With --by trace, null or dry-run each cell is a run. Its result is kept when it ends: the same command resumes where
-    an interrupted sweep was.
+    With --by trace, null or dry-run each cell is a run. Its result is saved when it ends: the same command resumes an
+    interrupted sweep.
 
     Example: memcalc sweep llama-3-8b --gpu h100-80gb --vary b=1..32 --vary recompute=none,full
 

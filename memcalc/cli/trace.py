@@ -82,8 +82,8 @@ def command(
 ) -> None:
     """Run the training step without a GPU, on fake tensors.
 
-    Forward, backward and optimizer run in PyTorch on tensors without values; each allocation and release goes through
-    a model of PyTorch's caching allocator. Needs torch, and no GPU. A module of your own runs by FILE.py:NAME.
+    Forward, backward and optimizer run in PyTorch on tensors without values; each allocation and release is replayed
+    through a model of PyTorch's caching allocator. Needs torch, and no GPU. FILE.py:NAME runs your own module.
 
     Example: memcalc trace llama-3.2-1b --gpu a100-40gb --set b=4
     """

@@ -118,7 +118,7 @@ def _describe_inherited(properties: dict[str, Any], kind: type) -> None:
 
 
 def documents() -> dict[str, TypeAdapter[Any]]:
-    """What commands print as JSON, by command; a run that is sized or traced is a plain `estimate`."""
+    """What commands print as JSON, by command; a run that is estimated or traced is a plain `estimate`."""
     return {command: TypeAdapter(with_config(_EXACT)(document)) for command, document in _DOCUMENTS.items()}
 
 

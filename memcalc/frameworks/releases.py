@@ -23,7 +23,7 @@ class Package(NamedTuple):
     Args:
         name: as people call it.
         candidates: where a run names no release: one for each way in which the package behaved, the newest first.
-            Releases before the last one are sized only where a run names them.
+            Releases before the last one are estimated only where a run names them.
         changes: by the first release that has them, the newest first.
     """
 

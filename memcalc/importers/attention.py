@@ -31,7 +31,7 @@ WORDS: dict[Any, Kernel | None] = {
     "kernels-community/flash-attn3": FLASH,
     "kernels-community/vllm-flash-attn3": FLASH,
     "sdpa": SDPA,
-    "flex_attention": FLASH,  # compiled; keeps the output and a sum a row, and makes its mask of blocks
+    "flex_attention": FLASH,  # compiled; keeps the output and a sum per row, and makes its mask of blocks
     "eager": EAGER,
     "xformers": Kernel("memory-efficient", "kernel"),
     "auto": None,

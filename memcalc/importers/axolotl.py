@@ -28,7 +28,7 @@ def _checkpoint(draft: Draft, value: Any) -> None:
         draft.limit(f"gradient_checkpointing: {value}", "its checkpoints leave the device", holds_memory=False)
 
 
-# axolotl 0.18, src/axolotl/utils/schemas/config.py and its neighbours.
+# axolotl 0.18, src/axolotl/utils/schemas/config.py and its neighbors.
 FIELDS: dict[str, Meaning] = {
     **{name: meaning for name, meaning in TRAINER.items() if name not in ("optim", "dtype", "torch_dtype")},
     "base_model": named_model(),

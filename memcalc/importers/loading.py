@@ -40,7 +40,7 @@ def load(
     Args:
         source: as for `memcalc.spec.loading.load`, or a file of another framework, or a Spec that was loaded before.
         overrides: `field=value` texts as --set takes them.
-        gpu: the card, in place of hardware.gpu.
+        gpu: the GPU, in place of hardware.gpu.
         check: as for `memcalc.spec.loading.load`.
 
     Raises:

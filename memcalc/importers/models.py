@@ -23,7 +23,7 @@ _SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.
 
 
 def named_model(folder: str = "") -> Meaning:
-    """A field that names a model, by its hub id or below a folder of models, such as "checkpoints/"."""
+    """A field that names a model, by its hub id or below a directory of models, such as "checkpoints/"."""
 
     def apply(draft: Draft, value: object) -> None:
         if isinstance(value, str):

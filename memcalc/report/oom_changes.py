@@ -91,7 +91,7 @@ def settings(change: Change) -> str:
 
 
 def as_typed(overrides: Iterable[str]) -> str:
-    """Words of --set without the names of the blocks; another card in place of --gpu, which wins."""
+    """Words of --set without the names of the blocks; another GPU in place of --gpu, which wins."""
     words = (override.partition(".")[2] for override in overrides)
     return " ".join(f"--gpu {word[4:]}" if word.startswith("gpu=") else word for word in words)
 

@@ -25,7 +25,7 @@ class Run:
     Args:
         timeline: what happened.
         history: the same through PyTorch's allocator, where the device has one.
-        limit: bytes that the card has for the allocator, where one is named.
+        limit: bytes that the GPU has for the allocator, where one is named.
     """
 
     timeline: Timeline

@@ -1,6 +1,6 @@
-"""Where reports are drawn: lines of text, in colour where a terminal shows it.
+"""Where reports are drawn: lines of text, in color where a terminal shows it.
 
-Rich is loaded for colour only. A log, a file or a pipe gets the same lines without it, and sooner.
+Rich is loaded for color only. A log, a file or a pipe gets the same lines without it, and sooner.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_screen() -> Screen:
 
 
 def wants_colour() -> bool:
-    """Whether standard output shows colours; NO_COLOR and FORCE_COLOR say so for it."""
+    """Whether standard output shows colors; NO_COLOR and FORCE_COLOR say so for it."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):

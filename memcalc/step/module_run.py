@@ -163,7 +163,7 @@ class ModuleRun:
             raise
         except BaseException as error:
             raise InputError(
-                f"forward fails with {type(error).__name__}: {error} ({own_line(error)})",
+                f"forward raises {type(error).__name__}: {error} ({own_line(error)})",
                 "Run it once on real tensors: memcalc needs a module and inputs that work.",
                 "module",
             ) from error

@@ -155,7 +155,7 @@ def _called(function: Any, file: Path, name: str) -> Any:
 
 def _stopped(error: BaseException, what: str, where: str) -> InputError:
     return InputError(
-        f"{what} fails with {type(error).__name__}: {error} ({own_line(error)})",
+        f"{what} raises {type(error).__name__}: {error} ({own_line(error)})",
         "It is called without arguments, on the CPU: memcalc moves the module to the GPU.",
         where,
     )

@@ -278,7 +278,7 @@ class StageSums:
                 self._highest[phases.index(phase)] = found
 
     def _add_rollouts(self, spec: Spec, stage: Stage, card: Card | None, phase: int) -> None:
-        """What generation holds, batch by batch: its forwards are sized for single numbers."""
+        """What generation holds, batch by batch: its forwards are estimated for single numbers."""
         count = self.totals.shape[1]
         exact, rounding = np.zeros((len(COMPONENTS), count)), np.zeros(count)
         fields = {name: plain(getattr(spec.training, name)) for name in BATCH}

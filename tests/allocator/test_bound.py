@@ -56,7 +56,7 @@ def test_long_streams_of_few_sizes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_streams_that_break_up_what_is_free(seed: int) -> None:
-    """All is freed but for a few blocks here and there, and larger ones are asked for: what fragments most."""
+    """All is freed but for a few blocks here and there, and larger ones are requested: what fragments most."""
     chance = random.Random(seed)
     script: list[int] = []
     number, size = 0, 1.1

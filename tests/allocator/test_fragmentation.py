@@ -20,7 +20,7 @@ def stream(*words: str) -> list[Event]:
 
 # P is cached; a and c share its 600 MiB; b takes the front of Q's; c goes: 500 MiB are free in each of two segments.
 APART = stream("+P600", "-P", "+a100", "+c500", "+Q600", "-Q", "+b100", "-c", "+R800")
-# The same sizes out of one segment of 1200 MiB: the free parts are neighbours, and merge.
+# The same sizes out of one segment of 1200 MiB: the free parts are neighbors, and merge.
 TOGETHER = stream("+P1200", "-P", "+a100", "+c500", "+d500", "+b100", "-c", "-d", "+R800")
 
 
@@ -30,7 +30,7 @@ def test_two_free_blocks_that_are_not_neighbours_cannot_serve_their_sum() -> Non
     assert result.failure is not None
     assert result.failure.event == len(APART) - 1
     assert (result.end.allocated, result.end.reserved) == (200 * MIB, 1200 * MIB)
-    assert result.end.inactive_split == 2 * 500 * MIB  # more than the 800 that are asked for
+    assert result.end.inactive_split == 2 * 500 * MIB  # more than the 800 that are requested
     free = [block.size for view in result.segments for block in view.blocks if block.state == "inactive"]
     assert free == [500 * MIB, 500 * MIB]
     assert "200.00 MiB is allocated by PyTorch, and 1000.00 MiB is reserved by PyTorch but unallocated" in (

@@ -109,7 +109,7 @@ def test_any_stream(events: list[Event], version: str) -> None:
 
 
 def walk(seed: int, count: int) -> Iterator[int]:
-    """Requests of few sizes, as layers that are alike make them, and now and then of any; freed in random order."""
+    """Requests of few sizes, as identical layers make them, and now and then of any; freed in random order."""
     chance = random.Random(seed)
     sizes = [int(2 ** chance.uniform(4, 27)) for _ in range(8)] + [0, 512, MIB, MIB + 1, 10 * MIB, 20 * MIB]
     alive: list[int] = []

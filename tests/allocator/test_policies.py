@@ -41,7 +41,7 @@ def allocator(policy: str, config: str, capacity: int | None = CAPACITY) -> Bloc
 
 
 def check(subject: BlockAllocator, living: list[Block]) -> None:
-    """No overlap, nothing lost, neighbours merged, the counters those of the blocks."""
+    """No overlap, nothing lost, neighbors merged, the counters those of the blocks."""
     views = subject.segments()
     counters = subject.counters
     assert sum(view.total_size for view in views) == counters.reserved_bytes == subject.device.reserved

@@ -1,4 +1,4 @@
-"""From bytes asked for to blocks and segments."""
+"""From requested bytes to blocks and segments."""
 
 from __future__ import annotations
 

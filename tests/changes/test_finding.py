@@ -38,7 +38,7 @@ def finder(name: str, overrides: tuple[str, ...], card: str) -> Finder:
 
 @pytest.mark.parametrize(("name", "overrides", "card"), RUNS)
 def test_each_is_what_the_estimate_says(name: str, overrides: tuple[str, ...], card: str) -> None:
-    """Written after the run's own --set, each gives the run that was sized."""
+    """Written after the run's own --set, each gives the run that was estimated."""
     found = finder(name, overrides, card)
     before = memcalc.estimate(name, *overrides, gpu=card)
 
@@ -68,7 +68,7 @@ def test_neither_half_of_a_pair_is_enough(name: str, overrides: tuple[str, ...],
 
 
 def test_of_one_lever_the_mildest() -> None:
-    """Of micro-batches 4, 2 and 1 the largest that fits; of two, four and eight times the cards the fewest."""
+    """Of micro-batches 4, 2 and 1 the largest that fits; of two, four and eight times the GPUs the fewest."""
     spec = ("gpt2-xl", "b=8", "recipe=pure", "recompute=full", "loss=chunked")
     found = finder(spec[0], ("b=64", *spec[2:]), "rtx-3090")
     (change,) = [change for change in found.singles() if change.levers == ("smaller micro-batch",)]

@@ -13,14 +13,14 @@ from memcalc.checking.patterns import alternatives, matches
         ("a.yaml", "a.yaml", True),
         ("./a.yaml", "a.yaml", True),
         ("*.yaml", "a.yaml", True),
-        ("*.yaml", "b/a.yaml", False),  # * stays within a folder
+        ("*.yaml", "b/a.yaml", False),  # * stays within a directory
         ("**/*.yaml", "a.yaml", True),
         ("**/*.yaml", "b/c/a.yaml", True),
         ("configs/**", "configs/b/a.yaml", True),
-        ("configs", "configs/b/a.yaml", True),  # a folder means what is in it
+        ("configs", "configs/b/a.yaml", True),  # a directory means what is in it
         ("configs/", "configs/a.yaml", True),
         ("configs", "configs2/a.yaml", False),
-        ("configs/*", "configs/b/a.yaml", True),  # b is a folder that matches
+        ("configs/*", "configs/b/a.yaml", True),  # b is a directory that matches
         ("run-?.yaml", "run-1.yaml", True),
         ("run-?.yaml", "run-10.yaml", False),
         ("run-[12].yaml", "run-2.yaml", True),

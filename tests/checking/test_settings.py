@@ -85,7 +85,7 @@ def test_the_command_line_goes_over_the_settings(repository: Path) -> None:
 
 
 def test_a_card_that_is_set_as_a_field(repository: Path) -> None:
-    """It is the card to judge by, level by level: a rule's over that of the rest, and the command line's over both."""
+    """It is the GPU to judge by, level by level: a rule's over that of the rest, and the command line's over both."""
     settings = SETTINGS.replace('gpu = "t4"\nset = ["b=2"]', 'set = ["gpu=t4", "b=2"]')
     (repository / "memcalc.toml").write_text(settings)
 

@@ -1,4 +1,4 @@
-"""Errors: one line in a log, wrapped and coloured at a terminal."""
+"""Errors: one line in a log, wrapped and colored at a terminal."""
 
 import pytest
 

@@ -133,7 +133,7 @@ RUNS = 500
 
 
 def run_with(name: str, number: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str, str]:
-    """One of many ways in which a name gets into what is printed; what was asked for, stdout and stderr."""
+    """One of many ways in which a name gets into what is printed; what was requested, stdout and stderr."""
     quoted = "".join(f"\\u{ord(sign):04x}" if sign < " " or sign > "~" else sign for sign in name)
     config, log = folder / "run.yaml", folder / "train.log"
     words = {

@@ -193,12 +193,12 @@ def test_modules_of_many_kinds(name: str, inputs: str, parameters: int, program:
         (["{}"], "it does not name a function in a Python file. Name a function without arguments"),
         (["{}:other"], "program.py has no other. It has: Counting, Tied, Large, sixteen, "),
         (["{}:number", "--inputs", "{}:eight"], ":number: it returns int, not a torch.nn.Module."),
-        (["{}:stops", "--inputs", "{}:eight"], "stops() stops with ValueError: no weights here (program.py:35)"),
+        (["{}:stops", "--inputs", "{}:eight"], "stops() raises ValueError: no weights here (program.py:35)"),
         (["{}:ready"], "there are no inputs: program.py has no function make_inputs. Write one that returns"),
-        (["{}:wrong", "--inputs", "{}:eight"], "forward fails with RuntimeError: "),
+        (["{}:wrong", "--inputs", "{}:eight"], "forward raises RuntimeError: "),
         (["{}:ready", "--inputs", "{}:eight", "--optimizer", "adamm"], "optimizer = adamm is not available for a"),
         (["{}:ready", "--set", "b=2"], "--set: options of a configuration, but "),
-        (["gpt2", "--inference"], "--inference: options of a module, but gpt2 is none. Leave them out."),
+        (["gpt2", "--inference"], "--inference: options of a module, but gpt2 is not a module. Leave them out."),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -228,10 +228,10 @@ def make_inputs():
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        ("import sys, torch\n", "import sys, torch\nsys.exit(0)\n", "importing it stops with SystemExit: 0"),
-        ("def make_inputs", "raise Stop('here')\ndef make_inputs", "importing it stops with Stop: here"),
-        ("super().__init__()", "super().__init__(); sys.exit(3)", "Net() stops with SystemExit: 3"),
-        ("return self.layer(x)", "sys.exit(3)", "forward fails with SystemExit: 3"),
+        ("import sys, torch\n", "import sys, torch\nsys.exit(0)\n", "importing it raises SystemExit: 0"),
+        ("def make_inputs", "raise Stop('here')\ndef make_inputs", "importing it raises Stop: here"),
+        ("super().__init__()", "super().__init__(); sys.exit(3)", "Net() raises SystemExit: 3"),
+        ("return self.layer(x)", "sys.exit(3)", "forward raises SystemExit: 3"),
         ("return self.layer(x)", "raise Stop('\\x1b[1m\\n::error::x')", r"Stop: \x1b[1m\x0a::error::x"),
     ],
     ids=["import", "import-base", "init", "forward", "forward-base"],

@@ -1,4 +1,4 @@
-"""Finding messages in logs: of any size, of several ranks, in colour, wrapped, packed, repeated."""
+"""Finding messages in logs: of any size, of several ranks, in color, wrapped, packed, repeated."""
 
 import gzip
 import io
@@ -170,7 +170,7 @@ def test_a_tensorflow_dump_and_its_exception_are_one_report() -> None:
     assert figures.allocated.bytes == 39_851_412_480  # type: ignore[union-attr]
     assert figures.peak.bytes == 39_875_904_000  # type: ignore[union-attr]
     assert finding.account.cached.bytes == 40_231_108_608 - 39_851_412_480  # type: ignore[union-attr]
-    assert finding.cause.name == "real need"  # 379,696,128 bytes are left in all, 512,000,000 were asked for
+    assert finding.cause.name == "real need"  # 379,696,128 bytes are left in all, 512,000,000 were requested
     assert finding.report.operator == "model/conv2d"
     assert (finding.report.line, finding.report.count) == (1, 2)
 

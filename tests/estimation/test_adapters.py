@@ -104,7 +104,7 @@ def test_a_mixed_recipe_keeps_masters_of_adapters_alone() -> None:
     ],
 )
 def test_a_matrix_in_4_bits(double: str, block: int, bytes_: int) -> None:
-    """0.5159 bytes an element with double quantisation, 0.5625 without (QLoRA, arXiv 2305.14314, section 3)."""
+    """0.5159 bytes per element with double quantization, 0.5625 without (QLoRA, arXiv 2305.14314, section 3)."""
     run = memcalc.estimate("llama-2-7b", f"qlora.double_quantization={double}", f"qlora.block_size={block}").ledger
     rows = [row for row in run.alive("model", W) if row.module == "layers.*.attention.q_proj"]
 
@@ -139,7 +139,7 @@ def test_an_untied_head_is_quantised_if_asked_for() -> None:
 
 
 def kept(run: Ledger, module: str) -> dict[str, int]:
-    """Bytes of what one layer keeps, by name; of layers that are alike, each."""
+    """Bytes of what one layer keeps, by name; of identical layers, each."""
     rows = [row for row in run.alive("loss_1", A) if row.module == module]
     return {row.tensor: row.bytes // row.count for row in rows}
 
@@ -220,7 +220,7 @@ def test_a_frozen_weight_is_cast_at_each_use_and_its_cast_is_kept_for_the_gradie
 
 
 def test_a_matrix_in_4_bits_is_whole_for_a_moment_in_forward_and_in_backward() -> None:
-    """2 bytes an element. One layer, and next to no tokens: the largest matrix is what makes the moment."""
+    """2 bytes per element. One layer, and next to no tokens: the largest matrix is what makes the moment."""
     wide = 64 * F
     sizes = ("l=1", "b=1", "s=1", "V=2", f"intermediate_size={wide}")
     run = result(*sizes, "lora.rank=1", "lora.target_modules=[q_proj]", finetune="qlora").ledger

@@ -45,7 +45,7 @@ def tops(program: Program, tokens: int) -> tuple[int, int]:
 def test_a_cast_takes_nine_bytes_an_element_for_a_moment() -> None:
     """Scaled in fp32, clamped, in 8 bits: 4 + 4 + 1, and a scale of 4 bytes for each tensor.
 
-    With few tokens both passes are highest in the weight's cast, beside what was cast before it: in forward the input,
+    With few tokens both passes peak in the weight's cast, beside what was cast before it: in forward the input,
     in backward the output's gradient.
     """
     t = FEW
@@ -56,7 +56,7 @@ def test_a_cast_takes_nine_bytes_an_element_for_a_moment() -> None:
 
 
 def test_the_output_gradient_is_cast_twice() -> None:
-    """With many tokens backward is highest in its second cast: the tensor itself 2TN, its first cast TN, the weight's NK.
+    """With many tokens backward peaks in its second cast: the tensor itself 2TN, its first cast TN, the weight's NK.
 
     And the input's gradient, 2TK, which is done; of the weight's copy by columns nothing is left.
     """
@@ -77,7 +77,7 @@ def test_rowwise_scales_are_a_number_for_each_row() -> None:
 
 
 def test_a_weights_gradient_in_16_bits_needs_no_second_cast() -> None:
-    """So backward is highest in the first, of the output's gradient."""
+    """So backward peaks in the first, of the output's gradient."""
     assert tops(product("rowwise-gw-hp"), MANY)[1] == 2 * MANY * N + 9 * MANY * N + 4 * MANY
 
 

@@ -1,4 +1,4 @@
-"""Matrix products in 8 bits: what Transformer Engine keeps beside the weights in 16, by its source."""
+"""Matmuls in 8 bits: what Transformer Engine keeps beside the weights in 16, by its source."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_blocks_of_128_by_128_share_an_fp32_scale() -> None:
 
 
 def test_blockwise_inputs_have_a_scale_for_128_tokens() -> None:
-    """Beside a byte an element, in the layout of backward: 512 tokens are 4 blocks, of each feature."""
+    """Beside a byte per element, in the layout of backward: 512 tokens are 4 blocks, of each feature."""
     saved = {recipe: held(run(recipe), Component.ACTIVATIONS) for recipe in ("blockwise", "tensorwise")}
 
     assert saved["blockwise"] - saved["tensorwise"] == L * 4 * (TOKENS // 128) * (D + D + F)
@@ -115,7 +115,7 @@ def test_ranks_split_the_caches() -> None:
         {"tensor_parallel": 2, "sequence_parallel": True},
         {"pipeline_parallel": 2},
     ]
-    caches = [held(run("tensorwise", **split), Component.WEIGHTS, word="8 bits") for split in splits]
+    caches = [held(run("tensorwise", **split), Component.WEIGHTS, word="in FP8") for split in splits]
 
     assert caches == [2 * MATRICES, MATRICES, MATRICES]
 
@@ -149,7 +149,7 @@ def test_sums_hold_with_experts_and_recomputation(recipe: str) -> None:
         result = estimate({"model": LLAMA | {"moe": moe}, "training": training}, gpu="b200")
         for phase in result.ledger.phases:
             assert sum(result.ledger.components(phase).values()) == result.ledger.totals[phase]
-    assert any("not compared with a run" in line and "8 bits" in line for line in result.not_modelled)
+    assert any("not compared with a run" in line and "FP8" in line for line in result.not_modelled)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {

@@ -112,7 +112,7 @@ def test_fp32_logits_become_softmax_and_gradient_themselves(phase: str) -> None:
 
 
 def test_chunks_share_autocast_s_casts_of_a_head_with_a_bias() -> None:
-    """Weight and bias are cast once for all chunks, 2 bytes an element, as of a head without a bias."""
+    """Weight and bias are cast once for all chunks, 2 bytes per element, as of a head without a bias."""
     run = memcalc.estimate(
         {"model": MODEL | {"lm_head_bias": True}, "training": {"b": B, "s": S, "recipe": "amp", "loss": "chunked"}}
     ).ledger

@@ -8,7 +8,7 @@ from tools.published import MIB, TERMS, Peak, Term, mean_and_worst, megatron_pea
 
 PEAKS = megatron_peaks()
 
-# The bars asked for are a mean of 1 % and a worst of 2 %, to reach 0.5 % and 1 %; reached are 0.0006 % and 0.0024 %.
+# The required bars are a mean of 1 % and a worst of 2 %, to reach 0.5 % and 1 %; reached are 0.0006 % and 0.0024 %.
 MEAN, WORST = 0.0001, 0.0005
 
 

@@ -43,7 +43,7 @@ def test_the_host_of_stage_2() -> None:
         Component.COMMUNICATION_BUFFERS: 2 * LARGEST,
     }
     # DeepSpeed's own count for a node of 8: 16 bytes per parameter, half as much again for buffers it does not name;
-    # its 4 bytes a GPU and parameter at start-up, 32, are more.
+    # its 4 bytes per GPU and parameter at start-up, 32, are more.
     assert deepspeed_host_bytes(P, 8, 2, offload="optimizer") == 32 * P * 3 // 2
     assert 8 * (host.peak_bytes - 2 * LARGEST) == 16 * P
 

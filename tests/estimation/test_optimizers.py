@@ -102,7 +102,7 @@ def test_asgds_average_stands_beside_another_average() -> None:
 
 
 def test_adafactor_keeps_rows_and_columns_of_matrices_and_vectors_whole() -> None:
-    """4 bytes a row and a column of qkv (3d, d), o (d, d), up (4d, d), down (d, 4d), the tables; 13 d of vectors."""
+    """4 bytes per row and a column of qkv (3d, d), o (d, d), up (4d, d), down (d, 4d), the tables; 13 d of vectors."""
     layer = (3 * D + D) + (D + D) + (4 * D + D) + (D + 4 * D) + 13 * D
     tables = 2 * (V + D) + (S + D)
 
@@ -262,7 +262,7 @@ def test_lamb_casts_16_bit_weights_to_take_their_norm() -> None:
 
 
 def test_4_bit_adam_unpacks_both_moments_of_the_largest_tensor() -> None:
-    """Of each: 4 bytes an element in fp32, 8 of the codes as int64, and an fp32 scale for 128 elements: 24.0625."""
+    """Of each: 4 bytes per element in fp32, 8 of the codes as int64, and an fp32 scale for 128 elements: 24.0625."""
     largest = 4 * D * D  # up, down; both tables are smaller
 
     assert largest > V * D

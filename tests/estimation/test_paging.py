@@ -21,7 +21,7 @@ def host_notes(*overrides: str) -> list[str]:
     [("adamw", 2 * 4), ("adam", 2 * 4), ("lion", 4), ("adam-8bit", 2 * 1), ("lion-8bit", 1)],
 )
 def test_host_memory_is_named(optimizer: str, each: int) -> None:
-    """32-bit states have 4 bytes an element and moment, 8-bit states 1; their scales stay on the GPU."""
+    """32-bit states have 4 bytes per element and moment, 8-bit states 1; their scales stay on the GPU."""
     (note,) = host_notes(f"optimizer={optimizer}", "optimizer_options.paged=true")
 
     assert f"({each * LARGE:,} bytes) per rank" in note

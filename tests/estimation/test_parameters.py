@@ -118,7 +118,7 @@ def test_experts_are_stacked_and_the_router_is_whole() -> None:
 
 
 def test_first_dense_layers_are_rows_of_their_own() -> None:
-    """One dense layer and two with experts; with none, or nothing but dense ones, all layers are alike."""
+    """One dense layer and two with experts; with none, or nothing but dense ones, all layers are identical."""
     moe = MOE | {"first_dense_layers": 1, "shared_expert_intermediate_size": 40, "shared_expert_gate": True}
     table = rows(model(architecture="deepseek_v3", moe=moe, mla=MLA))
 

@@ -12,7 +12,7 @@ PHASES = ("forward_2", "loss_2", "backward_2")
 
 
 def bytes_of(result: Result, phase: str) -> int:
-    """Allocated bytes as they were asked for; how blocks are cut is the allocator's business."""
+    """Allocated bytes as they were requested; how blocks are cut is the allocator's business."""
     components = result.ledger.components(phase)
     return sum(amount for component, amount in components.items() if component is not Component.BLOCK_ROUNDING)
 
@@ -71,7 +71,7 @@ def test_transformers_llama_where_its_norms_are_the_peak(recompute: str) -> None
 
 @pytest.mark.parametrize("recompute", ["none", "full", "[1, 4]"])
 def test_segments_of_one_layer_are_what_they_were(recompute: str) -> None:
-    """One by one in two ways: along layers that are alike, and layer by layer."""
+    """One by one in two ways: along identical layers, and layer by layer."""
     plans = {"none": "[]", "full": "[[[0]],[[1]],[[2]],[[3]],[[4]],[[5]]]", "[1, 4]": "[[[1]],4]"}
     usual = memcalc.estimate("gpt2", f"recompute={recompute}", *SMALL).ledger
     # A list in a list of one layer runs it once more, and holds the same.

@@ -186,7 +186,7 @@ def test_stages_of_several_chunks_hold_the_logits_of_one_micro_batch(schedule: s
 def test_heads_that_wait_for_their_weights_gradient(schedule: str, waiting: int) -> None:
     """Of 4 stages the last has one micro-batch's logits whole, as in 1F1B, and 4-1 or 2·4-2 others behind its backward.
 
-    Of these it holds the input of the head's matrix and the gradient of its output: 2 bytes an element each in bf16.
+    Of these it holds the input of the head's matrix and the gradient of its output: 2 bytes per element each in bf16.
     """
 
     def held(name: str) -> int:
@@ -202,7 +202,7 @@ def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
     """One micro-batch of 2,048 tokens, half of 128,256 words: bf16 logits, a copy and log-probabilities in fp32.
 
     2 + 4 + 4 bytes per logit; beside them the last norm's input and output, 2 bytes each of 2,048 x 4,096, and its
-    reciprocal deviation, 4 bytes a token; and the loss with its weight, while all these are still named.
+    reciprocal deviation, 4 bytes per token; and the loss with its weight, while all these are still named.
     """
     split = (
         "engine=deepspeed",
@@ -224,7 +224,7 @@ def test_logits_of_llama_3_8b_over_two_stages_of_sixteen_chunks() -> None:
 @pytest.mark.parametrize("stages", [2, 4, 8])
 @pytest.mark.parametrize("count", [1, 3, 8, MANY])
 def test_no_later_stage_has_more_in_flight(schedule: str, stages: int, count: int) -> None:
-    """So the first stage of those that are alike needs most."""
+    """So the first stage of those that are identical needs most."""
     virtual = 3 if schedule == "interleaved" else 1
     held = [chunks_in_flight(schedule, stages, virtual, stage, count) for stage in range(stages)]
 

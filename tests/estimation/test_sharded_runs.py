@@ -11,7 +11,7 @@ from tools.sharded import ShardedRun, sharded_runs
 
 RUNS = sharded_runs()
 
-# The bar asked for is a median of 1 %; reached are 0.05 %, and 0.01 % on what was held out.
+# The required bar is a median of 1 %; reached are 0.05 %, and 0.01 % on what was held out.
 MEDIAN, WORST = 0.0006, 0.01
 
 
@@ -25,7 +25,7 @@ def of_other_ranks(run: ShardedRun) -> float:
 
 
 def of_rests(run: ShardedRun) -> float:
-    """How much more blocks are than what is asked for, as a share, where the estimate has none of that.
+    """How much more blocks are than what is requested, as a share, where the estimate has none of that.
 
     Of GPT-2 large with adapters under DeepSpeed, with many small activations; the requested bytes are the
     same to a dozen.

@@ -11,7 +11,7 @@ from tools.split import split_runs
 
 RUNS = split_runs()
 
-MEDIAN, WORST = 0.002, 0.01  # as asked for
+MEDIAN, WORST = 0.002, 0.01  # as required
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)

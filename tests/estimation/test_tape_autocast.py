@@ -51,7 +51,7 @@ def test_sums_of_two_16_bit_dtypes_are_in_fp32() -> None:
 
 
 def test_a_cast_hands_back_a_gradient_in_the_old_dtype() -> None:
-    """The matrix product's gradients are bf16; the casts behind them make the fp32 ones, and bf16's go one by one."""
+    """The matmul's gradients are bf16; the casts behind them make the fp32 ones, and bf16's go one by one."""
     ops, x = block(parameters="fp32", autocast=True)
     done = compile_(ops, ops.linear(x, "fc", ("m", "k"), ("n", "m"), bias=False))
 

@@ -14,7 +14,7 @@ GIB = 2**30
 
 # torchtitan of December 2024, torch 2.6, eager, as rank 0 of 8 H100s on the null CUDA device: Llama-3.1-8B, 2 sequences
 # of 8192, operator-level selective recomputation. The reserved memory that the run printed was within 0.14 % of what
-# torchtitan published for real cards.
+# torchtitan published for real GPUs.
 MEASURED_GIB = 68.695
 
 

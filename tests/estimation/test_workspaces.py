@@ -37,7 +37,7 @@ def column_sum(rows: int, columns: int, card: dict[str, int]) -> int:
 @pytest.mark.parametrize(
     ("rows", "columns", "staging", "semaphores"),
     [
-        # A grid of 4096 / (4·32) = 32 blocks of 32 x 4 threads; the card takes 132·2048/128 = 2112 such blocks. A
+        # A grid of 4096 / (4·32) = 32 blocks of 32 x 4 threads; the GPU takes 132·2048/128 = 2112 such blocks. A
         # column is split over c of them: min(2112/32 = 66, 8192/4/16 = 128) = 66. Staging 4 bytes · 4096 · 66 · 32 · 4.
         (8192, 4096, 138_412_032, 128),
         # c = min(66, 4096/4/16 = 64) = 64: 4 · 4096 · 64 · 128
@@ -57,9 +57,9 @@ def test_a_column_sum_is_split_over_blocks_that_meet_in_a_staging_buffer(
 @pytest.mark.parametrize(
     ("rows", "columns"),
     [
-        (2048, 50257),  # odd, so no vectors of 4: 50257/32 columns of blocks are more than the 528 that the card takes
+        (2048, 50257),  # odd, so no vectors of 4: 50257/32 columns of blocks are more than the 528 that the GPU takes
         (255, 4096),  # a thread has few rows to add
-        (4096, 4096 * 128),  # enough columns to fill the card
+        (4096, 4096 * 128),  # enough columns to fill the GPU
     ],
 )
 def test_a_column_sum_that_fills_the_card_needs_no_buffer(rows: int, columns: int) -> None:
@@ -99,7 +99,7 @@ def embedding(tokens: int, vocabulary: int, width: int) -> int:
 
 def test_the_embeddings_backward_sums_in_fp32() -> None:
     """8192 tokens, V = 128256, d = 4096: S = 8192/10 + 8192 = 9011 segments of 4·4096 bytes, and below 0.5 MB of
-    indices: 5 lists of 8 bytes a token, one of 8 bytes a segment, two single numbers.
+    indices: 5 lists of 8 bytes per token, one of 8 bytes a segment, two single numbers.
     """
     partial_sums = 4 * 9011 * 4096
     indices = 5 * 8 * 8192 + block(8 * 9011) + 2 * 512
@@ -199,7 +199,7 @@ def efficient(b: int, h: int, s: int, d: int, item_bytes: int = 2) -> int:
 def test_memory_efficient_attentions_backward_has_a_tile_for_each_block_of_queries(
     s: int, d: int, workspace: int
 ) -> None:
-    """For each batch and head, beside 4 bytes a row."""
+    """For each batch and head, beside 4 bytes per row."""
     assert efficient(2, 8, s, d) == block(2 * 8 * workspace) + block(2 * 8 * 4 * s)
 
 
@@ -288,7 +288,7 @@ def test_each_bias_of_a_layer_is_summed_over_all_tokens(
     ],
 )
 def test_cublas_takes_a_workspace_for_forward_and_another_for_backward(gpu: str, each: int) -> None:
-    """One a thread, from its first matrix product on, and for good.
+    """One a thread, from its first matmul on, and for good.
 
     The first backward of GPT-2 peaks in the loss, before it has multiplied anything; with a vocabulary of 1,000 later.
     """

@@ -1,4 +1,4 @@
-"""Allocations that are alike."""
+"""Allocations that are identical."""
 
 import pytest
 

@@ -107,7 +107,7 @@ def test_data(stage: int, engine: str, factor: int) -> None:
 
 
 def test_groups_talk_over_what_lies_between_them() -> None:
-    """A ring through whole nodes has the ports of all 8 cards in a node; a group of one card a node has one."""
+    """A ring through whole nodes has the ports of all 8 cards in a node; a group of one GPU a node has one."""
     assert SYSTEM.group_bytes(8, 1) == 1e9
     assert SYSTEM.group_bytes(2, 4) == 1e9
     assert SYSTEM.group_bytes(16, 1) == 8 * 1e8
@@ -116,7 +116,7 @@ def test_groups_talk_over_what_lies_between_them() -> None:
 
 
 def test_every_card_stands_in_a_system() -> None:
-    """Its rate is that of the table of cards, where that has one."""
+    """Its rate is that of the table of GPUs, where that has one."""
     for card in all_cards():
         system = system_of(card)
         assert system.node >= 1

@@ -78,7 +78,7 @@ def test_masks_that_are_padded(spread: tuple[str, ...], expected: int, monkeypat
 
 
 def test_round_lengths_fit_beyond_others() -> None:
-    """At 160 · 256 tokens, hidden states of 4,096 · 2 bytes a token fill 160 blocks of 2 MiB; one more token needs another.
+    """At 160 · 256 tokens, hidden states of 4,096 · 2 bytes per token fill 160 blocks of 2 MiB; one more token needs another.
 
     Lengths up to 40,960 fit and 40,961 does not; 161 · 256 = 41,216 does, and a few more after it.
     """
@@ -122,7 +122,7 @@ def test_of_presets(what: str, name: str, card: str) -> None:
     ],
 )
 def test_words_of_the_largest(what: str, name: str) -> None:
-    """Written after the run's own --set they give the run that was sized."""
+    """Written after the run's own --set they give the run that was estimated."""
     run = ("recipe=pure", "recompute=full", "data_parallel=8", "zero_stage=3")
     found = largest(what, name, *run, gpu="b300")
 
@@ -143,7 +143,7 @@ def test_dense_layers_stay() -> None:
 
 
 def test_nothing_fits() -> None:
-    """The states of 8 billion parameters alone are more than the card has."""
+    """The states of 8 billion parameters alone are more than the GPU has."""
     found = largest("micro_batch_size", "llama-3-8b")
 
     assert (found.value, found.next_value, found.result) == (0, 1, None)

@@ -48,7 +48,7 @@ def test_the_last_number_is_tried() -> None:
 
 
 def test_none_is_passed_over() -> None:
-    """Splits that fail with more replicas are not sized again; every number has the answer of all its layouts."""
+    """Splits that fail with more replicas are not estimated again; every number has the answer of all its layouts."""
     card = find_card("l4")
     spec, system = memcalc.load("llama-3.2-3b", "recipe=mixed-16", gpu="l4"), system_of(card)
     fitting = [

@@ -18,7 +18,7 @@ CARD = find_card("a100-80gb")
 
 
 def as_estimated(spec: Spec) -> None:
-    """The answer of the whole estimate; its bytes, unless the lower bound alone was beyond the card."""
+    """The answer of the whole estimate; its bytes, unless the lower bound alone was beyond the GPU."""
     found, whole = verdict(spec), memcalc.estimate(spec)
 
     assert found.answer == whole.verdict

@@ -42,7 +42,7 @@ def test_nine_of_them_came_to_their_end() -> None:
 
 
 def test_usable_memory_is_what_the_recorded_devices_had() -> None:
-    """The table has the lowest total that is reported for a card: it is never more than a device has, and of these two
+    """The table has the lowest total that is reported for a GPU: it is never more than a device has, and of these two
     it is less by an eighth of a percent at most. So a search needs no device's own total."""
     for (gpu, _), tried in SEARCHES.items():
         for record in tried.values():

@@ -139,7 +139,7 @@ def words_of(command: Command) -> list[str]:
 
 
 def live(folder: Path) -> list[str]:
-    """Processes that work in a folder: what a command has started and not ended; they may take a moment."""
+    """Processes that work in a directory: what a command has started and not ended; they may take a moment."""
     until = time.monotonic() + SECONDS
     while (found := _working(folder)) and time.monotonic() < until:
         time.sleep(0.1)
@@ -221,7 +221,7 @@ def ended(command: Command, number: int, seconds: float, folder: Path) -> str | 
         if b"memcalc/cli" not in err and process.returncode in (1, -signal.SIGINT):
             return None
         return f"{place}: exit code {process.returncode}"
-    # Not those of a program that a dry run was asked for.
+    # Not those of the program of a dry run.
     if b"Traceback" in err and b"memcalc/cli" in err:
         return f"{place}: {err.decode()[-300:]}"
     return None

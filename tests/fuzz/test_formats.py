@@ -91,7 +91,7 @@ def test_thousands_of_damaged_files(name: str, tmp_path: Path) -> None:
 
 
 def corpus() -> list[tuple[str, str]]:
-    """What broke memcalc once: "<format>-<anything>" in the folder beside this file, each packed by zlib."""
+    """What broke memcalc once: "<format>-<anything>" in the directory beside this file, each packed by zlib."""
     return [(path.name.rpartition("-")[0], path.name) for path in sorted(BROKEN.glob("*.z"))]
 
 

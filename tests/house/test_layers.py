@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "memcalc"
 
-# From the top down. Packages on one line are alike in height and never import each other.
+# From the top down. Packages on one line have the same height and never import each other.
 LAYERS = (
     ("__main__",),
     ("cli",),

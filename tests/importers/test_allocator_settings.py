@@ -63,7 +63,7 @@ def test_the_replay_is_played_under_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("expandable_segments", r"'expandable_segments' is no allocator option\. Write name:value pairs"),
+        ("expandable_segments", r"'expandable_segments' is not an allocator option\. Write name:value pairs"),
         ("no_such:1", r"torch 2\.13 has no allocator option 'no_such'"),
         ("max_split_size_mb:1", "max_split_size_mb"),
     ],

@@ -383,7 +383,7 @@ def test_precisions_of_llama_factory(text: str, expected: dict[str, str], tmp_pa
 
 
 def test_adapters_of_trl(tmp_path: Path) -> None:
-    """ModelConfig's rank, PEFT's layers, scales that are not quantised again, and adapters in bf16 above 4 bits."""
+    """ModelConfig's rank, PEFT's layers, scales that are not quantized again, and adapters in bf16 above 4 bits."""
     text = LLAMA + "per_device_train_batch_size: 1\nmax_length: 1024\nuse_peft: true\ndtype: bfloat16\nbf16: true\n"
     lora = spec_of(tmp_path, "run.yaml", text, "framework=sft").training
     qlora = spec_of(tmp_path, "run.yaml", text + "load_in_4bit: true\nlora_r: 8\n", "framework=sft").training
@@ -417,7 +417,7 @@ def test_megatrons_vocabulary_is_padded_for_its_ranks(more: str, rows: int, tmp_
 
 
 def test_a_tokenizer_that_the_script_leaves_open_is_asked_for_by_its_rows(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the model's sizes: vocab_size\."):
+    with pytest.raises(InputError, match=r"it lacks vocab_size\."):
         spec_of(tmp_path, "run.sh", SCRIPT + "--tokenizer-type HuggingFaceTokenizer --tokenizer-model ${MODEL}\n")
 
 

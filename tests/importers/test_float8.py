@@ -1,4 +1,4 @@
-"""What other frameworks say of matrix products in 8 bits, in our words."""
+"""What other frameworks say of matmuls in 8 bits, in our words."""
 
 from __future__ import annotations
 

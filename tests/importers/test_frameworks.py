@@ -119,7 +119,7 @@ def test_sizes_are_asked_for_by_name(tmp_path: Path) -> None:
     ):
         load(written(tmp_path, "nemo.yaml", NEMO))
     nowhere = QLORA.replace("base_model: ", "base_model: /models/").replace("llama-3-70b-fp16", "no-such-model")
-    with pytest.raises(InputError, match="sizes: num_layers, hidden_size, num_attention_heads, vocab_size"):
+    with pytest.raises(InputError, match="it lacks num_layers, hidden_size, num_attention_heads, vocab_size"):
         load(written(tmp_path, "run.yaml", nowhere))
     with pytest.raises(InputError, match=r"run\.yaml: .*no-such-model: not in memcalc's catalogue"):
         load(written(tmp_path, "run.yaml", QLORA.replace("llama-3-70b-fp16", "no-such-model")))
@@ -264,7 +264,7 @@ def test_adapters_beside_layers_without_a_name_of_ours_are_told(tmp_path: Path) 
     imported = import_file(written(tmp_path, "run.yaml", text))
 
     assert imported is not None
-    assert any("adapters beside in_proj are ignored" in note for note in imported.notes)
+    assert any("adapters on in_proj are ignored" in note for note in imported.notes)
 
 
 def test_a_schedule_without_stages_waits_for_them(tmp_path: Path) -> None:

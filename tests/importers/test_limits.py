@@ -68,7 +68,7 @@ def test_the_reference_model_of_dpo_holds_the_weights_once_more(tmp_path: Path) 
 
 
 def test_its_dtype_and_its_shards_are_those_of_the_run(tmp_path: Path) -> None:
-    """Of KTO, which is not sized: at least the frozen copy, which FSDP shards in fp32."""
+    """Of KTO, which is not estimated: at least the frozen copy, which FSDP shards in fp32."""
     kto = DPO.replace("beta: 0.1", "desirable_weight: 1.5")
     pure, sharded = (
         loaded(tmp_path, kto + "dtype: bfloat16\n"),

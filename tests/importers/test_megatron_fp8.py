@@ -1,4 +1,4 @@
-"""Megatron-LM's words for matrix products in 8 bits."""
+"""Megatron-LM's words for matmuls in 8 bits."""
 
 from pathlib import Path
 

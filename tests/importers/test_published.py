@@ -69,7 +69,7 @@ def test_limits_of_published_files_are_those_that_a_verdict_takes() -> None:
 
 
 def test_published_files_say_what_they_leave_open() -> None:
-    """Each that is sized names the program that was taken, but for descriptions of a model alone."""
+    """Each that is estimated names the program that was taken, but for descriptions of a model alone."""
     sized = [file for file in FILES if not file["refused"]]
     assert all(file["program"] for file in sized if file["framework"] != "Hugging Face config.json")
     assert all(0 <= share < 1 for file in sized for _, _, share in file["assumed"])

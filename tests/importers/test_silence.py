@@ -1,4 +1,4 @@
-"""What a file leaves open is asked for or told: precision, lengths, replicas, and which of two words counts."""
+"""Values that a file leaves open raise an error or make a note: precision, lengths, replicas, and which of two words counts."""
 
 import json
 from pathlib import Path

@@ -220,7 +220,7 @@ KORTHIKANTI = {
     "1T": Configuration(128, 25600, 160, t=8, p=64, v=None, b=1),
 }
 
-# GiB a GPU: 18 bytes of states on 12 l d² / (t p) parameters; activations of tensor parallelism alone; those of
+# GiB per GPU: 18 bytes of states on 12 l d² / (t p) parameters; activations of tensor parallelism alone; those of
 # tensor and sequence parallelism with selective recomputation.
 FIGURE_1 = {
     "22B": ("45.5625", "59.25", "9.5625"),
@@ -232,7 +232,7 @@ FIGURE_1 = {
 
 @pytest.mark.parametrize("name", FIGURE_1)
 def test_korthikanti_figure_1(name: str) -> None:
-    """175B: 2048·12288 · (10 + 24/8 + 5·96·2048/(12288·8)) = 25165824 · 23 bytes a layer, 96 · (1 + 7/24) layers."""
+    """175B: 2048·12288 · (10 + 24/8 + 5·96·2048/(12288·8)) = 25165824 · 23 bytes per layer, 96 · (1 + 7/24) layers."""
     model = KORTHIKANTI[name]
     states, none, both = map(Fraction, FIGURE_1[name])
     split = 12 * model.l * model.d**2 // (model.t * model.p)

@@ -129,7 +129,7 @@ def null_python(compiler: str) -> str:
 
 @pytest.fixture(scope="session")
 def null_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all the processes that pytest shares the tests among, below a folder that this run has of its own."""
+    """One for all the processes that pytest shares the tests among, below a directory that this run has of its own."""
     own = tmp_path_factory.getbasetemp()
     return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
 

@@ -38,7 +38,7 @@ def version(null_python: str) -> str:
 
 
 def on_the_device(python: str, cases: list[dict[str, Any]], capacity: int) -> list[list[list[Any]]]:
-    """Rows of each case on a card of that capacity, nothing of it reserved, on which work waits for the host."""
+    """Rows of each case on a GPU of that capacity, nothing of it reserved, on which work waits for the host."""
     Path("cases.json").write_text(json.dumps(cases))
     variables = environment("h100-80gb", pythons=[python], delayed_events=True)
     figures = re.sub(r"memory=\d+ reserve=\d+", f"memory={capacity} reserve=0", variables["MEMCALC_NULL_PROPERTIES"])

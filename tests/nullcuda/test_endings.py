@@ -41,7 +41,7 @@ def test_a_script_that_halves_its_batch_ends_at_the_right_one(dry_run: Script, d
     assert out.endswith("size 32\n")
     assert "CUDA out of memory. Tried to allocate 64.00 GiB. GPU 0 has a total capacity of 79.10 GiB" in out
     assert (result.outcome, result.exit_code) == (DONE, 0)
-    assert result.fits is None  # the size that was asked for does not
+    assert result.fits is None  # the size that was requested does not
     assert result.allocated_bytes == 64 * GIB
     assert result.device_bytes == 64 * GIB + find_card("h100-80gb").context_bytes
 

@@ -73,7 +73,7 @@ def test_recorded_runs_come_out_to_the_byte(card: str, dry_run_here: Path, null_
     assert phases[: first_backward + 1] == recorded[: first_backward + 1]
 
 
-# The size of GPT-2 small, and what a step of it needs on a real GPU too: matrix products, attention, AdamW.
+# The size of GPT-2 small, and what a step of it needs on a real GPU too: matmuls, attention, AdamW.
 GPT2 = """
 import time, torch, torch.nn.functional as F
 class Block(torch.nn.Module):

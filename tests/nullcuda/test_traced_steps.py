@@ -1,7 +1,7 @@
 """`trace` on fake tensors against `trace` on the null device: two ways to the same allocations.
 
 The null device runs PyTorch's CUDA build; nothing of its streams is ours. What may differ is the order in which
-neighbouring releases come where PyTorch itself leaves it to addresses: autocast's cache.
+neighboring releases come where PyTorch itself leaves it to addresses: autocast's cache.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def test_the_replay_holds_what_the_real_allocator_held(null_python: str) -> None
 
 @pytest.mark.long
 def test_a_run_that_dies_is_told_with_pytorchs_own_words(null_python: str) -> None:
-    """The ledger is that of a card which has the memory; the message is that of the one which has not."""
+    """The ledger is that of a GPU which has the memory; the message is that of the one which has not."""
     overrides = ("b=8", "s=1024", "l=8", "training.attention=eager")
     trace = memcalc.trace("gpt2-xl", *overrides, gpu="t4", steps=1, device="null", python=null_python)
 

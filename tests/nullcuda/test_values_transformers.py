@@ -47,7 +47,7 @@ print(json.dumps([peaks, shapes]))
 
 
 def test_a_full_mask_is_none_and_generation_ends(dry_run: Script, dry_run_here: Any) -> None:
-    """Without attention_mask and with a full one of 16,384 tokens the peaks are equal to the byte.
+    """Without attention_mask and with a full one of 16,384 tokens the peaks are byte-exact.
 
     A padded one keeps a mask of s x s.
 

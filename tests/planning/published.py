@@ -1,4 +1,4 @@
-"""Two chains of the literature on gradient checkpointing: eight matrix products, and 64 branches of 22 layers.
+"""Two chains of the literature on gradient checkpointing: eight matmuls, and 64 branches of 22 layers.
 
 The branches here read [b, 512], and nothing follows their concatenation but the loss; the network as it was published
 is docs/examples/chains/branches.yaml.

@@ -67,7 +67,7 @@ def test_the_grid_is_never_above_the_budget_and_its_bound_never_above_the_optimu
 
 
 def long_chain(layers: int) -> Chain:
-    """Layers no two of which are alike."""
+    """Layers no two of which are identical."""
     sizes = [32_000_000 + 7_919 * (index * index % 1009) * 13 for index in range(layers)]
     blocks = [simple_block(f"layer {i}", 2_000_000, size, 2_000_000, size // 1000, 400) for i, size in enumerate(sizes)]
     head = simple_block("head", 2_000_000, 30_000_000, 0, 5000, 4_000_000, recomputable=False)

@@ -28,7 +28,7 @@ MODEL_STATES = (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.GRADIENTS
 # Optimizers that do not ask for whole matrices, so that they go with every spread over ranks.
 SPLITTABLE = tuple(name for name in OPTIMIZERS if name not in ("muon", "galore"))
 
-# States that are one number a tensor, or one table for all: the same on every rank.
+# States that are one number per tensor, or one table for all: the same on every rank.
 WHOLE = ("step counter", "eta", "mu", "update norm", "map")
 
 POSITIONS = 128  # learned positions of every model here

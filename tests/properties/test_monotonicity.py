@@ -50,7 +50,7 @@ def test_no_phase_falls_with_the_sequence(config: Config, further: int) -> None:
 def test_no_phase_falls_with_the_layers(config: Config, further: int) -> None:
     """A further layer goes to one of the stages; the others keep as many.
 
-    On a pipeline layers move to other stages, so only layers that are all alike are asked about there.
+    On a pipeline layers move to other stages, so only layers that are all identical are asked about there.
     """
     if config["parallelism"]["pipeline_parallel"] > 1:
         if config["training"]["recompute"] not in ("none", "selective"):

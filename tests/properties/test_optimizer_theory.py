@@ -20,7 +20,7 @@ from tests.properties.specs import Config, by_stage, changes_of, configs, exampl
 def test_fused_removes_the_list_of_foreach(case: tuple[Config, int, dict[str, int]], optimizer: str) -> None:
     """foreach makes one fp32 list of all parameters in the step, 4P bytes; fused makes none.
 
-    Fused Adam keeps its step counters on the device instead: 4 bytes a tensor, from the first step on.
+    Fused Adam keeps its step counters on the device instead: 4 bytes per tensor, from the first step on.
     """
     config, parameters, _ = case
     foreach, fused = (

@@ -8,7 +8,7 @@ from memcalc.proving.afterwards import operators_apart
 from memcalc.proving.summary import errors_of, summary
 from tools.measured import compared, groups, kept_traces, probes
 
-# Median and worst of the absolute errors. On a null device what is asked for is exact, and how it lies is PyTorch's.
+# Median and worst of the absolute errors. On a null device what is requested is exact, and how it lies is PyTorch's.
 ALLOCATED = {"null cuda": (0.001, 0.01), "cuda": (0.0005, 0.003), "cpu": (0.001, 0.02)}
 
 GROUPS = groups()

@@ -12,7 +12,7 @@ QUICK = 23  # of so many recorded runs one is replayed in the quick tests
 
 
 def check(runs: list[Compared], worst_allocated: float, worst_reserved: float) -> None:
-    """Most are equal to the byte."""
+    """Most are byte-exact."""
     allocated = {each.run.name: abs((each.allocated or 0) / each.run.allocated - 1) for each in runs}
     reserved = {each.run.name: abs(each.error) for each in runs}
     for found, worst in ((allocated, worst_allocated), (reserved, worst_reserved)):

@@ -1,4 +1,4 @@
-"""A planned run's requests, played to the allocator: all that the estimate counts is asked for, and no more."""
+"""A planned run's requests, played to the allocator: all that the estimate counts is requested, and no more."""
 
 from collections.abc import Callable, Sequence
 
@@ -137,7 +137,7 @@ def test_what_comes_again_makes_new_storages_and_leaves_out_what_stays() -> None
     ],
 )
 def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | list[object], keep: tuple[str]) -> None:
-    """Phase by phase the most that is asked for at once is the estimate but for what blocks keep beside it."""
+    """Phase by phase the most that is requested at once is the estimate but for what blocks keep beside it."""
     spec = with_recompute(memcalc.load("gpt2", f"recipe={recipe}", *GPT2), recompute, keep)
     requests = rehearse(spec)
     totals = estimate(spec, Played(dict.fromkeys(requests.rests, 0), 0)).ledger.totals
@@ -158,7 +158,7 @@ def test_of_any_plain_run(config: str, overrides: tuple[str, ...]) -> None:
         # transformers' model lets its variables go before the head; the formulas count them until forward ends.
         named = hidden if spec.training.implementation == "huggingface" and phase.startswith("forward") else 0
         if phase == "model" and spec.training.finetune == "qlora":
-            # A matrix is whole, in 16 bits, until it is quantised, which no formula counts: the last one of a layer.
+            # A matrix is whole, in 16 bits, until it is quantized, which no formula counts: the last one of a layer.
             widest = 2 * spec.model.hidden_size * spec.model.intermediate_size
             assert 0 <= asked - totals[phase] < 1.1 * widest
             continue

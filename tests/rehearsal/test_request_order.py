@@ -1,4 +1,4 @@
-"""The requests of the allocator replay are those of the trace on fake tensors, one by one and in order."""
+"""The requests of the allocator replay are those of the trace on fake tensors, in the same order."""
 
 import pytest
 

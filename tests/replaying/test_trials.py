@@ -16,7 +16,7 @@ MIB = 2**20
 
 @pytest.fixture
 def fragmented(tmp_path: Path) -> Path:
-    """The seed case of fragmentation: two free halves of 500 MiB that are not neighbours, and a request for 800.
+    """The seed case of fragmentation: two free halves of 500 MiB that are not neighbors, and a request for 800.
 
     It fits a V100 of 16 GB next to 13 GiB that are held throughout, but for the fragmentation.
     """

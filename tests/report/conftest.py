@@ -75,7 +75,7 @@ def result() -> Result:
 
 
 def with_card(result: Result, name: str) -> Result:
-    """The same on a card: a tenth more reserved, half a GiB of context."""
+    """The same on a GPU: a tenth more reserved, half a GiB of context."""
     reserved = result.ledger.peak_bytes * 11 // 10
     outside = Outside(reserved - result.ledger.peak_bytes, GIB // 2, 0)
     device, usable = reserved + outside.device_context, find_card(name).usable_bytes
@@ -90,7 +90,7 @@ def with_card(result: Result, name: str) -> Result:
 
 @pytest.fixture
 def fitting(result: Result) -> Result:
-    """On a card that holds it."""
+    """On a GPU that holds it."""
     return with_card(result, "h100-80gb")
 
 

@@ -1,4 +1,4 @@
-"""Measured ranks on the screen: one sentence where they are alike, each where they are not."""
+"""Measured ranks on the screen: one sentence where they are identical, each where they are not."""
 
 import io
 from dataclasses import replace

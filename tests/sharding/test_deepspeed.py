@@ -214,7 +214,7 @@ EXACT = (
 
 @pytest.mark.parametrize("case", EXACT)
 def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
-    """Real DeepSpeed on the null CUDA device, one rank of many: equal to the byte."""
+    """Real DeepSpeed on the null CUDA device, one rank of many: byte-exact."""
     record = next(each for each in recorded() if each["case"] == case)
     spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
 

@@ -97,7 +97,7 @@ def test_a_block_at_another_address_is_seen(release: str) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=named)
 def test_the_events_have_the_recording_s_sums(path: Path) -> None:
-    """What is alive at the end is what the segments say, bytes asked for and blocks alike."""
+    """What is alive at the end is what the segments say, requested bytes and blocks alike."""
     snapshot, recording = opened(path)
     events = events_of(snapshot, recording)
     requested = sum(

@@ -1,4 +1,4 @@
-"""The table of cards: complete rows, sane numbers, names that are found."""
+"""The table of GPUs: complete rows, sane numbers, names that are found."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_name_of_several_cards_asks_which(name: str, message: str) -> None:
 
 
 def test_the_gpu_of_this_machine_is_found_by_its_name_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDeviceTotalMem of an RTX 4090: 23.52 GiB = 24,084 MiB; a card that the table lacks is known by its memory."""
+    """cuDeviceTotalMem of an RTX 4090: 23.52 GiB = 24,084 MiB; a GPU that the table lacks is known by its memory."""
     for name, mebibytes, found, usable in [
         ("NVIDIA GeForce RTX 4090", 24_084, "rtx-4090:24084MiB", 24_084),
         ("NVIDIA GeForce RTX 4060 Ti", 15_900, "rtx-4060-ti-16gb:15900MiB", 15_900),

@@ -1,4 +1,4 @@
-"""All faults of a file are reported at once, as linters do: unknown keys, values, rules, the card."""
+"""All faults of a file are reported at once, as linters do: unknown keys, values, rules, the GPU."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_configuration_beside_this_one_is_a_preset_too(folder: Path) -> None:
 
     assert (spec.model.num_layers, spec.model.hidden_size) == (2, 64)
     assert (spec.training.micro_batch_size, spec.training.sequence_length) == (7, 32)
-    assert spec.hardware.gpu is None  # a card belongs to a run, not to a model
+    assert spec.hardware.gpu is None  # a GPU belongs to a run, not to a model
 
 
 def test_gpt3_brings_the_published_training_block(folder: Path) -> None:

@@ -171,7 +171,7 @@ def usable(result: memcalc.Result) -> int:
 
 
 def test_a_budget_is_what_a_gpu_may_hold() -> None:
-    """12 GiB = 12,884,901,888 bytes, of an A100's kernels; of a card that has less, the card's own memory."""
+    """12 GiB = 12,884,901,888 bytes, of an A100's kernels; of a GPU that has less, the GPU's own memory."""
     result = memcalc.estimate("gpt2", budget="12GiB")
 
     assert usable(result) == 12 * 2**30 == 12_884_901_888

@@ -146,7 +146,7 @@ def saved_bytes(given: Any, batch: int) -> int:
 def test_eager_gpt_layer_keeps_what_the_paper_counts(b: int) -> None:
     """34bsd + 5bs^2h without dropout's masks and outputs is 32bsd + 2bs^2h.
 
-    The CPU's LayerNorm keeps its two statistics in bf16: 2 norms x 2 x 2 bytes a token.
+    The CPU's LayerNorm keeps its two statistics in bf16: 2 norms x 2 x 2 bytes per token.
     """
     s, d, h = 32, 64, 4
 

@@ -257,7 +257,7 @@ def test_a_source_that_is_none_is_an_error():
 
 @pytest.mark.parametrize("ledger", [False, True])
 def test_axes_come_in_any_order(ledger):
-    """Contexts are sized one after the other, and their configurations stand where the grid has them."""
+    """Contexts are estimated one after the other, and their configurations stand where the grid has them."""
     axes: dict[Any, Any] = {
         "b": [1, 2, 3],
         "recompute": ["none", "full"],

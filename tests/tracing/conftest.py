@@ -40,7 +40,7 @@ class Notebook:
 
 @pytest.fixture
 def notebook_on() -> Callable[[str], object]:
-    """A notebook on a card."""
+    """A notebook on a GPU."""
 
     @contextmanager
     def on(card: str) -> Iterator[Notebook]:

@@ -63,7 +63,7 @@ def test_recorded_peaks_of_tied_models(case: str, error: float) -> None:
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_the_cache_is_the_estimates(cache: str) -> None:
-    """A key and a value of 2 heads, 16 wide, of 2 bytes, in 2 layers: 2 · 2 · 16 · 2 · 2 = 256 bytes a token."""
+    """A key and a value of 2 heads, 16 wide, of 2 bytes, in 2 layers: 2 · 2 · 16 · 2 · 2 = 256 bytes per token."""
     run = ("llama-3.2-1b", *SMALL, *GIVEN, f"inference.cache={cache}")
     traced, estimated = memcalc.trace(*run).result, memcalc.estimate(*run)
 

@@ -45,7 +45,7 @@ def test_a_number_that_an_operator_reads_out_of_a_tensor_is_counted(semantics: L
 
 
 class Halving(nn.Module):
-    """Converts its own layer in forward, as quantising code does."""
+    """Converts its own layer in forward, as quantizing code does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -122,7 +122,7 @@ STEADY = ("forward_2", "loss_2", "backward_2", "optimizer_step_2")
 
 
 def requested(ledger: Ledger, phase: str) -> int:
-    """Bytes asked for at the peak of a phase."""
+    """Requested bytes at the peak of a phase."""
     return ledger.totals[phase] - ledger.components(phase).get(Component.BLOCK_ROUNDING, 0)
 
 

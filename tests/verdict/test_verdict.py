@@ -50,7 +50,7 @@ def test_a_limit_and_the_interval(limit: int, answer: str, expected: bool) -> No
 
 
 def test_the_interval_agrees_with_the_answer() -> None:
-    """A run that gets through on a full card needs no more than the card, one that does not needs more."""
+    """A run that gets through on a full card needs no more than the GPU, one that does not needs more."""
     usable = CARD.usable_bytes
     through = verdict_of(need(usable - GIB, -0.01, 0.01, "fits"), CARD, usable, GIB, ())
     dies = verdict_of(need(usable - GIB, -0.01, 0.01, "does-not-fit"), CARD, usable, GIB, ())

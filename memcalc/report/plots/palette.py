@@ -1,4 +1,4 @@
-"""One colour for each component, the same in every picture.
+"""One color for each component, the same in every picture.
 
 Paul Tol's "muted" scheme, which color-blind readers can distinguish, and grays for memory without tensors.
 Source: https://personal.sron.nl/~pault/data/colourschemes.pdf, section 2.
@@ -31,7 +31,7 @@ UNATTRIBUTED = "unattributed"
 
 
 def colour(component: Component | None) -> str:
-    """The colour as #RRGGBB; None is what no component claims."""
+    """The color as #RRGGBB; None is what no component claims."""
     return _COLOURS[component]
 
 

@@ -81,7 +81,7 @@ class _Field:
         return shapes
 
     def reserved(self) -> list[str]:
-        """A broken line over the parts, and the end of the card, where they are known."""
+        """A broken line over the parts, and the end of the GPU, where they are known."""
         held = [stretch.reserved for stretch in self.outline.stretches if stretch.reserved is not None]
         lines = []
         if held:

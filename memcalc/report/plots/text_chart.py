@@ -1,4 +1,4 @@
-"""The run drawn in letters, for terminals and logs: as wide as the screen, and readable without colour."""
+"""The run drawn in letters, for terminals and logs: as wide as the screen, and readable without color."""
 
 from __future__ import annotations
 

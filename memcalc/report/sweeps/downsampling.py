@@ -1,4 +1,4 @@
-"""Maps with fewer cells, for a picture that a browser can still open: neighbours become one cell."""
+"""Maps with fewer cells, for a picture that a browser can still open: neighbors become one cell."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Map:
         rows: what each row is; one without a name where a single axis varies.
         columns: what each column is.
         numbers: of the configurations in the table.
-        share: device memory over usable memory of the card, or over the largest of all where no GPU is given.
+        share: device memory over usable memory of the GPU, or over the largest of all where no GPU is given.
         verdict: numbers of `Table.answers`; what is valid fits where no GPU is given.
         valid: whether the rules of each hold.
     """

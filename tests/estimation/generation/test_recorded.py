@@ -31,7 +31,7 @@ def test_peaks_of_runs_that_no_formula_had_seen() -> None:
 
 
 def test_a_real_h200() -> None:
-    """Caches are the same to the byte there, and on the null device; of its peaks phi-1.5's is 2 % under the card's."""
+    """Caches are byte-exact there, and on the null device; of its peaks phi-1.5's is 2 % under the GPU's."""
     recorded = {run.case: run for run in runs()}
     records = [json.loads(line) for path in of_gpus("generation") for line in path.read_text().splitlines()]
     found = [(recorded[record["case"]], record["cache_bytes"], max(record["phases"].values())) for record in records]

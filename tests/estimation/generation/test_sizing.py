@@ -1,4 +1,4 @@
-"""Generation by formula: what is held when, on how many GPUs, and the most that a card holds."""
+"""Generation by formula: what is held when, on how many GPUs, and the most that a GPU holds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cache(result: Result, phase: str) -> int:
 
 
 def test_the_moments_of_a_generation() -> None:
-    """Llama-3-8B, 4 prompts of 1000 tokens, 24 new ones: 131,072 bytes a token and sequence."""
+    """Llama-3-8B, 4 prompts of 1000 tokens, 24 new ones: 131,072 bytes per token and sequence."""
     result = asked("llama-3-8b", "batch_size=4", "prompt_length=1000", "new_tokens=24")
 
     assert result.ledger.phases == ("model", "input", "prefill", "decode_1", "decode_last")
@@ -172,7 +172,7 @@ def test_the_longest_context_fits_and_one_more_token_does_not(preset: str) -> No
 
 
 def test_a_run_beyond_the_models_positions_is_asked_what_memory_allows() -> None:
-    """Rotary positions can be stretched: 9,000 tokens of 8,192 are sized, and the longest context is no shorter."""
+    """Rotary positions can be stretched: 9,000 tokens of 8,192 are estimated, and the longest context is no shorter."""
     beyond = asked("llama-3-8b", "context_length=9000", gpu="a100-80gb").generation
     within = asked("llama-3-8b", "context_length=8000", gpu="a100-80gb").generation
 
@@ -234,7 +234,7 @@ def test_sums_hold_and_more_sequences_need_more(model: dict[str, Any], block: di
     tokens, window = block["prompt_length"] + block["new_tokens"], spec.model.sliding_window
     if block["cache"] != "paged":
         kept = [min(tokens, window) if spec.model.has_window(i) else tokens for i in range(spec.model.num_layers)]
-        each = 2 * spec.model.num_key_value_heads * spec.model.head_dim * 2  # a key and a value of 2 bytes an element
+        each = 2 * spec.model.num_key_value_heads * spec.model.head_dim * 2  # a key and a value of 2 bytes per element
         assert result.generation.bytes_per_sequence == each * sum(kept)
         most = max(cache(result, phase) for phase in ledger.phases)
         assert most <= each * sum(max(k, block["prompt_length"]) + tokens for k in kept) * block["batch_size"]

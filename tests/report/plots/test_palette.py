@@ -1,4 +1,4 @@
-"""The colours of the components: one each, and to be told apart by everybody."""
+"""The colors of the components: one each, and to be told apart by everybody."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = (*Component, None)
 
 Triple = tuple[float, float, float]
 
-# How the three kinds of colour blindness see, on linear RGB, at full severity.
+# How the three kinds of color blindness see, on linear RGB, at full severity.
 # Source: Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision
 # Deficiency", table 1.
 VISIONS: dict[str, tuple[Triple, Triple, Triple]] = {
@@ -31,7 +31,7 @@ def linear(channel: float) -> float:
 
 
 def lab(rgb: Triple) -> Triple:
-    """CIELAB of a linear sRGB colour under D65."""
+    """CIELAB of a linear sRGB color under D65."""
     red, green, blue = (min(max(value, 0.0), 1.0) for value in rgb)
     x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047
     y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
