@@ -89,9 +89,10 @@ def pipelined(spec: Spec, phases: Any, rank: int, steps: int) -> None:
     with phases.phase("optimizer"):
         parts: list[nn.Module] = [*pieces]
         if parallelism.data_parallel > 1:
-            parts = [DistributedDataParallel(piece, [0], process_group=mesh.get_group("data")) for piece in pieces]
-            for part in parts:
+            wrapped = [DistributedDataParallel(piece, [0], process_group=mesh.get_group("data")) for piece in pieces]
+            for part in wrapped:
                 part.register_comm_hook(None, noop_hook)  # as memcalc/step/ranks.py, replicated
+            parts = [*wrapped]
         copies = Copies(module.parameters(), training)
         tables = [part for part in module.modules() if isinstance(part, nn.Embedding)]
         hidden = copies.optimized_as(hidden_matrices(module))

@@ -106,12 +106,7 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     yield from _parallel(spec)
     if model.mla is not None and training.implementation != "megatron":
         yield "latent attention was not compared with a run yet", False
-    if tower_trains(model, training):
-        yield "activations of the vision tower and its projector", True
-    elif model.vision_config is not None and training.vision_tower == "trained":  # PEFT's all-linear means its, too
-        yield "adapters beside the vision tower, and its activations", True
-    elif model.vision_config is not None:
-        yield "temporaries of the frozen vision tower, which are freed before the language model runs", False
+    yield from _vision(spec)
     if model.linear_attention is not None:  # those save less
         yield "the kernels of flash-linear-attention and causal_conv1d: transformers' PyTorch code is counted", False
     if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # such modules save more than Liger's
@@ -129,6 +124,17 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield what, False
     if communication_library_bytes(spec):
         yield "buffers of the communication library are planning defaults, not measurements of this cluster", False
+
+
+def _vision(spec: Spec) -> Iterator[tuple[str, bool]]:
+    if tower_trains(spec.model, spec.training):
+        yield "activations of the vision tower and its projector", True
+    elif spec.model.vision_config is None:
+        return
+    elif spec.training.vision_tower == "trained":  # PEFT's all-linear includes its linear layers
+        yield "adapters of the vision tower, and its activations", True
+    else:
+        yield "temporaries of the frozen vision tower, which are freed before the language model runs", False
 
 
 def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:

@@ -126,18 +126,18 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
     """Return the parameters of a stage on one tensor-parallel rank."""
     return _stage_parameters(
         spec.model,
-        spec.training.implementation,
-        Split(
+        implementation=spec.training.implementation,
+        split=Split(
             spec.parallelism.tensor_parallel,
             spec.parallelism.expert_parallel,
             spec.parallelism.expert_width_ranks,
             table_gradient_is_whole(spec),
         ),
-        spec.parallelism.pipeline_parallel > 1,
-        _alike(spec.model, stage),
-        adapters_of(spec),
-        Precision(base_dtype(spec.training), spec.training.fp32_modules),
-        tower_trains(spec.model, spec.training),
+        pipeline=spec.parallelism.pipeline_parallel > 1,
+        stage=_alike(spec.model, stage),
+        adapters=adapters_of(spec),
+        precision=Precision(base_dtype(spec.training), spec.training.fp32_modules),
+        trains_tower=tower_trains(spec.model, spec.training),
     )
 
 
@@ -151,6 +151,7 @@ def _alike(model: ModelSpec, stage: Stage) -> Stage:
 @lru_cache(maxsize=1024)
 def _stage_parameters(
     model: ModelSpec,
+    *,
     implementation: str,
     split: Split,
     pipeline: bool,

@@ -362,7 +362,7 @@ def makes_masks(config: str) -> bool:
     transformers 5.23 models/gemma3/modeling_gemma3.py, create_masks_for_vision_model: in training, with or without
     images.
     """
-    return json.loads(config).get("model_type") == "gemma3"
+    return bool(json.loads(config).get("model_type") == "gemma3")
 
 
 @lru_cache(maxsize=64)

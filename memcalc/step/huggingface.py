@@ -114,7 +114,7 @@ def freeze_tower(module: nn.Module) -> None:
     """Freeze everything but the language model and the LM head."""
     for name, parameter in module.named_parameters():
         if "language_model." not in name and not name.startswith("lm_head."):
-            parameter.requires_grad_(requires_grad=False)
+            parameter.requires_grad_(False)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from memcalc.errors import InputError
 from memcalc.spec import family_files, family_values
 from memcalc.spec.derive import derive_model
 from memcalc.spec.families import family_defaults, known_families, read_hf_config
-from memcalc.spec.model import LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import Block, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
 from tests.spec.small import model_spec, small_config
 
 
@@ -23,7 +23,7 @@ from tests.spec.small import model_spec, small_config
 def test_each_family_speaks_of_fields_that_exist(name: str) -> None:
     """A field that ModelSpec does not have would be refused only when a user meets it."""
     fields = set(ModelSpec.model_fields)
-    nested = {"moe": MoeSpec, "mla": MlaSpec, "linear_attention": LinearAttentionSpec}
+    nested: dict[str, type[Block]] = {"moe": MoeSpec, "mla": MlaSpec, "linear_attention": LinearAttentionSpec}
     fields |= {f"{name}.{field}" for name, block in nested.items() for field in block.model_fields}
     family = family_files.parsed(name)
 
