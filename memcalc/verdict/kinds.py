@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.estimation.engines.pipelining import uses_pipelining
+from memcalc.sharding.schedules import lacks
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
@@ -58,7 +58,7 @@ def _on_several_gpus(spec: Spec) -> tuple[str, ...]:
         return "offload to the host", SEVERAL_GPUS
     if parallelism.engine == "deepspeed":
         return f"DeepSpeed stage {parallelism.zero_stage}", "DeepSpeed", SEVERAL_GPUS
-    if uses_pipelining(spec):
+    if parallelism.pipeline_parallel > 1 and not any(lacks(spec)):  # other pipelines were not recorded
         return "pipeline stages", SEVERAL_GPUS
     if parallelism.tensor_parallel > 1:
         return "tensor parallelism", SEVERAL_GPUS

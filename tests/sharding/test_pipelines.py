@@ -87,7 +87,7 @@ def test_recorded_stages(record: dict[str, Any]) -> None:
     spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
     rank = int(record["case"].partition(" rank=")[2])
     assert not why_not(spec)
-    found = rehearse(spec, stage=stages_of(spec)[rank])
+    found = rehearse(spec, stage=stages_of(spec)[rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks])
     allocated = max(whole for whole, _ in found.tops.values())
 
     assert abs(max(record["phases"].values()) / allocated - 1) <= 0.001
