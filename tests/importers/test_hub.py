@@ -106,12 +106,14 @@ def test_code_from_the_hub_is_never_run(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_the_vision_tower_is_a_limit_that_holds_memory() -> None:
-    """Qwen2.5-VL-7B has 8,292,166,656 elements, its language model 7,615,616,512: 676,550,144 in 2 bytes at least."""
+def test_activations_of_a_vision_tower_that_trains_are_a_limit_that_holds_memory() -> None:
+    """Qwen2.5-VL-7B has 8,292,166,656 elements, 676,550,144 of them in its vision tower and projector."""
     result = memcalc.estimate("Qwen/Qwen2.5-VL-7B-Instruct", gpu="h100-80gb")
 
-    assert result.parameters == 7_615_616_512
+    assert result.parameters == 8_292_166_656
     assert result.verdict == "unknown"
-    tower = next(limit for limit in result.limits if limit.what == "the vision tower and its projector")
-    assert tower.at_least_bytes == 2 * 676_550_144
+    assert [limit.what for limit in result.limits if limit.holds_memory] == [
+        "activations of the vision tower and its projector"
+    ]
     assert memcalc.estimate("Qwen/Qwen2.5-VL-7B-Instruct", "b=4", gpu="h100-80gb").verdict == "does-not-fit"
+    assert memcalc.estimate("Qwen/Qwen2.5-VL-7B-Instruct", "vision_tower=frozen", gpu="h200").verdict == "fits"
