@@ -23,16 +23,16 @@ _ROTARY = "positions are computed, not stored"
 
 # PretrainedConfig of transformers 5.23, and what the families' own classes have in common.
 FIELDS = {
-    "architectures": nothing("model_type says it"),
+    "architectures": nothing("model_type sets it"),
     "quantization_config": overcounted("quantized weights", "weights in the run's dtype are counted"),
     "compression_config": overcounted("quantized weights", "weights in the run's dtype are counted"),
     "num_labels": nothing("a small classification head"),
     "norm_topk_prob": nothing("weighting of expert outputs"),
     "_name_or_path": nothing(),
     "name_or_path": nothing(),
-    "auto_map": nothing("model_type says it"),
+    "auto_map": nothing("model_type sets it"),
     "transformers_version": nothing(),
-    **dict.fromkeys(("torch_dtype", "dtype"), nothing("training.dtype and the recipe say it")),
+    **dict.fromkeys(("torch_dtype", "dtype"), nothing("training.dtype and the recipe set it")),
     **dict.fromkeys(("bos_*", "eos_*", "pad_*", "sep_*", "*_token_id", "decoder_start_*"), nothing("data")),
     **dict.fromkeys(
         ("initializer_*", "init_*", "*_init_range", "use_depth_scaled_init"), nothing("initialization of weights")

@@ -98,7 +98,7 @@ FIELDS: dict[str, Meaning] = {
         "checkpoints that are split over tensor-parallel ranks"
     ),
     "activation_checkpointing.cpu_checkpointing": overcounted("checkpoints offloaded to the CPU"),
-    "activation_checkpointing*": nothing("the program itself says what it checkpoints"),
+    "activation_checkpointing*": nothing("the program sets what it checkpoints"),
     **{
         f"{precision}.{name}": overcounted("16-bit master weights, gradients or states")
         for precision in ("bf16", "bfloat16", "fp16")

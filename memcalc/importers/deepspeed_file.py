@@ -30,7 +30,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
         if config is None:
             if "offload" in deepspeed.lower():
                 draft.notes.append(
-                    f"{deepspeed} seems to offload: what it does is counted on the device; say it with --set offload="
+                    f"{deepspeed} seems to offload: it is counted in device memory; set it with --set offload="
                 )
             found = _STAGE.search(deepspeed.rpartition("/")[2])
             if found is None:

@@ -125,7 +125,7 @@ def read(
             open_fields |= {field for field in meaning.words.split(", ") if field.startswith("model.")}
             if asked:
                 draft.elsewhere.append((path, asked))
-                draft.notes.append(f"{path} = {value} is given elsewhere: {_settings(asked)} says it")
+                draft.notes.append(f"{path} = {value} is given elsewhere: use {_settings(asked)}")
             else:
                 mapped.append((path, value, meaning.words))
         elif isinstance(value, Elsewhere) or (isinstance(value, str) and value.startswith("$")):

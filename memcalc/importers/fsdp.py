@@ -146,7 +146,7 @@ def _place_replicas(draft: Draft) -> None:
         draft.default("parallelism.data_parallel_replicate", machines)
     elif "parallelism.data_parallel_replicate" not in draft.values:
         draft.notes.append(
-            "FSDP shards within a node, with copies over nodes: say how many with --set data_parallel_replicate="
+            "FSDP shards within a node, with copies over nodes: set their number with --set data_parallel_replicate="
         )
 
 

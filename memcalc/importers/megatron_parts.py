@@ -71,7 +71,7 @@ def place_experts(draft: Draft) -> None:
             values["model.moe.dense_layers"] = dense
     elif type(every) is not int:
         draft.notes.append(
-            "which layers have experts is a pattern that is not read: all are counted with experts; say how many first "
+            "which layers have experts is a pattern that is not read: all are counted with experts; set how many first "
             "ones have none with --set model.moe.first_dense_layers="
         )
     if facts.get("dispatcher", "alltoall") not in ("alltoall", "alltoall_seq", "flex"):

@@ -127,7 +127,7 @@ FIELDS: dict[str, Meaning] = {
     "model.qk_layernorm": to("model.qk_norm"),
     "model.make_vocab_size_divisible_by": fact("divisible", "model.vocab_size"),
     "model.tokenizer.type": fact("tokenizer", "rows of the vocabulary"),
-    "model.precision": nothing("trainer.precision says it"),
+    "model.precision": nothing("trainer.precision sets it"),
     **_OTHERS,
     "trainer.precision": fact("precision", "training.dtype: precision of the step"),
     "trainer.devices": fact("per_node", "parallelism.data_parallel"),

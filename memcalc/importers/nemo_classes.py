@@ -29,7 +29,7 @@ def place_class(draft: Draft, meanings: Mapping[str, Meaning]) -> None:
         return
     fields = _class_fields(name)
     if fields is None:
-        draft.notes.append(f"what {name} says of its model is unknown: add --set preset= or its sizes")
+        draft.notes.append(f"the model of {name} is unknown: add --set preset= or its sizes")
         return
     for field, value in fields.items():
         path = f"model.config.{field}"

@@ -116,7 +116,7 @@ def test_every_field_that_is_left_open_is_in_a_note(tmp_path: Path) -> None:
 
     assert paths[:3] == ["nnodes", "num-layers", "seq-length"]
     assert (
-        "tensor-model-parallel-size = $1 is given elsewhere: --set parallelism.tensor_parallel= says it" in found.notes
+        "tensor-model-parallel-size = $1 is given elsewhere: use --set parallelism.tensor_parallel=" in found.notes
     )
     assert "parallelism.data_parallel" in [path for path, _ in found.missing]
     assert "lr" in [path for path, _ in found.no_effect]
