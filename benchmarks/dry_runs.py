@@ -32,7 +32,7 @@ from memcalc.spec.families_inverse import write_hf_config
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS = HERE / "recordings" / "dry-runs"
-TIMEOUT = 900  # seconds, where a case says nothing
+TIMEOUT = 2400  # seconds, where a case says nothing
 
 LOOK = """
 import json, sysconfig, sys

@@ -48,15 +48,35 @@ def _figures(record: dict[str, Any]) -> list[str]:
     return ["-" for _ in kinds] if fullest is None else [format_number(fullest[f"{k}_bytes"], "GiB") for k in kinds]
 
 
-def programs() -> str:
-    """One line a published program: its verdict, and what its fullest card held."""
+def drawn() -> list[dict[str, Any]]:
+    """The programs of benchmarks/programs that belong to the table, each with its record."""
+    found = []
+    for case in yaml.safe_load((BENCHMARKS / "dry_runs.yaml").read_text())["drawn"]:
+        path = BENCHMARKS / "recordings" / "programs" / case["seed"] / f"{case['family']}.jsonl"
+        records = (json.loads(line) for line in path.read_text().splitlines())
+        found.append(case | {"record": next(record for record in records if record["number"] == case["number"])})
+    return found
+
+
+def programs(group: str) -> str:
+    """One line a program: its verdict, and what its fullest card held."""
     head = ["program", "package", "card", "verdict", "allocated GiB", "reserved GiB", "device GiB"]
     rows: list[list[object]] = []
-    for case in cases("scripts"):
+    for case in drawn() if group == "drawn" else cases(group):
         record = case["record"]
         verdict = (record["verdict"] or "nothing measured").replace("-", " ").replace("unknown", "cannot say")
         rows.append([case["title"], case["package"], _card(record), verdict, *_figures(record)])
     return table(head, rows)
+
+
+def drawn_releases() -> str:
+    """How each program of benchmarks/programs is run again, and the releases it ran on."""
+    rows: list[list[object]] = []
+    for case in drawn():
+        versions = case["record"]["versions"].items()
+        known = ", ".join(f"{name} {version}" for name, version in versions if version and name != "memcalc")
+        rows.append([f"`{case['family']} --seed {case['seed']} --number {case['number']}`", known])
+    return table(["`python -m benchmarks.programs.record`", "releases"], rows)
 
 
 def reasons() -> str:
@@ -174,6 +194,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "dry-run-builds": builds,
     "dry-run-commands": commands,
     "dry-run-compiled": compiled,
+    "dry-run-drawn-releases": drawn_releases,
     "dry-run-environments": environments,
     "dry-run-histories": histories,
     "dry-run-peaks": peaks,
