@@ -115,9 +115,7 @@ def test_every_field_that_is_left_open_is_in_a_note(tmp_path: Path) -> None:
     paths = [path for path, _ in found.elsewhere]
 
     assert paths[:3] == ["nnodes", "num-layers", "seq-length"]
-    assert (
-        "tensor-model-parallel-size = $1 is given elsewhere: use --set parallelism.tensor_parallel=" in found.notes
-    )
+    assert "tensor-model-parallel-size = $1 is given elsewhere: use --set parallelism.tensor_parallel=" in found.notes
     assert "parallelism.data_parallel" in [path for path, _ in found.missing]
     assert "lr" in [path for path, _ in found.no_effect]
 
