@@ -106,14 +106,7 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     yield from _parallel(spec)
     if model.mla is not None and training.implementation != "megatron":
         yield "latent attention was not compared with a run yet", False
-    if tower_trains(model, training):
-        yield "activations of the vision tower and its projector", True
-    elif model.vision_config is not None and training.vision_tower == "trained":  # PEFT's all-linear means its, too
-        yield "adapters beside the vision tower, and its activations", True
-    elif model.vision_config is not None:
-        yield "temporaries of the frozen vision tower, which are freed before the language model runs", False
-    if model.linear_attention is not None:  # those save less
-        yield "the kernels of flash-linear-attention and causal_conv1d: transformers' PyTorch code is counted", False
+    yield from _of_hub_models(spec)
     if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # such modules save more than Liger's
         yield f"Liger's kernels in modules of {model.architecture}: PyTorch's are counted", False
     if model.attention_sinks:
@@ -129,6 +122,18 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield what, False
     if communication_library_bytes(spec):
         yield "buffers of the communication library are planning defaults, not measurements of this cluster", False
+
+
+def _of_hub_models(spec: Spec) -> Iterator[tuple[str, bool]]:
+    training, model = spec.training, spec.model
+    if model.linear_attention is not None:  # those save less
+        yield "the kernels of flash-linear-attention and causal_conv1d: transformers' PyTorch code is counted", False
+    if tower_trains(model, training):
+        yield "activations of the vision tower and its projector", True
+    elif model.vision_config is not None and training.vision_tower == "trained":  # PEFT's all-linear means its, too
+        yield "adapters beside the vision tower, and its activations", True
+    elif model.vision_config is not None:
+        yield "temporaries of the frozen vision tower, which are freed before the language model runs", False
 
 
 def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:

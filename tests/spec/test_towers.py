@@ -134,5 +134,5 @@ def test_a_size_of_a_tower_that_is_no_size_is_one_message() -> None:
         "vision_config": {"depth": "many"},
     }
 
-    with pytest.raises(InputError, match="config.json: vision_config.depth: 'many' is not a whole number"):
+    with pytest.raises(InputError, match=r"config\.json: vision_config\.depth: 'many' is not a whole number"):
         read_config(config, "config.json")
