@@ -116,10 +116,11 @@ class Split(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """Dtypes of the stored weights."""
+    """Dtypes of the stored weights, and whether those of a vision tower train."""
 
     base: str
     fp32_modules: tuple[str, ...]  # modules with fp32 weights, for any `base`
+    trains_tower: bool = False  # whether a vision tower trains
 
 
 def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
@@ -136,8 +137,9 @@ def stage_parameters(spec: Spec, stage: Stage) -> Parameters:
         pipeline=spec.parallelism.pipeline_parallel > 1,
         stage=_alike(spec.model, stage),
         adapters=adapters_of(spec),
-        precision=Precision(base_dtype(spec.training), spec.training.fp32_modules),
-        trains_tower=tower_trains(spec.model, spec.training),
+        precision=Precision(
+            base_dtype(spec.training), spec.training.fp32_modules, tower_trains(spec.model, spec.training)
+        ),
     )
 
 
@@ -158,7 +160,6 @@ def _stage_parameters(
     stage: Stage,
     adapters: Adapters | None,
     precision: Precision,
-    trains_tower: bool,
 ) -> Parameters:
     model = layout(model, implementation, split.tensor, adapted=adapters is not None and adapters.stand_apart)
     shares = model_values(model, split.tensor)
@@ -178,7 +179,7 @@ def _stage_parameters(
             axes = _split(row, split, shares)
             own = (wide and row.module.endswith(wide)) or in_fp32(row.module, precision.fp32_modules)
             dtype = "fp32" if own else ""
-            trains = trains_tower or trains_with_text(row.module)
+            trains = precision.trains_tower or trains_with_text(row.module)
             rows.append(Held(row.module, row.tensor, axes, count, row.where, dtype, trains, gradient))
     if pipeline and stage.has_head and model.tie_word_embeddings:
         # Tied embeddings are stored on the first and the last stage (Megatron-LM, arXiv 1909.08053).
