@@ -11,6 +11,8 @@ import pytest
 from tests.page.browser import BROWSER, ROOT, SITE, launch_arguments, served
 from tools.build_page import digest
 
+PATIENCE = 120_000  # milliseconds: a busy machine starts a page slowly
+
 
 class Opened:
     """A browser with the page's address, and what its pages have said."""
@@ -23,6 +25,7 @@ class Opened:
     def page(self, hash_: str = "", **options: Any) -> Any:
         """Return the page, in a new profile, when its first answer is complete."""
         page = self.browser.new_page(**options)
+        page.set_default_timeout(PATIENCE)
         page.on("console", lambda message: self.said.append(message.text))
         page.on("pageerror", lambda error: self.said.append(str(error)))
         page.on(
@@ -38,7 +41,7 @@ class Opened:
 
 def settled(page: Any) -> None:
     """Wait until nothing is being computed."""
-    page.wait_for_selector("body[data-state=done], body[data-state=failed], body[data-state=idle]", timeout=120_000)
+    page.wait_for_selector("body[data-state=done], body[data-state=failed], body[data-state=idle]", timeout=PATIENCE)
 
 
 @pytest.fixture(scope="session")
