@@ -130,7 +130,9 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
     if need is not None and need.played is None:
         why, need = "the run needs more than 1 PiB, the largest device of the allocator model", None
     result = estimate(spec, None if need is None else need.played)
-    ranks = tuple(_with_memory(spec, card, rank, need) for rank in result.ranks)
+    ranks = sorted(
+        (_with_memory(spec, card, rank, need) for rank in result.ranks), key=lambda rank: -(rank.reserved_bytes or 0)
+    )  # stable: of equal stages the one with the highest allocated peak comes first
     headline = need or recorded_need(spec, card, result.ledger.peak_bytes)
     if limit is None and card is not None:
         limit = card.usable_bytes
@@ -140,7 +142,7 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
         judgement = as_assumed(verdict_of(headline, card, limit, least, result.limits), spec)
     sized = replace(
         result,
-        ranks=ranks,
+        ranks=tuple(ranks),
         judgement=judgement,
         confidence="formula" if need is None else "replay",
         notes=(
@@ -216,7 +218,12 @@ def _with_memory(spec: Spec, card: Card | None, rank: RankResult, need: Need | N
 
 
 def size_lazily(spec: Spec) -> Result:
-    """Return the result of `size`, with the replay delayed until reserved or device memory or the verdict is read."""
+    """Return the result of `size`, with the replay delayed until reserved or device memory or the verdict is read.
+
+    A replayed pipeline is not delayed: its headline is the stage that reserves most.
+    """
+    if spec.parallelism.pipeline_parallel > 1 and can_replay(spec):
+        return size(spec)
     complete = cache(lambda: size(spec))
     result = estimate(spec) if spec.inference is None else _with_largest(estimate(spec))
     ranks = tuple(replace(rank, memory=cache(lambda at=rank.rank: _memory(complete(), at))) for rank in result.ranks)

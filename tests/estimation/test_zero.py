@@ -134,7 +134,7 @@ def test_stage_1_keeps_its_bucket_from_micro_batch_to_micro_batch() -> None:
 
 def test_stage_2_sums_whole_gradients_of_parameters_that_a_rank_has_a_part_of() -> None:
     """get_all_grad_tensors(params_in_partition): the first rank has a part of the embedding, and its whole gradient."""
-    name, share = "gradients beyond the rank's part", (TABLE + 4 * LAYER + NORM) // 8
+    name, share = "gradients beyond the rank's shard", (TABLE + 4 * LAYER + NORM) // 8
 
     assert name not in alive("forward_2", "zero_stage=2")
     assert alive("forward_2", "zero_stage=2", "gradient_accumulation_steps=2")[name] == 2 * (TABLE - share)
