@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 import memcalc
-from memcalc.spec.foreign import DIFFUSERS
+from memcalc.spec.model_families.transformers_fallback import DIFFUSERS
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "recordings" / "any-models" / "null-h100-80gb-torch-2.13.0.jsonl"

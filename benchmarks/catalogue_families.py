@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import memcalc
 from memcalc.api.sources import load
 from memcalc.catalogue.shipped import CatalogueEntry, find_shipped, shipped_entries
-from memcalc.spec.families import known_families
+from memcalc.spec.model_families.conversion import known_families
 from memcalc.spec.towers import TOWERS
 
 RECORDS = Path(__file__).parent / "recordings" / "catalogue" / "families.jsonl"
@@ -56,7 +56,7 @@ def record(hub_id: str) -> dict[str, object]:
     }
 
 
-def _parts(traced: memcalc.api.traced.TracedRun, phase: str) -> dict[str, int]:
+def _parts(traced: memcalc.api.trace_result.TracedRun, phase: str) -> dict[str, int]:
     return {part.value: size for part, size in traced.ledger.components(phase).items()}
 
 

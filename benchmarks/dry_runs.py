@@ -28,7 +28,7 @@ from benchmarks.synthetic import make
 from memcalc.api import load
 from memcalc.nullcuda import DryRun, run
 from memcalc.nullcuda.result import DONE, STOPPED
-from memcalc.spec.families_inverse import write_hf_config
+from memcalc.spec.model_families.inverse import write_hf_config
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS = HERE / "recordings" / "dry-runs"

@@ -34,7 +34,7 @@ PRELOADED = [
     "torch.fx.experimental.symbolic_shapes",
     "transformers.models.mixtral.modeling_mixtral",
     "memcalc.api",
-    "memcalc.recorder.judged",
+    "memcalc.recorder.run_analysis",
     "memcalc.tracing.fake",
     "memcalc.step.module_run",
 ]

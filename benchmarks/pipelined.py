@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
-from memcalc.estimation.stages import Stage, stages_of
+from memcalc.layout.stages import Stage, stages_of
 from memcalc.spec.spec import Spec
 from memcalc.step.causal_lm import default_dtype, loss
 from memcalc.step.decoder import Layer

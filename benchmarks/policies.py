@@ -18,7 +18,7 @@ from typing import Any
 import memcalc
 from benchmarks.record_traces import cases
 from memcalc.errors import MemcalcError
-from memcalc.replaying import Replay, Trial
+from memcalc.replaying import ReplayComparison, Trial
 
 CARDS = ("a100-80gb", "h200", "b200", "b300")
 PLAIN = " implementation=plain"
@@ -42,7 +42,7 @@ def runs() -> Iterator[tuple[str, str]]:
             yield case.removesuffix(PLAIN), card
 
 
-def replayed(run: str, card: str) -> Replay | None:
+def replayed(run: str, card: str) -> ReplayComparison | None:
     """A run through all policies, with the reference decoder or else with transformers' modules."""
     preset, *overrides = run.split()
     for modules in ((), ("implementation=huggingface",)):

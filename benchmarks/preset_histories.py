@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.allocator import history
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 
 CARD = "a100-80gb"
 STEPS = 2
@@ -52,10 +52,10 @@ def main(python: str, recordings: str, *presets: str) -> None:
 def device(python: str) -> dict[str, str]:
     """Variables for a process on a GPU that never runs out."""
     from memcalc.nullcuda import environment
-    from memcalc.nullcuda.cards import find_null_card
+    from memcalc.nullcuda.gpu_description import find_null_gpu
 
     variables = environment(CARD, pythons=[python], skip_init=True)
-    total = f" memory={find_null_card(CARD).usable_bytes} "
+    total = f" memory={find_null_gpu(CARD).usable_bytes} "
     variables["MEMCALC_NULL_PROPERTIES"] = variables["MEMCALC_NULL_PROPERTIES"].replace(total, f" memory={2**42} ")
     variables["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[1])
     return variables
@@ -127,9 +127,9 @@ def events_of(lines: list[Line]) -> list[Event]:
     for number, (action, address, size, stream) in enumerate(lines):
         if action == "alloc":
             numbers[address] = number
-            events.append(Event(Kind.ALLOC, number, size, stream=stream))
+            events.append(Event(EventType.ALLOC, number, size, stream=stream))
         elif action == "free_requested":
-            events.append(Event(Kind.FREE, numbers.pop(address)))
+            events.append(Event(EventType.FREE, numbers.pop(address)))
     return events
 
 

@@ -55,10 +55,10 @@ def probed(device: str, python: str | None, *, tiny: bool) -> list[dict[str, obj
     program, variables = sys.executable, {}
     with tempfile.TemporaryDirectory() as folder:
         if kind == "null":
-            from memcalc.nullcuda.cards import find_null_card
+            from memcalc.nullcuda.gpu_description import find_null_gpu
             from memcalc.nullcuda.tracing import interpreter, step_environment
 
-            found, program = find_null_card(card), interpreter(python)
+            found, program = find_null_gpu(card), interpreter(python)
             variables = step_environment(found, found, program, Path(folder))
         command = [program, str(INSIDE), "cpu" if kind == "cpu" else "cuda", "tiny" if tiny else "full"]
         done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)

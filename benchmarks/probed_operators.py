@@ -244,17 +244,17 @@ def _updates(size: int) -> Iterator[Probe]:
 
 def hidden(events: Any) -> int:
     """The most bytes alive at once that no tensor outside of operators has."""
-    from memcalc.events.event import Kind
+    from memcalc.events.event import EventType
     from memcalc.ledger.component import Component
 
     alive: dict[int, int] = {}
     level = highest = 0
     for event in events:
-        if event.kind is Kind.ALLOC and (event.dtype == "uint8" or event.component is Component.LIBRARY_WORKSPACE):
+        if event.kind is EventType.ALLOC and (event.dtype == "uint8" or event.component is Component.LIBRARY_WORKSPACE):
             alive[event.storage] = event.bytes
             level += event.bytes
             highest = max(highest, level)
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             level -= alive.pop(event.storage, 0)
     return highest
 
@@ -308,10 +308,10 @@ def fake_lines(card: str, *, tiny: bool) -> Iterator[dict[str, Any]]:
 
 
 def _by_rules(probe: Probe, card: str) -> Iterator[dict[str, Any]]:
-    from memcalc.spec.cards import find_card
+    from memcalc.spec.hardware.gpus import find_gpu
     from memcalc.tracing.session import fake_cuda
 
-    with fake_cuda(find_card(card)) as session:
+    with fake_cuda(find_gpu(card)) as session:
         inputs = probe.make(session.device)
         session.recorder.begin_phase("forward_1")
         before = len(session.recorder.events())

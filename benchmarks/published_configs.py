@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from memcalc.errors import InputError, Unavailable
 from memcalc.estimation.limits import resolved
-from memcalc.importers.engine import Imported
+from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, list_config_json, load
 
 RECORD = Path(__file__).parent / "recordings" / "published-configs.json"
@@ -145,7 +145,7 @@ def facts_of(path: Path) -> dict[str, Any] | None:
             }
 
 
-def lists_of(imported: Imported, missing: set[str]) -> dict[str, Any]:
+def lists_of(imported: ImportedConfig, missing: set[str]) -> dict[str, Any]:
     """The names of the fields in each of the lists."""
     return {
         "framework": imported.framework.name,

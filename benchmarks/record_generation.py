@@ -26,7 +26,7 @@ import yaml
 
 import memcalc
 from memcalc.nullcuda.context import null_device
-from memcalc.spec.families_inverse import write_hf_config
+from memcalc.spec.model_families.inverse import write_hf_config
 
 CARD = "h100-80gb"
 CASES = Path(__file__).with_name("generation_cases.yaml")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 from memcalc.allocator import replay
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 
 MIB = 2**20
 SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:512", "roundup_power2_divisions:4")
@@ -30,11 +30,11 @@ def training(count: int, layers: int = 32) -> list[Event]:
     def alloc(size: int) -> int:
         nonlocal number
         number += 1
-        events.append(Event(Kind.ALLOC, number, size))
+        events.append(Event(EventType.ALLOC, number, size))
         return number
 
     def free(*storages: int) -> None:
-        events.extend(Event(Kind.FREE, storage) for storage in storages)
+        events.extend(Event(EventType.FREE, storage) for storage in storages)
 
     hidden, mlp, statistic, weights = 16 * MIB, 56 * MIB, 8192, (32 * MIB, 8 * MIB, 32 * MIB, 112 * MIB, 16384)
     for _ in range(layers):
@@ -67,10 +67,10 @@ def shuffled(count: int, living: int = 2000) -> list[Event]:
         if len(alive) > living or (alive and generator.random() < 0.45):
             at = generator.randrange(len(alive))
             alive[at], alive[-1] = alive[-1], alive[at]
-            events.append(Event(Kind.FREE, alive.pop()))
+            events.append(Event(EventType.FREE, alive.pop()))
         else:
             alive.append(number)
-            events.append(Event(Kind.ALLOC, number, int(2 ** generator.uniform(0, 26))))
+            events.append(Event(EventType.ALLOC, number, int(2 ** generator.uniform(0, 26))))
     return events
 
 

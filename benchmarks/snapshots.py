@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.replay import training
 from memcalc.allocator import history
 from memcalc.allocator.pytorch.dump import snapshot
-from memcalc.snapshots.beginning import beginning
 from memcalc.snapshots.composition import compose
+from memcalc.snapshots.initial_state import beginning
 from memcalc.snapshots.reading import read_snapshot
 from memcalc.snapshots.stream import events_of
 from memcalc.snapshots.verification import verify

@@ -12,7 +12,7 @@ import statistics
 import time
 
 import memcalc
-from memcalc.rehearsal.rehearsal import Rehearsal
+from memcalc.simulation.simulated_run import SimulatedRun
 from memcalc.stream.requests import Requests, replay
 
 PRESETS = ("gpt2", "gpt3", "llama-3-8b", "llama-3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
@@ -45,11 +45,11 @@ def replays(rounds: int) -> None:
     """Print how long the requests of some runs take to be written and to be replayed, in milliseconds of processor."""
     for words in REPLAYED:
         spec = memcalc.load(*words)
-        Rehearsal(spec, Requests()).play()  # programs of blocks, which later runs share
+        SimulatedRun(spec, Requests()).play()  # programs of blocks, which later runs share
         times = []
         for _ in range(rounds):
             start = time.process_time()
-            requests = Rehearsal(spec, Requests()).play()
+            requests = SimulatedRun(spec, Requests()).play()
             written = time.process_time()
             replay(requests)
             times.append((written - start, time.process_time() - written))

@@ -22,15 +22,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import memcalc
-from benchmarks.draw_cases import WHOLE
 from benchmarks.record_reference import variables_of
+from benchmarks.sample_cases import WHOLE
 from memcalc.errors import InputError, MemcalcError, OutOfMemory
-from memcalc.estimation.outside import communication_library_bytes
-from memcalc.fitting.maxima import maximum
+from memcalc.estimation.outside_allocator import communication_library_bytes
 from memcalc.measuring import measure
 from memcalc.measuring.client import WORKER, Worker
 from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY
 from memcalc.nullcuda import run as dry_run
+from memcalc.search.maxima import maximum
 from memcalc.spec.spec import Spec
 from memcalc.step.decoder import refuse_unsupported
 from memcalc.verdict.judge import card_of

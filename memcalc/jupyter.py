@@ -7,7 +7,7 @@ from collections.abc import Callable
 _writers: list[Callable[[object], str]] = []
 
 
-class Displayed:
+class NotebookDisplay:
     """A result that notebooks display as HTML; elsewhere its `repr` is one line."""
 
     __slots__ = ()

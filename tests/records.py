@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from memcalc.verdict import recorded
+from memcalc.verdict import recorded_errors
 
 RECORDS: dict[str, dict[str, dict[str, Any]]] = {
     "replayed": {
@@ -23,4 +23,4 @@ RECORDS: dict[str, dict[str, dict[str, Any]]] = {
 
 def pin_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have verdicts rest on RECORDS."""
-    monkeypatch.setattr(recorded, "_table", lambda: RECORDS)
+    monkeypatch.setattr(recorded_errors, "_table", lambda: RECORDS)

@@ -47,7 +47,7 @@ def cases() -> tuple[Case, ...]:
 
 
 def drawn_cases() -> tuple[Case, ...]:
-    """Return the randomly sampled runs (benchmarks/draw_cases.py)."""
+    """Return the randomly sampled runs (benchmarks/sample_cases.py)."""
     return _cases("drawn/single-*.jsonl")
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import memcalc  # noqa: E402 -- from this checkout, installed or not
-from memcalc.checking.settings import RuleSettings, Settings  # noqa: E402
+from memcalc.checking.settings import CheckSettings, RuleSettings  # noqa: E402
 from memcalc.cli.streams import ReaderGone  # noqa: E402
 from memcalc.documents.schema import result_schema  # noqa: E402
 from memcalc.errors import DoesNotFit, InputError, OutOfMemory, Unavailable  # noqa: E402
@@ -39,13 +39,12 @@ from memcalc.importers.registry import FRAMEWORKS  # noqa: E402
 from memcalc.ledger.component import Component  # noqa: E402
 from memcalc.ledger.phases import SETUP_PHASES, STEP_PHASES  # noqa: E402
 from memcalc.report import labels  # noqa: E402
-from memcalc.spec.cards import all_cards  # noqa: E402
 from memcalc.spec.fields import BLOCKS, NESTED, SYMBOLS  # noqa: E402
+from memcalc.spec.hardware.gpus import all_gpus  # noqa: E402
 from memcalc.spec.presets import preset_names  # noqa: E402
 from memcalc.spec.recipes import ALIASES, RECIPES, Recipe  # noqa: E402
 from tools import (  # noqa: E402
     any_models,
-    drawn,
     dry_runs,
     families,
     fit,
@@ -57,19 +56,20 @@ from tools import (  # noqa: E402
     published_configs,
     real_gpus,
     recorded_tables,
+    sampled_runs,
     trainer,
     world_sizes,
 )
 from tools.accuracy import cases, summarized  # noqa: E402
-from tools.agreement import agreement_summary, agreement_table, need_summary  # noqa: E402
-from tools.beside import beside_summary, beside_table  # noqa: E402
+from tools.estimate_vs_trace import agreement_summary, agreement_table, need_summary  # noqa: E402
+from tools.fake_vs_null import beside_summary, beside_table  # noqa: E402
 from tools.float8 import float8_summary, float8_table  # noqa: E402
 from tools.markdown import table  # noqa: E402
-from tools.measured import measured_table, missed_table, probe_table, seconds_table  # noqa: E402
+from tools.measured_runs import measured_table, missed_table, probe_table, seconds_table  # noqa: E402
 from tools.peers import peers_table  # noqa: E402
 from tools.published import MIB, TERMS, mean_and_worst, megatron_peaks, without  # noqa: E402
 from tools.sharded import sharded_runs  # noqa: E402
-from tools.split import split_summary, split_table  # noqa: E402
+from tools.tensor_parallel import split_summary, split_table  # noqa: E402
 
 WIDTH = 100
 BLOCK = re.compile(r"^```(console|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -182,10 +182,7 @@ def cards_table() -> str:
     """Every card with its memory, from the table of GPUs."""
     return table(
         ["card", "maker's name", "advertised bytes", "usable bytes"],
-        [
-            [f"`{card.name}`", card.label, f"{card.advertised_bytes:,}", f"{card.usable_bytes:,}"]
-            for card in all_cards()
-        ],
+        [[f"`{card.name}`", card.label, f"{card.advertised_bytes:,}", f"{card.usable_bytes:,}"] for card in all_gpus()],
     )
 
 
@@ -340,7 +337,7 @@ def settings_table() -> str:
     def row(name: str, field: Any) -> list[str]:
         return [f"`{name}`", "yes" if name in in_rules else "", RULES_PATHS if name == "rules" else field.description]
 
-    return table(["setting", "in rules", "what it is"], [row(*item) for item in Settings.model_fields.items()])
+    return table(["setting", "in rules", "what it is"], [row(*item) for item in CheckSettings.model_fields.items()])
 
 
 RULES_PATHS = "limits for some paths, named by `paths`; they override those above, later rules earlier ones"
@@ -562,10 +559,10 @@ TABLES: dict[str, Callable[..., str]] = {
     **programs.TABLES,
     **program_defaults.TABLES,
     "releases": releases_table,
-    "accuracy-drawn": drawn.drawn_summary,
-    "accuracy-drawn-worst": drawn.drawn_worst,
-    "accuracy-families": drawn.grid_families,
-    "accuracy-settings": drawn.grid_settings,
+    "accuracy-drawn": sampled_runs.drawn_summary,
+    "accuracy-drawn-worst": sampled_runs.drawn_worst,
+    "accuracy-families": sampled_runs.grid_families,
+    "accuracy-settings": sampled_runs.grid_settings,
     "accuracy-measured": measured_table,
     "accuracy-missed": missed_table,
     "measured-seconds": seconds_table,
@@ -594,7 +591,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "accuracy-phases": accuracy_phases,
     "accuracy-requested": accuracy_requested,
     "accuracy-reserved": accuracy_reserved,
-    "accuracy-sentence": drawn.drawn_sentence,
+    "accuracy-sentence": sampled_runs.drawn_sentence,
     "accuracy-summary": accuracy_summary,
     "accuracy-table": accuracy_table,
     "accuracy-sharded": accuracy_sharded,

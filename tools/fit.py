@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.fitting.costs import TERMS
-from memcalc.spec.cards import all_cards
-from memcalc.spec.systems import System, system_of
+from memcalc.search.costs import TERMS
+from memcalc.spec.hardware.gpus import all_gpus
+from memcalc.spec.hardware.interconnect import System, system_of
 from tools.markdown import table
 
 
@@ -19,7 +19,7 @@ def systems() -> str:
     """Every machine, with the GPUs that stand in it."""
     cards: dict[str, list[str]] = {}
     known: dict[str, System] = {}
-    for card in all_cards():
+    for card in all_gpus():
         system = system_of(card)
         cards.setdefault(system.name, []).append(f"`{card.name}`")
         known[system.name] = system

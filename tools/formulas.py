@@ -9,48 +9,53 @@ from types import ModuleType
 from typing import Any
 
 import memcalc
-from memcalc.estimation import allocation, communication, outside, schedules, workspaces
-from memcalc.estimation.blocks.catalogue import Gradients, Part, program
-from memcalc.estimation.blocks.huggingface.catalogue import FAMILIES
-from memcalc.estimation.blocks.structure import Structure, layout, structure_of
-from memcalc.estimation.engines import buffers, ddp, deepspeed, fsdp2, gradient_buffer, megatron, pipelining
+from memcalc.allocator.pytorch import block_sizes
+from memcalc.architectures.catalogue import GradientPolicy, Part, program
+from memcalc.architectures.huggingface.catalogue import FAMILIES
+from memcalc.architectures.structure import BlockStructure, block_structure
+from memcalc.estimation import outside_allocator
 from memcalc.estimation.estimate import estimate
-from memcalc.estimation.items import PHASES, phases_of
 from memcalc.estimation.limits import TRAINING
-from memcalc.estimation.parameters import Parameter, count_parameters, parameter_table
-from memcalc.estimation.program import Program, alive_after, highest
-from memcalc.estimation.stages import stages_of
-from memcalc.estimation.states import state_rows
-from memcalc.estimation.symbols import MEANINGS, symbol_values
+from memcalc.layout import schedules
+from memcalc.layout.parameters import Parameter, count_parameters, parameter_table
+from memcalc.layout.stages import stages_of
+from memcalc.layout.symbols import MEANINGS, symbol_values
+from memcalc.layout.weight_layout import weight_layout
 from memcalc.ledger import textbook
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
-from memcalc.spec.cards import all_cards, find_card
-from memcalc.spec.families import attends_eagerly
+from memcalc.ledger.row_drafts import PHASES, phases_of
+from memcalc.phase_peaks import communication_buffers, ddp_buffers, deepspeed_buffers, fsdp2_buffers, layer_buffers
+from memcalc.programs import operator_workspaces
+from memcalc.programs.program import Program, alive_after, highest
+from memcalc.spec.hardware.gpus import all_gpus, find_gpu
 from memcalc.spec.model import ModelSpec
+from memcalc.spec.model_families.conversion import attends_eagerly
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.presets import preset_names
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
+from memcalc.states import megatron_buffers, megatron_grad_buffer, pipelining
+from memcalc.states.model_states import state_rows
 from tools.markdown import table
 from tools.polynomial import ZERO, Polynomial, axes_product
 
 MODULES: dict[str, ModuleType] = {
-    "allocation": allocation,
-    "communication": communication,
+    "allocation": block_sizes,
+    "communication": communication_buffers,
     "pipelining": pipelining,
     "schedules": schedules,
-    "buffers": buffers,
-    "ddp": ddp,
-    "fsdp2": fsdp2,
-    "deepspeed": deepspeed,
-    "megatron": megatron,
-    "gradient-buffer": gradient_buffer,
-    "outside": outside,
+    "buffers": layer_buffers,
+    "ddp": ddp_buffers,
+    "fsdp2": fsdp2_buffers,
+    "deepspeed": deepspeed_buffers,
+    "megatron": megatron_buffers,
+    "gradient-buffer": megatron_grad_buffer,
+    "outside": outside_allocator,
     "textbook": textbook,
-    "workspaces": workspaces,
+    "workspaces": operator_workspaces,
 }
-ON_ARRIVAL = Gradients(kept=True, main_dtype=None)
+ON_ARRIVAL = GradientPolicy(kept=True, main_dtype=None)
 NOT_RECOMPUTED = False
 MIB = 2**20
 
@@ -102,7 +107,7 @@ def _symbols(shapes: Iterable[Iterable[str]]) -> set[str]:
 
 def parameters_table(preset: str) -> str:
     """Every parameter of a model, and the sum over one layer in symbols."""
-    model = layout(memcalc.load(preset).model, "plain")
+    model = weight_layout(memcalc.load(preset).model, "plain")
     rows = parameter_table(model)
     body = table(
         ["module", "tensor", "elements", "each", "times", "over t ranks"],
@@ -225,7 +230,7 @@ def _layer(spec: Spec) -> Part:
 
 
 def _program(spec: Spec, part: Part) -> Program:
-    return program(structure_of(spec), part, NOT_RECOMPUTED, ON_ARRIVAL)
+    return program(block_structure(spec), part, NOT_RECOMPUTED, ON_ARRIVAL)
 
 
 def kept_table(preset: str, *overrides: str) -> str:
@@ -248,7 +253,7 @@ def kept_table(preset: str, *overrides: str) -> str:
 
 def kept_sum(spec: Spec) -> str:
     """What one layer keeps, as a sum in symbols."""
-    structure = structure_of(spec)
+    structure = block_structure(spec)
     layer = _program(spec, _layer(spec))
     storages = [layer.storages[index] for index in layer.kept]
     total = sum((axes_product(s.shape, DTYPE_BYTES[s.dtype]) for s in storages if s.rule is None), ZERO)
@@ -256,7 +261,7 @@ def kept_sum(spec: Spec) -> str:
     return " + ".join([str(_simplified(total, structure)), *by_rule])
 
 
-def _simplified(total: Polynomial, structure: Structure) -> Polynomial:
+def _simplified(total: Polynomial, structure: BlockStructure) -> Polynomial:
     """The same with h·d_h written d where the two are equal, and E·R, the rows of all experts, written b·s·k."""
     if not structure.grouped:
         total = total.replaced(("h_kv",), ("h",))
@@ -334,7 +339,7 @@ def buffers_table(preset: str) -> str:
     rows = []
     for engine, stage in ENGINES:
         spec = memcalc.load(preset, f"engine={engine}", f"zero_stage={stage}", "data_parallel=8", "recipe=mixed-16")
-        steady, around = communication.communication_buffers(spec, next(iter(stages_of(spec))))
+        steady, around = communication_buffers.communication_buffers(spec, next(iter(stages_of(spec))))
         found = [(item, _when(phases_of(item.mask))) for item in steady]
         for value in around:
             found += [(item, "per layer") for item in (value if isinstance(value, tuple) else value.values())]
@@ -346,13 +351,13 @@ def buffers_table(preset: str) -> str:
 
 def outside_table() -> str:
     """The defaults that stand for what lies outside the allocated blocks."""
-    contexts = sorted({card.context_bytes // MIB for card in all_cards()})
+    contexts = sorted({card.context_bytes // MIB for card in all_gpus()})
     workspaces_of = {name: _cublas(name) for name in ("a100-80gb", "h100-80gb")}
     rows = [
-        ["NCCL, the first group of ranks", f"{outside.FIRST_GROUP_BYTES // MIB:,} MiB"],
-        ["NCCL, each further group", f"{outside.FURTHER_GROUP_BYTES // MIB:,} MiB"],
+        ["NCCL, the first group of ranks", f"{outside_allocator.FIRST_GROUP_BYTES // MIB:,} MiB"],
+        ["NCCL, each further group", f"{outside_allocator.FURTHER_GROUP_BYTES // MIB:,} MiB"],
         ["CUDA context", f"{' or '.join(f'{size:,}' for size in contexts)} MiB, by GPU"],
-        *([f"cuBLAS workspace of a thread, {find_card(c).label}", f] for c, f in workspaces_of.items()),
+        *([f"cuBLAS workspace of a thread, {find_gpu(c).label}", f] for c, f in workspaces_of.items()),
     ]
     return table(["what", "assumed"], rows)
 
@@ -388,10 +393,10 @@ def _some(names: list[str]) -> str:
 
 def cited_by(spec: Spec) -> Iterator[tuple[str, str]]:
     """Every tensor of a run's blocks, and every row of its ledger, with its citation."""
-    structure = structure_of(spec)
+    structure = block_structure(spec)
     parts: tuple[Part, ...] = ("embedding", "dense layer", _layer(spec), "head")
     for part in parts:
-        for gradients in (ON_ARRIVAL, Gradients(kept=True, main_dtype="fp32")):
+        for gradients in (ON_ARRIVAL, GradientPolicy(kept=True, main_dtype="fp32")):
             for storage in program(structure, part, NOT_RECOMPUTED, gradients).storages:
                 yield storage.name, storage.citation
     for row in estimate(spec).ledger.rows:  # by formulas alone

@@ -14,9 +14,9 @@ import yaml
 import memcalc
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
-from memcalc.rehearsal.rehearsal import rehearse
+from memcalc.simulation.simulated_run import simulate
 from memcalc.spec.spec import Spec
-from memcalc.verdict.kinds import kinds_of
+from memcalc.verdict.run_types import kinds_of
 from tools.markdown import table
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -106,7 +106,7 @@ def generation_reserved() -> str:
     found: dict[str, list[float]] = {}
     for run in runs():
         if "reserved_bytes" in run.recorded:
-            replayed = rehearse(run.spec).reserved_bytes
+            replayed = simulate(run.spec).reserved_bytes
             found.setdefault(kinds_of(run.spec)[0], []).append(replayed / run.recorded["reserved_bytes"] - 1)
     rows = []
     for kind, errors in sorted(found.items(), reverse=True):

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from memcalc.estimation.symbols import MEANINGS
+from memcalc.layout.symbols import MEANINGS
 
 Monomial = Mapping[str, int]  # symbol -> exponent, never 0
 

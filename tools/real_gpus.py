@@ -12,13 +12,13 @@ import memcalc
 from memcalc.measuring.measurement import DONE
 from memcalc.measuring.records import RECORDS
 from memcalc.measuring.result import allocator_conf
-from memcalc.proving.afterwards import run_of
-from memcalc.proving.summary import Predicted, errors_of, predicted
 from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes
+from memcalc.validation.record_comparison import run_of
+from memcalc.validation.summary import PredictedRecord, errors_of, predicted
 from tools.dry_runs import cases
 from tools.markdown import table
-from tools.measured import LISTS, of_gpus
+from tools.measured_runs import LISTS, of_gpus
 from tools.sharded import recorded_ranks
 
 BATCH = " micro_batch_size="  # a search says it after the run's own words
@@ -31,7 +31,7 @@ def card_of(file: Path) -> str:
 
 
 @lru_cache(maxsize=1)
-def runs() -> tuple[tuple[str, str, Predicted], ...]:
+def runs() -> tuple[tuple[str, str, PredictedRecord], ...]:
     """Every measured run that ended and has formulas, with its list and card."""
     return tuple(
         (name, card_of(file), found)

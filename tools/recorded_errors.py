@@ -18,16 +18,16 @@ import yaml
 
 from benchmarks.verdict_runs import loaded
 from memcalc.errors import InputError
-from memcalc.estimation.stages import stages_of
+from memcalc.layout.stages import stages_of
 from memcalc.measuring.result import allocator_conf
-from memcalc.proving.predictions import under, with_settings
-from memcalc.rehearsal.rehearsal import rehearse
-from memcalc.spec.cards import all_cards
+from memcalc.simulation.simulated_run import simulate
+from memcalc.spec.hardware.gpus import all_gpus
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
-from memcalc.verdict.kinds import kinds_of
+from memcalc.validation.predictions import under, with_settings
 from memcalc.verdict.needs import can_replay
-from memcalc.verdict.recorded import FILE
+from memcalc.verdict.recorded_errors import FILE
+from memcalc.verdict.run_types import kinds_of
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 RECORDINGS, PUBLISHED = BENCHMARKS / "recordings", BENCHMARKS / "published" / "reserved.yaml"
@@ -123,7 +123,7 @@ def _of_measure(record: dict[str, Any]) -> Recorded | None:
     if not peaks or None in peaks:
         return None  # the CPU has no such allocator
     device = record["device"]
-    card = next((card.name for card in all_cards() if card.device_name == device["name"]), None)
+    card = next((card.name for card in all_gpus() if card.device_name == device["name"]), None)
     if device["kind"] == "null cuda":
         card = device["identifier"].partition(":")[2]
     try:
@@ -164,7 +164,7 @@ def compared(run: Recorded) -> Compared:
     """A record with the replay of its run."""
     if not can_replay(run.spec):
         return Compared(run, None, None)
-    found = rehearse(run.spec, stage=stages_of(run.spec)[run.stage])
+    found = simulate(run.spec, stage=stages_of(run.spec)[run.stage])
     return Compared(run, found.reserved_bytes, max(whole for whole, _ in found.tops.values()))
 
 

@@ -11,7 +11,7 @@ from benchmarks.verdict_runs import loaded
 from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY
 from memcalc.units import format_bytes
 from memcalc.verdict.judge import size
-from memcalc.verdict.recorded import FILE
+from memcalc.verdict.recorded_errors import FILE
 from tools.markdown import table
 from tools.recorded_errors import RECORDINGS, Compared, compared, recorded_runs
 

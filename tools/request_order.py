@@ -20,14 +20,14 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 import memcalc
-from memcalc.estimation.generation.moments import Block as GenerationBlock
-from memcalc.estimation.moments import Block
-from memcalc.estimation.program import Event as Change
-from memcalc.events.event import Event, Kind
+from memcalc.estimation.generation.forward_peak import GenerationBlock
+from memcalc.events.event import Event, EventType
 from memcalc.ledger.component import Component
-from memcalc.rehearsal.generation import GenerationRequests
-from memcalc.rehearsal.passing import Frame, Passing, Step
-from memcalc.rehearsal.rehearsal import Rehearsal
+from memcalc.phase_peaks.peak_candidates import SizedBlock
+from memcalc.programs.program import StorageEvent as Change
+from memcalc.simulation.forward_backward import BlockFrame, ForwardBackward, Step
+from memcalc.simulation.generation import GenerationRequests
+from memcalc.simulation.simulated_run import SimulatedRun
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Requests
 from memcalc.workspaces import Script
@@ -98,12 +98,12 @@ def traced_requests(events: Iterable[Event], above: int = BLOCK) -> list[Request
     """The requests of a recorded run that are larger than `above`, which is in bytes."""
     log, phase, alive = _Log(), "", dict[int, int]()
     for event in events:
-        if event.kind is Kind.PHASE:
+        if event.kind is EventType.PHASE:
             phase = event.phase
-        elif event.kind is Kind.ALLOC and event.bytes > above:
+        elif event.kind is EventType.ALLOC and event.bytes > above:
             what = " ".join(filter(None, (event.module, event.operator, str(list(event.shape)), event.line)))
             alive[event.storage] = log.allocate(phase, event.bytes, what)
-        elif event.kind is Kind.FREE and event.storage in alive:
+        elif event.kind is EventType.FREE and event.storage in alive:
             log.free(alive.pop(event.storage))
     return log.requests
 
@@ -155,13 +155,13 @@ class _LoggedRequests(Requests):
                     self.log.free(index)
 
 
-class _NamedPassing(Passing):
+class _NamedPassing(ForwardBackward):
     """Names each request by the block, the operator and the storage."""
 
     def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
         return [(event, at, 0, False) for event, at, *_ in super()._steps(number, stream)]  # all of them by `_play`
 
-    def _play(self, block: Block, frame: Frame, event: Change) -> None:
+    def _play(self, block: SizedBlock, frame: BlockFrame, event: Change) -> None:
         requests = self.requests
         assert isinstance(requests, _LoggedRequests)
         if event.sign > 0:
@@ -170,7 +170,7 @@ class _NamedPassing(Passing):
         requests.what = ""
 
 
-class _NamedReplay(Rehearsal):
+class _NamedReplay(SimulatedRun):
     passing_type = _NamedPassing
 
 

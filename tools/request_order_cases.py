@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import memcalc
-from memcalc.estimation.blocks.huggingface.catalogue import FAMILIES as WRITTEN
+from memcalc.architectures.huggingface.catalogue import FAMILIES as WRITTEN
 from memcalc.spec.spec import Spec
 
 SIZES: dict[str, object] = {

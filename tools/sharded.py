@@ -48,7 +48,7 @@ def sharded_runs() -> tuple[ShardedRun, ...]:
 
 
 def drawn_ranks() -> tuple[ShardedRun, ...]:
-    """Return the randomly sampled runs (benchmarks/draw_cases.py)."""
+    """Return the randomly sampled runs (benchmarks/sample_cases.py)."""
     return recorded_ranks("drawn", "sharded-*.jsonl")
 
 

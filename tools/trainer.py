@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import memcalc
-from memcalc.rehearsal.rehearsal import why_not
+from memcalc.simulation.simulated_run import unsupported_reason
 from tools.dry_runs import cases
 from tools.markdown import table
 
@@ -57,7 +57,7 @@ def compared() -> tuple[Compared, ...]:
             continue
         spec = spec_of(case)
         estimated = memcalc.estimate(spec).headline
-        played = None if why_not(spec) else memcalc.estimate(spec).replayed.headline
+        played = None if unsupported_reason(spec) else memcalc.estimate(spec).replayed.headline
         (measured,) = case["record"]["ranks"]
         found.append(
             Compared(

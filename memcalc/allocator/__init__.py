@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.allocator.driver import Driver as Driver
-    from memcalc.allocator.playing import replay as replay
+    from memcalc.allocator.event_replay import replay as replay
     from memcalc.allocator.pytorch.caching import CachingAllocator as CachingAllocator
-    from memcalc.allocator.pytorch.diary import History as History
-    from memcalc.allocator.pytorch.diary import history as history
+    from memcalc.allocator.pytorch.history import History as History
+    from memcalc.allocator.pytorch.history import history as history
     from memcalc.allocator.pytorch.settings import Settings as Settings
     from memcalc.allocator.pytorch.settings import parse_settings as parse_settings
     from memcalc.allocator.pytorch.versions import Version as Version
     from memcalc.allocator.pytorch.versions import parse_version as parse_version
-    from memcalc.allocator.result import Failure as Failure
-    from memcalc.allocator.result import Moment as Moment
+    from memcalc.allocator.result import CounterSample as CounterSample
+    from memcalc.allocator.result import FailedAllocation as FailedAllocation
     from memcalc.allocator.result import ReplayResult as ReplayResult
 
 _HOMES = {
     "CachingAllocator": "memcalc.allocator.pytorch.caching",
     "Driver": "memcalc.allocator.driver",
-    "Failure": "memcalc.allocator.result",
-    "History": "memcalc.allocator.pytorch.diary",
-    "Moment": "memcalc.allocator.result",
+    "FailedAllocation": "memcalc.allocator.result",
+    "History": "memcalc.allocator.pytorch.history",
+    "CounterSample": "memcalc.allocator.result",
     "ReplayResult": "memcalc.allocator.result",
     "Settings": "memcalc.allocator.pytorch.settings",
     "Version": "memcalc.allocator.pytorch.versions",
-    "history": "memcalc.allocator.pytorch.diary",
+    "history": "memcalc.allocator.pytorch.history",
     "parse_settings": "memcalc.allocator.pytorch.settings",
     "parse_version": "memcalc.allocator.pytorch.versions",
-    "replay": "memcalc.allocator.playing",
+    "replay": "memcalc.allocator.event_replay",
 }
 
 __all__ = [
     "CachingAllocator",
+    "CounterSample",
     "Driver",
-    "Failure",
+    "FailedAllocation",
     "History",
-    "Moment",
     "ReplayResult",
     "Settings",
     "Version",

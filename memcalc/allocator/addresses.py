@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
-from memcalc.allocator.holes import Holes
+from memcalc.allocator.free_ranges import Holes
 from memcalc.allocator.sizes import MIB, multiple
 
 CHUNK = 32 * MIB

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 
 from memcalc.allocator.blocks import FREE, IN_USE, WAITING, Block, merge
 from memcalc.allocator.counters import Counters
-from memcalc.allocator.device import DeviceMemory
-from memcalc.allocator.policy import SegmentView
+from memcalc.allocator.device import ReservedDeviceMemory
 from memcalc.allocator.streams import StreamUses
+from memcalc.allocator.views import SegmentView
 
 
 class BlockAllocator(ABC):
@@ -18,7 +18,7 @@ class BlockAllocator(ABC):
         memory: the device, the segments allocated on it, and the counters.
     """
 
-    def __init__(self, memory: DeviceMemory) -> None:
+    def __init__(self, memory: ReservedDeviceMemory) -> None:
         self.device = memory
         self.counters: Counters = memory.counters
         self.uses = StreamUses(self._completed)
@@ -84,8 +84,8 @@ class BlockAllocator(ABC):
 
     def _split_front(self, block: Block, size: int) -> Block:
         """Split off the front of a block and return it as a new block; the remainder keeps its identity and is free."""
-        segment, shelf, before = block.segment, block.shelf, block.previous
-        front = Block(block.address, size, segment, shelf, self.device.order_of_part(block), IN_USE)
+        segment, free_set, before = block.segment, block.shelf, block.previous
+        front = Block(block.address, size, segment, free_set, self.device.order_of_part(block), IN_USE)
         front.next = block
         front.previous = before
         if before is None:
@@ -96,14 +96,14 @@ class BlockAllocator(ABC):
         block.previous = front
         block.address += size
         block.size -= size
-        shelf.add(block)
+        free_set.add(block)
         return front
 
     def _split_tail(self, block: Block, size: int) -> Block:
         """Split off the tail of a block and return it as a new block; the remainder keeps its identity and is free."""
-        segment, shelf, after = block.segment, block.shelf, block.next
+        segment, free_set, after = block.segment, block.shelf, block.next
         address = block.address + block.size - size
-        tail = Block(address, size, segment, shelf, self.device.order_of_part(block), IN_USE)
+        tail = Block(address, size, segment, free_set, self.device.order_of_part(block), IN_USE)
         tail.previous = block
         tail.next = after
         if after is not None:
@@ -111,7 +111,7 @@ class BlockAllocator(ABC):
         self._count_split(block, size)
         block.next = tail
         block.size -= size
-        shelf.add(block)
+        free_set.add(block)
         return tail
 
     def _count_split(self, block: Block, size: int) -> None:
@@ -126,8 +126,8 @@ class BlockAllocator(ABC):
 
     def _free(self, block: Block) -> None:
         """Add a block to the free set, merged with its free neighbors."""
-        shelf = block.shelf
-        tally = shelf.pool.tally
+        free_set = block.shelf
+        tally = free_set.pool.tally
         tally.requested_now -= block.requested
         block.state = FREE
         change, blocks = 0, 0
@@ -144,7 +144,7 @@ class BlockAllocator(ABC):
                 blocks += 1
             if change:
                 self.counters.inactive_changed(tally, change, blocks)
-        shelf.add(block)
+        free_set.add(block)
 
     def _wait(self, block: Block) -> None:
         """Keep a freed block active until other streams are done."""

@@ -29,10 +29,10 @@ class Segment:
 
     __slots__ = ("address", "head", "number", "page", "shelf", "size")
 
-    def __init__(self, address: int, size: int, shelf: Shelf, number: int, page: int = 0) -> None:
+    def __init__(self, address: int, size: int, free_set: FreeBlockSet, number: int, page: int = 0) -> None:
         self.address = address
         self.size = size  # bytes; of address space if expandable
-        self.shelf = shelf
+        self.shelf = free_set
         self.number = number  # in the order of creation
         self.page = page  # bytes mapped at once; 0 if the segment is not expandable
         self.head: Block  # the block at its lowest address
@@ -58,11 +58,13 @@ class Block:
         "state",
     )
 
-    def __init__(self, address: int, size: int, segment: Segment, shelf: Shelf, order: int, state: int) -> None:
+    def __init__(
+        self, address: int, size: int, segment: Segment, free_set: FreeBlockSet, order: int, state: int
+    ) -> None:
         self.address = address
         self.size = size
         self.segment = segment
-        self.shelf = shelf
+        self.shelf = free_set
         self.order = order
         self.state = state
         self.requested = 0  # bytes requested by the last allocation
@@ -72,7 +74,7 @@ class Block:
         self.since = 0  # the pool's number of searches when the block was freed, for its age (garbage collection only)
 
 
-class Shelf:
+class FreeBlockSet:
     """The sorted free-block set of one pool and stream, smallest first; streams never share free blocks.
 
     Args:

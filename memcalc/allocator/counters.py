@@ -14,7 +14,7 @@ from __future__ import annotations
 from memcalc.allocator.sizes import UNLIMITED
 
 
-class Gauge:
+class Counter:
     """A current value, its peak, and its total increase."""
 
     __slots__ = ("added", "current", "peak")
@@ -47,7 +47,7 @@ class Peaks:
         self.active_bytes = 0
 
 
-class Tally(Peaks):
+class PoolCounters(Peaks):
     """The counters of one pool type, small or large; `other` is the Tally of the other type."""
 
     __slots__ = (
@@ -65,18 +65,18 @@ class Tally(Peaks):
         self.waiting_now = self.waiting_bytes_now = 0  # freed, but other streams may still use them
         self.inactive_now = self.inactive_added = 0  # bytes of free blocks in split segments, which cannot be released
         self.inactive_blocks_now = self.inactive_blocks_added = 0
-        self.reserved = Gauge()  # bytes of segments and of mapped pages
-        self.segments = Gauge()
+        self.reserved = Counter()  # bytes of segments and of mapped pages
+        self.segments = Counter()
 
 
 class Counters:
     """All counters of one device."""
 
     def __init__(self, *, counts_rejections: bool) -> None:
-        self.small, self.large, self.peaks = Tally(), Tally(), Peaks()
+        self.small, self.large, self.peaks = PoolCounters(), PoolCounters(), Peaks()
         self.small.other, self.large.other = self.large, self.small
-        self.reserved, self.segments = Gauge(), Gauge()
-        self.oversize_allocations, self.oversize_segments = Gauge(), Gauge()
+        self.reserved, self.segments = Counter(), Counter()
+        self.oversize_allocations, self.oversize_segments = Counter(), Counter()
         self.max_split_size = UNLIMITED
         self.num_alloc_retries = 0
         self.num_ooms = 0
@@ -86,7 +86,7 @@ class Counters:
         self.num_oom_rejections = 0
         self.counts_rejections = counts_rejections
 
-    def handed_out(self, tally: Tally, size: int, requested: int) -> None:
+    def handed_out(self, tally: PoolCounters, size: int, requested: int) -> None:
         """Count an allocated block of `size` bytes for a request of `requested` bytes."""
         other, peaks = tally.other, self.peaks
 
@@ -119,19 +119,19 @@ class Counters:
         if tally.waiting_now or other.waiting_now:
             self._active(tally)
 
-    def taken_back(self, tally: Tally, size: int) -> None:
+    def taken_back(self, tally: PoolCounters, size: int) -> None:
         """Count a freed block, whether other streams still use it or not."""
         tally.allocations_now -= 1
         tally.allocated_now -= size
         if size >= self.max_split_size:
             self.oversize_allocations.change(-1)
 
-    def waiting_changed(self, tally: Tally, size: int, blocks: int) -> None:
+    def waiting_changed(self, tally: PoolCounters, size: int, blocks: int) -> None:
         """Change the freed bytes and blocks that other streams may still use."""
         tally.waiting_now += blocks
         tally.waiting_bytes_now += size
 
-    def _active(self, tally: Tally) -> None:
+    def _active(self, tally: PoolCounters) -> None:
         """Update the peaks of active blocks, which differ from the peaks of allocated blocks while blocks wait."""
         count = tally.allocations_now + tally.waiting_now
         size = tally.allocated_now + tally.waiting_bytes_now
@@ -141,7 +141,7 @@ class Counters:
         peaks.active = max(peaks.active, count + other.allocations_now + other.waiting_now)
         peaks.active_bytes = max(peaks.active_bytes, size + other.allocated_now + other.waiting_bytes_now)
 
-    def inactive_changed(self, tally: Tally, size: int, blocks: int) -> None:
+    def inactive_changed(self, tally: PoolCounters, size: int, blocks: int) -> None:
         """Change the bytes and number of free blocks in split segments."""
         now = tally.inactive_now = tally.inactive_now + size
         if size > 0:
@@ -161,7 +161,7 @@ class Counters:
                 if now > self.peaks.inactive_blocks:
                     self.peaks.inactive_blocks = now
 
-    def reserved_changed(self, tally: Tally, size: int, segments: int) -> None:
+    def reserved_changed(self, tally: PoolCounters, size: int, segments: int) -> None:
         """Count bytes and segments (0 for mapped pages) allocated from the driver or freed to it."""
         for gauge in (tally.reserved, self.reserved):
             gauge.change(size)
@@ -207,7 +207,7 @@ class Counters:
             gauge.peak = gauge.current
 
 
-def _set_peaks(peaks: Peaks, tallies: tuple[Tally, ...]) -> None:
+def _set_peaks(peaks: Peaks, tallies: tuple[PoolCounters, ...]) -> None:
     peaks.allocations = sum(t.allocations_now for t in tallies)
     peaks.allocated = sum(t.allocated_now for t in tallies)
     peaks.requested = sum(t.requested_now for t in tallies)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.allocator.blocks import FREE, Block, Segment, Shelf
+from memcalc.allocator.blocks import FREE, Block, FreeBlockSet, Segment
 from memcalc.allocator.counters import Counters
 from memcalc.allocator.driver import Driver
 
 
-class DeviceMemory:
+class ReservedDeviceMemory:
     """The device memory that an allocator has reserved.
 
     Args:
@@ -32,30 +32,30 @@ class DeviceMemory:
         """Return the `order` of a new block that is split off from another one."""
         return block.order
 
-    def new_segment(self, shelf: Shelf, address: int, size: int, page: int = 0) -> Segment:
+    def new_segment(self, free_set: FreeBlockSet, address: int, size: int, page: int = 0) -> Segment:
         """Create a segment without blocks."""
         self._segments_made += 1
-        segment = Segment(address, size, shelf, self._segments_made, page)
-        shelf.pool.segments.add(segment)
+        segment = Segment(address, size, free_set, self._segments_made, page)
+        free_set.pool.segments.add(segment)
         return segment
 
     def new_block(self, segment: Segment, address: int, size: int, state: int = FREE) -> Block:
         """Create a block that is not linked to others yet."""
         return Block(address, size, segment, segment.shelf, self.order(segment), state)
 
-    def fetch(self, shelf: Shelf, size: int) -> Block | None:
+    def fetch(self, free_set: FreeBlockSet, size: int) -> Block | None:
         """Allocate a segment of `size` bytes and return it as one block, in no set; None if memory runs out."""
         address = self.driver.malloc(size)
         if address is None:
             return None
-        segment = self.new_segment(shelf, address, size)
+        segment = self.new_segment(free_set, address, size)
         segment.head = block = self.new_block(segment, address, size)
-        self.changed(shelf, address, size, segments=1)
+        self.changed(free_set, address, size, segments=1)
         if size >= self.counters.max_split_size:
             self.counters.oversize_segments.change(1)
         return block
 
-    def give_back(self, block: Block) -> None:
+    def free_segments(self, block: Block) -> None:
         """Free the segment that one free block fills, to the driver."""
         block.shelf.remove(block)
         self.drop(block)
@@ -70,10 +70,10 @@ class DeviceMemory:
         if block.size >= self.counters.max_split_size:
             self.counters.oversize_segments.change(-1)
 
-    def changed(self, shelf: Shelf, address: int, size: int, segments: int) -> None:
+    def changed(self, free_set: FreeBlockSet, address: int, size: int, segments: int) -> None:
         """Count memory that was allocated from the driver (size > 0) or freed to it (size < 0)."""
         self.reserved += size
-        self.counters.reserved_changed(shelf.pool.tally, size, segments)
+        self.counters.reserved_changed(free_set.pool.tally, size, segments)
         if self.watch is not None:
             verb = ("alloc" if size > 0 else "free") if segments else ("map" if size > 0 else "unmap")
-            self.watch(f"segment_{verb}", address, abs(size), shelf.stream)
+            self.watch(f"segment_{verb}", address, abs(size), free_set.stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from memcalc.allocator.policy import BlockView, SegmentView
+from memcalc.allocator.views import BlockView, SegmentView
 
 
 class PoolUse(NamedTuple):

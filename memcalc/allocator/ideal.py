@@ -12,11 +12,11 @@ from memcalc.allocator import flags
 from memcalc.allocator.base import BlockAllocator
 from memcalc.allocator.blocks import FREE, IN_USE, Block, Segment
 from memcalc.allocator.counters import Counters
-from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.device import ReservedDeviceMemory
 from memcalc.allocator.driver import GRANULE, Driver
-from memcalc.allocator.policy import BlockView, SegmentView
 from memcalc.allocator.pools import Pool
 from memcalc.allocator.sizes import multiple
+from memcalc.allocator.views import BlockView, SegmentView
 from memcalc.errors import OutOfMemory
 from memcalc.units import format_bytes
 
@@ -24,21 +24,21 @@ FIRST_ADDRESS = 2**46  # of the only segment; any multiple of a granule except 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class IdealSettings:
     """Granularity of the packing, in bytes."""
 
     alignment: int = 512  # of every block: PyTorch's kMinBlockSize; Paddle and TensorFlow align to 256
     granularity: int = GRANULE  # of reserved memory
 
 
-def parse_settings(text: str) -> Settings:
+def parse_settings(text: str) -> IdealSettings:
     """Parse "alignment=256,granularity=512".
 
     Raises:
         InputError: for any other text, and for sizes that are not powers of two.
     """
     known = {"alignment": flags.size_in_bytes, "granularity": flags.size_in_bytes}
-    return Settings(**flags.read_flags(text, known, "the ideal allocator"))
+    return IdealSettings(**flags.read_flags(text, known, "the ideal allocator"))
 
 
 class IdealAllocator(BlockAllocator):
@@ -49,10 +49,10 @@ class IdealAllocator(BlockAllocator):
         driver: the device; None for a device that never runs out of memory.
     """
 
-    def __init__(self, settings: Settings | None = None, driver: Driver | None = None) -> None:
-        self.settings = settings or Settings()
+    def __init__(self, settings: IdealSettings | None = None, driver: Driver | None = None) -> None:
+        self.settings = settings or IdealSettings()
         self.driver = driver or Driver()
-        super().__init__(DeviceMemory(self.driver, Counters(counts_rejections=False)))
+        super().__init__(ReservedDeviceMemory(self.driver, Counters(counts_rejections=False)))
         self._shelf = Pool(self.counters.large, small=False, by_address=True).shelf(0)
         self._segment = Segment(FIRST_ADDRESS, 0, self._shelf, 1)
         self._living: dict[Block, None] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memcalc.allocator.blocks import Block, Segment, Shelf
-from memcalc.allocator.counters import Tally
+from memcalc.allocator.blocks import Block, FreeBlockSet, Segment
+from memcalc.allocator.counters import PoolCounters
 
 
 class Pool:
@@ -21,25 +21,25 @@ class Pool:
 
     __slots__ = ("by_address", "searches", "segments", "shelves", "small", "splits", "tally")
 
-    def __init__(self, tally: Tally, *, small: bool, by_address: bool, splits: bool = True) -> None:
+    def __init__(self, tally: PoolCounters, *, small: bool, by_address: bool, splits: bool = True) -> None:
         self.tally = tally
         self.small = small
         self.by_address = by_address
         self.splits = splits
-        self.shelves: dict[int, Shelf] = {}
+        self.shelves: dict[int, FreeBlockSet] = {}
         self.segments: set[Segment] = set()
         self.searches = 0  # counted while garbage collection is on, for the ages of free blocks
 
-    def shelf(self, stream: int) -> Shelf:
+    def shelf(self, stream: int) -> FreeBlockSet:
         """Return the free-block set of one stream."""
         shelf = self.shelves.get(stream)
         if shelf is None:
-            shelf = self.shelves[stream] = Shelf(self, stream, by_address=self.by_address)
+            shelf = self.shelves[stream] = FreeBlockSet(self, stream, by_address=self.by_address)
         return shelf
 
     def free_blocks(self) -> list[Block]:
         """Return the free blocks of all streams, in the order of PyTorch's set."""
-        return [shelf.blocks[key] for _, shelf in sorted(self.shelves.items()) for key in shelf.keys]
+        return [free_set.blocks[key] for _, free_set in sorted(self.shelves.items()) for key in free_set.keys]
 
     def idle_blocks(self) -> list[Block]:
         """Return the free blocks that fill their segment, so that it can be freed to the driver."""

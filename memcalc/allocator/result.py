@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from memcalc.allocator.policy import SegmentView
+from memcalc.allocator.views import SegmentView
 
 
-class Moment(NamedTuple):
+class CounterSample(NamedTuple):
     """The counters after one event, in bytes."""
 
     event: int  # its position in the stream; -1 before the first event
@@ -30,7 +30,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedAllocation:
     """The event at which a run runs out of memory."""
 
     event: int  # its position in the stream
@@ -45,16 +45,16 @@ class ReplayResult:
     peak_active: int
     peak_reserved: int
     peak_device: int  # peak device memory in whole granules, without the bytes used from the start
-    peak: Moment  # after the first event at the peak of allocated memory
-    widest: Moment  # after the first event at the peak of reserved memory
-    end: Moment  # after the last event, or the last one before the failure
-    failure: Failure | None
+    peak: CounterSample  # after the first event at the peak of allocated memory
+    widest: CounterSample  # after the first event at the peak of reserved memory
+    end: CounterSample  # after the last event, or the last one before the failure
+    failure: FailedAllocation | None
     device_allocations: int  # number of driver calls that allocated memory
     device_frees: int  # number of driver calls that freed memory
     statistics: dict[str, int]  # under the framework's names, at the end
     segments: tuple[SegmentView, ...]  # at the end
     notes: tuple[str, ...] = ()  # settings that have no effect
-    series: tuple[Moment, ...] = ()  # samples along the way, if requested
+    series: tuple[CounterSample, ...] = ()  # samples along the way, if requested
 
     @property
     def fits(self) -> bool:

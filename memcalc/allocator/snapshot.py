@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from memcalc.allocator.blocks import FREE, IN_USE, UNMAPPED, WAITING, Block, Segment
-from memcalc.allocator.policy import BlockView, SegmentView, State
+from memcalc.allocator.views import BlockView, SegmentView, State
 
 _STATES: dict[int, State] = {IN_USE: "active_allocated", WAITING: "active_pending_free", FREE: "inactive"}
 

@@ -31,7 +31,7 @@ def oom(
         progress: called with the MiB of the log that are read.
     """
     from memcalc.diagnosis.diagnosis import diagnose
-    from memcalc.diagnosis.streams import open_log, told
+    from memcalc.diagnosis.log_reader import open_log, told
 
     run = None if config is None else run_of(config, *overrides, gpu=gpu, verb="oom")
     with open_log(log) as (name, stream):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.api.sources import Source, load_to_run
 from memcalc.progress import Progress, silent
-from memcalc.spec.inference_rules import of_training
+from memcalc.spec.rule_sets.inference import of_training
 
 if TYPE_CHECKING:
     from memcalc.measuring import Measurement
-    from memcalc.proving.afterwards import Compared
-    from memcalc.proving.beside import Beside
-    from memcalc.proving.suite import Outcome
+    from memcalc.validation.predicted_vs_measured import PredictedVsMeasured
+    from memcalc.validation.record_comparison import RecordComparison
+    from memcalc.validation.suite import SuiteOutcome
 
 
 def measure(
@@ -44,10 +44,10 @@ def measure(
         force: start it anyway, also on a device in use by others.
         fields: as for `load`.
     """
-    from memcalc.proving.one import How, measure_one
+    from memcalc.validation.single_run import MeasureOptions, measure_run
 
-    how = How(device, steps, record, alloc_conf, python, headroom, force)
-    return measure_one(of_training(load_to_run(source, *overrides, gpu=gpu, **fields), "measure"), how)
+    how = MeasureOptions(device, steps, record, alloc_conf, python, headroom, force)
+    return measure_run(of_training(load_to_run(source, *overrides, gpu=gpu, **fields), "measure"), how)
 
 
 def measure_suite(
@@ -57,7 +57,7 @@ def measure_suite(
     device: str | None = None,
     python: str | None = None,
     progress: Progress = silent,
-) -> Outcome:
+) -> SuiteOutcome:
     """Many runs measured, one after the other; what the file of records has of this device is not measured again.
 
     Args:
@@ -67,8 +67,8 @@ def measure_suite(
         python: as for `measure`.
         progress: called with the current run.
     """
-    from memcalc.proving.suite import load_suite, run_suite
-    from memcalc.proving.workers import worker_for
+    from memcalc.validation.suite import load_suite, run_suite
+    from memcalc.validation.workers import worker_for
 
     runs = load_suite(suite)
     with worker_for(device, python) as (worker, name):
@@ -81,7 +81,7 @@ def compare_records(
     record: str | Path | None = None,
     python: str | None = None,
     progress: Progress = silent,
-) -> Compared:
+) -> RecordComparison:
     """Compare traces with records of runs that were measured before, anywhere. Nothing is measured again.
 
     Args:
@@ -91,14 +91,16 @@ def compare_records(
         python: as for `measure`.
         progress: called with the current run.
     """
-    from memcalc.proving.afterwards import compare_records as lay_beside
+    from memcalc.validation.record_comparison import compare_records as lay_beside
 
     source = Path(records)
     kept = source.with_name(f"{source.stem}-traces{source.suffix}") if record is None else Path(record)
     return lay_beside(source, kept, traces, python, progress)
 
 
-def beside(measurement: Measurement, *traces: str, python: str | None = None, progress: Progress = silent) -> Beside:
+def beside(
+    measurement: Measurement, *traces: str, python: str | None = None, progress: Progress = silent
+) -> PredictedVsMeasured:
     """Compare a measured run with the estimate, and with traces on simulated devices.
 
     Args:
@@ -107,6 +109,6 @@ def beside(measurement: Measurement, *traces: str, python: str | None = None, pr
         python: as for `measure`.
         progress: called with the progress of the traces.
     """
-    from memcalc.proving.beside import beside as lay_beside
+    from memcalc.validation.predicted_vs_measured import predicted_vs_measured as lay_beside
 
     return lay_beside(measurement, traces, python, progress)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.api.sources import Source, load
 from memcalc.progress import Progress, silent
-from memcalc.spec.inference_rules import of_training
+from memcalc.spec.rule_sets.inference import of_training
 
 if TYPE_CHECKING:
-    from memcalc.planning.described import ChainPlanning
-    from memcalc.planning.planning import Planning
-    from memcalc.planning.verification import Verified
+    from memcalc.recomputation.chain_file import ChainPlanning
+    from memcalc.recomputation.recommendation import RecomputeResult
+    from memcalc.recomputation.verification import DeviceVerification
 
 
 def recompute(
@@ -25,7 +25,7 @@ def recompute(
     host_gb_per_second: float = 25.0,
     progress: Progress = silent,
     **fields: Any,
-) -> Planning:
+) -> RecomputeResult:
     """Plan which activations to keep, and which to recompute. No torch.
 
     The cheapest plan with which the verdict of the run is "fits"; where no plan can be said to fit for sure, the one
@@ -46,7 +46,7 @@ def recompute(
     Raises:
         DoesNotFit: no plan is small enough; the message says what the smallest needs, and what holds it.
     """
-    from memcalc.planning.planning import plan_recompute
+    from memcalc.recomputation.recommendation import plan_recompute
     from memcalc.units import parse_bytes
 
     limit = parse_bytes(budget) if isinstance(budget, str) else budget
@@ -57,7 +57,7 @@ def recompute(
 
 def describes_chain(path: str) -> bool:
     """Whether this is a file that describes a chain of blocks (docs/guides/recompute.md), not a model."""
-    from memcalc.planning.described import describes_chain as looks_like_one
+    from memcalc.recomputation.chain_file import describes_chain as looks_like_one
 
     return looks_like_one(path)
 
@@ -84,7 +84,7 @@ def recompute_chain(
     Raises:
         DoesNotFit: no plan is small enough, or not the given one.
     """
-    from memcalc.planning.described import plan_chain
+    from memcalc.recomputation.chain_file import plan_chain
     from memcalc.units import parse_bytes
 
     limit = parse_bytes(budget) if isinstance(budget, str) else budget
@@ -92,11 +92,11 @@ def recompute_chain(
 
 
 def verified(
-    planning: Planning,
+    planning: RecomputeResult,
     devices: tuple[str, ...] = ("fake", "null"),
     python: str | None = None,
     progress: Progress = silent,
-) -> list[Verified]:
+) -> list[DeviceVerification]:
     """A planned step traced: on each device the phases with their planned and their traced bytes. Needs torch.
 
     Args:
@@ -106,6 +106,6 @@ def verified(
         python: as for `trace`.
         progress: called with the progress of the traces.
     """
-    from memcalc.planning.verification import verified as trace_planned
+    from memcalc.recomputation.verification import verified as trace_planned
 
     return trace_planned(planning, devices, python, progress)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from memcalc.api.sources import Source, load, load_to_run
 from memcalc.progress import Progress, silent
-from memcalc.spec.inference_rules import of_training
+from memcalc.spec.rule_sets.inference import of_training
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from memcalc.api.traced import TracedModule, TracedRun
+    from memcalc.api.trace_result import TracedModule, TracedRun
     from memcalc.nullcuda.options import Options
     from memcalc.nullcuda.result import DryRun
-    from memcalc.replaying import Replay
-    from memcalc.replaying.options import Question
+    from memcalc.replaying import ReplayComparison
+    from memcalc.replaying.options import ReplayOptions
     from memcalc.tracing.module import ModuleOptions, UserModule
 
 
@@ -93,14 +93,14 @@ def trace(
     from memcalc.tracing.module import is_module, trace_file, trace_module
 
     if is_module(source) or is_python_target(source):
-        from memcalc.api.traced import shown_module
+        from memcalc.api.trace_result import shown_module
 
         _check_module(source, device, given)
         run = {"steps": steps, "semantics": semantics, "alloc_conf": alloc_conf, "progress": progress, **options}
         if isinstance(source, str):
             return shown_module(trace_file(source, inputs, gpu, **run))
         return shown_module(trace_module(cast("UserModule", source), given[0], gpu, **run))
-    from memcalc.api.traced import shown_run
+    from memcalc.api.trace_result import shown_run
 
     spec = load_to_run(cast("Source", source), *given, gpu=gpu, **options)
     if device == "null":
@@ -163,8 +163,8 @@ def replay(
     gpu: str | None = None,
     device: int | None = None,
     progress: Progress = silent,
-    **options: Unpack[Question],
-) -> Replay:
+    **options: Unpack[ReplayOptions],
+) -> ReplayComparison:
     """Replay a run through an allocator, and compare other settings and allocators.
 
     Args:
@@ -174,13 +174,13 @@ def replay(
         device: the number of the device in a snapshot.
         progress: called with the progress of a trace.
         options: allocator, alloc_conf, release, memory_fraction, sweep, compare: see
-            `memcalc.replaying.options.Question`.
+            `memcalc.replaying.options.ReplayOptions`.
     """
-    from memcalc.replaying import replaying
+    from memcalc.replaying import replay_source
     from memcalc.replaying.sources import open_source
-    from memcalc.spec.cards import find_card
+    from memcalc.spec.hardware.gpus import find_gpu
 
     path = source if isinstance(source, str | Path) else None
     opened = open_source(path, lambda: of_training(load(source, *overrides, gpu=gpu), "replay"), device, progress)
     named = gpu or opened.gpu
-    return replaying(opened, find_card(named) if named is not None else None, **options)
+    return replay_source(opened, find_gpu(named) if named is not None else None, **options)

@@ -11,12 +11,12 @@ from memcalc.api.sources import Source, assignments, load_to_run, run_of
 from memcalc.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from memcalc.cells.cell import Cells
-    from memcalc.cells.sweep import Told
+    from memcalc.cells.cell import GridCells
+    from memcalc.cells.cell_sweep import Told
     from memcalc.checking.report import CheckReport
-    from memcalc.fitting.answer import Fit
     from memcalc.ledger.result import Result
     from memcalc.nullcuda.options import Options
+    from memcalc.search.result import FitResult
     from memcalc.spec.spec import Spec
     from memcalc.sweeping import Grid, Table
 
@@ -71,7 +71,7 @@ def sweep_runs(  # noqa: PLR0913 -- what the command has options for
     workers: int | None = None,
     scheduler: str | None = None,
     tell: Told = _told_nobody,
-) -> Cells:
+) -> GridCells:
     """Trace every configuration of a grid, each in a separate process. Loads NumPy; its processes load torch.
 
     Args:
@@ -88,8 +88,8 @@ def sweep_runs(  # noqa: PLR0913 -- what the command has options for
         tell: called for each cell that has ended, with how many have, and how many there are.
     """
     from memcalc.api.sources import load
+    from memcalc.cells.cell_sweep import run_cells
     from memcalc.cells.requests import traced_cells
-    from memcalc.cells.sweep import run_cells
     from memcalc.sweeping.grid import Grid
 
     grid = axes if isinstance(axes, Grid) else Grid(axes)
@@ -114,7 +114,7 @@ def sweep_command(
     scheduler: str | None = None,
     tell: Told = _told_nobody,
     **options: Unpack[Options],
-) -> Cells:
+) -> GridCells:
     """Dry-run a command for every combination of values, each of which takes the place of its {name} in the command.
 
     Args:
@@ -131,8 +131,8 @@ def sweep_command(
     """
     import shlex
 
+    from memcalc.cells.cell_sweep import run_cells
     from memcalc.cells.requests import command_cells
-    from memcalc.cells.sweep import run_cells
     from memcalc.text import masked
 
     found = command_cells(command, axes, gpu, gpus=gpus, timeout=timeout, options=options)
@@ -153,7 +153,7 @@ def fit(  # noqa: PLR0913 -- what the command has options for
     top: int = 5,
     prices: Mapping[str, float] = MappingProxyType({}),
     **fields: Any,
-) -> Fit:
+) -> FitResult:
     """What fits: the largest batch and sequence, the fewest cards, the best layouts, the smallest changes.
 
     Args:
@@ -172,14 +172,14 @@ def fit(  # noqa: PLR0913 -- what the command has options for
         prices: with minimize="cost", of one GPU for one hour, by its name, in any currency: {"h100-80gb": 2.10}.
         fields: as for `load`.
     """
-    from memcalc.fitting.answer import Cluster, Question
-    from memcalc.fitting.fit import fit as fit_run
+    from memcalc.search.fit import fit as fit_run
+    from memcalc.search.result import Cluster, FitQuery
 
     gpu, most = _described_on(gpu, minimize, prices), gpus
     if minimize in ("gpus", "cost"):
         gpus = 1  # of the run's description
     cluster = Cluster(node=node, nic_gbit=nic_gbit, top=top)
-    question = Question(gpus=most, maximize=maximize, minimize=minimize, hold=tuple(hold), prices=prices, **cluster)
+    question = FitQuery(gpus=most, maximize=maximize, minimize=minimize, hold=tuple(hold), prices=prices, **cluster)
     run = run_of(source, *overrides, *assignments(fields), gpu=gpu, gpus=gpus, verb="fit")
     return fit_run(run, question, progress)
 
@@ -193,7 +193,7 @@ def _described_on(gpu: str | None, minimize: str | None, prices: Mapping[str, fl
     if not prices and minimize != "cost":
         return gpu
     from memcalc.errors import InputError
-    from memcalc.fitting.offers import FORM, checked_prices
+    from memcalc.search.offers import FORM, checked_prices
 
     if not prices or minimize != "cost":
         raise InputError(
@@ -245,8 +245,8 @@ def check(  # noqa: PLR0913 -- what the command has options for
     """
     from memcalc.checking.amount import parse_amount, parse_budget
     from memcalc.checking.check import check as check_paths
-    from memcalc.checking.finding import policy_for
     from memcalc.checking.policy import Limits
+    from memcalc.checking.settings_lookup import policy_for
 
     asked = Limits(
         gpu,
@@ -275,8 +275,8 @@ def checked_results(
         settings: as for `check`.
     """
     from memcalc.checking.check import checked_specs
-    from memcalc.checking.finding import policy_for
     from memcalc.checking.policy import Limits
+    from memcalc.checking.settings_lookup import policy_for
     from memcalc.verdict.judge import size
 
     asked = Limits(gpu=gpu, overrides=tuple(overrides))

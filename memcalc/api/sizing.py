@@ -52,7 +52,7 @@ def estimate(
 
 def _needs_trace(spec: Spec) -> bool:
     """Return whether formulas are missing and a trace can replace them."""
-    from memcalc.estimation.blocks.catalogue import has_formulas
+    from memcalc.architectures.catalogue import has_formulas
 
     if has_formulas(spec):
         return False

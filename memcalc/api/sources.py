@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.spec.inference_rules import of_training
+from memcalc.spec.rule_sets.inference import of_training
 from memcalc.spec.spec import Spec
 
 if TYPE_CHECKING:
-    from memcalc.changes.run import Run
+    from memcalc.suggestions.run_overrides import UserRun
 
 DATA_PARALLEL = "parallelism.data_parallel"
 
@@ -63,7 +63,7 @@ def assignments(fields: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, gpus: int | None = None) -> Run:
+def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, gpus: int | None = None) -> UserRun:
     """The training run that `source` describes, to be changed.
 
     Args:
@@ -73,11 +73,11 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
         gpu: as for `load`.
         gpus: over how many GPUs it is spread, where its configuration, of another framework, does not say.
     """
-    from memcalc.changes.run import Run
     from memcalc.importers.loading import import_file, opened
     from memcalc.spec.loading import load_opened
     from memcalc.spec.overrides import parse_overrides
     from memcalc.spec.yaml_source import Path as Place
+    from memcalc.suggestions.run_overrides import UserRun
 
     implied = () if gpus is None else _replicas(source, overrides, gpus)
     words = (*overrides, *implied)
@@ -94,7 +94,7 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
         return load_opened(known[names], own | further, gpu=card)
 
     spec = changed(()) if str(source) == "-" else load(source, *words, gpu=gpu)
-    return Run(of_training(spec, verb), changed, implied)
+    return UserRun(of_training(spec, verb), changed, implied)
 
 
 def _replicas(source: Source, overrides: tuple[str, ...], gpus: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ MOST_CELLS = 100_000  # of one sweep; so many would take days
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CellResult:
     """Result of a cell's run. Bytes of the GPU with the highest peak; None if unknown.
 
     Args:
@@ -49,7 +49,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GridCell:
     """One combination of values.
 
     Args:
@@ -60,7 +60,7 @@ class Cell:
 
     values: Mapping[str, Value]
     request: Request = field(default_factory=dict)
-    answer: Answer | None = None
+    answer: CellResult | None = None
 
     @property
     def digest(self) -> str:
@@ -74,7 +74,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class GridCells:
     """The cells of a sweep that have an answer, in the order of the grid.
 
     Args:
@@ -89,7 +89,7 @@ class Cells:
     name: str
     by: By
     fields: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[GridCell, ...]
     used: int = 0
     unkept: NotWritten | None = None
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from memcalc.cells.cell import Answer, Request
+from memcalc.cells.cell import CellResult, Request
 from memcalc.errors import InputError, MemcalcError
 
 UNAVAILABLE = "unavailable"  # key in place of an answer: the environment lacks something that every cell needs
@@ -32,7 +32,7 @@ def main(request_file: str, answer_file: str) -> None:
         answer = dry_run(request) if request["by"] == "dry-run" else trace(request)
         found = asdict(answer) | {"seconds": round(time.monotonic() - start, 2)}
     except InputError as error:
-        found = asdict(Answer("invalid", reason=str(error)))
+        found = asdict(CellResult("invalid", reason=str(error)))
     except MemcalcError as error:
         found = {UNAVAILABLE: str(error)}
     part = Path(f"{answer_file}.part")
@@ -49,7 +49,7 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-def trace(request: Request) -> Answer:
+def trace(request: Request) -> CellResult:
     """Trace a step on fake tensors or on the null device, and return its figures."""
     from memcalc.spec.loading import load
 
@@ -59,14 +59,14 @@ def trace(request: Request) -> Answer:
 
         traced = trace_on_null(spec, request["steps"], python=request["python"])
     else:
-        from memcalc.step.uncompiled import without_compiler
+        from memcalc.step.skip_compiler import without_compiler
 
         without_compiler()
         from memcalc.tracing import trace as trace_on_fake
 
         traced = trace_on_fake(spec, request["steps"])
     result = traced.result
-    return Answer(
+    return CellResult(
         "measured",
         result.verdict,
         result.ledger.peak_bytes,
@@ -77,7 +77,7 @@ def trace(request: Request) -> Answer:
     )
 
 
-def dry_run(request: Request) -> Answer:
+def dry_run(request: Request) -> CellResult:
     """Run a command on the null device, and return its figures."""
     from memcalc.nullcuda import run
     from memcalc.nullcuda.result import FAILED, INTERRUPTED, TIMED_OUT, failure_line
@@ -89,7 +89,7 @@ def dry_run(request: Request) -> Answer:
     reason = result.doubt if result.fits is None else ""
     if result.outcome in (FAILED, TIMED_OUT, INTERRUPTED):
         reason = result.outcome if result.failure is None else failure_line(result.failure)
-    return Answer(
+    return CellResult(
         "failed" if result.outcome in (FAILED, TIMED_OUT, INTERRUPTED) else "measured",
         result.answer,
         result.allocated_bytes if result.peak else None,

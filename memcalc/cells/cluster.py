@@ -7,8 +7,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from memcalc.cells.cell import Answer, Request
-from memcalc.cells.local import run_request
+from memcalc.cells.cell import CellResult, Request
+from memcalc.cells.local_processes import run_request
 from memcalc.errors import MemcalcError, Unavailable
 from memcalc.extras import installation
 from memcalc.text import message_part
@@ -16,7 +16,7 @@ from memcalc.text import message_part
 PATIENCE = 10  # seconds to wait for the scheduler's reply
 
 
-def run_on_cluster(requests: Sequence[Request], address: str) -> Iterator[tuple[int, Answer]]:
+def run_on_cluster(requests: Sequence[Request], address: str) -> Iterator[tuple[int, CellResult]]:
     """Run cells on the workers of a cluster; yield the index and the answer of each as it ends.
 
     A worker that is killed loses its running cells; the scheduler gives them to other workers. A cell that has lost as
@@ -45,20 +45,20 @@ def run_on_cluster(requests: Sequence[Request], address: str) -> Iterator[tuple[
         client.close()
 
 
-def _answer(future: Any, distributed: Any) -> Answer:
+def _answer(future: Any, distributed: Any) -> CellResult:
     if future.status == "finished":
-        found: Answer = future.result()
+        found: CellResult = future.result()
         return found
     if future.status != "error":
         raise Unavailable("the connection to the Dask scheduler ended. The cells until then are kept.")
     error = future.exception()
     if isinstance(error, distributed.KilledWorker):
-        return Answer("lost", reason=f"its workers were killed: {error}".partition("\n")[0])
+        return CellResult("lost", reason=f"its workers were killed: {error}".partition("\n")[0])
     if isinstance(error, MemcalcError):
         raise Unavailable(f"on a worker: {error}")
     if isinstance(error, ImportError):
         raise Unavailable(f"a worker cannot run memcalc: {error}. Install this version of it in their environment.")
-    return Answer("failed", reason=f"{type(error).__name__}: {error}".partition("\n")[0])
+    return CellResult("failed", reason=f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
 def _distributed() -> Any:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import __version__
-from memcalc.cells.cell import Answer, Cell, check_size, points
+from memcalc.cells.cell import CellResult, GridCell, check_size, points
 from memcalc.errors import InputError
 from memcalc.files import MOST_CONFIG_BYTES, is_file, read_bytes
-from memcalc.nullcuda.cards import find_null_card
+from memcalc.nullcuda.gpu_description import find_null_gpu
 from memcalc.nullcuda.interpreters import interpreters
 from memcalc.nullcuda.torch_build import find_torch
 from memcalc.nullcuda.tracing import interpreter
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 def traced_cells(
     by: str, grid: Grid, load: Callable[[tuple[str, ...]], Spec], steps: int, python: str | None = None
-) -> list[Cell]:
+) -> list[GridCell]:
     """Return the cells of a grid of configurations.
 
     Args:
@@ -56,9 +56,9 @@ def traced_cells(
             spec = load(assignments(values))
         except InputError as error:
             invalid = request | {"values": [*assignments(values)]}
-            found.append(Cell(names, invalid, Answer("invalid", reason=str(error))))
+            found.append(GridCell(names, invalid, CellResult("invalid", reason=str(error))))
         else:
-            found.append(Cell(names, request | {"spec": spec.model_dump(mode="json")}))
+            found.append(GridCell(names, request | {"spec": spec.model_dump(mode="json")}))
     if all(cell.answer is not None for cell in found):
         first = found[0].answer
         assert first is not None
@@ -75,7 +75,7 @@ def command_cells(
     gpus: int = 1,
     timeout: float | None = None,
     options: Mapping[str, Any],
-) -> list[Cell]:
+) -> list[GridCell]:
     """Return the cells of a command that contains {name} for each varied name.
 
     Args:
@@ -109,7 +109,7 @@ def command_cells(
     content = cache(_content)  # cached for this sweep only: a file may change before the next
     for values in points(axes):
         words = [_filled(word, values) for word in command]
-        card = find_null_card(str(values.get(GPU, gpu))).name
+        card = find_null_gpu(str(values.get(GPU, gpu))).name
         request = {
             "by": "dry-run",
             "command": words,
@@ -122,7 +122,7 @@ def command_cells(
             # A changed script is a different program, so its answers are not reused.
             "files": {word: content(word) for word in words if is_file(word)},
         }
-        found.append(Cell(values, request))
+        found.append(GridCell(values, request))
     return found
 
 

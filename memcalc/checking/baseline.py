@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memcalc.checking.report import Growth, Sizes
+from memcalc.checking.report import PeakGrowth, Sizes
 from memcalc.errors import InputError
 from memcalc.files import MOST_REPORT_BYTES, plain_json, read_text
 from memcalc.spec.fields import describe
@@ -70,9 +70,9 @@ def growth_of(path: str, sizes: Sizes, basis: str, baseline: Baseline) -> tuple[
     return None
 
 
-def with_allowance(change: tuple[int, int] | None, allowed: int | None) -> Growth | None:
+def with_allowance(change: tuple[int, int] | None, allowed: int | None) -> PeakGrowth | None:
     """Return the change with its allowance."""
-    return None if change is None else Growth(change[0], change[1], allowed)
+    return None if change is None else PeakGrowth(change[0], change[1], allowed)
 
 
 def _is_size(value: object) -> bool:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memcalc.checking.baseline import Baseline, growth_of, read_baseline, same_path, with_allowance
-from memcalc.checking.discovery import Found, find_configs
+from memcalc.checking.discovery import DiscoveredFiles, find_configs
 from memcalc.checking.parallel import mapped
 from memcalc.checking.patterns import is_pattern
 from memcalc.checking.policy import NO_POLICY, Limits, Policy
-from memcalc.checking.report import BUDGET, CheckReport, Outcome, Sizes, Status
+from memcalc.checking.report import BUDGET, CheckOutcome, CheckReport, Sizes, Status
 from memcalc.errors import InputError, InputErrors, MemcalcError
 from memcalc.importers.loading import load
 from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
-from memcalc.spec.cards import find_card
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.spec import Spec
 from memcalc.verdict.judge import card_of, size_against
 
@@ -56,7 +56,7 @@ def check(
             configuration is an outcome, not an error: the others are still estimated.
     """
     if asked.gpu is not None:
-        find_card(asked.gpu)  # rejects an unknown GPU once, rather than once per file
+        find_gpu(asked.gpu)  # rejects an unknown GPU once, rather than once per file
     asked = asked.with_card()
     if baseline is None and policy.baseline is not None:
         baseline = policy.here(policy.baseline)
@@ -95,7 +95,7 @@ def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterato
             yield outcome.path, load(outcome.path, limits.overrides, gpu=limits.gpu)
 
 
-def _remarks(found: Found, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:
+def _remarks(found: DiscoveredFiles, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:
     """Return notes on inputs that have no effect; `idle` are patterns of the settings that match no file."""
     yield from (
         f"{folder} is a link to a directory and was not followed; name it to check it" for folder in found.linked
@@ -105,7 +105,7 @@ def _remarks(found: Found, idle: Iterable[str], before: Baseline | None) -> Iter
         yield "the baseline has none of these configurations: nothing was compared"
 
 
-def _outcome(task: _Task) -> Outcome:
+def _outcome(task: _Task) -> CheckOutcome:
     path, limits = task
     try:
         if is_pattern(path):
@@ -123,22 +123,22 @@ def _outcome(task: _Task) -> Outcome:
         return _broken(path, str(error))
     except Exception as error:  # noqa: BLE001 - a bug of memcalc in one file must not hide the others
         text = f"a bug of memcalc: {type(error).__name__}: {error}. Please report it with the file."
-        return Outcome(path, "broken", message=" ".join(text.split()))
+        return CheckOutcome(path, "broken", message=" ".join(text.split()))
 
 
-def _broken(path: str, text: str) -> Outcome:
+def _broken(path: str, text: str) -> CheckOutcome:
     """Return the outcome of an invalid file; its message omits the file and line."""
     name = re.escape(path), re.escape(Path(path).name)
     place = re.match(rf"(?:{'|'.join(name)})(?::(\d+))?: ", text)
     if place is None:
-        return Outcome(path, "broken", message=text)
-    return Outcome(path, "broken", message=text[place.end() :], line=int(place[1]) if place[1] else None)
+        return CheckOutcome(path, "broken", message=text)
+    return CheckOutcome(path, "broken", message=text[place.end() :], line=int(place[1]) if place[1] else None)
 
 
-def _judged(path: str, spec: Spec, limits: Limits) -> Outcome:
+def _judged(path: str, spec: Spec, limits: Limits) -> CheckOutcome:
     """Return the outcome of one run: by its lower bound if that exceeds the limit, else as in `estimate`."""
-    card = card_of(spec)
-    ends = [] if card is None else [(card.usable_bytes, f"usable on {card.label}")]
+    gpu = card_of(spec)
+    ends = [] if gpu is None else [(gpu.usable_bytes, f"usable on {gpu.label}")]
     if limits.budget is not None:
         ends.append((limits.budget, BUDGET))
     end, words = min(ends)
@@ -153,14 +153,14 @@ def _judged(path: str, spec: Spec, limits: Limits) -> Outcome:
         headline.device_bytes,
         result.ledger.peak_phase,
         headline.rank,
-        None if card is None else card.name,
+        None if gpu is None else gpu.name,
     )
-    return Outcome(
+    return CheckOutcome(
         path,
         _STATUSES[verdict.answer],
         sizes,
         verdict.needed_bytes,
-        "device" if card is not None else "reserved",
+        "device" if gpu is not None else "reserved",
         verdict.limit_bytes,
         is_bound=verdict.device_bytes is None,
         interval=None if verdict.interval is None else verdict.interval[:2],
@@ -174,7 +174,7 @@ def _judged(path: str, spec: Spec, limits: Limits) -> Outcome:
 _STATUSES: dict[Answer, Status] = {"fits": "fits", "does-not-fit": "does not fit", "unknown": "unknown"}
 
 
-def _compared(outcome: Outcome, task: _Task, before: Baseline) -> Outcome:
+def _compared(outcome: CheckOutcome, task: _Task, before: Baseline) -> CheckOutcome:
     """Return the outcome with its change from the baseline; growth beyond the allowance fails."""
     if outcome.sizes is None:
         return outcome

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from memcalc.jupyter import Displayed
+from memcalc.jupyter import NotebookDisplay
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
-from memcalc.ledger.result import DeviceMemory, Outside, Result, known
+from memcalc.ledger.result import DeviceMemory, OutsideMemory, Result, known
 from memcalc.units import whole_number
 
 STEADY_STEP = 2  # an estimate has the first step, and this one for all later steps
 CUDA_ONLY = (Component.LIBRARY_WORKSPACE, Component.BLOCK_ROUNDING)
 
 
-class Line(NamedTuple):
+class ComparisonLine(NamedTuple):
     """One quantity in all results, in bytes; None where a result does not have it."""
 
     name: str
@@ -44,13 +44,13 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Comparison(Displayed):
+class Comparison(NotebookDisplay):
     """Differences between results: components at each result's peak, totals, and phases."""
 
     results: tuple[Result, ...]
-    components: tuple[Line, ...]  # they sum to the allocated peaks
-    totals: tuple[Line, ...]  # allocated, reserved, device
-    phases: tuple[Line, ...]
+    components: tuple[ComparisonLine, ...]  # they sum to the allocated peaks
+    totals: tuple[ComparisonLine, ...]  # allocated, reserved, device
+    phases: tuple[ComparisonLine, ...]
     without_cuda: bool = False  # estimates omit what only CUDA has, because a result is from a CPU
 
     def __repr__(self) -> str:
@@ -79,32 +79,32 @@ def compare(*results: Result) -> Comparison:
     ledgers = [result.ledger for result in results]
     peaks = [ledger.components(ledger.peak_phase) for ledger in ledgers]
     components = [
-        Line(component.value, tuple(peak.get(component, 0) for peak in peaks))
+        ComparisonLine(component.value, tuple(peak.get(component, 0) for peak in peaks))
         for component in Component
         if any(component in peak for peak in peaks)
     ]
     totals = (
-        Line("allocated", tuple(ledger.peak_bytes for ledger in ledgers)),
-        Line("reserved", tuple(result.headline.reserved_bytes for result in results)),
-        Line("device", tuple(result.headline.device_bytes for result in results)),
+        ComparisonLine("allocated", tuple(ledger.peak_bytes for ledger in ledgers)),
+        ComparisonLine("reserved", tuple(result.headline.reserved_bytes for result in results)),
+        ComparisonLine("device", tuple(result.headline.device_bytes for result in results)),
     )
-    phases = [Line(name, tuple(_at(ledger, name) for ledger in ledgers)) for name in _union(ledgers)]
+    phases = [ComparisonLine(name, tuple(_at(ledger, name) for ledger in ledgers)) for name in _union(ledgers)]
     return Comparison(results, tuple(components), totals, tuple(phases), on_cpu)
 
 
-def partings(comparison: Comparison, one: int, other: int) -> list[tuple[str, Line]]:
+def partings(comparison: Comparison, one: int, other: int) -> list[tuple[str, ComparisonLine]]:
     """Return, for each component in which results `one` and `other` differ, the phase with the largest difference.
 
     Returns:
         phases and lines, the largest difference first; the first phase if several differ equally.
     """
     ledgers = [result.ledger for result in comparison.results]
-    largest: dict[Component, tuple[str, Line]] = {}
+    largest: dict[Component, tuple[str, ComparisonLine]] = {}
     for phase in (line.name for line in comparison.phases):
         names = [_phase_of(ledger, phase) for ledger in ledgers]
         columns = [None if name is None else led.components(name) for led, name in zip(ledgers, names, strict=True)]
         for component in Component:
-            line = Line(component.value, tuple(None if c is None else c.get(component, 0) for c in columns))
+            line = ComparisonLine(component.value, tuple(None if c is None else c.get(component, 0) for c in columns))
             before = largest.get(component)
             if abs(line.beyond(one, other) or 0) > (0 if before is None else abs(before[1].beyond(one, other) or 0)):
                 largest[component] = (phase, line)
@@ -139,5 +139,5 @@ def _without_cuda(result: Result) -> Result:
     """Return the result without CUDA workspaces and block rounding."""
     ledger = result.ledger
     kept = Ledger([Rows(row for row in ledger.rows if row.component not in CUDA_ONLY)], ledger.phases)
-    headline = replace(result.headline, ledger=kept, memory=known(DeviceMemory(None, None, Outside(0, 0, 0))))
+    headline = replace(result.headline, ledger=kept, memory=known(DeviceMemory(None, None, OutsideMemory(0, 0, 0))))
     return replace(result, ranks=(headline, *result.ranks[1:]))

@@ -67,7 +67,7 @@ MOST_CHARACTERS = 65_536
 MOST_FILES = 100_000
 
 
-class Found(NamedTuple):
+class DiscoveredFiles(NamedTuple):
     """The files that the paths of the command line match."""
 
     files: list[str]  # named files as named, and the configs of directories, without duplicates
@@ -84,7 +84,7 @@ def find_configs(
     excludes: Callable[[str], bool] = _excludes_nothing,
     *,
     skip_others: bool = False,
-) -> Found:
+) -> DiscoveredFiles:
     """Return named files, and the files in directories that look like a configuration, in order.
 
     Args:
@@ -119,7 +119,9 @@ def find_configs(
                     files[file] = None
     folders = [str(error.filename) for error in closed]  # reported too, because their content was not checked
     files.update((folder, None) for folder in folders if not excludes(folder))
-    return Found(list(files), len(skipped - files.keys()), [folder for folder in linked if not excludes(folder)])
+    return DiscoveredFiles(
+        list(files), len(skipped - files.keys()), [folder for folder in linked if not excludes(folder)]
+    )
 
 
 def _expanded(path: str, excludes: Callable[[str], bool]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from memcalc.checking.amount import Amount
 from memcalc.checking.patterns import matches
-from memcalc.spec.cards import find_card
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.overrides import CARD, parse_overrides, refuse_two_cards
 
 
@@ -51,12 +51,12 @@ class Limits(NamedTuple):
         if not names:
             return self
         refuse_two_cards(self.gpu, (CARD,))
-        find_card(names[-1])
+        find_gpu(names[-1])
         rest = tuple(word for word in self.overrides if not isinstance(found[word], str))
         return self._replace(gpu=names[-1], overrides=rest)
 
 
-class Rule(NamedTuple):
+class PathRule(NamedTuple):
     """Limits for the paths that match one of the patterns."""
 
     patterns: tuple[str, ...]
@@ -70,7 +70,7 @@ class Policy(NamedTuple):
     paths: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     limits: Limits = Limits()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[PathRule, ...] = ()
     baseline: str | None = None
     jobs: int | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from memcalc.jupyter import Displayed
+from memcalc.jupyter import NotebookDisplay
 
 BUDGET = "the budget"  # what sets the limit if no GPU is smaller
 
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
         return {"allocated": self.allocated, "reserved": self.reserved, "device": self.device}.get(basis)
 
 
-class Growth(NamedTuple):
+class PeakGrowth(NamedTuple):
     """A peak and its change from the baseline, in bytes."""
 
     baseline: int
@@ -36,7 +36,7 @@ class Growth(NamedTuple):
     allowed: int | None  # None: any growth
 
 
-class Outcome(NamedTuple):
+class CheckOutcome(NamedTuple):
     """One config checked against the smaller of its GPU and the budget, or why it is invalid."""
 
     path: str
@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     limit_bytes: int | None = None  # the limit minus the margin
     limit: str = ""  # what sets the limit, for messages
     margin_bytes: int = 0
-    growth: Growth | None = None  # None: no baseline, or no such config in it
+    growth: PeakGrowth | None = None  # None: no baseline, or no such config in it
     message: str = ""  # the error of an invalid config
     line: int | None = None  # line of the error in the file, if known
     notes: tuple[str, ...] = ()  # how another framework's file was read, and what it does not model
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport(Displayed):
+class CheckReport(NotebookDisplay):
     """The outcomes in the order in which the files were found.
 
     Args:
@@ -71,7 +71,7 @@ class CheckReport(Displayed):
         accepts_unknown: whether a config with an unknown verdict passes.
     """
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CheckOutcome, ...]
     skipped: int
     budget_bytes: int | None
     compared: bool = False
@@ -86,7 +86,7 @@ class CheckReport(Displayed):
         found = ", ".join(f"{number} {status}" for status, number in counted if number)
         return f"<CheckReport of {len(self.outcomes)} configs: {found or 'none'}>"
 
-    def fails(self, outcome: Outcome) -> bool:
+    def fails(self, outcome: CheckOutcome) -> bool:
         """Return whether a config makes the check fail."""
         return outcome.status != "fits" and not (outcome.status == "unknown" and self.accepts_unknown)
 

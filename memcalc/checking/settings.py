@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from memcalc.checking.amount import parse_amount, parse_budget
-from memcalc.checking.finding import PROJECT
-from memcalc.checking.policy import Limits, Policy, Rule
+from memcalc.checking.policy import Limits, PathRule, Policy
+from memcalc.checking.settings_lookup import PROJECT
 from memcalc.errors import InputError
 from memcalc.files import read_text
-from memcalc.spec.cards import find_card
 from memcalc.spec.fields import describe, nearest
+from memcalc.spec.hardware.gpus import find_gpu
 
 
 class _Limits(BaseModel):
@@ -35,7 +35,7 @@ class RuleSettings(_Limits):
     paths: list[str] = Field(min_length=1, description="patterns: * within a directory, ** across directories")
 
 
-class Settings(_Limits):
+class CheckSettings(_Limits):
     """A settings file."""
 
     paths: list[str] = Field([], description="files, directories and patterns to check if the command line names none")
@@ -75,12 +75,12 @@ def _table(path: Path) -> Mapping[str, Any] | None:
 def _policy(table: Mapping[str, Any], path: Path) -> Policy:
     label = f"{path.name}: tool.memcalc" if path.name == PROJECT else path.name
     try:
-        settings = Settings.model_validate(table)
+        settings = CheckSettings.model_validate(table)
     except ValidationError as error:
         raise _in_our_words(error, label) from None
     folder = path.resolve().parent
     rules = tuple(
-        Rule(tuple(rule.paths), _limits(rule, f"{label}: rules[{number}]"))
+        PathRule(tuple(rule.paths), _limits(rule, f"{label}: rules[{number}]"))
         for number, rule in enumerate(settings.rules)
     )
     return Policy(
@@ -106,7 +106,7 @@ def _limits(said: _Limits, label: str) -> Limits:
         budget = None if said.budget is None else parse_budget(str(said.budget))
         place = f"{label}: gpu"
         if said.gpu is not None:
-            find_card(said.gpu)
+            find_gpu(said.gpu)
         place = f"{label}: set"
         limits = Limits(said.gpu, budget, amounts["margin"], amounts["max_growth"], tuple(said.set)).with_card()
     except InputError as error:
@@ -131,7 +131,7 @@ def _in_our_words(error: ValidationError, label: str) -> InputError:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     name = str(parts[-1])
     if finding["type"] == "extra_forbidden":
-        known: Iterable[str] = (RuleSettings if "rules" in parts else Settings).model_fields
+        known: Iterable[str] = (RuleSettings if "rules" in parts else CheckSettings).model_fields
         close = nearest(name, sorted(known))
         remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
         return InputError(f"unknown setting {name}.", remedy, f"{label}: {place}")

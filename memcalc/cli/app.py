@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_program() -> int:
-    from memcalc.cli.ending import end_at_once, end_by_signals, exit_code
+    from memcalc.cli.signals import end_at_once, end_by_signals, exit_code
     from memcalc.cli.streams import guarded_streams, open_closed_streams
 
     open_closed_streams()
@@ -74,8 +74,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _outcome(arguments: list[str]) -> int:
-    from memcalc.cli.ending import exit_code
     from memcalc.cli.messages import explain_usage, show_error
+    from memcalc.cli.signals import exit_code
     from memcalc.cli.streams import ReaderGone, StreamFailed
     from memcalc.cli.tree import USAGE_ERRORS, command_tree
     from memcalc.errors import InputError, InputErrors, MemcalcError, NotWritten, Unavailable

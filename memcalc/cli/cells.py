@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.cli.traced import refuse_options
+from memcalc.cli.trace_output import refuse_options
 from memcalc.errors import InputError
 from memcalc.files import write_text
 from memcalc.text import json_safe
 from memcalc.units import Unit, format_bytes
 
 if TYPE_CHECKING:
-    from memcalc.cells.cell import Cell, Cells
-    from memcalc.cells.sweep import Told
+    from memcalc.cells.cell import GridCell, GridCells
+    from memcalc.cells.cell_sweep import Told
 
 TABLES = (".csv", ".json")
 
@@ -60,7 +60,7 @@ def run_cells(
     traced: Mapping[str, Any],
     dry: Mapping[str, Any],
     place: Mapping[str, Any],
-) -> Cells:
+) -> GridCells:
     """Run the cells of a grid, with progress on standard error.
 
     Args:
@@ -75,7 +75,7 @@ def run_cells(
         place: where they run.
     """
     from memcalc import api
-    from memcalc.sweeping.varying import parse_axes, parse_values
+    from memcalc.sweeping.vary_option import parse_axes, parse_values
 
     options: dict[str, Any] = {"cells": file, "gpu": gpu, **place}
     with _told(file) as tell:
@@ -109,7 +109,7 @@ def _told(file: Path) -> Iterator[Told]:
 
     last = (0, 0)
 
-    def line(cell: Cell | None, done: int, total: int) -> None:
+    def line(cell: GridCell | None, done: int, total: int) -> None:
         nonlocal last
         last = (done, total)
         progress("cells", done, total)
@@ -126,7 +126,7 @@ def _told(file: Path) -> Iterator[Told]:
             raise
 
 
-def show_cells(cells: Cells, file: Path, form: str, unit: Unit, outputs: Sequence[Path], *, listed: bool) -> None:
+def show_cells(cells: GridCells, file: Path, form: str, unit: Unit, outputs: Sequence[Path], *, listed: bool) -> None:
     """Print the cells as a table, JSON or CSV, and write them to files."""
     from memcalc.cli.output import WrittenFiles, print_json, print_text
     from memcalc.documents.cells import cells_document

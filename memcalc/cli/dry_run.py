@@ -21,7 +21,7 @@ LOST = "Its contents are missing from these figures. Free space there, or set TM
 TIMED_OUT = 124  # as timeout(1) ends
 
 
-class CommandClass(TyperCommand):
+class DryRunCommand(TyperCommand):
     """Passes everything after COMMAND to the command, options included."""
 
     allow_interspersed_args = False
@@ -110,7 +110,7 @@ def command(
         "history": record is not None,
     }
     if sweep:
-        from memcalc.cli.sweeping import run_sweep
+        from memcalc.cli.dry_run_sweep import run_sweep
 
         run_sweep(
             words,

@@ -23,7 +23,7 @@ EXPLAIN_HELP = (
 )
 
 
-class CommandClass(ShorthandCommand):
+class EstimateCommand(ShorthandCommand):
     """Allows --explain without a component, which explains all of them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -96,7 +96,7 @@ def command(
 
         explain = explainable(explain)
     if plot:
-        from memcalc.cli.traced import check_files
+        from memcalc.cli.trace_output import check_files
 
         check_files(plot, ())
     if html is not None:
@@ -151,7 +151,7 @@ def command(
 
 def _write_plots(result: Result, plots: Sequence[Path], unit: Unit) -> None:
     """Draw memory over three steps of the estimated run."""
-    from memcalc.report.phase_log import notebook_grid
+    from memcalc.report.phase_log import phase_log_table
     from memcalc.report.plots.files import write_plot
     from memcalc.report.verdict import subject
     from memcalc.verdict.timeline import timeline_of
@@ -159,7 +159,7 @@ def _write_plots(result: Result, plots: Sequence[Path], unit: Unit) -> None:
     course = timeline_of(result.spec, result.headline.device_bytes)
     title = subject(result).partition("\n")[0]
     for path in plots:
-        write_plot(path, course, title, unit, lambda: [notebook_grid(course, unit)], result.source)
+        write_plot(path, course, title, unit, lambda: [phase_log_table(course, unit)], result.source)
 
 
 def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | None) -> str:

@@ -11,8 +11,8 @@ from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units
 from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
 
 if TYPE_CHECKING:
-    from memcalc.exporters.completing import Export
-    from memcalc.fitting.answer import Fit
+    from memcalc.exporters.completion import Export
+    from memcalc.search.result import FitResult
 
 GPUS_HELP = (
     "Number of GPUs; default: that of the configuration. With --minimize gpus or cost: the most to try, by default "
@@ -25,7 +25,7 @@ HOLD_HELP = "Keep the configuration's value of this field in every layout, e.g. 
 
 def complete_hold(incomplete: str) -> list[str]:
     """Fields that can be held, for the shell's completion."""
-    from memcalc.fitting.layouts import HOLDABLE
+    from memcalc.search.layouts import HOLDABLE
 
     return [field for field in HOLDABLE if field.startswith(incomplete)]
 
@@ -85,8 +85,8 @@ def command(
     """
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
-    from memcalc.fitting.offers import parse_prices
     from memcalc.report.progress import shown_progress
+    from memcalc.search.offers import parse_prices
 
     if write is not None or program is not None:
         _check_target(write, program, searched=maximize or minimize)
@@ -146,7 +146,7 @@ def command(
         draw_fit(make_screen(), answer, units, why=why)
         if written is not None and write is not None:
             from memcalc.cli.output import print_text
-            from memcalc.report.written import written_text
+            from memcalc.report.exported import written_text
 
             print_text(written_text(written, write))
     files.complain()
@@ -161,7 +161,7 @@ def _check_target(write: Path | None, program: str | None, *, searched: str | No
         InputError: one of the two options is missing, the file's suffix is wrong, or no layouts are searched.
     """
     from memcalc.errors import InputError
-    from memcalc.exporters.completing import named_program
+    from memcalc.exporters.completion import named_program
     from memcalc.report.plots.files import check_place
 
     if write is None or program is None:
@@ -174,14 +174,14 @@ def _check_target(write: Path | None, program: str | None, *, searched: str | No
         )
 
 
-def _exported(answer: Fit, program: str, file: Path, config: str) -> Export | None:
+def _exported(answer: FitResult, program: str, file: Path, config: str) -> Export | None:
     """The first layout of the table that the program can run, as its file; None, with a warning, if none fits.
 
     Raises:
         InputError: the program can run none of them.
     """
     from memcalc.cli.messages import show_warning
-    from memcalc.exporters.completing import export
+    from memcalc.exporters.completion import export
     from memcalc.exporters.programs import PROGRAMS
 
     specs = [best.result.spec for best in answer.best]

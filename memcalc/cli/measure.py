@@ -16,7 +16,7 @@ from memcalc.errors import InputError, MemcalcError
 from memcalc.text import harmless
 
 if TYPE_CHECKING:
-    from memcalc.measuring.ranks import Place
+    from memcalc.measuring.ranks import RankPlace
 
 
 CommandClass = ShorthandCommand  # its --lora and --recompute need no value
@@ -73,15 +73,15 @@ def command(
     Example: memcalc measure gpt2 --device cpu --steps 3
     """
     from memcalc import api
-    from memcalc.cli.measured import check_files, print_measured, write_files, write_measured_report
+    from memcalc.cli.measure_output import check_files, print_measured, write_files, write_measured_report
     from memcalc.cli.messages import show_warning
     from memcalc.cli.output import WrittenFiles
-    from memcalc.measuring.measure import NotKept, RanOut
+    from memcalc.measuring.measure import MeasurementOutOfMemory, RecordNotWritten
     from memcalc.measuring.measurement import OUT_OF_MEMORY
     from memcalc.measuring.ranks import place
-    from memcalc.proving.beside import Beside
-    from memcalc.proving.one import How, measure_one, measure_one_rank
     from memcalc.report.progress import shown_progress
+    from memcalc.validation.predicted_vs_measured import PredictedVsMeasured
+    from memcalc.validation.single_run import MeasureOptions, measure_one_rank, measure_run
 
     gc.set_threshold(700, 10, 10)  # a running step makes garbage, unlike the start-up that main() tunes for
     here = place()
@@ -98,22 +98,25 @@ def command(
     traces = _traces(trace)
     spec = api.load_to_run(config or model or "", *(overrides or ()))
     first = here is None or here.rank == 0
-    how = How(device, steps, record, alloc_conf, python, headroom, force, show_warning if first else None)
+    how = MeasureOptions(device, steps, record, alloc_conf, python, headroom, force, show_warning if first else None)
     files = WrittenFiles()
     ranks: tuple[dict[str, Any], ...] = ()
     unkept: MemcalcError | None = None
     try:
         if here is None:
-            measurement = measure_one(spec, how)
+            measurement = measure_run(spec, how)
         else:
             measurement, ranks = measure_one_rank(spec, how, here)
-    except (RanOut, NotKept) as error:  # what was measured is shown; the message and the exit code are of the error
+    except (
+        MeasurementOutOfMemory,
+        RecordNotWritten,
+    ) as error:  # what was measured is shown; the message and the exit code are of the error
         measurement, unkept = error.measurement, error
     if first:
         with files.writing():
             write_files(measurement, plot or (), export or (), units)
         if measurement.outcome == OUT_OF_MEMORY:
-            found = Beside(None, (), measurement, ())
+            found = PredictedVsMeasured(None, (), measurement, ())
         else:
             if here is None and traces:
                 _trace_here()
@@ -126,7 +129,7 @@ def command(
     files.complain()
 
 
-def _refuse_combinations(suite: Path | None, compare: Path | None, here: Place | None, *, named: bool) -> None:
+def _refuse_combinations(suite: Path | None, compare: Path | None, here: RankPlace | None, *, named: bool) -> None:
     """Refuse what --suite and --compare do not go with.
 
     Raises:
@@ -189,14 +192,14 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
 
 def _trace_here() -> None:
     """Fake tensors are traced in this process, which is the command's own: without the compiler, and its folder."""
-    from memcalc.step.uncompiled import without_compiler
+    from memcalc.step.skip_compiler import without_compiler
 
     without_compiler()
 
 
 def _traces(given: list[str] | None) -> tuple[str, ...]:
     """What --trace asks for: "none" is no trace."""
-    from memcalc.proving.beside import check_traces
+    from memcalc.validation.predicted_vs_measured import check_traces
 
     traces = ("fake",) if given is None else tuple(name for name in given if name != "none")
     check_traces(traces)

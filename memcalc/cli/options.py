@@ -19,9 +19,9 @@ def complete_config(incomplete: str) -> list[str]:
 
 def complete_card(incomplete: str) -> list[tuple[str, str]]:
     """Return GPU names for shell completion."""
-    from memcalc.spec.cards import all_cards
+    from memcalc.spec.hardware.gpus import all_gpus
 
-    return [(card.name, card.label) for card in all_cards() if card.name.startswith(incomplete)]
+    return [(card.name, card.label) for card in all_gpus() if card.name.startswith(incomplete)]
 
 
 def complete_field(incomplete: str) -> list[str]:

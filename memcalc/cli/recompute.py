@@ -13,7 +13,7 @@ from memcalc.files import write_text
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
-    from memcalc.planning.described import ChainPlanning
+    from memcalc.recomputation.chain_file import ChainPlanning
 
 MOST_DIGITS = 6  # of a position
 
@@ -121,7 +121,7 @@ def command(
     files = WrittenFiles()
     with files.writing():
         if write is not None:
-            from memcalc.planning.planning import planned_yaml
+            from memcalc.recomputation.recommendation import planned_yaml
 
             write_text(write, planned_yaml(planned))
         if plot is not None:

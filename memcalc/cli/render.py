@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.cli.output import print_json, print_text
 from memcalc.ledger.result import Result
-from memcalc.report.grid import Grid, markdown_grid
+from memcalc.report.grid import TextTable, markdown_grid
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def print_sizing(
             draw_comparison(screen, (result, measurement.to_result()), unit)
 
 
-def print_listing(form: str, rows: list[dict[str, Any]], grid: Grid) -> None:
+def print_listing(form: str, rows: list[dict[str, Any]], grid: TextTable) -> None:
     """Print a list of rows: as they are in JSON, else as a table."""
     if form == "json":
         print_json(rows)

@@ -78,7 +78,7 @@ def command(
             device=device,
             progress=progress,
         )
-    from memcalc.report.recorded_run import course_grids
+    from memcalc.report.recorded_run import curve_tables
     from memcalc.report.replay import draw_replay, moment_words, subject
 
     files = WrittenFiles()
@@ -91,7 +91,7 @@ def command(
         for path in plot or ():
             from memcalc.report.plots.files import write_plot
 
-            write_plot(path, replay.course, subject(replay), units, lambda: course_grids(replay.course, units))
+            write_plot(path, replay.course, subject(replay), units, lambda: curve_tables(replay.course, units))
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.documents.replay import replay_document

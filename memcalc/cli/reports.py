@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from memcalc.checking.report import CheckReport
 
 
-class Report(NamedTuple):
+class ReportFile(NamedTuple):
     """One report to write."""
 
     form: str
     path: Path
 
 
-def parse_reports(texts: Iterable[str]) -> list[Report]:
+def parse_reports(texts: Iterable[str]) -> list[ReportFile]:
     """ "sarif=memcalc.sarif" as a format and a file.
 
     Raises:
@@ -39,11 +39,11 @@ def parse_reports(texts: Iterable[str]) -> list[Report]:
                 f"Formats are {', '.join(FORMS)}: --report junit=memcalc.xml.",
                 f"--report {text}"[:120],
             )
-        reports.append(Report(form, Path(name)))
+        reports.append(ReportFile(form, Path(name)))
     return reports
 
 
-def write_reports(report: CheckReport, wanted: Iterable[Report], unit: Unit) -> None:
+def write_reports(report: CheckReport, wanted: Iterable[ReportFile], unit: Unit) -> None:
     """Write each report to its file."""
     for form, path in wanted:
         from memcalc.report.checks.formats import rendered

@@ -95,7 +95,7 @@ class Output:
         return getattr(self._stream, name)
 
 
-class _Whole(io.RawIOBase):
+class _CompleteWriter(io.RawIOBase):
     """A file descriptor that repeats partial writes until everything is written.
 
     With PYTHONUNBUFFERED, Python's own streams write once and drop the rest, without a word. One that must not be
@@ -136,7 +136,7 @@ def _whole(stream: TextIO) -> TextIO:
     with suppress(OSError):
         stream.flush()
     return io.TextIOWrapper(
-        io.BufferedWriter(_Whole(file.fileno())),
+        io.BufferedWriter(_CompleteWriter(file.fileno())),
         encoding=stream.encoding,
         errors="replace",  # a terminal without Unicode shows formulas with question marks rather than a traceback
         line_buffering=stream.line_buffering or file is buffer,

@@ -120,7 +120,7 @@ def _estimate(
     from memcalc.report.plots.files import check_place
     from memcalc.report.progress import shown_progress
     from memcalc.report.sweeps.files import PICTURES, check_output, write_output, write_picture
-    from memcalc.sweeping.varying import parse_axes
+    from memcalc.sweeping.vary_option import parse_axes
 
     for path in output:
         check_output(path)
@@ -165,6 +165,6 @@ def _estimate(
 def _card(gpu: str | None) -> str:
     if gpu is None:
         return ""
-    from memcalc.spec.cards import find_card
+    from memcalc.spec.hardware.gpus import find_gpu
 
-    return find_card(gpu).label
+    return find_gpu(gpu).label

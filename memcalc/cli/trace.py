@@ -90,7 +90,14 @@ def command(
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
     from memcalc.cli.ranks import one_of
-    from memcalc.cli.traced import beside, check_files, print_trace, refuse_options, write_files, write_trace_report
+    from memcalc.cli.trace_output import (
+        beside,
+        check_files,
+        print_trace,
+        refuse_options,
+        write_files,
+        write_trace_report,
+    )
     from memcalc.report.progress import shown_progress
     from memcalc.spec.python_target import is_python_target
 
@@ -110,7 +117,7 @@ def command(
         source = api.load_to_run(config, *ranks, *given, gpu=gpu)
         options |= {"device": device, "python": python}
     if device == "fake":  # torch runs in this process, which is the command's own
-        from memcalc.step.uncompiled import without_compiler
+        from memcalc.step.skip_compiler import without_compiler
 
         without_compiler()
         gc.freeze()  # modules are no garbage

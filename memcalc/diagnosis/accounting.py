@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memcalc.diagnosis.report import Report
-from memcalc.diagnosis.sizes import NOTHING, Printed, total
+from memcalc.diagnosis.report import OutOfMemoryReport
+from memcalc.diagnosis.sizes import NOTHING, PrintedSize, total
 
 
 class Account(NamedTuple):
@@ -15,15 +15,15 @@ class Account(NamedTuple):
     the capacity, if all are known.
     """
 
-    asked: Printed | None
-    live: Printed | None  # in tensors
-    private: Printed | None  # cached in private pools
-    cached: Printed | None  # reserved, not allocated, and without a large enough contiguous block
-    outside: Printed | None  # of this process, outside its framework's allocator
-    others: Printed | None  # of other processes in the message
-    unexplained: Printed | None  # in use on the device, but not attributed by the message
-    free: Printed | None
-    room: Printed | None  # what the allocator could still have reserved: free memory, within its limit
+    asked: PrintedSize | None
+    live: PrintedSize | None  # in tensors
+    private: PrintedSize | None  # cached in private pools
+    cached: PrintedSize | None  # reserved, not allocated, and without a large enough contiguous block
+    outside: PrintedSize | None  # of this process, outside its framework's allocator
+    others: PrintedSize | None  # of other processes in the message
+    unexplained: PrintedSize | None  # in use on the device, but not attributed by the message
+    free: PrintedSize | None
+    room: PrintedSize | None  # what the allocator could still have reserved: free memory, within its limit
     own_pid: int | None  # the listed process that must be this one, under its pid outside a container
 
     @property
@@ -34,14 +34,14 @@ class Account(NamedTuple):
         return self.asked.bytes - self.room.bytes
 
     @property
-    def usable_if_whole(self) -> Printed | None:
+    def usable_if_contiguous(self) -> PrintedSize | None:
         """The memory available to a request if the cache were contiguous."""
         if self.cached is None:
             return None
         return self.cached.plus(self.room or NOTHING)
 
 
-def account_of(report: Report) -> Account:
+def account_of(report: OutOfMemoryReport) -> Account:
     """Return the parts of the device's memory that the message gives."""
     figures = report.figures
     reserved, live = figures.reserved, figures.allocated
@@ -68,7 +68,7 @@ def account_of(report: Report) -> Account:
     )
 
 
-def _processes(report: Report) -> tuple[int | None, Printed | None, Printed | None]:
+def _processes(report: OutOfMemoryReport) -> tuple[int | None, PrintedSize | None, PrintedSize | None]:
     """Return the pid of this process if it is listed, its memory, and the memory of the other processes.
 
     In a container the driver lists this process under its pid outside, which PyTorch does not recognize. It must be the
@@ -89,7 +89,7 @@ def _processes(report: Report) -> tuple[int | None, Printed | None, Printed | No
     return own.pid, own.bytes, total(rest) if rest else None
 
 
-def _unexplained(report: Report, explained: list[Printed]) -> Printed | None:
+def _unexplained(report: OutOfMemoryReport, explained: list[PrintedSize]) -> PrintedSize | None:
     figures = report.figures
     if figures.capacity is None or figures.free is None or figures.reserved is None:
         return None
@@ -97,7 +97,7 @@ def _unexplained(report: Report, explained: list[Printed]) -> Printed | None:
     return _at_least_nothing(rest)
 
 
-def _room(report: Report, reserved: Printed | None) -> Printed | None:
+def _room(report: OutOfMemoryReport, reserved: PrintedSize | None) -> PrintedSize | None:
     figures = report.figures
     held = reserved if figures.elsewhere is None else (figures.allocated or NOTHING).plus(figures.elsewhere)
     within = None
@@ -107,5 +107,5 @@ def _room(report: Report, reserved: Printed | None) -> Printed | None:
     return min(known, key=lambda room: room.bytes) if known else None
 
 
-def _at_least_nothing(figure: Printed) -> Printed:
-    return figure if figure.bytes >= 0 else Printed(0, figure.slack)
+def _at_least_nothing(figure: PrintedSize) -> PrintedSize:
+    return figure if figure.bytes >= 0 else PrintedSize(0, figure.slack)

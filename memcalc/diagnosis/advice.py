@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from memcalc.diagnosis.accounting import Account
 from memcalc.diagnosis.causes import Cause
-from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.report import OutOfMemoryReport
 from memcalc.diagnosis.settings import Advice, gain_of, whole_cache
 from memcalc.units import format_bytes
 
 
-def advice_for(report: Report, account: Account, cause: Cause) -> tuple[Advice, ...]:
+def advice_for(report: OutOfMemoryReport, account: Account, cause: Cause) -> tuple[Advice, ...]:
     """Return the remedies, the most promising first."""
     found = list(_for_cause(report, account, cause))
     if cause.name in ("real need", "memory outside the framework", "larger than the device", "a limit"):
@@ -23,7 +23,7 @@ def advice_for(report: Report, account: Account, cause: Cause) -> tuple[Advice, 
     return tuple(found)
 
 
-def _for_cause(report: Report, account: Account, cause: Cause) -> Iterator[Advice]:
+def _for_cause(report: OutOfMemoryReport, account: Account, cause: Cause) -> Iterator[Advice]:
     name = cause.name
     if name == "fragmentation":
         yield from whole_cache(report, account)
@@ -66,7 +66,7 @@ def _others(account: Account, cause: Cause) -> Iterator[Advice]:
     )
 
 
-def _raise_limit(report: Report, account: Account) -> Iterator[Advice]:
+def _raise_limit(report: OutOfMemoryReport, account: Account) -> Iterator[Advice]:
     free = account.free
     rest = "" if free is None else f"; the device itself has {format_bytes(free.bytes)} free"
     if report.kind == "mps":
@@ -90,7 +90,7 @@ def _gain_of_free(account: Account) -> tuple[int, bool | None]:
     return gain_of(account, more)
 
 
-def _need_less(report: Report, account: Account, cause: Cause) -> Iterator[Advice]:
+def _need_less(report: OutOfMemoryReport, account: Account, cause: Cause) -> Iterator[Advice]:
     if report.kind in ("mps", "cpu") or report.framework == "driver":
         return
     if cause.name == "larger than the device" and report.kind != "tpu":

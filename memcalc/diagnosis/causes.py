@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from memcalc.diagnosis.accounting import Account
-from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.report import OutOfMemoryReport
 from memcalc.diagnosis.sizes import NOTHING
-from memcalc.estimation.outside import FIRST_GROUP_BYTES
-from memcalc.verdict.kinds import ONE_GPU
-from memcalc.verdict.recorded import reserve_ratio
+from memcalc.estimation.outside_allocator import FIRST_GROUP_BYTES
+from memcalc.verdict.recorded_errors import reserve_ratio
+from memcalc.verdict.run_types import ONE_GPU
 
 # The largest published contexts, kernels included: 1.78 GiB with PyTorch 1.10 and 0.92 GiB with 2.1 on an A100, both
 # with all kernels loaded at once (since CUDA 12.2 kernels are loaded on first use, which needs less).
@@ -46,14 +46,14 @@ class Cause(NamedTuple):
     outside: int  # bytes outside this process's allocator beyond the usual amount of a training process
 
 
-def cause_of(report: Report, account: Account) -> Cause:
+def cause_of(report: OutOfMemoryReport, account: Account) -> Cause:
     """Return the first cause that the figures show."""
     outside = _unusual_outside(report, account)
     fragmented = _fragmented(report, account)
     return Cause(_name(report, account, fragmented=fragmented, outside=outside), fragmented, outside)
 
 
-def _name(report: Report, account: Account, *, fragmented: bool, outside: int) -> Name:
+def _name(report: OutOfMemoryReport, account: Account, *, fragmented: bool, outside: int) -> Name:
     figures, shortfall = report.figures, account.shortfall
     if report.kind == "cpu":
         return "host memory"
@@ -72,7 +72,7 @@ def _name(report: Report, account: Account, *, fragmented: bool, outside: int) -
     return "real need" if shortfall is not None or account.live is not None else "not told"
 
 
-def _limited(report: Report, account: Account) -> bool:
+def _limited(report: OutOfMemoryReport, account: Account) -> bool:
     """Return whether a limit, not the device, made the request fail."""
     figures = report.figures
     if "rejected" in report.wording or report.kind == "mps":
@@ -83,11 +83,11 @@ def _limited(report: Report, account: Account) -> bool:
 
 
 def _would_fit_whole(account: Account) -> bool:
-    usable = account.usable_if_whole
+    usable = account.usable_if_contiguous
     return usable is not None and account.asked is not None and account.asked.low <= usable.high
 
 
-def _fragmented(report: Report, account: Account) -> bool:
+def _fragmented(report: OutOfMemoryReport, account: Account) -> bool:
     """Return whether more is cached than in healthy runs. PyTorch frees unused segments first, so it is fragmented.
 
     BFC reserves its limit at once, so with it any request that fits into its free memory fails because of
@@ -106,7 +106,7 @@ def _fragmented(report: Report, account: Account) -> bool:
     return held.low > used.high * ratio
 
 
-def _unusual_outside(report: Report, account: Account) -> int:
+def _unusual_outside(report: OutOfMemoryReport, account: Account) -> int:
     """Return bytes outside this allocator, minus a context and the buffers of one communication group."""
     own = (account.outside or NOTHING).bytes + (account.unexplained or NOTHING).bytes
     usual = EAGER_CONTEXT_BYTES if "1." in report.wording else CONTEXT_BYTES

@@ -6,24 +6,24 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import NamedTuple
 
-from memcalc.changes.candidates import RESULTS, candidates
-from memcalc.changes.finding import Change, Finder
-from memcalc.changes.run import Run
 from memcalc.diagnosis.accounting import Account
-from memcalc.diagnosis.report import LABELS, Report
+from memcalc.diagnosis.report import LABELS, OutOfMemoryReport
 from memcalc.diagnosis.sizes import NOTHING
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside import communication_library_bytes, outside_bytes
+from memcalc.estimation.outside_allocator import communication_library_bytes, outside_bytes
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Result
-from memcalc.ledger.verdict import Errors, holding_memory
-from memcalc.verdict.needs import Need, least_bytes, need_of
+from memcalc.ledger.verdict import RecordedErrors, holding_memory
+from memcalc.suggestions.candidates import RESULTS, candidates
+from memcalc.suggestions.change_search import ChangeSearch, SuggestedChange
+from memcalc.suggestions.run_overrides import UserRun
+from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class ExplainedReport:
     """An out-of-memory report with the ledger of its run. Bytes.
 
     Args:
@@ -49,12 +49,12 @@ class Explained:
     unexplained: int
     budget: int | None
     budget_source: str
-    needed: Reserved
-    changes: tuple[Change, ...]
+    needed: ReservedMemory
+    changes: tuple[SuggestedChange, ...]
     notes: tuple[str, ...]
 
 
-class Reserved(NamedTuple):
+class ReservedMemory(NamedTuple):
     """Reserved memory of a run, unexplained memory included. Bytes.
 
     Args:
@@ -67,7 +67,7 @@ class Reserved(NamedTuple):
     bytes: int
     low_bytes: int
     high_bytes: int
-    errors: Errors
+    errors: RecordedErrors
 
     def fits(self, budget: int) -> bool | None:
         """Return whether it is within a budget; None if the budget is inside the interval."""
@@ -76,7 +76,7 @@ class Reserved(NamedTuple):
         return False if self.low_bytes > budget else None
 
 
-def explain(run: Run, report: Report, account: Account) -> Explained:
+def explain(run: UserRun, report: OutOfMemoryReport, account: Account) -> ExplainedReport:
     """Return the estimate at the point of failure, and the changes that avoid it."""
     result = estimate(run.spec)
     ledger = result.ledger
@@ -88,7 +88,7 @@ def explain(run: Run, report: Report, account: Account) -> Explained:
     budget, source = _budget(report, account, result)
     needed = _reserved(need_of(run.spec, None, ledger.peak_bytes), unexplained)
     changes = _changes(run, ledger.peak_bytes, unexplained, budget)
-    return Explained(
+    return ExplainedReport(
         result=result,
         phase=phase,
         allocated=ledger.totals[phase],
@@ -113,7 +113,7 @@ def failing_phase(ledger: Ledger, hint: str, held: int | None) -> str:
     return max(phases, key=ledger.totals.__getitem__)
 
 
-def _budget(report: Report, account: Account, result: Result) -> tuple[int | None, str]:
+def _budget(report: OutOfMemoryReport, account: Account, result: Result) -> tuple[int | None, str]:
     """Return the budget of the allocator: what it held plus what it could still reserve."""
     held = report.figures.reserved
     if held is None and account.live is not None:
@@ -126,13 +126,13 @@ def _budget(report: Report, account: Account, result: Result) -> tuple[int | Non
     return usable, f"usable memory of {result.card.name}, less context and NCCL"
 
 
-def _reserved(need: Need, unexplained: int) -> Reserved:
+def _reserved(need: MemoryNeed, unexplained: int) -> ReservedMemory:
     """Return what a run reserves without a limit, plus unexplained memory."""
     low, high = floor(need.reserved_bytes * (1 + need.errors.low)), ceil(need.reserved_bytes * (1 + need.errors.high))
-    return Reserved(need.reserved_bytes + unexplained, low + unexplained, high + unexplained, need.errors)
+    return ReservedMemory(need.reserved_bytes + unexplained, low + unexplained, high + unexplained, need.errors)
 
 
-def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple[Change, ...]:
+def _changes(run: UserRun, peak: int, unexplained: int, budget: int | None) -> tuple[SuggestedChange, ...]:
     """Return changes that fit, then those that may fit, then those that do not."""
     communication = communication_library_bytes(run.spec)
 
@@ -153,7 +153,7 @@ def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple
         unknown = not unexplained and holding_memory(limits_of(spec))
         return reserved.bytes, None if fits and unknown else fits
 
-    finder = Finder(run, candidates(run.spec), peak, judge)
+    finder = ChangeSearch(run, candidates(run.spec), peak, judge)
     singles = finder.singles()
     fitting = [change for change in singles if change.fits]
     if budget is not None:
@@ -163,7 +163,9 @@ def _changes(run: Run, peak: int, unexplained: int, budget: int | None) -> tuple
     return (*fitting, *uncertain, *(change for change in singles if change.fits is False))
 
 
-def _notes(report: Report, result: Result, held: int | None, unexplained: int, *, fits: bool | None) -> list[str]:
+def _notes(
+    report: OutOfMemoryReport, result: Result, held: int | None, unexplained: int, *, fits: bool | None
+) -> list[str]:
     notes = []
     if report.framework not in ("pytorch", "driver"):
         notes.append(f"the estimate is of a PyTorch step; the message is from {LABELS[report.framework]}")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.diagnosis.accounting import Account
-from memcalc.diagnosis.report import Report
-from memcalc.diagnosis.sizes import NOTHING, Printed, total
+from memcalc.diagnosis.report import OutOfMemoryReport
+from memcalc.diagnosis.sizes import NOTHING, PrintedSize, total
 
 
 class Check(NamedTuple):
@@ -26,12 +26,12 @@ class Check(NamedTuple):
     meaning: str
 
 
-def checks(report: Report, account: Account) -> tuple[Check, ...]:
+def checks(report: OutOfMemoryReport, account: Account) -> tuple[Check, ...]:
     """Return every relation that the given figures allow to check."""
     return tuple(_checks(report, account))
 
 
-def _checks(report: Report, account: Account) -> Iterator[Check]:
+def _checks(report: OutOfMemoryReport, account: Account) -> Iterator[Check]:
     figures = report.figures
     allocated, reserved, capacity = figures.allocated, figures.reserved, figures.capacity
     held = None if allocated is None else allocated.plus(figures.private or NOTHING)
@@ -65,16 +65,16 @@ def _checks(report: Report, account: Account) -> Iterator[Check]:
         yield _check("asked > room", account.room.low < account.asked.high, -(account.shortfall or 0), refused)
 
 
-def _exceeds(figure: Printed, bound: Printed | None) -> bool:
+def _exceeds(figure: PrintedSize, bound: PrintedSize | None) -> bool:
     return bound is not None and figure.low > bound.high
 
 
-def _at_most(relation: str, figure: Printed | None, bound: Printed | None, meaning: str) -> Iterator[Check]:
+def _at_most(relation: str, figure: PrintedSize | None, bound: PrintedSize | None, meaning: str) -> Iterator[Check]:
     if figure is not None and bound is not None:
         yield _check(relation, not _exceeds(figure, bound), figure.bytes - bound.bytes, meaning)
 
 
-def _equal(relation: str, figure: Printed, other: Printed) -> Iterator[Check]:
+def _equal(relation: str, figure: PrintedSize, other: PrintedSize) -> Iterator[Check]:
     off = abs(figure.bytes - other.bytes)
     yield _check(relation, off <= figure.slack + other.slack, off, "the message contradicts itself")
 

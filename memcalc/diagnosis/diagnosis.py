@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from memcalc.changes.run import Run
 from memcalc.diagnosis.accounting import Account, account_of
 from memcalc.diagnosis.advice import advice_for
 from memcalc.diagnosis.causes import Cause, cause_of
-from memcalc.diagnosis.changes import Explained, explain
-from memcalc.diagnosis.collecting import collect
+from memcalc.diagnosis.changes import ExplainedReport, explain
 from memcalc.diagnosis.consistency import Check, checks
-from memcalc.diagnosis.report import Report
-from memcalc.diagnosis.scanning import Scanner
+from memcalc.diagnosis.log_reader import Readable
+from memcalc.diagnosis.log_scanner import Scanner
+from memcalc.diagnosis.report import OutOfMemoryReport
+from memcalc.diagnosis.report_assembly import collect
 from memcalc.diagnosis.settings import Advice
-from memcalc.diagnosis.streams import Readable
 from memcalc.errors import InputError
-from memcalc.jupyter import Displayed
+from memcalc.jupyter import NotebookDisplay
+from memcalc.suggestions.run_overrides import UserRun
 from memcalc.text import harmless
 
 
@@ -33,7 +33,7 @@ class Finding:
         advice: remedies, the most promising first.
     """
 
-    report: Report
+    report: OutOfMemoryReport
     account: Account
     checks: tuple[Check, ...]
     cause: Cause
@@ -41,7 +41,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis(Displayed):
+class Diagnosis(NotebookDisplay):
     """The out-of-memory reports of a log.
 
     Args:
@@ -58,7 +58,7 @@ class Diagnosis(Displayed):
     not_kept: int
     harmless: int
     chosen: int
-    explained: Explained | None = None
+    explained: ExplainedReport | None = None
 
     def __repr__(self) -> str:
         """Return the log and its number of reports, in one line."""
@@ -70,7 +70,7 @@ class Diagnosis(Displayed):
         return self.findings[self.chosen]
 
 
-def diagnose(log: str | Path, stream: Readable, run: Run | None = None, report: int = 1) -> Diagnosis:
+def diagnose(log: str | Path, stream: Readable, run: UserRun | None = None, report: int = 1) -> Diagnosis:
     """Find the out-of-memory reports of a log and explain them.
 
     Args:
@@ -104,7 +104,7 @@ def diagnose(log: str | Path, stream: Readable, run: Run | None = None, report: 
     return Diagnosis(str(log), findings, found.not_kept, found.harmless, report - 1, explained)
 
 
-def _finding(report: Report) -> Finding:
+def _finding(report: OutOfMemoryReport) -> Finding:
     account = account_of(report)
     cause = cause_of(report, account)
     return Finding(report, account, checks(report, account), cause, advice_for(report, account, cause))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from memcalc.diagnosis.sizes import Printed
+from memcalc.diagnosis.sizes import PrintedSize
 
 Framework = Literal["pytorch", "paddlepaddle", "tensorflow", "xla", "driver"]
 
@@ -18,15 +18,15 @@ LABELS: dict[Framework, str] = {
 }
 
 
-class Holder(NamedTuple):
+class ProcessMemory(NamedTuple):
     """A process in a message, with its memory on the device."""
 
     pid: int
-    bytes: Printed
+    bytes: PrintedSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class MessageFigures:
     """The figures of one message; None if missing.
 
     Args:
@@ -44,20 +44,20 @@ class Figures:
         buffers: parts of a compiled program, by name (XLA).
     """
 
-    asked: Printed | None = None
-    capacity: Printed | None = None
-    free: Printed | None = None
-    allocated: Printed | None = None
-    reserved: Printed | None = None
-    private: Printed | None = None
-    allowed: Printed | None = None
-    process: Printed | None = None
-    elsewhere: Printed | None = None
-    peak: Printed | None = None
-    exceeded: Printed | None = None
-    buffers: tuple[tuple[str, Printed], ...] = ()
+    asked: PrintedSize | None = None
+    capacity: PrintedSize | None = None
+    free: PrintedSize | None = None
+    allocated: PrintedSize | None = None
+    reserved: PrintedSize | None = None
+    private: PrintedSize | None = None
+    allowed: PrintedSize | None = None
+    process: PrintedSize | None = None
+    elsewhere: PrintedSize | None = None
+    peak: PrintedSize | None = None
+    exceeded: PrintedSize | None = None
+    buffers: tuple[tuple[str, PrintedSize], ...] = ()
 
-    def by_name(self) -> dict[str, Printed]:
+    def by_name(self) -> dict[str, PrintedSize]:
         """Return the individual figures in the message."""
         names = (name for name in self.__slots__ if name != "buffers")
         found = ((name, getattr(self, name)) for name in names)
@@ -65,7 +65,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class OutOfMemoryReport:
     """One out-of-memory report, however often a log repeats it.
 
     Args:
@@ -89,8 +89,8 @@ class Report:
     wording: str
     kind: str = "gpu"
     device: int | None = None
-    figures: Figures = field(default_factory=Figures)
-    holders: tuple[Holder, ...] = ()
+    figures: MessageFigures = field(default_factory=MessageFigures)
+    holders: tuple[ProcessMemory, ...] = ()
     tensor: str = ""
     operator: str = ""
     setting: str = ""

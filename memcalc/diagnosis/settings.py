@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.diagnosis.accounting import Account
-from memcalc.diagnosis.report import Report
+from memcalc.diagnosis.report import OutOfMemoryReport
 
 MIB = 2**20
 
@@ -44,7 +44,7 @@ def gain_of(account: Account, gain: int) -> tuple[int, bool | None]:
     return gain, None if shortfall is None else gain >= shortfall
 
 
-def whole_cache(report: Report, account: Account) -> Iterator[Advice]:
+def whole_cache(report: OutOfMemoryReport, account: Account) -> Iterator[Advice]:
     """Yield allocator settings that avoid fragmentation."""
     if account.cached is None:
         return

@@ -20,7 +20,7 @@ _LETTERS = string.ascii_letters
 NO_LIMIT = 2**60  # more than the memory of any device: allocators print such numbers for "no limit"
 
 
-class Printed(NamedTuple):
+class PrintedSize(NamedTuple):
     """A figure of a message."""
 
     bytes: int
@@ -36,33 +36,33 @@ class Printed(NamedTuple):
         """The upper bound."""
         return self.bytes + self.slack
 
-    def plus(self, other: Printed) -> Printed:
+    def plus(self, other: PrintedSize) -> PrintedSize:
         """Return the sum; the uncertainties add up."""
-        return Printed(self.bytes + other.bytes, self.slack + other.slack)
+        return PrintedSize(self.bytes + other.bytes, self.slack + other.slack)
 
-    def minus(self, other: Printed) -> Printed:
+    def minus(self, other: PrintedSize) -> PrintedSize:
         """Return the difference, negative if a message contradicts itself."""
-        return Printed(self.bytes - other.bytes, self.slack + other.slack)
+        return PrintedSize(self.bytes - other.bytes, self.slack + other.slack)
 
 
-NOTHING = Printed(0)
+NOTHING = PrintedSize(0)
 
 
-def total(figures: list[Printed]) -> Printed:
+def total(figures: list[PrintedSize]) -> PrintedSize:
     """Return the sum of several figures."""
-    return Printed(sum(figure.bytes for figure in figures), sum(figure.slack for figure in figures))
+    return PrintedSize(sum(figure.bytes for figure in figures), sum(figure.slack for figure in figures))
 
 
-def read_size(text: str) -> Printed:
+def read_size(text: str) -> PrintedSize:
     """Return "1.24GiB" as 1.24 * 2^30 bytes with a slack of 0.005 * 2^30; whole bytes are exact."""
     number = text.rstrip(_LETTERS)
     unit = text[len(number) :].upper().removesuffix("YTES").removesuffix("B").removesuffix("I")
     size = 1024 ** _POWERS[unit]
     digits = len(number.partition(".")[2])
     slack = 0 if size == 1 else -(-size // (2 * 10**digits))  # bytes are integers, regardless of printed zeros
-    return Printed(round(Fraction(number) * size), slack)
+    return PrintedSize(round(Fraction(number) * size), slack)
 
 
-def read_exact(text: str) -> Printed:
+def read_exact(text: str) -> PrintedSize:
     """Return a whole number of bytes."""
-    return Printed(int(text))
+    return PrintedSize(int(text))

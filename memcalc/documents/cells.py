@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from memcalc.cells.cell import By, Cell, Cells, Outcome
+from memcalc.cells.cell import By, GridCell, GridCells, Outcome
 from memcalc.documents.shared import SCHEMA_VERSION
 from memcalc.ledger.verdict import Answer
 
@@ -44,7 +44,7 @@ class CellsDocument(TypedDict):
     cells: list[CellRow]
 
 
-def cells_document(cells: Cells) -> CellsDocument:
+def cells_document(cells: GridCells) -> CellsDocument:
     """Return the document of a sweep whose cells have all been answered."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -56,7 +56,7 @@ def cells_document(cells: Cells) -> CellsDocument:
     }
 
 
-def _cell(cell: Cell) -> CellRow:
+def _cell(cell: GridCell) -> CellRow:
     answer = cell.answer
     assert answer is not None
     return {

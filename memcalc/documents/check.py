@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import TypedDict
 
 from memcalc.checking.baseline import VERSION
-from memcalc.checking.report import CheckReport, Growth, Outcome, Status
+from memcalc.checking.report import CheckOutcome, CheckReport, PeakGrowth, Status
 
 
 class Change(TypedDict):
@@ -91,7 +91,7 @@ def check_document(report: CheckReport) -> CheckDocument:
     }
 
 
-def _config(outcome: Outcome) -> CheckedConfig:
+def _config(outcome: CheckOutcome) -> CheckedConfig:
     sizes = outcome.sizes
     return {
         "path": outcome.path,
@@ -122,7 +122,7 @@ def _interval(found: tuple[int, int] | None) -> CheckedInterval | None:
     return None if found is None else {"low_bytes": found[0], "high_bytes": found[1]}
 
 
-def _change(growth: Growth) -> Change:
+def _change(growth: PeakGrowth) -> Change:
     return {
         "baseline_bytes": growth.baseline,
         "difference_bytes": growth.difference,

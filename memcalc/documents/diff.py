@@ -7,7 +7,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-from memcalc.checking.comparison import Comparison, Line
+from memcalc.checking.comparison import Comparison, ComparisonLine
 from memcalc.ledger.result import Result
 
 
@@ -54,5 +54,5 @@ def _run(result: Result) -> DiffRun:
     return {"name": result.spec.name, "peak_phase": result.ledger.peak_phase, "fits": result.fits}
 
 
-def _lines(lines: Iterable[Line]) -> dict[str, DiffLine]:
+def _lines(lines: Iterable[ComparisonLine]) -> dict[str, DiffLine]:
     return {line.name: {"a": line.a, "b": line.b, "difference": line.difference} for line in lines}

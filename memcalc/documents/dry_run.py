@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from memcalc.documents.result import AssumptionRow
 from memcalc.documents.shared import SCHEMA_VERSION, Gpu, LimitRow, OutsideAllocated, gpu
 from memcalc.ledger.verdict import Answer
-from memcalc.nullcuda.result import NOT_MODELLED, DryRun, Process, Usage
+from memcalc.nullcuda.result import NOT_MODELLED, DryRun, PythonProcess, Usage
 from memcalc.nullcuda.sweep import Sweep
 from memcalc.text import masked
 
@@ -192,7 +192,7 @@ def dry_run_document(run: DryRun) -> DryRunDocument:
         "outcome": run.outcome,
         "exit_code": run.exit_code,
         "seconds": round(run.seconds, 3),
-        "would_fit": [card.name for card in run.would_fit],
+        "would_fit": [gpu.name for gpu in run.would_fit],
         "warnings": list(run.warnings),
         "processes": [_process(process) for process in run.processes],
     }
@@ -217,7 +217,7 @@ def _outside(run: DryRun, usage: Usage) -> OutsideAllocated:
     }
 
 
-def _process(process: Process) -> ProcessReport:
+def _process(process: PythonProcess) -> ProcessReport:
     return {
         "pid": process.number,
         "rank": process.rank,

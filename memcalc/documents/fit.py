@@ -18,14 +18,14 @@ from memcalc.documents.shared import (
     limit_row,
     outside_allocated,
 )
-from memcalc.exporters.completing import Export
-from memcalc.fitting.answer import Fit, Nearest
-from memcalc.fitting.costs import TERMS, Costs
-from memcalc.fitting.maxima import Maximum
-from memcalc.fitting.offers import Offer
-from memcalc.fitting.ranking import Best, Ranking
+from memcalc.exporters.completion import Export
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Answer
+from memcalc.search.costs import TERMS, Costs
+from memcalc.search.maxima import Maximum
+from memcalc.search.offers import Offer
+from memcalc.search.ranking import BestLayout, Ranking
+from memcalc.search.result import FitResult, Nearest
 from memcalc.spec.spec import Spec
 from memcalc.verdict.reasons import Reason, Remedy
 
@@ -313,7 +313,7 @@ class FitDocument(TypedDict):
     cost_terms: dict[str, FitTerm]
 
 
-def fit_document(answer: Fit, written: Export | None = None, file: Path | None = None) -> FitDocument:
+def fit_document(answer: FitResult, written: Export | None = None, file: Path | None = None) -> FitDocument:
     """Return the document of a search, with every layout that fits, the cheapest first.
 
     Args:
@@ -382,7 +382,7 @@ def layout_fields(spec: Spec) -> FitLayout:
     }
 
 
-def _layouts(answer: Fit, ranking: Ranking) -> FitLayouts:
+def _layouts(answer: FitResult, ranking: Ranking) -> FitLayouts:
     return {
         "tried": ranking.tried,
         "undecided": ranking.undecided,
@@ -394,7 +394,7 @@ def _layouts(answer: Fit, ranking: Ranking) -> FitLayouts:
     }
 
 
-def _best(found: Best) -> FitBest:
+def _best(found: BestLayout) -> FitBest:
     return {**layout_fields(found.result.spec), **_sized(found.result), "cost_seconds": _costs(found.costs)}
 
 
@@ -448,7 +448,7 @@ def _maximum(found: Maximum) -> FitMaximum:
     }
 
 
-def _minima(answer: Fit) -> FitMinima:
+def _minima(answer: FitResult) -> FitMinima:
     wanted = answer.question.minimize
     if wanted == "gpus":
         return {"gpus": answer.fewest, "may_be_fewer": answer.may_be_fewer}

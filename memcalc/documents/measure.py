@@ -8,10 +8,10 @@ from typing import Any, NotRequired, cast
 from typing_extensions import TypedDict
 
 from memcalc.documents.result import Document, document
-from memcalc.proving.afterwards import Compared, operators_apart, run_of
-from memcalc.proving.beside import Beside
-from memcalc.proving.suite import Outcome
-from memcalc.proving.summary import Errors, Predicted, errors_of, summary
+from memcalc.validation.predicted_vs_measured import PredictedVsMeasured
+from memcalc.validation.record_comparison import RecordComparison, operators_apart, run_of
+from memcalc.validation.suite import SuiteOutcome
+from memcalc.validation.summary import PredictedRecord, PredictionErrors, errors_of, summary
 
 
 class ComparedDocument(Document):
@@ -109,7 +109,7 @@ class RecordsDocument(TypedDict):
     not_traced: list[NotDone]
 
 
-def measured_document(found: Beside, ranks: Sequence[dict[str, Any]] = ()) -> ComparedDocument:
+def measured_document(found: PredictedVsMeasured, ranks: Sequence[dict[str, Any]] = ()) -> ComparedDocument:
     """Return the document of a measured run.
 
     Args:
@@ -126,7 +126,7 @@ def measured_document(found: Beside, ranks: Sequence[dict[str, Any]] = ()) -> Co
     return content
 
 
-def suite_document(outcome: Outcome) -> SuiteDocument:
+def suite_document(outcome: SuiteOutcome) -> SuiteDocument:
     """Return the document of a suite of measured runs."""
     return {
         "runs": len(outcome.records),
@@ -140,7 +140,7 @@ def suite_document(outcome: Outcome) -> SuiteDocument:
     }
 
 
-def records_document(compared: Compared) -> RecordsDocument:
+def records_document(compared: RecordComparison) -> RecordsDocument:
     """Return the document of traces that are compared with records."""
     return {
         "records": len(compared.records),
@@ -151,17 +151,17 @@ def records_document(compared: Compared) -> RecordsDocument:
     }
 
 
-def missed(runs: Sequence[Predicted]) -> list[Predicted]:
+def missed(runs: Sequence[PredictedRecord]) -> list[PredictedRecord]:
     """Return the runs with another peak than predicted."""
     return [run for run in runs if off_by(run)]
 
 
-def off_by(run: Predicted) -> int:
+def off_by(run: PredictedRecord) -> int:
     """Return the predicted peak minus the measured one, in bytes."""
     return run.predicted.ledger.peak_bytes - run.measured.ledger.peak_bytes
 
 
-def _traced(compared: Compared, trace: str) -> TracedRecords:
+def _traced(compared: RecordComparison, trace: str) -> TracedRecords:
     runs = compared.of(trace)
     said, were = compared.deaths(trace)
     return {
@@ -175,7 +175,7 @@ def _traced(compared: Compared, trace: str) -> TracedRecords:
     }
 
 
-def _errors(errors: Sequence[Errors]) -> list[ErrorRow]:
+def _errors(errors: Sequence[PredictionErrors]) -> list[ErrorRow]:
     return [
         {
             "name": each.name,

@@ -7,10 +7,10 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from memcalc.diagnosis.causes import Name
-from memcalc.diagnosis.changes import Explained
+from memcalc.diagnosis.changes import ExplainedReport
 from memcalc.diagnosis.diagnosis import Diagnosis, Finding
 from memcalc.diagnosis.report import Framework
-from memcalc.diagnosis.sizes import Printed
+from memcalc.diagnosis.sizes import PrintedSize
 
 
 class OomDevice(TypedDict):
@@ -220,11 +220,11 @@ def _report(finding: Finding) -> OomReport:
     }
 
 
-def _figure(figure: Printed) -> OomFigure:
+def _figure(figure: PrintedSize) -> OomFigure:
     return {"bytes": figure.bytes, "slack_bytes": figure.slack}
 
 
-def _config(explained: Explained) -> OomConfig:
+def _config(explained: ExplainedReport) -> OomConfig:
     needed = explained.needed
     return {
         "name": explained.result.spec.name,

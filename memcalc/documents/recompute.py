@@ -9,11 +9,11 @@ from typing_extensions import TypedDict
 
 from memcalc.documents.shared import SCHEMA_VERSION, IntervalBytes, LimitRow, SpecDocument, interval, limit_row
 from memcalc.ledger.verdict import Answer
-from memcalc.planning.described import ChainPlanning
-from memcalc.planning.evaluation import Evaluation
-from memcalc.planning.planning import Planning
-from memcalc.planning.verification import Verified
-from memcalc.spec.segments import Segment
+from memcalc.recomputation.chain_file import ChainPlanning
+from memcalc.recomputation.evaluation import Evaluation
+from memcalc.recomputation.recommendation import RecomputeResult
+from memcalc.recomputation.verification import DeviceVerification
+from memcalc.spec.recompute_plan import Segment
 
 
 class RecomputePrice(TypedDict):
@@ -181,7 +181,7 @@ class ChainDocument(TypedDict):
     """null: not requested"""
 
 
-def planning_document(planning: Planning, checked: list[Verified]) -> RecomputeDocument:
+def planning_document(planning: RecomputeResult, checked: list[DeviceVerification]) -> RecomputeDocument:
     """Return the document of a planned run.
 
     Args:
@@ -303,7 +303,7 @@ def _price(evaluation: Evaluation) -> RecomputePrice:
     }
 
 
-def _offload(planning: Planning) -> RecomputeOffload | None:
+def _offload(planning: RecomputeResult) -> RecomputeOffload | None:
     third = planning.third
     if third is None:
         return None

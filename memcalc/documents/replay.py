@@ -7,12 +7,12 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from memcalc.allocator.policy import BlockView, SegmentView, State
-from memcalc.allocator.result import Moment
+from memcalc.allocator.result import CounterSample
+from memcalc.allocator.views import BlockView, SegmentView, State
 from memcalc.documents.shared import Gpu, gpu
 from memcalc.documents.timeline import component_name
 from memcalc.events.event import Event
-from memcalc.replaying import Replay, Trial
+from memcalc.replaying import ReplayComparison, Trial
 from memcalc.snapshots.composition import Composition
 from memcalc.snapshots.releases import release_of
 
@@ -181,7 +181,7 @@ class ReplayDocument(TypedDict):
     notes: list[str]
 
 
-def replay_document(replay: Replay) -> ReplayDocument:
+def replay_document(replay: ReplayComparison) -> ReplayDocument:
     """Return the document of a replay."""
     card, found = replay.card, replay.recommendation
     return {
@@ -215,7 +215,7 @@ def replay_document(replay: Replay) -> ReplayDocument:
     }
 
 
-def _point(moment: Moment, replay: Replay) -> ReplayPoint:
+def _point(moment: CounterSample, replay: ReplayComparison) -> ReplayPoint:
     return {
         "event": moment.event,
         "phase": replay.course.phase_of(moment.event) or None,
@@ -227,7 +227,7 @@ def _point(moment: Moment, replay: Replay) -> ReplayPoint:
     }
 
 
-def _samples(replay: Replay) -> list[list[int]]:
+def _samples(replay: ReplayComparison) -> list[list[int]]:
     allocated, reserved = replay.course.allocated or (), replay.course.reserved or ()
     step = max(1, -(-len(allocated) // SAMPLES))
     return [[at, allocated[at], reserved[at]] for at in range(0, len(allocated), step)]
@@ -280,7 +280,7 @@ def _block(block: BlockView, owner: Event | None) -> ReplayBlock:
     }
 
 
-def _recording(replay: Replay) -> SnapshotReport | None:
+def _recording(replay: ReplayComparison) -> SnapshotReport | None:
     verification, found, recorded = replay.verification, replay.composition, replay.source.recorded
     if found is None or recorded is None:
         return None

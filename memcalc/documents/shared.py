@@ -9,9 +9,9 @@ from pydantic import GetPydanticSchema
 from typing_extensions import TypedDict
 
 from memcalc.ledger.component import Component
-from memcalc.ledger.result import Outside
+from memcalc.ledger.result import OutsideMemory
 from memcalc.ledger.verdict import Verdict
-from memcalc.spec.cards import Card
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 
@@ -61,12 +61,12 @@ class LimitRow(TypedDict):
     at_least_bytes: int
 
 
-def gpu(card: Card) -> Gpu:
+def gpu(gpu: GpuSpec) -> Gpu:
     """Return a GPU with its memory."""
-    return {"name": card.name, "advertised_bytes": card.advertised_bytes, "usable_bytes": card.usable_bytes}
+    return {"name": gpu.name, "advertised_bytes": gpu.advertised_bytes, "usable_bytes": gpu.usable_bytes}
 
 
-def outside_allocated(outside: Outside) -> OutsideAllocated:
+def outside_allocated(outside: OutsideMemory) -> OutsideAllocated:
     """Return the device memory outside allocated blocks."""
     return {
         "cached_segments": outside.cached_segments,

@@ -8,9 +8,9 @@ from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from memcalc.documents.shared import SCHEMA_VERSION
-from memcalc.sweeping.front import Front
+from memcalc.sweeping.pareto_front import GrowthAxes
 from memcalc.sweeping.table import Table
-from memcalc.sweeping.terms import ANSWERS, SweepAnswer
+from memcalc.sweeping.verdict_terms import ANSWERS, SweepAnswer
 
 _FITS: dict[str | None, bool] = {"fits": True, "does-not-fit": False}
 
@@ -98,7 +98,7 @@ def columns(table: Table) -> dict[str, list[Any]]:
         field.rpartition(".")[2]: [point[number] for point in points] for number, field in enumerate(table.grid.fields)
     }
     answers = [ANSWERS[number] if number >= 0 else None for number in table.verdict.tolist()]
-    front = Front(table).members().tolist()
+    front = GrowthAxes(table).members().tolist()
     found |= {
         "valid": valid,
         "fits": [_FITS.get(answer) for answer in answers],

@@ -6,7 +6,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-from memcalc.events.course import Course
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Source
 
@@ -69,39 +69,39 @@ POINTS = 600  # about one for every second pixel of a wide plot
 UNATTRIBUTED = "unattributed"  # bytes without a component
 
 
-def timeline_document(course: Course, name: str, source: Source, points: int = POINTS) -> TimelineDocument:
+def timeline_document(curve: MemoryCurve, name: str, source: Source, points: int = POINTS) -> TimelineDocument:
     """Return memory over a run.
 
     Args:
-        course: the memory curve of the run.
+        curve: the memory curve of the run.
         name: of the run.
         source: where the run comes from.
         points: maximum number of points; each is the peak of its interval of events, so no peak is lost.
     """
-    outline = course.outline(points)
+    outline = curve.outline(points)
     return {
         "schema_version": 1,
         "source": source,
         "name": name,
         "events": outline.length,
         "completed": not outline.failed,
-        "limit_bytes": course.limit,
+        "limit_bytes": curve.limit,
         "peak": {
-            "event": course.peak_event,
-            "phase": course.phase_of(course.peak_event),
-            "allocated_bytes": course.peak_bytes,
-            "reserved_bytes": None if course.reserved is None else max(course.reserved, default=0),
+            "event": curve.peak_event,
+            "phase": curve.phase_of(curve.peak_event),
+            "allocated_bytes": curve.peak_bytes,
+            "reserved_bytes": None if curve.reserved is None else max(curve.reserved, default=0),
         },
         "phases": [{"phase": span.phase, "begin": span.begin, "end": span.end} for span in outline.spans],
         "points": {
-            "begin": [stretch.begin for stretch in outline.stretches],
-            "event": [stretch.event for stretch in outline.stretches],
-            "allocated_bytes": [stretch.total for stretch in outline.stretches],
+            "begin": [interval.begin for interval in outline.stretches],
+            "event": [interval.event for interval in outline.stretches],
+            "allocated_bytes": [interval.total for interval in outline.stretches],
             "reserved_bytes": None
-            if course.reserved is None
-            else [stretch.reserved or 0 for stretch in outline.stretches],
+            if curve.reserved is None
+            else [interval.reserved or 0 for interval in outline.stretches],
             "component_bytes": {
-                component_name(component): [stretch.components[at] for stretch in outline.stretches]
+                component_name(component): [interval.components[at] for interval in outline.stretches]
                 for at, component in enumerate(outline.components)
             },
         },

@@ -7,34 +7,34 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memcalc.errors import InputError
-from memcalc.estimation.arriving import gradients_on_arrival
-from memcalc.estimation.choice import choice_of
-from memcalc.estimation.communication import communication_buffers
-from memcalc.estimation.engines.buffers import Around
-from memcalc.estimation.frozen import all_parameters, trainable_parameters
-from memcalc.estimation.host import host_rows
-from memcalc.estimation.items import BIT, PHASES, STEPS, run_phases
+from memcalc.estimation.host_memory import host_rows
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.moving import moving_items
-from memcalc.estimation.paging import paging_notes
-from memcalc.estimation.parameters import buffer_elements
-from memcalc.estimation.planned import PlannedTimeline
-from memcalc.estimation.recipe_copies import gradients_exist
-from memcalc.estimation.rows import write_rows
-from memcalc.estimation.sized import run_sizer
-from memcalc.estimation.stages import Stage, stages_of
-from memcalc.estimation.states import state_rows
-from memcalc.estimation.windows import window_notes
+from memcalc.estimation.sliding_windows import window_notes
+from memcalc.estimation.transient import transient_rows
+from memcalc.layout.parameters import buffer_elements
+from memcalc.layout.peft_parameters import all_parameters, trainable_parameters
+from memcalc.layout.stages import Stage, stages_of
 from memcalc.ledger.ledger import Ledger
-from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
+from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Result, known
+from memcalc.ledger.row_drafts import BIT, PHASES, STEPS, run_phases
+from memcalc.ledger.row_writer import write_rows
 from memcalc.ledger.textbook import textbook
-from memcalc.spec.cards import Card, find_card
-from memcalc.spec.foreign import refuse_foreign
-from memcalc.spec.kernels import missing_units
+from memcalc.phase_peaks.communication_buffers import communication_buffers
+from memcalc.phase_peaks.layer_buffers import PerLayerBuffers
+from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
+from memcalc.programs.sized_program import run_sizer
+from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.hardware.kernels import missing_units
+from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
+from memcalc.states.gradient_policy import gradient_policy
+from memcalc.states.model_states import state_rows
+from memcalc.states.paged_optimizer import paging_notes
+from memcalc.states.recipe_copies import gradients_exist
+from memcalc.states.state_options import state_options
 
 
-class Played(NamedTuple):
+class AllocatorOverhead(NamedTuple):
     """Allocator overhead of a run, from an allocator replay.
 
     Args:
@@ -45,14 +45,14 @@ class Played(NamedTuple):
 
     rests: Mapping[str, int]
     reserved_bytes: int
-    by_stage: Mapping[int, Played] = MappingProxyType({})
+    by_stage: Mapping[int, AllocatorOverhead] = MappingProxyType({})
 
-    def of(self, stage: int) -> Played:
+    def of(self, stage: int) -> AllocatorOverhead:
         """Return the overhead of one pipeline stage."""
         return self.by_stage.get(stage, self)
 
 
-def estimate(spec: Spec, played: Played | None = None) -> Result:
+def estimate(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
     """Return the memory of each GPU of a run by phase, and the verdict.
 
     Args:
@@ -63,12 +63,12 @@ def estimate(spec: Spec, played: Played | None = None) -> Result:
         InputError: the family, or this implementation of it, is not modelled.
     """
     if spec.inference is not None:
-        from memcalc.estimation.generation.sizing import generation  # a training step does not need this module
+        from memcalc.estimation.generation.estimate import generation  # a training step does not need this module
 
         return generation(spec, played)
-    refuse_foreign(spec)
+    reject_without_formulas(spec)
     refuse_settings(spec)
-    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     ranks = [rank_result(spec, stage, card, played and played.of(stage.index)) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable sort: of equal stages the first one is the headline
     return Result(
@@ -106,11 +106,11 @@ def refuse_settings(spec: Spec) -> None:
         raise error.located("training.alloc_conf") from None
 
 
-def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | None = None) -> RankResult:
+def rank_result(spec: Spec, stage: Stage, gpu: GpuSpec | None, played: AllocatorOverhead | None = None) -> RankResult:
     """Return the ledger of the ranks of one stage and the memory outside it; `played` as in `estimate`."""
     remainders = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
     phases = run_phases(spec)
-    moving = write_rows(moving_items(spec, stage, card), "everything else", remainders, phases)
+    moving = write_rows(transient_rows(spec, stage, gpu), "everything else", remainders, phases)
     ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), tuple(filter(None, phases)))
     held = host_rows(spec, stage)
     host = None if held is None else Ledger((held,), PHASES)
@@ -118,23 +118,25 @@ def rank_result(spec: Spec, stage: Stage, card: Card | None, played: Played | No
 
 
 # Formulas give allocated bytes; `memcalc.verdict` derives reserved bytes.
-UNKNOWN = DeviceMemory(None, None, Outside(0, 0, 0))
+UNKNOWN = DeviceMemory(None, None, OutsideMemory(0, 0, 0))
 
 
-def planned_timeline(spec: Spec) -> tuple[PlannedTimeline, bool]:
+def planned_timeline(spec: Spec) -> tuple[RecomputeTimeline, bool]:
     """Return the timeline of one steady step, with every layer kept and recomputed, and whether an engine has buffers.
 
     Raises:
         InputError: the family, or this implementation of it, is not modelled.
     """
-    refuse_foreign(spec)
-    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    reject_without_formulas(spec)
+    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     stage = stages_of(spec)[0]
-    around = communication_buffers(spec, stage).around
-    gradients = gradients_on_arrival(
-        spec, exist=gradients_exist(choice_of(spec), STEPS), sharded=bool(around.layer_share)
+    layer_buffers = communication_buffers(spec, stage).around
+    gradients = gradient_policy(
+        spec, exist=gradients_exist(state_options(spec), STEPS), sharded=bool(layer_buffers.layer_share)
     )
-    return PlannedTimeline(spec, stage, run_sizer(spec, card), gradients, around), around != Around()
+    return RecomputeTimeline(
+        spec, stage, run_sizer(spec, card), gradients, layer_buffers
+    ), layer_buffers != PerLayerBuffers()
 
 
 def family_notes(spec: Spec) -> Iterator[str]:
@@ -150,9 +152,9 @@ def card_notes(spec: Spec) -> Iterator[str]:
     """Yield notes on what the GPU lacks for this run, and on sequences longer than the model's positions."""
     training, positions = spec.training, spec.model.max_position_embeddings
     if spec.hardware.gpu is not None:
-        card = find_card(spec.hardware.gpu)
-        for lack in missing_units(training.dtype, training.attention, card):
-            yield f"{card.label} has {lack}; the estimate is for {training.dtype} and {training.attention} attention."
+        gpu = find_gpu(spec.hardware.gpu)
+        for lack in missing_units(training.dtype, training.attention, gpu):
+            yield f"{gpu.label} has {lack}; the estimate is for {training.dtype} and {training.attention} attention."
     if training.sequence_length > positions:
         yield f"sequence_length = {training.sequence_length:,} is beyond the model's {positions:,} positions."
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.estimation.blocks.structure import split_by_dtensor
-from memcalc.estimation.outside import communication_library_bytes
-from memcalc.estimation.parameters import count_parameters
-from memcalc.spec.cards import find_card
-from memcalc.spec.families import family_omissions
-from memcalc.spec.kernels import card_omissions
+from memcalc.estimation.outside_allocator import communication_library_bytes
+from memcalc.layout.parameters import count_parameters
+from memcalc.layout.weight_layout import split_by_dtensor
+from memcalc.spec.dtensor_plan import unsplittable
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.hardware.kernels import gpu_omissions
 from memcalc.spec.limits import Limit
+from memcalc.spec.model_families.conversion import family_omissions
 from memcalc.spec.spec import Spec
-from memcalc.spec.splitting import unsplittable
 from memcalc.spec.towers import tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
 
@@ -53,10 +53,10 @@ def limits_of(spec: Spec) -> tuple[Limit, ...]:
 
 def own_limits(spec: Spec) -> tuple[Limit, ...]:
     """Return what the run's own fields leave out, in the order of `not_modelled`."""
-    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     found = _generation(spec) if spec.inference is not None else _training(spec)
     own = (Limit(what, holds_memory) for what, holds_memory in found)
-    return (*(Limit(what, holds_memory=False) for what in card_omissions(card)), *own)
+    return (*(Limit(what, holds_memory=False) for what in gpu_omissions(card)), *own)
 
 
 def resolved(spec: Spec, limit: Limit) -> Limit:

@@ -11,36 +11,36 @@ import math
 from collections.abc import Iterator
 from operator import attrgetter
 
-from memcalc.estimation.allocation import rounded
-from memcalc.estimation.choice import choice_of
-from memcalc.estimation.generation.moments import highest_moments, moment_items
-from memcalc.estimation.items import GENERATION, Item, mask_of
-from memcalc.estimation.sharding import stage_parameters
-from memcalc.estimation.stages import Stage
+from memcalc.allocator.pytorch.block_sizes import rounded
+from memcalc.estimation.generation.forward_peak import forward_peaks, peak_rows
+from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
-from memcalc.spec.cards import Card
+from memcalc.ledger.row_drafts import GENERATION, RowDraft, mask_of
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
+from memcalc.states.state_options import state_options
 
 DRAW = "ATen native/Distributions.cpp, multinomial: q = empty_like(self).exponential_()"
 CACHE = "ATen autocast_mode.cpp, cached_cast"
 SAMPLE = "transformers 5.23 generation/utils.py, _sample: softmax of the next token's scores"
 
 
-def rollout_items(spec: Spec, stage: Stage, card: Card | None) -> Iterator[Item]:
+def rollout_items(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> Iterator[RowDraft]:
     """The peak of generation on one stage: its cache, the tensors of a forward, and those of sampling.
 
     Where autocast runs over fp32 weights, queries and keys are in fp32 as they are rotated; values are counted so too.
     The casts of weights are cached until the forward has ended (ATen autocast_mode.cpp, cached_cast).
     """
     run, mask = generating(spec), mask_of(GENERATION)
-    yield from moment_items(max(highest_moments(run, stage, card).values(), key=attrgetter("bytes")), mask)
+    yield from peak_rows(max(forward_peaks(run, stage, gpu).values(), key=attrgetter("bytes")), mask)
     scores = (run.training.micro_batch_size, spec.model.vocab_size)
     yield _temporary("head", "probabilities of the next token", scores, "fp32", 1, "4·b·V", SAMPLE)
     yield _temporary("head", "random numbers that it is drawn by", scores, "fp32", 1, "4·b·V", DRAW)
     training = spec.training
-    if training.autocasts and training.finetune == "full" and choice_of(spec).base == "fp32":
+    if training.autocasts and training.finetune == "full" and state_options(spec).base == "fp32":
         dtype = training.dtype
         for held in stage_parameters(spec, stage):
             multiplied = held.where != "embedding" or (spec.model.tie_word_embeddings and "tokens" in held.module)
@@ -51,10 +51,10 @@ def rollout_items(spec: Spec, stage: Stage, card: Card | None) -> Iterator[Item]
 
 def _temporary(
     module: str, tensor: str, shape: tuple[int, ...], dtype: str, count: int, formula: str, citation: str
-) -> Item:
+) -> RowDraft:
     each = DTYPE_BYTES[dtype] * math.prod(shape)
     given = (each, rounded(each), mask_of(GENERATION), formula, citation)
-    return Item(Component.TEMPORARIES, module, tensor, shape, dtype, count, *given)
+    return RowDraft(Component.TEMPORARIES, module, tensor, shape, dtype, count, *given)
 
 
 def generating(spec: Spec) -> Spec:
@@ -63,7 +63,7 @@ def generating(spec: Spec) -> Spec:
     assert training.completion_length is not None
     sequences = training.micro_batch_size * (training.steps_per_generation or training.gradient_accumulation_steps)
     prompt = training.sequence_length - training.completion_length
-    dtype = "fp32" if choice_of(spec).base == "fp32" else training.dtype
+    dtype = "fp32" if state_options(spec).base == "fp32" else training.dtype
     inference = InferenceSpec.model_construct(
         batch_size=sequences,
         prompt_length=prompt,

@@ -12,8 +12,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from memcalc.events.course import Course
-from memcalc.events.event import Event, Kind
+from memcalc.events.event import Event, EventType
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.files import write_text
 from memcalc.ledger.component import Component
 
@@ -27,34 +27,34 @@ _THREADS = {_STEPS: "steps", _PHASES: "phases", _MODULES: "modules", _ALLOCATION
 _PROCESS = 1
 
 
-def write_chrome_trace(path: Path | str, course: Course, name: str, *, timed: bool = True) -> None:
+def write_chrome_trace(path: Path | str, curve: MemoryCurve, name: str, *, timed: bool = True) -> None:
     """Write the trace to one file; arguments as for `chrome_trace`."""
-    write_text(path, json.dumps(chrome_trace(course, name, timed=timed), separators=(",", ":")))
+    write_text(path, json.dumps(chrome_trace(curve, name, timed=timed), separators=(",", ":")))
 
 
-def chrome_trace(course: Course, name: str, *, timed: bool = True) -> dict[str, Any]:
+def chrome_trace(curve: MemoryCurve, name: str, *, timed: bool = True) -> dict[str, Any]:
     """Return the trace: a counter of bytes by component, durations of phases and modules, instants of allocations.
 
     Args:
-        course: the memory curve of the run.
+        curve: the memory curve of the run.
         name: of the process in the trace.
         timed: whether the events' times are meaningful. If they are not, or are missing, each event takes one
             microsecond.
     """
-    events = course.timeline.events[: len(course.totals)]
+    events = curve.timeline.events[: len(curve.totals)]
     timed = timed and _timed(events)
     clock = _clock(events, timed=timed)
-    born = [index for index, event in enumerate(events) if event.kind is Kind.ALLOC]
+    born = [index for index, event in enumerate(events) if event.kind is EventType.ALLOC]
     shown = born if len(born) <= INSTANTS else sorted(nlargest(INSTANTS, born, key=lambda index: events[index].bytes))
     samples = min(SAMPLES, len(events))
     return {
         "traceEvents": [
             *_names(name),
-            *_durations(_STEPS, _steps(course), clock),
-            *_durations(_PHASES, ((span.phase, span.begin, span.end) for span in course.spans), clock),
+            *_durations(_STEPS, _steps(curve), clock),
+            *_durations(_PHASES, ((span.phase, span.begin, span.end) for span in curve.spans), clock),
             *_durations(_MODULES, _modules(events), clock),
-            *_counters(course, samples, clock),
-            *_instants(course, shown, clock),
+            *_counters(curve, samples, clock),
+            *_instants(curve, shown, clock),
         ],
         "displayTimeUnit": "ms",
         "otherData": {
@@ -96,9 +96,9 @@ def _durations(thread: int, spans: Iterable[tuple[str, int, int]], clock: list[i
         yield {"ph": "X", "pid": _PROCESS, "tid": thread, "name": name, "ts": clock[begin], "dur": lasted}
 
 
-def _steps(course: Course) -> Iterator[tuple[str, int, int]]:
+def _steps(curve: MemoryCurve) -> Iterator[tuple[str, int, int]]:
     """Yield the steps: consecutive phases with names that end in the same number."""
-    for number, group in groupby(course.spans, key=lambda span: span.phase.rpartition("_")[2]):
+    for number, group in groupby(curve.spans, key=lambda span: span.phase.rpartition("_")[2]):
         spans = list(group)
         if number.isdecimal():
             yield f"step {number}", spans[0].begin, spans[-1].end
@@ -108,32 +108,32 @@ def _modules(events: Sequence[Event]) -> Iterator[tuple[str, int, int]]:
     """Yield the intervals in which one module allocates, including frees in between."""
     begin, last, current = 0, 0, ""
     for index, event in enumerate(events):
-        if event.kind is Kind.PHASE or (event.kind is Kind.ALLOC and event.module != current):
+        if event.kind is EventType.PHASE or (event.kind is EventType.ALLOC and event.module != current):
             if current:
                 yield current, begin, last + 1
-            begin, current = index, event.module if event.kind is Kind.ALLOC else ""
-        if event.kind is Kind.ALLOC:
+            begin, current = index, event.module if event.kind is EventType.ALLOC else ""
+        if event.kind is EventType.ALLOC:
             last = index
     if current:
         yield current, begin, last + 1
 
 
-def _counters(course: Course, samples: int, clock: list[int]) -> Iterator[dict[str, Any]]:
+def _counters(curve: MemoryCurve, samples: int, clock: list[int]) -> Iterator[dict[str, Any]]:
     """Yield two counters: stacked bytes by component, and reserved bytes."""
-    outline = course.outline(samples)
+    outline = curve.outline(samples)
     names = [_name(component) for component in outline.components]
     common: dict[str, Any] = {"ph": "C", "pid": _PROCESS, "tid": 0}
-    for stretch in outline.stretches:
-        place = common | {"ts": clock[stretch.event]}
-        yield place | {"name": "bytes by component", "args": dict(zip(names, stretch.components, strict=True))}
-        if stretch.reserved is not None:
-            yield place | {"name": "reserved bytes", "args": {"reserved": stretch.reserved}}
+    for interval in outline.stretches:
+        place = common | {"ts": clock[interval.event]}
+        yield place | {"name": "bytes by component", "args": dict(zip(names, interval.components, strict=True))}
+        if interval.reserved is not None:
+            yield place | {"name": "reserved bytes", "args": {"reserved": interval.reserved}}
 
 
-def _instants(course: Course, shown: Iterable[int], clock: list[int]) -> Iterator[dict[str, Any]]:
+def _instants(curve: MemoryCurve, shown: Iterable[int], clock: list[int]) -> Iterator[dict[str, Any]]:
     """Yield the allocations with all known attributes and their lifetime."""
-    events = course.timeline.events
-    ends = _ends(course)
+    events = curve.timeline.events
+    ends = _ends(curve)
     for index in shown:
         event = events[index]
         details: dict[str, Any] = {"bytes": event.bytes, "component": _name(event.component)}
@@ -149,14 +149,14 @@ def _instants(course: Course, shown: Iterable[int], clock: list[int]) -> Iterato
         yield place | {"name": event.operator or _name(event.component), "args": details}
 
 
-def _ends(course: Course) -> dict[int, int]:
+def _ends(curve: MemoryCurve) -> dict[int, int]:
     """Return the position of each allocation's free, by the position of the allocation."""
     born: dict[int, int] = {}
     ends = {}
-    for index, event in enumerate(course.timeline.events[: len(course.totals)]):
-        if event.kind is Kind.ALLOC:
+    for index, event in enumerate(curve.timeline.events[: len(curve.totals)]):
+        if event.kind is EventType.ALLOC:
             born[event.storage] = index
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             ends[born.pop(event.storage)] = index
     return ends
 

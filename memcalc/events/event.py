@@ -11,7 +11,7 @@ from memcalc.ledger.component import Component
 PAGEABLE, PINNED = -1, -2
 
 
-class Kind(StrEnum):
+class EventType(StrEnum):
     """The type of an event, named as in PyTorch's memory history where that has it."""
 
     ALLOC = "alloc"  # a storage of `bytes` is allocated on `stream`
@@ -30,7 +30,7 @@ class Event(NamedTuple):
     A storage that is resized in place is freed and allocated again.
     """
 
-    kind: Kind
+    kind: EventType
     storage: int = -1
     bytes: int = 0
     stream: int = 0  # 0 is the default stream; others are numbered in the order of their handles

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from memcalc.errors import InputError
-from memcalc.events.event import Event, Kind
+from memcalc.events.event import Event, EventType
 from memcalc.files import naming, open_file
 from memcalc.ledger.component import Component
 
@@ -24,7 +24,7 @@ VERSION = 1
 LONGEST_LINE = 1_000_000  # bytes; an event has some hundred
 _MOST_BITS = 63  # of addresses, sizes and times
 
-_DEFAULTS = tuple(Event(Kind.ALLOC))
+_DEFAULTS = tuple(Event(EventType.ALLOC))
 _SHAPE = Event._fields.index("shape")
 _COMPONENT = Event._fields.index("component")
 
@@ -142,7 +142,7 @@ def event_from(values: list[Any]) -> Event:
     Raises:
         ValueError, TypeError: a value does not have its column's type.
     """
-    values[0] = Kind(values[0])
+    values[0] = EventType(values[0])
     if len(values) > _COMPONENT and values[_COMPONENT] is not None:
         values[_COMPONENT] = Component(values[_COMPONENT])
     if len(values) > _SHAPE:

@@ -12,7 +12,7 @@ from memcalc.ledger.component import Component
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a path component that is all digits
 
 
-class Group(NamedTuple):
+class AllocationGroup(NamedTuple):
     """Identical allocations: of one size, by one operator and source line.
 
     Their modules differ only in the numbers of their paths.
@@ -33,7 +33,7 @@ def module_pattern(module: str) -> str:
     return _NUMBER.sub("*", module)
 
 
-def groups(events: Iterable[Event]) -> list[Group]:
+def groups(events: Iterable[Event]) -> list[AllocationGroup]:
     """Return the allocations in groups, the largest group first; equal groups in the order of the events."""
     found: dict[tuple[object, ...], list[Event]] = {}
     for event in events:
@@ -42,10 +42,10 @@ def groups(events: Iterable[Event]) -> list[Group]:
     return sorted((_group(alike) for alike in found.values()), key=lambda group: -group.bytes)
 
 
-def _group(alike: list[Event]) -> Group:
+def _group(alike: list[Event]) -> AllocationGroup:
     first = alike[0]
     one_module = all(event.module == first.module for event in alike)
-    return Group(
+    return AllocationGroup(
         first.component,
         first.module if one_module else module_pattern(first.module),
         first.operator,

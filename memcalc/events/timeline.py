@@ -1,6 +1,6 @@
 """The timeline of a stream: which allocations are live after each event, and their sums.
 
-Bytes are requested bytes; `memcalc.allocator.playing` computes allocated and reserved bytes.
+Bytes are requested bytes; `memcalc.allocator.event_replay` computes allocated and reserved bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from memcalc.errors import InputError
-from memcalc.events.event import Event, Kind
+from memcalc.events.event import Event, EventType
 from memcalc.ledger.component import Component
 
 
@@ -58,9 +58,9 @@ class Timeline:
         """Return the allocations that are live after event `index`, in allocation order."""
         living: dict[int, Event] = {}
         for event in self.events[: index + 1]:
-            if event.kind is Kind.ALLOC:
+            if event.kind is EventType.ALLOC:
                 living[event.storage] = event
-            elif event.kind is Kind.FREE:
+            elif event.kind is EventType.FREE:
                 del living[event.storage]
         return list(living.values())
 
@@ -92,7 +92,7 @@ class Timeline:
         """
         peaks: list[PhasePeak] = []
         for index, (event, total) in enumerate(zip(self.events, self.totals, strict=True)):
-            if event.kind is Kind.PHASE:
+            if event.kind is EventType.PHASE:
                 peaks.append(PhasePeak(event.phase, index, total))
             elif peaks and total > peaks[-1].bytes:
                 peaks[-1] = PhasePeak(peaks[-1].phase, index, total)
@@ -111,12 +111,12 @@ def timeline(events: Iterable[Event]) -> Timeline:
     changed: list[Event | None] = []
     for index, event in enumerate(events):
         delta, subject = 0, None
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             if event.storage in living:
                 raise out_of_order(index, event, "allocates", "already allocated")
             living[event.storage] = subject = event
             delta = event.bytes
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             subject = living.pop(event.storage, None)
             if subject is None:
                 raise out_of_order(index, event, "frees", "not allocated")

@@ -20,7 +20,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 
 
-class Program(NamedTuple):
+class ExportTarget(NamedTuple):
     """A program that files can be written for.
 
     Args:
@@ -321,10 +321,10 @@ _YAML = (".yaml", ".yml")
 _TRAINER = ("ddp", "fsdp1", "fsdp2", "deepspeed")
 _TP_CP = ("tensor_parallel", "context_parallel")
 PROGRAMS = {
-    "accelerate": Program("Accelerate", _YAML, _TRAINER, _TP_CP, _accelerate),
-    "deepspeed": Program("DeepSpeed", (".json",), ("ddp", "deepspeed"), (), _deepspeed),
-    "torchtitan": Program("torchtitan", (".toml",), ("ddp", "fsdp2"), DEGREES, _torchtitan),
-    "megatron": Program("Megatron-LM", (".sh",), ("ddp", "megatron"), DEGREES, _megatron),
-    "axolotl": Program("axolotl", _YAML, _TRAINER, _TP_CP, _axolotl),
-    "trainer": Program("transformers' Trainer", _YAML, _TRAINER, (), _trainer),
+    "accelerate": ExportTarget("Accelerate", _YAML, _TRAINER, _TP_CP, _accelerate),
+    "deepspeed": ExportTarget("DeepSpeed", (".json",), ("ddp", "deepspeed"), (), _deepspeed),
+    "torchtitan": ExportTarget("torchtitan", (".toml",), ("ddp", "fsdp2"), DEGREES, _torchtitan),
+    "megatron": ExportTarget("Megatron-LM", (".sh",), ("ddp", "megatron"), DEGREES, _megatron),
+    "axolotl": ExportTarget("axolotl", _YAML, _TRAINER, _TP_CP, _axolotl),
+    "trainer": ExportTarget("transformers' Trainer", _YAML, _TRAINER, (), _trainer),
 }

@@ -13,13 +13,13 @@ from memcalc.spec.programs import number
 FRAMEWORK = "training.framework"
 
 
-class Elsewhere(str):
+class DeferredValue(str):
     """A value that the command line sets, as written in the file: `$2`, `$TENSOR_PARALLEL`."""
 
     __slots__ = ()
 
 
-class Question(NamedTuple):
+class OpenQuestion(NamedTuple):
     """Something that a file leaves open.
 
     Args:
@@ -61,7 +61,7 @@ class Draft:
     elsewhere: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
     limits: list[Limit] = field(default_factory=list)
-    questions: dict[str, Question] = field(default_factory=dict)
+    questions: dict[str, OpenQuestion] = field(default_factory=dict)
 
     def limit(
         self, what: str, why: str = "", *, holds_memory: bool, bytes_per_parameter: int = 0, sequences: int = 0
@@ -107,7 +107,7 @@ class Draft:
         settled = self.given(path)
         if settled is not None:
             return str(settled)
-        self.questions.setdefault(path, Question(path, what, candidates))
+        self.questions.setdefault(path, OpenQuestion(path, what, candidates))
         return self.answers.get(path, candidates[0])
 
     def has(self, package: str, release: str) -> bool:

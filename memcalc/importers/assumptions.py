@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from memcalc.frameworks.draft import Question
-from memcalc.importers.engine import Imported
+from memcalc.frameworks.draft import OpenQuestion
+from memcalc.importers.field_tables import ImportedConfig
 from memcalc.spec.origin import Assumption
 
 _NAMES = ("framework", "versions")  # of which no byte depends, once the other fields follow from them
 Answers = Mapping[str, str]
 
 
-class _Settled(NamedTuple):
+class _ResolvedDraft(NamedTuple):
     """What was read, with answers to all of its questions.
 
     Args:
@@ -27,12 +27,12 @@ class _Settled(NamedTuple):
         moved: its questions: the candidate that was taken, the one with the smallest peak, and the difference.
     """
 
-    imported: Imported
+    imported: ImportedConfig
     peak_bytes: int
-    moved: tuple[tuple[Question, str, str, int], ...]
+    moved: tuple[tuple[OpenQuestion, str, str, int], ...]
 
 
-def settle(read: Callable[[Answers], Imported], peak: Callable[[Imported], int | None]) -> Imported:
+def settle(read: Callable[[Answers], ImportedConfig], peak: Callable[[ImportedConfig], int | None]) -> ImportedConfig:
     """Read a file with the answers that give the largest peak.
 
     Args:
@@ -48,22 +48,22 @@ def settle(read: Callable[[Answers], Imported], peak: Callable[[Imported], int |
         return first
     sizes: dict[str, int | None] = {}
 
-    def sized(imported: Imported) -> int | None:
-        training = {name: value for name, value in imported.blocks.get("training", {}).items() if name not in _NAMES}
-        key = repr({**imported.blocks, "training": training})
+    def sized(config: ImportedConfig) -> int | None:
+        training = {name: value for name, value in config.blocks.get("training", {}).items() if name not in _NAMES}
+        key = repr({**config.blocks, "training": training})
         if key not in sizes:
-            sizes[key] = peak(imported)
+            sizes[key] = peak(config)
         return sizes[key]
 
-    def largest(answers: Answers, imported: Imported) -> _Settled | None:
-        question = next((each for each in imported.questions if each.field not in answers), None)
+    def largest(answers: Answers, config: ImportedConfig) -> _ResolvedDraft | None:
+        question = next((each for each in config.questions if each.field not in answers), None)
         if question is None:
-            size = sized(imported)
-            return None if size is None else _Settled(imported, size, ())
-        tried: dict[str, _Settled | None] = {}
+            size = sized(config)
+            return None if size is None else _ResolvedDraft(config, size, ())
+        tried: dict[str, _ResolvedDraft | None] = {}
         for candidate in question.candidates:  # without an answer, it was read with the first one
             further = {**answers, question.field: candidate}
-            tried[candidate] = largest(further, imported if candidate == question.candidates[0] else read(further))
+            tried[candidate] = largest(further, config if candidate == question.candidates[0] else read(further))
         known = {candidate: each for candidate, each in tried.items() if each is not None}
         if len(known) < len(tried):
             return None

@@ -1,6 +1,6 @@
 """What was made of a Hugging Face config.json: which keys its family reads, which have no effect, which are not known.
 
-The families themselves are data (`memcalc.spec.families`); here their keys are only listed.
+The families themselves are data (`memcalc.spec.model_families.conversion`); here their keys are only listed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.importers.engine import Imported, told_once
+from memcalc.importers.field_tables import ImportedConfig, told_once
 from memcalc.importers.file_format import FileFormat, nothing, overcounted
-from memcalc.spec.families import keys_of, known_families
 from memcalc.spec.limits import Limit
+from memcalc.spec.model_families.conversion import keys_of, known_families
 
 _OTHER_HEADS = re.compile(
     r"For(?:SequenceClassification|TokenClassification|QuestionAnswering|Reward\w*)$|(?<!LMHead)Model$"
@@ -62,7 +62,7 @@ CONFIG_JSON = FileFormat(
 )
 
 
-def listed(data: Mapping[str, Any]) -> Imported | None:
+def listed(data: Mapping[str, Any]) -> ImportedConfig | None:
     """The lists of a config.json; None where the family is not known, which the loader says better."""
     model_type = data.get("model_type")
     if model_type not in known_families():
@@ -84,7 +84,7 @@ def listed(data: Mapping[str, Any]) -> Imported | None:
             limits += meaning.limits_of(value)
         else:
             no_effect.append((key, meaning.words))
-    return Imported(
+    return ImportedConfig(
         CONFIG_JSON,
         {},
         tuple(mapped),

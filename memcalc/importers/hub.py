@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memcalc.catalogue.resolution import resolve
-from memcalc.importers.engine import Imported, read
+from memcalc.importers.field_tables import ImportedConfig, read
 from memcalc.importers.huggingface import TRAINING_ARGUMENTS
 
 TRAINER = "transformers 5.23 Trainer"  # the version with the fields and defaults of `importers.huggingface`
@@ -21,7 +21,7 @@ _ARGUMENTS: dict[object, dict[str, object]] = {
 }
 
 
-def trainer_run(hub_id: str, overridden: Mapping[str, Any]) -> Imported:
+def trainer_run(hub_id: str, overridden: Mapping[str, Any]) -> ImportedConfig:
     """Return the run of Trainer on a published model: micro-batch 1, everything else as TrainingArguments default it.
 
     Args:

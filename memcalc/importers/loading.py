@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError, MemcalcError
 from memcalc.files import is_file, read_text
-from memcalc.spec.loading import Opened, load_opened
+from memcalc.spec.loading import OpenedConfig, load_opened
 from memcalc.spec.loading import load as load_own
 from memcalc.spec.loading import open_source as open_own
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.reading import MODEL_CONFIG, STANDARD_INPUT, names_hub_id, standard_input
-from memcalc.spec.rules import check_rules
+from memcalc.spec.rule_sets.run import check_rules
 from memcalc.spec.spec import Spec
-from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
+from memcalc.spec.yaml_source import MAX_CHARACTERS, YamlSource, parse_yaml
 from memcalc.spec.yaml_source import Path as Place
 
 if TYPE_CHECKING:
-    from memcalc.importers.engine import Imported
+    from memcalc.importers.field_tables import ImportedConfig
 
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 _SUFFIXES = (".yaml", ".yml", ".json", ".toml", *_SCRIPTS)
@@ -33,7 +33,7 @@ def load(
     overrides: Iterable[str] = (),
     *,
     gpu: str | None = None,
-    check: Callable[[Spec, Source], None] = check_rules,
+    check: Callable[[Spec, YamlSource], None] = check_rules,
 ) -> Spec:
     """The fully resolved spec of a configuration, whoever's it is.
 
@@ -51,8 +51,8 @@ def load(
         if not overrides and gpu is None:
             return source
         return load_own(source.model_dump(), overrides, gpu=gpu, check=check).with_origin(source.origin)
-    imported = None if isinstance(source, Mapping) else import_file(source, overrides)
-    if imported is None:
+    config = None if isinstance(source, Mapping) else import_file(source, overrides)
+    if config is None:
         _refuse_other_texts(source)
         spec = load_own(source, overrides, gpu=gpu, check=check)
         lists = None if isinstance(source, Mapping) else list_config_json(source)
@@ -60,17 +60,17 @@ def load(
             return spec
         return spec.with_origin(spec.origin.joined(lists.origin()))
     path = _path(source)
-    read = _opened(imported, overrides, path)
+    read = _opened(config, overrides, path)
     try:
         return load_opened(read, parse_overrides(overrides), gpu=gpu, check=check)
     except InputError as error:
         where = error.where.removeprefix("configuration").lstrip(": ")
-        if imported.name:  # of a hub id, which the error names itself
+        if config.name:  # of a hub id, which the error names itself
             raise InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": ")) from None
         raise InputError(error.problem, error.remedy, f"{path.name}: {where}" if where else path.name) from None
 
 
-def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Opened:
+def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> OpenedConfig:
     """A configuration read once, whoever's it is, to be loaded with many values of the fields that `overrides` name.
 
     Raises:
@@ -86,16 +86,16 @@ def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[st
     return open_own(source)
 
 
-def _opened(imported: Imported, overrides: tuple[str, ...], path: Path) -> Opened:
+def _opened(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> OpenedConfig:
     given = set(parse_overrides(overrides))
-    _check_elsewhere(imported, path)
-    _check_model(imported, given, path)
-    _check_ranks(imported, given, path)
-    name = "unnamed" if path.name == STANDARD_INPUT else imported.name or path.stem
-    return open_own({"name": name, **imported.blocks})._replace(origin=imported.origin())
+    _check_elsewhere(config, path)
+    _check_model(config, given, path)
+    _check_ranks(config, given, path)
+    name = "unnamed" if path.name == STANDARD_INPUT else config.name or path.stem
+    return open_own({"name": name, **config.blocks})._replace(origin=config.origin())
 
 
-def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported | None:
+def import_file(source: str | Path, overrides: Iterable[str] = ()) -> ImportedConfig | None:
     """A file of another framework, or the run of a hub id, in our words; None if it is neither.
 
     What the file leaves open is settled so that the peak is the largest (`importers.assumptions`).
@@ -116,7 +116,7 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported |
     if not candidates:
         return None
     from memcalc.importers.assumptions import settle
-    from memcalc.importers.engine import read  # a table for each format: only for those who need one
+    from memcalc.importers.field_tables import read  # a table for each format: only for those who need one
     from memcalc.importers.registry import recognised
 
     data = next((each for each in candidates if recognised(each) is not None), candidates[0])
@@ -132,13 +132,13 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> Imported |
         raise error.located(path.name) from None
 
 
-def _peak(imported: Imported, overrides: tuple[str, ...], path: Path) -> int | None:
+def _peak(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> int | None:
     """The allocated peak of a file that was read, by formulas; None: it cannot be sized, and loading it says why."""
-    from memcalc.estimation.moving import peak_bytes
-    from memcalc.estimation.stages import stages_that_matter
+    from memcalc.estimation.transient import peak_bytes
+    from memcalc.layout.stages import stages_that_matter
 
     try:
-        spec = load_opened(_opened(imported, overrides, path), parse_overrides(overrides), check=lambda *_: None)
+        spec = load_opened(_opened(config, overrides, path), parse_overrides(overrides), check=lambda *_: None)
         return max(peak_bytes(spec, stage, None) for stage in stages_that_matter(spec))
     except MemcalcError:
         return None
@@ -150,7 +150,7 @@ def _fields(overrides: Iterable[str]) -> Mapping[str, Any]:
     return {"parallelism.data_parallel": None, **found} if "parallelism.gpus" in found else found
 
 
-def list_config_json(source: str | Path) -> Imported | None:
+def list_config_json(source: str | Path) -> ImportedConfig | None:
     """What was made of the keys of a Hugging Face config.json; None if the file is none."""
     path = _path(source)
     if is_file(path / MODEL_CONFIG):
@@ -251,36 +251,36 @@ def _parsed(text: str, suffix: str, label: str) -> Mapping[str, Any] | None:
     return data
 
 
-def _check_ranks(imported: Imported, given: set[Place], path: Path) -> None:
+def _check_ranks(config: ImportedConfig, given: set[Place], path: Path) -> None:
     """A run that shards says over how many GPUs: a guess would be off by as many times."""
-    stage = imported.blocks.get("parallelism", {}).get("zero_stage", 0)
-    if stage and any(place == "parallelism.data_parallel" for place, _ in imported.missing):
+    stage = config.blocks.get("parallelism", {}).get("zero_stage", 0)
+    if stage and any(place == "parallelism.data_parallel" for place, _ in config.missing):
         if ("parallelism", "zero_stage") in given:
             return
         raise InputError(
-            f"the {imported.framework.name} config uses ZeRO stage {stage} but does not set the number of GPUs.",
+            f"the {config.framework.name} config uses ZeRO stage {stage} but does not set the number of GPUs.",
             "Add --set data_parallel=N.",
             path.name,
         )
 
 
-def _check_elsewhere(imported: Imported, path: Path) -> None:
+def _check_elsewhere(config: ImportedConfig, path: Path) -> None:
     """Raise an error that names the fields that the command line must set; for replicas a note assumes one."""
-    asked = [(field, ours) for field, ours in imported.elsewhere if ours != ("parallelism.data_parallel",)]
+    asked = [(field, ours) for field, ours in config.elsewhere if ours != ("parallelism.data_parallel",)]
     if not asked:
         return
     fields = ", ".join(field for field, _ in asked)
     settings = " ".join(f"--set {each}=" for each in dict.fromkeys(each for _, ours in asked for each in ours))
     raise InputError(
-        f"this configuration of {imported.framework.name} leaves to the command line: {fields}.",
+        f"this configuration of {config.framework.name} leaves to the command line: {fields}.",
         f"Add {settings}",
         path.name,
     )
 
 
-def _check_model(imported: Imported, given: set[Place], path: Path) -> None:
+def _check_model(config: ImportedConfig, given: set[Place], path: Path) -> None:
     """Raise an error that names missing sizes of the model."""
-    blocks = imported.blocks
+    blocks = config.blocks
     if blocks.keys() & {"preset", "hf_config"} or given & {("preset",), ("hf_config",)}:
         return
     model = blocks.get("model", {})
@@ -288,7 +288,7 @@ def _check_model(imported: Imported, given: set[Place], path: Path) -> None:
     if not missing:
         return
     raise InputError(
-        f"this configuration of {imported.framework.name} does not define the model: it lacks {', '.join(missing)}.",
+        f"this configuration of {config.framework.name} does not define the model: it lacks {', '.join(missing)}.",
         "Name the model with --set preset= (see `memcalc models`) or --set hf_config=PATH, or set these fields.",
         path.name,
     )

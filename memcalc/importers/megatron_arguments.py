@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memcalc.frameworks.draft import Elsewhere
-from memcalc.importers.shell.marks import Marks, is_open
+from memcalc.frameworks.draft import DeferredValue
+from memcalc.importers.shell.marks import MarkTable, is_open
 from memcalc.importers.shell.script import Script, read_script
 from memcalc.importers.shell.tokens import ShellError
 
@@ -28,7 +28,7 @@ def arguments_of(text: str) -> dict[str, Any]:
 
     Of a script they are those of the command that trains, with what its launcher says of processes and nodes; of a file
     that starts no program, those in it or in its variables. What the text leaves open (the caller's
-    arguments, the environment, branches that it does not decide) is `Elsewhere`.
+    arguments, the environment, branches that it does not decide) is `DeferredValue`.
     """
     nodes = _NODES.search(text)
     given = "".join(f"{name}={nodes[1]}\n" for name in _SLURMS) if nodes else ""
@@ -97,7 +97,7 @@ def _apart(words: Sequence[str]) -> Iterator[str]:
 class _Reader:
     """Return the options of words, with those of unresolved words that have known choices."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: MarkTable) -> None:
         self.marks = marks
         self.known: dict[str, Options] = {}
 
@@ -157,9 +157,9 @@ class _Reader:
         return found
 
 
-def _value(words: Sequence[str], marks: Marks) -> Any:
+def _value(words: Sequence[str], marks: MarkTable) -> Any:
     if any(map(is_open, words)):
-        return Elsewhere(" ".join(marks.shown(word) for word in words))
+        return DeferredValue(" ".join(marks.shown(word) for word in words))
     if not words:
         return True
     return _plain(words[0]) if len(words) == 1 else [_plain(word) for word in words]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.frameworks.draft import Draft
 from memcalc.importers.file_format import overcounted
-from memcalc.spec.offload_rules import DEEPSPEED_ON_THE_CPU, TORCH_ON_THE_CPU
+from memcalc.spec.rule_sets.offload import DEEPSPEED_ON_THE_CPU, TORCH_ON_THE_CPU
 
 # Hooks of torchtune and TRL keep some tensors of forward on the device, too: save_on_cpu is near, and not the same.
 ACTIVATIONS = overcounted("activations offloaded to the CPU", "--set offload_activations=pinned is the closest setting")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from memcalc.jupyter import Displayed
+from memcalc.jupyter import NotebookDisplay
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.verdict import Answer, Interval, Verdict
-from memcalc.spec.cards import Card
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 from memcalc.text import harmless
@@ -37,7 +37,7 @@ class Textbook:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class OutsideMemory:
     """Device memory that the process holds outside the blocks that PyTorch has allocated. Bytes.
 
     Args:
@@ -62,7 +62,7 @@ class DeviceMemory(NamedTuple):
 
     reserved_bytes: int | None
     device_bytes: int | None
-    outside: Outside
+    outside: OutsideMemory
 
 
 def known(memory: DeviceMemory) -> Callable[[], DeviceMemory]:
@@ -97,13 +97,13 @@ class RankResult:
         return self.memory().device_bytes
 
     @property
-    def outside(self) -> Outside:
+    def outside(self) -> OutsideMemory:
         """Device memory outside the allocated blocks."""
         return self.memory().outside
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
+class LargestBatchAndContext:
     """The largest batch and context that fit the GPU, one at a time; 0 if not even 1 fits."""
 
     batch_size: int  # with the run's context length
@@ -123,10 +123,10 @@ class Generation:
 
     bytes_per_token: int
     bytes_per_sequence: int
-    search: Callable[[], Largest] | None = None
+    search: Callable[[], LargestBatchAndContext] | None = None
 
     @property
-    def largest(self) -> Largest | None:
+    def largest(self) -> LargestBatchAndContext | None:
         """The largest batch and context that fit, found by allocator replays; None without a GPU."""
         return None if self.search is None else self.search()
 
@@ -156,7 +156,7 @@ class Sizing:
     buffer_elements: int
     ranks: tuple[RankResult, ...]
     confidence: Confidence
-    card: Card | None
+    card: GpuSpec | None
     limits: tuple[Limit, ...]
     notes: tuple[str, ...] = field(default=())
     judgement: Verdict | None = None
@@ -217,7 +217,7 @@ class ModuleResult(Sizing):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result(Sizing, Displayed):
+class Result(Sizing, NotebookDisplay):
     """The result of a run that has a configuration.
 
     An estimate may be lazy: `ranks` are computed from formulas at once. The allocator replay runs when `replayed` or a

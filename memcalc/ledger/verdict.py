@@ -15,7 +15,7 @@ Answer = Literal["fits", "does-not-fit", "unknown"]
 Basis = Literal["bounds", "replay", "records"]
 
 
-class Errors(NamedTuple):
+class RecordedErrors(NamedTuple):
     """Errors of the estimates of recorded runs of one kind, as fractions of the estimated reserved memory.
 
     Args:
@@ -48,7 +48,7 @@ class Interval(NamedTuple):
 
     low_bytes: int
     high_bytes: int
-    errors: Errors
+    errors: RecordedErrors
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
+from memcalc.directories import compiler_cache, temporary_directory
 from memcalc.errors import InputError, MemcalcError, OutOfMemory, Unavailable
-from memcalc.folders import compiler_cache, temporary_folder
 from memcalc.measuring.job import Job, encoded
-from memcalc.measuring.measurement import Device
+from memcalc.measuring.measurement import MeasuredDevice
 
 # For another Python, which finds memcalc by PYTHONPATH; -P keeps the working directory off the path.
 WORKER = ("-P", "-m", "memcalc.measuring.worker")
@@ -47,7 +47,7 @@ class Worker:
         self.variables = dict(variables or {})
         self._process: subprocess.Popen[str] | None = None
         self._closing = ExitStack()
-        self._folder = self._closing.enter_context(temporary_folder("memcalc-measure-"))
+        self._folder = self._closing.enter_context(temporary_directory("memcalc-measure-"))
         self._errors = self._folder / "stderr"
 
     @property
@@ -65,7 +65,7 @@ class Worker:
         """
         return self._answer(job.line())
 
-    def describe(self, device: str | None) -> tuple[Device, dict[str, str]]:
+    def describe(self, device: str | None) -> tuple[MeasuredDevice, dict[str, str]]:
         """Return a device and its software versions, as the records of runs on it have them.
 
         Raises:
@@ -73,7 +73,7 @@ class Worker:
             Unavailable: there is no such device.
         """
         found = self._answer(encoded({"describe": device}))
-        return Device(**found["device"]), found["versions"]
+        return MeasuredDevice(**found["device"]), found["versions"]
 
     def _answer(self, line: str) -> dict[str, Any]:
         process = self._process or self._start()

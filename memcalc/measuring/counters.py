@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from memcalc.events.event import Event, Kind
+from memcalc.events.event import Event, EventType
 from memcalc.events.timeline import timeline
+from memcalc.measuring.cpu_profile import MARK, CpuProfile, levels
 from memcalc.measuring.measurement import MeasuredPhase
-from memcalc.measuring.profiled import MARK, Profiled, levels
 
 
-class Log:
+class CounterLog:
     """Phases in the order of their first run."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class CudaCounters:
     def __init__(self, device: torch.device, in_use: Callable[[], int]) -> None:
         self.device = device
         self._in_use = in_use
-        self._log = Log()
+        self._log = CounterLog()
 
     @property
     def phases(self) -> tuple[MeasuredPhase, ...]:
@@ -91,8 +91,8 @@ class CpuCounters:
     """Profiles the whole run; allocated bytes are relative to the time before the model was built."""
 
     def __init__(self) -> None:
-        self._log = Log()
-        self.profiled: Profiled | None = None  # set when the run is over
+        self._log = CounterLog()
+        self.profiled: CpuProfile | None = None  # set when the run is over
         self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     @property
@@ -117,12 +117,12 @@ class CpuCounters:
 
     def _read(self) -> None:
         """Assign the allocator's records to the phases' spans."""
-        found = self.profiled = Profiled(self._profiler)
+        found = self.profiled = CpuProfile(self._profiler)
         for level in levels(found.lives, found.spans):
             self._log.add(MeasuredPhase(level.phase, level.peak, level.end, inside=level.inside))
 
 
-class Unheard:
+class RecorderCounters:
     """Counters for a rank on the CPU, taken from the recorder, which sees every storage end.
 
     The profiler's allocator records are incomplete there, because collectives free memory in their own threads.
@@ -143,8 +143,8 @@ class Unheard:
     def hear(self, events: Sequence[Event]) -> None:
         """Set the phases from the recorded events."""
         line = timeline(events)
-        log = Log()
-        marks = [(at, event.phase) for at, event in enumerate(line.events) if event.kind is Kind.PHASE]
+        log = CounterLog()
+        marks = [(at, event.phase) for at, event in enumerate(line.events) if event.kind is EventType.PHASE]
         ends = [at for at, _ in marks[1:]] + [len(line.events)]
         for (begin, name), end in zip(marks, ends, strict=True):
             totals = line.totals[begin:end]

@@ -12,8 +12,8 @@ from importlib import metadata
 import torch
 
 from memcalc.errors import InputError, Unavailable
-from memcalc.measuring.driver import View
-from memcalc.measuring.measurement import Device
+from memcalc.measuring.measurement import MeasuredDevice
+from memcalc.measuring.nvml import View
 from memcalc.units import whole_number
 
 # Set by the parent of a process on the null CUDA device: the emulated GPU.
@@ -66,7 +66,7 @@ def why_no_gpu() -> str:
     return "PyTorch sees none" + (f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else "")
 
 
-def describe_device(device: torch.device, view: View | None = None, context: int | None = None) -> Device:
+def describe_device(device: torch.device, view: View | None = None, context: int | None = None) -> MeasuredDevice:
     """Return the description of a device for results and records.
 
     Args:
@@ -75,10 +75,10 @@ def describe_device(device: torch.device, view: View | None = None, context: int
         context: bytes of the CUDA context.
     """
     if device.type == "cpu":
-        return Device("cpu", "cpu", platform.processor() or platform.machine())
+        return MeasuredDevice("cpu", "cpu", platform.processor() or platform.machine())
     properties = torch.cuda.get_device_properties(device)
     card = os.environ.get(NULL_CARD)
-    return Device(
+    return MeasuredDevice(
         kind="cuda" if card is None else "null cuda",
         identifier=str(device) if card is None else f"null:{card}",
         name=properties.name,

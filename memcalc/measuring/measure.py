@@ -14,7 +14,7 @@ from memcalc.events import read_events
 from memcalc.events.files import event_from
 from memcalc.measuring.client import Worker
 from memcalc.measuring.job import Job
-from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, Measurement, phase_from
+from memcalc.measuring.measurement import OUT_OF_MEMORY, MeasuredDevice, Measurement, phase_from
 from memcalc.measuring.records import RECORDS
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
@@ -23,7 +23,7 @@ from memcalc.text import masked
 ADVICE = " If reserved but unallocated"  # generic advice that follows the figures in PyTorch's message
 
 
-class RanOut(OutOfMemory):
+class MeasurementOutOfMemory(OutOfMemory):
     """A measured run ran out of memory; the figures up to that point are attached."""
 
     def __init__(self, text: str, measurement: Measurement) -> None:
@@ -31,7 +31,7 @@ class RanOut(OutOfMemory):
         self.measurement = measurement
 
 
-class NotKept(Unavailable):
+class RecordNotWritten(Unavailable):
     """The record of a measured run could not be written; the measurement is attached."""
 
     def __init__(self, text: str, measurement: Measurement) -> None:
@@ -102,12 +102,12 @@ def keep(measurement: Measurement, record: str | Path | None) -> None:
     unkept = None if record is None else unwritten((measurement.to_record(),), record)
     try:
         refuse_death(measurement, None if unkept else record)
-    except RanOut as error:
+    except MeasurementOutOfMemory as error:
         if unkept is None:
             raise
-        raise NotKept(f"{error}\n{unkept}", measurement) from None
+        raise RecordNotWritten(f"{error}\n{unkept}", measurement) from None
     if unkept is not None:
-        raise NotKept(str(unkept), measurement)
+        raise RecordNotWritten(str(unkept), measurement)
 
 
 def unwritten(records: Iterable[dict[str, Any]], file: str | Path) -> NotWritten | None:
@@ -124,7 +124,7 @@ def measured(job: Job, answer: dict[str, Any], command: str) -> Measurement:
 
     Args:
         job: the job that was sent.
-        answer: as `memcalc.measuring.child` returns it.
+        answer: as `memcalc.measuring.run_process` returns it.
         command: the command in the record.
     """
     unwritten: list[Any] | None = answer.get("events")
@@ -132,7 +132,7 @@ def measured(job: Job, answer: dict[str, Any], command: str) -> Measurement:
     return Measurement(
         spec=job.spec,
         steps=job.steps,
-        device=Device(**answer["device"]),
+        device=MeasuredDevice(**answer["device"]),
         versions=answer["versions"],
         allocator=answer["allocator"],
         command=command,
@@ -159,7 +159,7 @@ def refuse_death(measurement: Measurement, record: str | Path | None) -> None:
     message = (measurement.message or "").partition("\n")[0].partition(ADVICE)[0]
     kept = "" if record is None else f" The record up to that point is in {record}."
     text = f"{measurement.spec.name} ran out of memory in {measurement.phases[-1].name}: {message}{kept}"
-    raise RanOut(text, measurement)
+    raise MeasurementOutOfMemory(text, measurement)
 
 
 def typed() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.events.event import Event
 from memcalc.ledger.result import Result
-from memcalc.recorder.judged import Judged
+from memcalc.recorder.run_analysis import RunAnalysis
 from memcalc.spec.spec import Spec
 
 DONE, OUT_OF_MEMORY = "done", "out of memory"
@@ -41,7 +41,7 @@ class MeasuredPhase:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class MeasuredDevice:
     """The device of a measurement.
 
     Args:
@@ -93,7 +93,7 @@ class Measurement:
 
     spec: Spec
     steps: int
-    device: Device
+    device: MeasuredDevice
     versions: dict[str, str]
     allocator: str
     command: str
@@ -115,7 +115,7 @@ class Measurement:
         return max(self.phases, key=lambda phase: phase.peak_allocated_bytes)
 
     @cached_property
-    def judged(self) -> Judged:
+    def judged(self) -> RunAnalysis:
         """The events summed and replayed: the input of plots and tables of a run."""
         from memcalc.measuring.result import judged
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memcalc.directories import temporary_compiler_cache, temporary_directory
 from memcalc.errors import InputError
-from memcalc.folders import temporary_compiler_cache, temporary_folder
 from memcalc.measuring.job import Job
-from memcalc.measuring.measure import NotKept, keep, measured, typed, unwritten
+from memcalc.measuring.measure import RecordNotWritten, keep, measured, typed, unwritten
 from memcalc.measuring.measurement import Measurement
 from memcalc.measuring.records import RECORDS
 from memcalc.spec.spec import Spec
@@ -22,7 +22,7 @@ LETTING_GO = 0.005  # seconds, enough for the gloo thread to run on a busy machi
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """This process's rank, the number of ranks, and its local rank, from torchrun's environment."""
 
     rank: int
@@ -30,10 +30,10 @@ class Place:
     local: int
 
 
-def place() -> Place | None:
+def place() -> RankPlace | None:
     """Return this process's place; None if it is not one of several ranks."""
     try:
-        found = Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        found = RankPlace(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
     except (KeyError, ValueError):
         return None
     return found if found.ranks > 1 else None
@@ -41,7 +41,7 @@ def place() -> Place | None:
 
 def measure_rank(
     spec: Spec,
-    here: Place,
+    here: RankPlace,
     device: str,
     steps: int,
     record: str | Path | None,
@@ -66,7 +66,7 @@ def measure_rank(
         RanOut: this rank ran out of memory.
         NotKept: the record could not be written.
     """
-    from memcalc.measuring.child import perform
+    from memcalc.measuring.run_process import perform
 
     if record is not None:
         RECORDS.check(Path(record))
@@ -76,7 +76,7 @@ def measure_rank(
     with (
         temporary_compiler_cache(),
         process_group(backend, here) as gather,
-        temporary_folder("memcalc-rank-") as folder,
+        temporary_directory("memcalc-rank-") as folder,
     ):
         job = Job(spec, steps, device, alloc_conf, f"{folder}/events.jsonl", force)
         found = measured(job, perform(job), typed())
@@ -86,11 +86,11 @@ def measure_rank(
         records = tuple(gather(measurement.to_record()))
     unkept = unwritten(records, record) if record is not None and here.rank == 0 else None
     if unkept is not None:
-        raise NotKept(str(unkept), measurement)
+        raise RecordNotWritten(str(unkept), measurement)
     return measurement, records
 
 
-def device_of_rank(asked: str | None, here: Place) -> str:
+def device_of_rank(asked: str | None, here: RankPlace) -> str:
     """Return the device of a rank: for "cuda" or None, the GPU with its local rank.
 
     Raises:
@@ -129,7 +129,7 @@ def refuse_other_ranks(spec: Spec, started: int) -> None:
 
 
 @contextmanager
-def process_group(backend: str, here: Place) -> Iterator[Any]:
+def process_group(backend: str, here: RankPlace) -> Iterator[Any]:
     """Yield a function that gathers an object of each rank, in host memory, so that no GPU allocates for it."""
     import torch
     import torch.distributed as dist

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.errors import InputError
+from memcalc.json_lines import JsonLines
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
-from memcalc.lines import Lines
 from memcalc.measuring.measurement import Measurement, as_values
 
 RECORD_VERSION = 2  # version 1 had components of nameable tensors only (`held`); version 2 has all components
 
 WORKSPACE = Component.LIBRARY_WORKSPACE.value
 
-RECORDS = Lines("record", RECORD_VERSION, "record of a measured run", "records", "--record", "measure")
+RECORDS = JsonLines("record", RECORD_VERSION, "record of a measured run", "records", "--record", "measure")
 
 
 def to_record(measurement: Measurement) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def read_measured(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of measured runs in a file, in order, each with all required parts.
 
     Raises:
-        InputError: as `Lines.read`; or a part of a line is missing or has the wrong type.
+        InputError: as `JsonLines.read`; or a part of a line is missing or has the wrong type.
     """
     for number, record in enumerate(RECORDS.read(path), start=1):
         wrong = next(filter(None, (_wrong(record, part, kind) for part, kind in _PARTS.items())), None)

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
-from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, known
+from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Result, known
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import textbook
 from memcalc.ledger.verdict import observed
-from memcalc.measuring.measurement import OUT_OF_MEMORY, Device, MeasuredPhase, Measurement
-from memcalc.recorder.judged import Judged, judge
+from memcalc.measuring.measurement import OUT_OF_MEMORY, MeasuredDevice, MeasuredPhase, Measurement
 from memcalc.recorder.ledger import traced_ledger
 from memcalc.recorder.recording import Recording
-from memcalc.spec.cards import Card, all_cards, find_card
-from memcalc.spec.not_run import not_run
+from memcalc.recorder.run_analysis import RunAnalysis, judge
+from memcalc.spec.hardware.gpus import GpuSpec, all_gpus, find_gpu
+from memcalc.spec.untraced_features import not_run
 
 CITATION = "measured"
 
 
-def judged(measurement: Measurement) -> Judged:
+def judged(measurement: Measurement) -> RunAnalysis:
     """Return the events of a run, summed and replayed under the rules of its PyTorch version."""
     on_cuda = measurement.device.kind != "cpu"
     recording = Recording(
@@ -49,12 +49,12 @@ def to_result(measurement: Measurement) -> Result:
     allocated = ledger.peak_bytes
     reserved = _most(phase.peak_reserved_bytes for phase in phases)
     on_device = _most(phase.device_bytes for phase in phases)
-    outside = Outside(
+    outside = OutsideMemory(
         cached_segments=0 if reserved is None else reserved - allocated,
         device_context=0 if reserved is None or on_device is None else on_device - reserved,
         communication_library=0,
     )
-    card = card_of(measurement)
+    gpu = card_of(measurement)
     notes = list(outside_notes(measurement))
     if measurement.outcome == OUT_OF_MEMORY:
         notes.append("The run ran out of memory: later phases are missing.")
@@ -69,31 +69,31 @@ def to_result(measurement: Measurement) -> Result:
         textbook=textbook(measurement.spec),
         ranks=(RankResult({"pipeline_stage": 0}, ledger, known(DeviceMemory(reserved, on_device, outside))),),
         confidence="measured",
-        card=card,
+        card=gpu,
         limits=limits,
         notes=tuple(notes),
         judgement=None
-        if card is None or on_device is None
-        else observed(measurement.outcome != OUT_OF_MEMORY, on_device, card.usable_bytes, limits),
+        if gpu is None or on_device is None
+        else observed(measurement.outcome != OUT_OF_MEMORY, on_device, gpu.usable_bytes, limits),
     )
 
 
-def card_of(measurement: Measurement) -> Card | None:
+def card_of(measurement: Measurement) -> GpuSpec | None:
     """Return the GPU of a measurement if the table has it; for a CPU, the GPU of the configuration."""
     if measurement.device.kind != "cpu":
         return card_named(measurement.device)
     gpu = measurement.spec.hardware.gpu
-    return None if gpu is None else find_card(gpu)
+    return None if gpu is None else find_gpu(gpu)
 
 
-def card_named(device: Device) -> Card | None:
+def card_named(device: MeasuredDevice) -> GpuSpec | None:
     """Return the GPU of a device if the table has it."""
     if device.kind == "null cuda":
-        return find_card(device.identifier.partition(":")[2])
-    return next((card for card in all_cards() if card.device_name == device.name), None)
+        return find_gpu(device.identifier.partition(":")[2])
+    return next((gpu for gpu in all_gpus() if gpu.device_name == device.name), None)
 
 
-def measured_ledger(recorded: Judged, phases: Sequence[MeasuredPhase]) -> Ledger:
+def measured_ledger(recorded: RunAnalysis, phases: Sequence[MeasuredPhase]) -> Ledger:
     """Return the recorded rows, plus the bytes that the device counted beyond them in each phase.
 
     On CUDA the record is the allocator's own, so the rest is allocated minus requested bytes. The point of a peak comes

@@ -31,7 +31,7 @@ def main() -> None:
     os.dup2(2, 1)  # output of libraries is sent to standard error, separate from the answers
     try:
         # Imported once for all forks; the first optimizer step imports torch._dynamo.
-        for name in ("torch._dynamo", "memcalc.measuring.child"):
+        for name in ("torch._dynamo", "memcalc.measuring.run_process"):
             importlib.import_module(name)
     except ImportError as error:
         _write(replies, encoded({"refused": ["Unavailable", f"the measuring process lacks a package: {error}."]}))
@@ -42,7 +42,7 @@ def main() -> None:
 
 def serve(replies: int) -> None:
     """Answer jobs, one at a time."""
-    lines = Lines()
+    lines = InputLines()
     while (line := lines.next()) is not None:
         if not hasattr(os, "fork"):  # Windows: one job per process
             _write(replies, _answered(line))
@@ -67,7 +67,7 @@ def preload(line: str) -> None:
             importlib.import_module("memcalc.step.huggingface")
 
 
-class Lines:
+class InputLines:
     """Standard input by lines, unbuffered, so that a selector can also wait for its end."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ def _be_child(line: str, sending: int) -> NoReturn:
 
 
 def _answered(line: str) -> str:
-    from memcalc.measuring.child import answer, describe
+    from memcalc.measuring.run_process import answer, describe
 
     asked = json.loads(line)
     return encoded(describe(asked["describe"]) if "describe" in asked else answer(job_from(line)))

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from memcalc.directories import LOCK, temporary_directory
 from memcalc.errors import Unavailable
-from memcalc.folders import LOCK, temporary_folder
 from memcalc.nullcuda.elf import Needs, read_needs
 from memcalc.nullcuda.stubs import SOURCES, Library, generated_source, libraries, version_script
 from memcalc.nullcuda.torch_build import TorchBuild
@@ -47,7 +47,7 @@ def device_folder(torch: TorchBuild, cache: Path | None = None) -> Path:
         return folder
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(BUILDING, cache) as scratch:
+        with temporary_directory(BUILDING, cache) as scratch:
             _build(torch, scratch)
             _publish(scratch, folder)
     except OSError as error:

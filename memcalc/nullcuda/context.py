@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from memcalc.directories import temporary_directory
 from memcalc.errors import OutOfMemory
-from memcalc.folders import temporary_folder
-from memcalc.nullcuda.cards import find_null_card
 from memcalc.nullcuda.dry_run import REPORTS, end_abandoned, read_reports
+from memcalc.nullcuda.gpu_description import find_null_gpu
 from memcalc.nullcuda.launcher import environment
 from memcalc.nullcuda.options import BALANCED, Options
 from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, DryRun
@@ -46,7 +46,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
     def __init__(
         self, card: str, gpus: int = 1, *, python: str | Path = sys.executable, **options: Unpack[Options]
     ) -> None:
-        self.card = find_null_card(card)
+        self.card = find_null_gpu(card)
         self.gpus = gpus
         self.python = str(python)
         self.options = options
@@ -58,7 +58,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
         self.start = time.monotonic()
         end_abandoned()
         self._closing = ExitStack()
-        self.reports = self._closing.enter_context(temporary_folder(REPORTS))
+        self.reports = self._closing.enter_context(temporary_directory(REPORTS))
         try:
             variables = environment(
                 self.card.name, self.gpus, pythons=(self.python,), reports=self.reports, **self.options

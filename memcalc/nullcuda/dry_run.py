@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Unpack
 
+from memcalc.directories import stale_directories, temporary_directory
 from memcalc.errors import NotWritten
-from memcalc.folders import stale_folders, temporary_folder
-from memcalc.nullcuda.cards import find_null_card
+from memcalc.nullcuda.gpu_description import find_null_gpu
 from memcalc.nullcuda.interpreters import interpreters
 from memcalc.nullcuda.launcher import environment
 from memcalc.nullcuda.options import BALANCED, Options
-from memcalc.nullcuda.processes import Ending, end_all, run_to_end
+from memcalc.nullcuda.processes import CommandEnd, end_all, run_to_end
 from memcalc.nullcuda.result import (
     DONE,
     FAILED,
@@ -26,12 +26,12 @@ from memcalc.nullcuda.result import (
     OUT_OF_MEMORY,
     STOPPED,
     TIMED_OUT,
-    Books,
+    DeviceCounters,
     DryRun,
-    Process,
+    PythonProcess,
     process_from_report,
 )
-from memcalc.spec.cards import Card
+from memcalc.spec.hardware.gpus import GpuSpec
 
 REPORTS = "memcalc-dry-run-"  # prefix of the directories of reports
 RESERVE = "reserve"  # as in hook/memcalc_watch.py
@@ -67,10 +67,10 @@ def run(
         Unavailable: a requirement of the null device is missing.
     """
     words = tuple(command)
-    found = find_null_card(card)
+    found = find_null_gpu(card)
     pythons = interpreters(words)
     end_abandoned()
-    with temporary_folder(REPORTS) as reports:
+    with temporary_directory(REPORTS) as reports:
         keep_room(reports)
         variables = environment(card, gpus, pythons=pythons, reports=reports, **options)
         start = time.monotonic()
@@ -92,7 +92,7 @@ def run(
 
 def end_abandoned() -> None:
     """End processes left by killed dry runs; their directories are removed when the next one is made."""
-    for folder in stale_folders(REPORTS, Path(tempfile.gettempdir())):
+    for folder in stale_directories(REPORTS, Path(tempfile.gettempdir())):
         end_all(str(folder))
 
 
@@ -109,18 +109,18 @@ def keep_room(folder: Path) -> None:
         raise NotWritten(str(folder), error.strerror or str(error), remedy) from None
 
 
-def read_reports(folder: Path, card: Card) -> list[tuple[Process, bool]]:
+def read_reports(folder: Path, gpu: GpuSpec) -> list[tuple[PythonProcess, bool]]:
     """Return the processes that reported, ordered by rank, and whether each was stopped after its steps.
 
     Args:
         folder: directory of the reports, and of the device's counters of each process.
-        card: the GPU that they ran on.
+        gpu: the GPU that they ran on.
     """
     found = []
     for path in sorted(folder.glob("*.json")):
         report = json.loads(path.read_text())
         books = read_books(path.with_suffix(".books"))
-        found.append((process_from_report(report, books, card.context_bytes), bool(report["stopped"])))
+        found.append((process_from_report(report, books, gpu.context_bytes), bool(report["stopped"])))
     return sorted(found, key=lambda item: (item[0].rank is None, item[0].rank or 0, item[0].number))
 
 
@@ -133,7 +133,7 @@ def first_failure(folder: Path) -> tuple[str, str] | None:
     return None
 
 
-def read_books(path: Path) -> Books | None:
+def read_books(path: Path) -> DeviceCounters | None:
     """Return the figures of `struct books` in src/device.c; None: the process has none."""
     try:
         numbers = struct.unpack(f"<{3 + 2 * MOST_DEVICES}q", path.read_bytes())
@@ -141,10 +141,10 @@ def read_books(path: Path) -> Books | None:
         return None
     devices, communicator_bytes, steps, *most = numbers
     ooms = most[MOST_DEVICES:][:devices]
-    return Books(tuple(most[:devices]), communicator_bytes, steps, tuple(ooms))
+    return DeviceCounters(tuple(most[:devices]), communicator_bytes, steps, tuple(ooms))
 
 
-def _outcome(ending: Ending, processes: tuple[Process, ...], *, stopped: bool) -> str:
+def _outcome(ending: CommandEnd, processes: tuple[PythonProcess, ...], *, stopped: bool) -> str:
     if ending.interrupted:
         return INTERRUPTED
     if ending.timed_out:

@@ -19,7 +19,7 @@ UNDEFINED = 0  # SHN_UNDEF
 HIDDEN_BIT = 0x7FFF  # mask of a version index without its hidden bit
 
 
-class Need(NamedTuple):
+class UndefinedSymbol(NamedTuple):
     """One undefined symbol. Library and version are empty if the file does not state them."""
 
     symbol: str
@@ -31,7 +31,7 @@ class Needs(NamedTuple):
     """All dependencies of one file."""
 
     libraries: tuple[str, ...]  # sonames of DT_NEEDED
-    symbols: tuple[Need, ...]
+    symbols: tuple[UndefinedSymbol, ...]
 
 
 def read_needs(path: Path) -> Needs:
@@ -58,7 +58,7 @@ def read_needs(path: Path) -> Needs:
         return Needs(tuple(libraries), () if symbols is None else tuple(_undefined(elf, symbols)))
 
 
-def _undefined(elf: Any, symbols: Any) -> Iterator[Need]:
+def _undefined(elf: Any, symbols: Any) -> Iterator[UndefinedSymbol]:
     names: bytes = elf.get_section(symbols["sh_link"]).data()
     origins = _origins(elf)
     versions = elf.get_section_by_name(".gnu.version")
@@ -67,7 +67,7 @@ def _undefined(elf: Any, symbols: Any) -> Iterator[Need]:
     for number, (name, _, _, section, _, _) in enumerate(SYMBOL.iter_unpack(symbols.data())):
         if section == UNDEFINED and name:
             index = of_symbol[number] & HIDDEN_BIT if of_symbol else 1
-            yield Need(names[name : names.index(b"\0", name)].decode(), *origins.get(index, ("", "")))
+            yield UndefinedSymbol(names[name : names.index(b"\0", name)].decode(), *origins.get(index, ("", "")))
 
 
 def _origins(elf: Any) -> dict[int, tuple[str, str]]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
+from memcalc.directories import compiler_cache
 from memcalc.errors import InputError
-from memcalc.folders import compiler_cache
 from memcalc.nullcuda.build import PROGRAMS, device_folder
-from memcalc.nullcuda.cards import MOST_GPUS, find_null_card, properties
+from memcalc.nullcuda.gpu_description import MOST_GPUS, find_null_gpu, properties
 from memcalc.nullcuda.options import BALANCED, Options
 from memcalc.nullcuda.torch_build import find_torch
 
@@ -42,7 +42,7 @@ def environment(
         InputError: the GPU is unknown, or there are too many.
         Unavailable: no Linux, no CUDA build of torch, no C compiler, or no writable cache.
     """
-    found = find_null_card(card)
+    found = find_null_gpu(card)
     if not 1 <= gpus <= MOST_GPUS:
         raise InputError(
             f"gpus = {gpus}, but one machine has 1 to {MOST_GPUS}.",

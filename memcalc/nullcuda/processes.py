@@ -26,7 +26,7 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class CommandEnd:
     """How a command ended."""
 
     code: int  # its own exit code; 128 + n if signal n ended it
@@ -40,7 +40,7 @@ def run_to_end(
     *,
     timeout: float | None = None,
     stdout: int | IO[str] | None = None,
-) -> Ending:
+) -> CommandEnd:
     """Run a command until it ends, times out, or the user interrupts it; none of its processes is left running.
 
     Args:
@@ -84,7 +84,7 @@ def run_to_end(
     if kind == "errno":
         raise OSError(int(number), os.strerror(int(number)), command[0])
     code = int(number) if kind == "exit" else 128 + signal.SIGKILL  # the supervisor was killed
-    return Ending(code, timed_out, interrupted)
+    return CommandEnd(code, timed_out, interrupted)
 
 
 def _order(ordering: int, number: signal.Signals) -> None:

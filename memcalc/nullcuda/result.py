@@ -9,7 +9,7 @@ from typing import Any
 
 from memcalc.ledger.verdict import Answer
 from memcalc.nullcuda.options import BALANCED
-from memcalc.spec.cards import Card, all_cards
+from memcalc.spec.hardware.gpus import GpuSpec, all_gpus
 
 WITHOUT_WEIGHTS = re.compile(
     r"does not appear to have (a|any) files? named|no file named|couldn't connect to 'https://huggingface.co'"
@@ -62,7 +62,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class DeviceCounters:
     """Counters of a process by the device itself, up to its last request for memory.
 
     Args:
@@ -103,7 +103,7 @@ class UnknownRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class PythonProcess:
     """One Python process of the command that imported torch.
 
     Args:
@@ -185,12 +185,12 @@ class DryRun:
     """
 
     command: tuple[str, ...]
-    card: Card
+    card: GpuSpec
     gpus: int
     outcome: str
     exit_code: int
     seconds: float
-    processes: tuple[Process, ...]
+    processes: tuple[PythonProcess, ...]
     lost: int = 0
     routing: str = BALANCED
     weights_missing: bool = False
@@ -265,15 +265,15 @@ class DryRun:
         return None if not self.fits else self.card.usable_bytes - self.device_bytes
 
     @property
-    def would_fit(self) -> tuple[Card, ...]:
+    def would_fit(self) -> tuple[GpuSpec, ...]:
         """GPUs of the table with enough memory for these peaks, smallest first.
 
         On another GPU the same step may need slightly more or less: workspaces and kernels differ.
         """
         if not self.fits:
             return ()
-        cards = [card for card in all_cards() if card.vendor == "nvidia" and card.usable_bytes >= self.device_bytes]
-        return tuple(sorted(cards, key=lambda card: card.usable_bytes))
+        cards = [gpu for gpu in all_gpus() if gpu.vendor == "nvidia" and gpu.usable_bytes >= self.device_bytes]
+        return tuple(sorted(cards, key=lambda gpu: gpu.usable_bytes))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -369,7 +369,9 @@ def times(number: int) -> str:
     return "once" if number == 1 else f"{number:,} times"
 
 
-def process_from_report(report: Mapping[str, Any], books: Books | None = None, context_bytes: int = 0) -> Process:
+def process_from_report(
+    report: Mapping[str, Any], books: DeviceCounters | None = None, context_bytes: int = 0
+) -> PythonProcess:
     """Return the process of a report of memcalc/nullcuda/hook/memcalc_watch.py.
 
     A process that was killed may have requested more memory after its last report. The device's counters include that,
@@ -412,7 +414,7 @@ def process_from_report(report: Mapping[str, Any], books: Books | None = None, c
         for device, peaks in sorted(devices.items())
         if peaks["reserved_bytes"] or peaks["ooms"]
     ]
-    return Process(
+    return PythonProcess(
         number=number,
         rank=rank,
         arguments=tuple(report["arguments"]),

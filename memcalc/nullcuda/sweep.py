@@ -10,7 +10,7 @@ from memcalc.errors import InputError
 from memcalc.nullcuda.dry_run import run
 from memcalc.nullcuda.options import Options
 from memcalc.nullcuda.result import DONE, OUT_OF_MEMORY, STOPPED, DryRun
-from memcalc.spec.cards import Card, find_card
+from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 
 LARGEST = 1 << 16  # micro-batch; a command that still fits then ignores the flag
 
@@ -28,7 +28,7 @@ class Sweep:
     """
 
     flag: str
-    card: Card
+    card: GpuSpec
     runs: tuple[tuple[int, DryRun], ...]
 
     @property
@@ -89,7 +89,7 @@ def sweep(
             fits_at(size)
     else:
         largest_that_fits(fits_at)
-    return Sweep(flag, find_card(card), tuple(sorted(found.items())))
+    return Sweep(flag, find_gpu(card), tuple(sorted(found.items())))
 
 
 def fits(found: DryRun) -> bool:

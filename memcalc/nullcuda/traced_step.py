@@ -17,7 +17,7 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str, inputs:
     from memcalc.errors import MemcalcError
     from memcalc.events import write_events
     from memcalc.spec.loading import load
-    from memcalc.step.uncompiled import without_compiler, without_meta_kernels
+    from memcalc.step.skip_compiler import without_compiler, without_meta_kernels
 
     spec = load(json.loads(Path(spec_file).read_text()), ())
     if spec.parallelism.ranks == 1:  # DTensor derives shapes on fake tensors
@@ -25,7 +25,7 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str, inputs:
     without_compiler()
     import torch
 
-    from memcalc.recorder.real import record_watched
+    from memcalc.recorder.real_device import record_instrumented
     from memcalc.step.loop import TrainingRun
     from memcalc.step.python_file import made_inputs
 
@@ -40,7 +40,7 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str, inputs:
             ranks = spec.parallelism.ranks
             torch.distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         run = TrainingRun(spec, device, None if inputs is None else made_inputs(inputs))
-        recorded = record_watched(run, int(steps))
+        recorded = record_instrumented(run, int(steps))
         report["notes"] = run.notes
         report["died"] = recorded.died
         report["sizes"] = recorded.sizes

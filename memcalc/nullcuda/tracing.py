@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from memcalc.directories import compiler_cache, temporary_directory
 from memcalc.errors import InputError, Unavailable
 from memcalc.events import read_events
 from memcalc.files import write_text
-from memcalc.folders import compiler_cache, temporary_folder
-from memcalc.nullcuda.cards import find_null_card, properties
+from memcalc.nullcuda.gpu_description import find_null_gpu, properties
 from memcalc.nullcuda.launcher import environment
 from memcalc.progress import Progress, silent
 from memcalc.recorder.recording import Recording
 from memcalc.recorder.trace import Trace, make_trace
-from memcalc.spec.cards import Card
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 
 PYTHON = "MEMCALC_NULL_PYTHON"  # environment variable: the interpreter with a CUDA build of torch
@@ -53,7 +53,7 @@ def trace(
         InputError: the GPU is unknown, or the step cannot run the spec.
         Unavailable: a requirement of the null device is missing.
     """
-    card, alloc_conf = find_null_card(spec.hardware.gpu or DEFAULT_CARD), alloc_conf or spec.training.alloc_conf
+    card, alloc_conf = find_null_gpu(spec.hardware.gpu or DEFAULT_CARD), alloc_conf or spec.training.alloc_conf
     python = interpreter(python)
     report, recording = _record(spec, card, card, steps, alloc_conf, python, inputs)
     died = report.get("died")
@@ -65,12 +65,12 @@ def trace(
 
 
 def _record(
-    spec: Spec, card: Card, memory_of: Card, steps: int, alloc_conf: str, python: str, inputs: str | None
+    spec: Spec, gpu: GpuSpec, memory_of: GpuSpec, steps: int, alloc_conf: str, python: str, inputs: str | None
 ) -> tuple[dict[str, Any], Recording]:
     """Run the step in a child process, and return its report and its recording."""
-    with temporary_folder("memcalc-trace-") as folder:
+    with temporary_directory("memcalc-trace-") as folder:
         write_text(folder / "spec.json", json.dumps(spec.model_dump(mode="json")))
-        variables = step_environment(card, memory_of, python, folder)
+        variables = step_environment(gpu, memory_of, python, folder)
         variables["PYTORCH_CUDA_ALLOC_CONF"] = variables["PYTORCH_ALLOC_CONF"] = alloc_conf
         files = [str(folder / name) for name in ("spec.json", "events.jsonl", "report.json")]
         command = [python, "-P", "-m", "memcalc.nullcuda.traced_step", *files, str(steps)]
@@ -79,7 +79,7 @@ def _record(
         report = _report(Path(files[2]), done)
         parameters, trainable, buffers = report["sizes"]
         recording = Recording(
-            device=f"null:{card.name}",
+            device=f"null:{gpu.name}",
             events=tuple(read_events(files[1])),
             parameters=parameters,
             trainable=trainable,
@@ -91,11 +91,11 @@ def _record(
     return report, recording
 
 
-def step_environment(card: Card, memory_of: Card, python: str, folder: Path, gpus: int = 1) -> dict[str, str]:
+def step_environment(gpu: GpuSpec, memory_of: GpuSpec, python: str, folder: Path, gpus: int = 1) -> dict[str, str]:
     """Return variables for a process of another interpreter that runs memcalc's step on emulated GPUs.
 
     Args:
-        card: the GPU.
+        gpu: the GPU.
         memory_of: the GPU that sets the memory size.
         python: an interpreter with a CUDA build of torch.
         folder: directory for a search path; it must exist as long as the process.
@@ -104,7 +104,7 @@ def step_environment(card: Card, memory_of: Card, python: str, folder: Path, gpu
     # Only memcalc's own package: the directory that contains it may also have a CPU build of torch.
     (folder / "path").mkdir()
     (folder / "path" / "memcalc").symlink_to(PACKAGE, target_is_directory=True)
-    variables = environment(card.name, gpus, pythons=(python,), skip_init=True)
+    variables = environment(gpu.name, gpus, pythons=(python,), skip_init=True)
     variables["PYTHONPATH"] = os.pathsep.join((str(folder / "path"), variables["PYTHONPATH"]))
     variables["MEMCALC_NULL_PROPERTIES"] = properties(memory_of, gpus)
     return variables | compiler_cache(folder)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memcalc.errors import InputError, MemcalcError
-from memcalc.page.request import NotInCatalogue, Request, Run, parsed, run_of
+from memcalc.page.request import NotInCatalogue, Request, RequestedRun, parsed, run_of
 from memcalc.progress import Progress, silent
 from memcalc.text import json_safe
 from memcalc.units import Unit
@@ -118,7 +118,7 @@ def _progress(tell: Tell | None) -> Progress:
     return told
 
 
-def _copies(run: Run, verb: str, *more: str) -> Part:
+def _copies(run: RequestedRun, verb: str, *more: str) -> Part:
     try:
         text = run.as_yaml()
     except InputError as error:

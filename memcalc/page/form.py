@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args, get_origin
 
-from memcalc.spec.cards import all_cards
 from memcalc.spec.fields import BLOCKS, NESTED
+from memcalc.spec.hardware.gpus import all_gpus
 from memcalc.spec.presets import preset_names
 from memcalc.spec.recipes import RECIPES
 
@@ -61,7 +61,7 @@ def choices() -> dict[str, Any]:
     """The models and GPUs by name, and the form's fields with their values and descriptions."""
     return {
         "models": preset_names(),
-        "gpus": [{"name": card.name, "label": card.label} for card in all_cards()],
+        "gpus": [{"name": gpu.name, "label": gpu.label} for gpu in all_gpus()],
         "blocks": [{"title": title, "fields": [_field(path) for path in paths]} for title, paths in FIELDS.items()],
     }
 

@@ -106,7 +106,7 @@ class Request(BaseModel):
     minimize: str = ""
 
 
-class Run(NamedTuple):
+class RequestedRun(NamedTuple):
     """A run of the form.
 
     Args:
@@ -177,7 +177,7 @@ class Run(NamedTuple):
         return found
 
 
-def run_of(asked: FormRun) -> Run:
+def run_of(asked: FormRun) -> RequestedRun:
     """Return the run of the form.
 
     Raises:
@@ -201,7 +201,7 @@ def run_of(asked: FormRun) -> Run:
     if gpus:
         overrides.append(f"parallelism.gpus={gpus}")
     source = _written(asked.text) if asked.text.strip() else name
-    return Run(source, tuple(overrides), asked.gpu or None, asked.text)
+    return RequestedRun(source, tuple(overrides), asked.gpu or None, asked.text)
 
 
 @cache

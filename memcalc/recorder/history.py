@@ -16,10 +16,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.errors import Unavailable
-from memcalc.events.event import Event, Kind
+from memcalc.events.event import Event, EventType
 from memcalc.ledger.component import Component
+from memcalc.recorder.attribution import OperatorLocation
 from memcalc.recorder.kernels import Kernels
-from memcalc.recorder.places import Place
 from memcalc.recorder.recorder import RESIZED, Recorder, line_of, word_of
 from memcalc.recorder.storages import Number
 
@@ -28,7 +28,7 @@ ENTRIES = 20_000_000  # of the history's ring buffer, more than a few steps of t
 OUTSIDE = 0  # operator number between operators
 
 
-class Numbering(Kernels):
+class NumberedOperators(Kernels):
     """Runs operators unchanged, each with its number in the history."""
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class Numbering(Kernels):
             _note(self.phase, OUTSIDE)
 
 
-class Owner(NamedTuple):
+class BlockOwner(NamedTuple):
     """What the recorder knows about a block."""
 
     number: Number
     operator: str
-    place: Place
+    place: OperatorLocation
     shape: tuple[int, ...]
     dtype: torch.dtype
     phase: str
@@ -69,12 +69,12 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
     def __init__(self, device: torch.device) -> None:
         if not hasattr(torch._C, "_cuda_setMemoryMetadata"):  # noqa: SLF001 -- no public name, as all of it here
             raise Unavailable(f"trace on a CUDA device needs torch 2.10 or newer; this is {torch.__version__}.")
-        self.numbering = Numbering()
+        self.numbering = NumberedOperators()
         super().__init__(self.numbering, counts=_on_cuda)
         self.device = device
         self._phases: list[str] = []
-        self._operators: dict[int, tuple[str, Place, str]] = {}
-        self._owners: dict[tuple[int, int], Owner] = {}  # by operator number and address
+        self._operators: dict[int, tuple[str, OperatorLocation, str]] = {}
+        self._owners: dict[tuple[int, int], BlockOwner] = {}  # by operator number and address
         torch.cuda.memory._record_memory_history("all", None, "python", ENTRIES)  # noqa: SLF001
 
     def begin_phase(self, name: str) -> None:
@@ -89,17 +89,17 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
         self._operators[self.numbering.operator] = (self.name_of(operator), place, self.phase)
         super()._look_at(operator, args, kwargs, output, node)
 
-    def _allocated(self, number: Number, tensor: Tensor, name: str, place: Place) -> None:
+    def _allocated(self, number: Number, tensor: Tensor, name: str, place: OperatorLocation) -> None:
         key = (self.numbering.operator, tensor.untyped_storage().data_ptr())
-        self._owners[key] = Owner(number, name, place, tuple(tensor.shape), tensor.dtype, self.phase)
+        self._owners[key] = BlockOwner(number, name, place, tuple(tensor.shape), tensor.dtype, self.phase)
         self.purposes.born(number, self.phase, place)
 
     def _resize(self, resize: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.numbering.run(resize, args, kwargs)
 
-    def _taken_anew(self, number: Number, storage: torch.UntypedStorage, place: Place) -> None:
+    def _taken_anew(self, number: Number, storage: torch.UntypedStorage, place: OperatorLocation) -> None:
         key = (self.numbering.operator, storage.data_ptr())
-        self._owners[key] = Owner(number, RESIZED, place, (storage.nbytes(),), torch.uint8, self.phase)
+        self._owners[key] = BlockOwner(number, RESIZED, place, (storage.nbytes(),), torch.uint8, self.phase)
         self.purposes.born(number, self.phase, place)
 
     def _ended(self, number: Number) -> None:
@@ -125,17 +125,17 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
             now = entry["time_us"] - start
             while told < phase:
                 told, name = next(phases)
-                yield Event(Kind.PHASE, phase=name, time_us=now)
+                yield Event(EventType.PHASE, phase=name, time_us=now)
             action, address = entry["action"], entry.get("addr", -1)
             if action == "alloc":
                 numbers[address] = next(fresh)
                 yield self._block(entry, numbers[address], operator, purposes, now, never_freed=position in last)
             elif action == "free_completed" and address in numbers:
-                yield Event(Kind.FREE, numbers.pop(address), time_us=now)
+                yield Event(EventType.FREE, numbers.pop(address), time_us=now)
             elif action == "oom":
-                yield Event(Kind.OOM, bytes=entry["size"], phase=self._phases[phase - 1], time_us=now)
+                yield Event(EventType.OOM, bytes=entry["size"], phase=self._phases[phase - 1], time_us=now)
         for _, name in phases:
-            yield Event(Kind.PHASE, phase=name)
+            yield Event(EventType.PHASE, phase=name)
 
     def _block(
         self,
@@ -151,7 +151,7 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
         owner = self._owners.get((operator, entry["addr"]))
         if owner is not None:
             return Event(
-                Kind.ALLOC,
+                EventType.ALLOC,
                 number,
                 size,
                 stream=0,
@@ -164,10 +164,10 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
                 line=line_of(owner.place),
                 time_us=now,
             )
-        name, place, phase = self._operators.get(operator, ("", Place(), self._phases[_noted(entry)[0] - 1]))
+        name, place, phase = self._operators.get(operator, ("", OperatorLocation(), self._phases[_noted(entry)[0] - 1]))
         component = Component.LIBRARY_WORKSPACE if never_freed else Component.TEMPORARIES
         return Event(
-            Kind.ALLOC,
+            EventType.ALLOC,
             number,
             size,
             component=component,

@@ -25,7 +25,7 @@ References = tuple[int, int, int]
 aten = torch.ops.aten
 
 
-class InPlace(NamedTuple):
+class InPlaceForm(NamedTuple):
     """The in-place form of an operator.
 
     Args:
@@ -40,14 +40,14 @@ class InPlace(NamedTuple):
     nodes: tuple[str, ...] = ()
 
 
-IN_PLACE: dict[Any, InPlace] = {
-    aten.add.Tensor: InPlace(aten.add_.Tensor),
+IN_PLACE: dict[Any, InPlaceForm] = {
+    aten.add.Tensor: InPlaceForm(aten.add_.Tensor),
     # index_backward skips the check of the indices: unsafe = True
-    aten.index_put.default: InPlace(aten._index_put_impl_.default, (True,), ("IndexBackward",)),
-    aten.index_add.default: InPlace(aten.index_add_.default, (), ("IndexSelectBackward",)),
-    aten.scatter_add.default: InPlace(aten.scatter_add_.default, (), ("GatherBackward",)),
+    aten.index_put.default: InPlaceForm(aten._index_put_impl_.default, (True,), ("IndexBackward",)),
+    aten.index_add.default: InPlaceForm(aten.index_add_.default, (), ("IndexSelectBackward",)),
+    aten.scatter_add.default: InPlaceForm(aten.scatter_add_.default, (), ("GatherBackward",)),
     # value_selecting_reduction_backward
-    aten.scatter.src: InPlace(aten.scatter_.src, (), ("Max", "Min", "Topk", "Sort", "Kthvalue", "Median", "Mode")),
+    aten.scatter.src: InPlaceForm(aten.scatter_.src, (), ("Max", "Min", "Topk", "Sort", "Kthvalue", "Median", "Mode")),
 }
 
 # Backward formulas in C++ that add out of place themselves (torch/csrc/autograd/FunctionsManual.cpp).
@@ -57,7 +57,7 @@ ADDING = ("VarMeanBackward", "StdMeanBackward")
 ENGINE = "_engine_run_backward"
 
 
-def in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], last: References) -> InPlace | None:
+def in_place(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], last: References) -> InPlaceForm | None:
     """Return the in-place form that backward uses without a dispatch mode; None if it uses the operator itself.
 
     Args:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.events.event import PINNED, Event, Kind
-from memcalc.events.groups import Group, groups
-from memcalc.events.notebook import BASELINE, notebook
+from memcalc.events.event import PINNED, Event, EventType
+from memcalc.events.groups import AllocationGroup, groups
+from memcalc.events.phase_log import BASELINE, phase_log
 from memcalc.events.timeline import Timeline
 from memcalc.events.timeline import timeline as added_up
 from memcalc.ledger.component import Component
@@ -28,11 +28,11 @@ def traced_ledger(timeline: Timeline, allocated: Sequence[int] | None = None) ->
     """
     moments = highest_moments(timeline, allocated)
     living = alive_at(timeline.events, sorted(set(moments.values())))
-    phases_of: dict[tuple[Group, int], list[str]] = {}
+    phases_of: dict[tuple[AllocationGroup, int], list[str]] = {}
     for phase, event in moments.items():
         for number, group in enumerate(_groups(living[event], timeline, allocated, event)):
             phases_of.setdefault((group, number), []).append(phase)
-    merged: dict[Group, list[str]] = {}
+    merged: dict[AllocationGroup, list[str]] = {}
     for (group, _), phases in phases_of.items():
         merged.setdefault(group, []).extend(phases)
     return Ledger([Rows(_row(group, phases) for group, phases in merged.items())], tuple(moments))
@@ -46,10 +46,10 @@ def host_ledger(events: Sequence[Event]) -> Ledger | None:
     blocks: dict[int, int] = {}
     total = 0
     for event in events:
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             blocks[event.storage] = pinned_block(event.bytes) if event.stream == PINNED else event.bytes
             total += blocks[event.storage]
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             total -= blocks.pop(event.storage)
         handed_out.append(total)
     return traced_ledger(added_up(events), handed_out)
@@ -58,7 +58,7 @@ def host_ledger(events: Sequence[Event]) -> Ledger | None:
 def highest_moments(timeline: Timeline, allocated: Sequence[int] | None = None) -> dict[str, int]:
     """Return the index of the event at each phase's peak; for a phase that runs several times, of the highest one."""
     found: dict[str, tuple[int, int]] = {}
-    for line in notebook(timeline, allocated):
+    for line in phase_log(timeline, allocated):
         if line.phase != BASELINE and (line.phase not in found or line.peak > found[line.phase][0]):
             found[line.phase] = (line.peak, line.event)
     return {phase: event for phase, (_, event) in found.items()}
@@ -71,21 +71,23 @@ def alive_at(events: Sequence[Event], moments: Sequence[int]) -> dict[int, list[
     begin = 0
     for moment in moments:
         for event in events[begin : moment + 1]:
-            if event.kind is Kind.ALLOC:
+            if event.kind is EventType.ALLOC:
                 living[event.storage] = event
-            elif event.kind is Kind.FREE:
+            elif event.kind is EventType.FREE:
                 del living[event.storage]
         begin = moment + 1
         found[moment] = list(living.values())
     return found
 
 
-def _groups(living: list[Event], timeline: Timeline, allocated: Sequence[int] | None, event: int) -> list[Group]:
+def _groups(
+    living: list[Event], timeline: Timeline, allocated: Sequence[int] | None, event: int
+) -> list[AllocationGroup]:
     found = groups(living)
     added = 0 if allocated is None else allocated[event] - timeline.totals[event]
     if added:
         found.append(
-            Group(
+            AllocationGroup(
                 Component.BLOCK_ROUNDING,
                 "allocator",
                 "rounding and unsplit remainders",
@@ -99,7 +101,7 @@ def _groups(living: list[Event], timeline: Timeline, allocated: Sequence[int] | 
     return found
 
 
-def _row(group: Group, phases: list[str]) -> Row:
+def _row(group: AllocationGroup, phases: list[str]) -> Row:
     return Row(
         group.component or Component.TEMPORARIES,
         group.module or "step",
@@ -114,7 +116,7 @@ def _row(group: Group, phases: list[str]) -> Row:
     )
 
 
-def formula(group: Group) -> str:
+def formula(group: AllocationGroup) -> str:
     """Return the bytes of one tensor as a product; as a number if its storage is larger than the tensor."""
     each = group.bytes // group.count
     product = ITEM_BYTES.get(group.dtype, 0)

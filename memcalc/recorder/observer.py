@@ -21,7 +21,7 @@ class Model(Protocol):
         """The module with the parameters."""
 
 
-class Observed(Protocol):
+class ObservedRun(Protocol):
     """A run that reports its tensors."""
 
     @property
@@ -48,7 +48,7 @@ class RecordingObserver:
         recorder: entered by the caller around the run.
     """
 
-    def __init__(self, run: Observed, recorder: Recorder) -> None:
+    def __init__(self, run: ObservedRun, recorder: Recorder) -> None:
         self.run = run
         if run.engine is not None:
             recorder.places.watch_engines()

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memcalc.events.event import Event, Kind
+from memcalc.events.event import Event, EventType
 from memcalc.ledger.component import Component
 from memcalc.progress import Progress, silent
+from memcalc.recorder.attribution import LocationTracker, OperatorLocation, newest_node, shown_file
+from memcalc.recorder.components import StorageComponents
 from memcalc.recorder.in_place import IN_PLACE, in_place, references_of_last
 from memcalc.recorder.kernels import Hidden, Kernels, tensors
-from memcalc.recorder.places import Place, Places, newest_node, shown_file
-from memcalc.recorder.purposes import Purposes
 from memcalc.recorder.storages import Number, Storages, is_made_of_tensors, part_here, watching_resizes
 
 PROGRESS_EVERY = 256  # events; about every 0.1 s on fake tensors
@@ -64,9 +64,9 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = kernels or Kernels()
-        self.places = Places(self._layer_ended)
+        self.places = LocationTracker(self._layer_ended)
         self._layers_output: Number | None = None
-        self.purposes = Purposes()
+        self.purposes = StorageComponents()
         self.phase = ""
         self._counts = counts
         self._on_host = on_host
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):
     def begin_phase(self, name: str) -> None:
         """Begin a phase; all following events belong to it."""
         self.phase = name
-        self._log.append((Kind.PHASE, self._now(), name))
+        self._log.append((EventType.PHASE, self._now(), name))
         if name.startswith("forward"):
             self.places.start()
         self.purposes.begin_phase(name)
@@ -104,7 +104,7 @@ class Recorder(TorchDispatchMode):
 
     def empty_cache(self) -> None:
         """Record that the run empties its allocator's cache."""
-        self._log.append((Kind.EMPTY_CACHE, self._now()))
+        self._log.append((EventType.EMPTY_CACHE, self._now()))
 
     def end_phase(self) -> None:
         """End the phase; its live storages are marked as outliving it."""
@@ -162,7 +162,7 @@ class Recorder(TorchDispatchMode):
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _look_at(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, node: int) -> None:
-        place: Place | None = None
+        place: OperatorLocation | None = None
         fresh: list[tuple[int, Number, Tensor]] = []
         for position, tensor in enumerate(self.kernels.outputs(operator, output)):
             if self._is_recorded(tensor):
@@ -198,7 +198,7 @@ class Recorder(TorchDispatchMode):
             return False
         return self._counts is None or self._counts(tensor) or self._on_host(tensor) is not None
 
-    def _allocated(self, number: Number, tensor: Tensor, name: str, place: Place) -> None:
+    def _allocated(self, number: Number, tensor: Tensor, name: str, place: OperatorLocation) -> None:
         size = tensor.untyped_storage().nbytes()
         stream = self._on_host(tensor)
         if stream is None:
@@ -206,19 +206,30 @@ class Recorder(TorchDispatchMode):
         else:
             self._hosted.add(number)
         self._log.append(
-            (Kind.ALLOC, self._now(), number, size, name, place, tuple(tensor.shape), tensor.dtype, self.phase, stream)
+            (
+                EventType.ALLOC,
+                self._now(),
+                number,
+                size,
+                name,
+                place,
+                tuple(tensor.shape),
+                tensor.dtype,
+                self.phase,
+                stream,
+            )
         )
         self.purposes.born(number, self.phase, place)
         if not len(self._log) % PROGRESS_EVERY:
             self._progress(self.phase, len(self._log))
 
-    def _follow(self, hidden: Hidden, taken: list[tuple[int, Number]], name: str, place: Place) -> None:
+    def _follow(self, hidden: Hidden, taken: list[tuple[int, Number]], name: str, place: OperatorLocation) -> None:
         """Record the blocks that an operator allocates and frees internally."""
         for size in hidden.script:
             if size > 0:
                 number = next(self._hidden_numbers)
                 what = (number, size, name, place, (size,), torch.uint8, self.phase, self.kernels.stream)
-                self._log.append((Kind.ALLOC, self._now(), *what))
+                self._log.append((EventType.ALLOC, self._now(), *what))
                 self.purposes.born(number, self.phase, place)
                 self.purposes.mark(number, hidden.component)
                 taken.append((size, number))
@@ -232,7 +243,7 @@ class Recorder(TorchDispatchMode):
         return number is not None and self.purposes.marked(number) is Component.WEIGHTS
 
     def _ended(self, number: Number) -> None:
-        self._log.append((Kind.FREE, self._now(), number))
+        self._log.append((EventType.FREE, self._now(), number))
         self.purposes.died(number)
 
     def _layer_ended(self, output: Any) -> None:
@@ -247,10 +258,10 @@ class Recorder(TorchDispatchMode):
         if number is not None:
             self._taken_anew(number, storage, self.places.here(newest_node()))
 
-    def _taken_anew(self, number: Number, storage: torch.UntypedStorage, place: Place) -> None:
+    def _taken_anew(self, number: Number, storage: torch.UntypedStorage, place: OperatorLocation) -> None:
         size = storage.nbytes()
         what = (number, size, RESIZED, place, (size,), torch.uint8, self.phase, self.kernels.stream)
-        self._log.append((Kind.ALLOC, self._now(), *what))
+        self._log.append((EventType.ALLOC, self._now(), *what))
         self.purposes.born(number, self.phase, place)
 
     def _now(self) -> int:
@@ -275,12 +286,12 @@ class Recorder(TorchDispatchMode):
     def _events(self, *, hosted: bool) -> Iterator[Event]:
         purposes = self.purposes.settled()
         for kind, now, *what in self._log:
-            if kind in (Kind.ALLOC, Kind.FREE) and (what[0] in self._hosted) is not hosted:
+            if kind in (EventType.ALLOC, EventType.FREE) and (what[0] in self._hosted) is not hosted:
                 continue
-            if kind is Kind.ALLOC:
+            if kind is EventType.ALLOC:
                 number, size, name, place, shape, dtype, phase, stream = what
                 yield Event(
-                    Kind.ALLOC,
+                    EventType.ALLOC,
                     number,
                     size,
                     stream,
@@ -293,12 +304,12 @@ class Recorder(TorchDispatchMode):
                     line=line_of(place),
                     time_us=now,
                 )
-            elif kind is Kind.FREE:
-                yield Event(Kind.FREE, what[0], time_us=now)
-            elif kind is Kind.EMPTY_CACHE:
-                yield Event(Kind.EMPTY_CACHE, time_us=now)
+            elif kind is EventType.FREE:
+                yield Event(EventType.FREE, what[0], time_us=now)
+            elif kind is EventType.EMPTY_CACHE:
+                yield Event(EventType.EMPTY_CACHE, time_us=now)
             else:
-                yield Event(Kind.PHASE, phase=what[0], time_us=now)
+                yield Event(EventType.PHASE, phase=what[0], time_us=now)
 
 
 DTYPE_WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -309,7 +320,7 @@ def word_of(dtype: torch.dtype) -> str:
     return DTYPE_WORDS.get(dtype) or str(dtype).removeprefix("torch.")
 
 
-def line_of(place: Place) -> str:
+def line_of(place: OperatorLocation) -> str:
     """Return the line of a place, such as "model.py:12"; "" if unknown."""
     file, number = place.line
     return f"{shown_file(file)}:{number}" if file else ""

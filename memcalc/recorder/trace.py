@@ -6,22 +6,31 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
-from memcalc.ledger.result import Confidence, DeviceMemory, ModuleResult, Outside, RankResult, Result, Textbook, known
+from memcalc.ledger.result import (
+    Confidence,
+    DeviceMemory,
+    ModuleResult,
+    OutsideMemory,
+    RankResult,
+    Result,
+    Textbook,
+    known,
+)
 from memcalc.ledger.textbook import generation_textbook, textbook
 from memcalc.ledger.verdict import observed
 from memcalc.progress import Progress, silent
-from memcalc.recorder.judged import Judged, judge
 from memcalc.recorder.ledger import host_ledger
 from memcalc.recorder.recording import Recording
-from memcalc.spec.cards import Card, find_card
-from memcalc.spec.foreign import has_published_formulas
+from memcalc.recorder.run_analysis import RunAnalysis, judge
+from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.limits import Limit
-from memcalc.spec.not_run import not_run
+from memcalc.spec.model_families.transformers_fallback import has_published_formulas
 from memcalc.spec.spec import Spec
+from memcalc.spec.untraced_features import not_run
 
 
 @dataclass(frozen=True, repr=False)
-class Trace(Judged):
+class Trace(RunAnalysis):
     """A traced run of a spec.
 
     Args:
@@ -37,7 +46,7 @@ class Trace(Judged):
 
 
 @dataclass(frozen=True, repr=False)
-class ModuleTrace(Judged):
+class ModuleTrace(RunAnalysis):
     """A traced run of a module.
 
     Args:
@@ -71,7 +80,7 @@ def make_trace(
     Raises:
         InputError: PyTorch rejects the settings.
     """
-    card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     judged = judge(recording, card, alloc_conf, version, progress)
     result = Result(
         spec=spec,
@@ -88,7 +97,7 @@ def _published(spec: Spec) -> Textbook | None:
 
 
 def make_module_trace(
-    name: str, step: str, recording: Recording, card: Card | None, alloc_conf: str = "", progress: Progress = silent
+    name: str, step: str, recording: Recording, gpu: GpuSpec | None, alloc_conf: str = "", progress: Progress = silent
 ) -> ModuleTrace:
     """Return the analysis of a recording of a module's run, with the verdict on a GPU.
 
@@ -96,36 +105,36 @@ def make_module_trace(
         name: source of the module.
         step: the step that ran, for the screen.
         recording: its recording.
-        card: the GPU to check against; None: no verdict.
+        gpu: the GPU to check against; None: no verdict.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
         progress: called with the progress of the replay.
 
     Raises:
         InputError: PyTorch rejects the settings.
     """
-    judged = judge(recording, card, alloc_conf, progress=progress)
+    judged = judge(recording, gpu, alloc_conf, progress=progress)
     return ModuleTrace(**_fields(judged), result=ModuleResult(name=name, step=step, **_sizing(judged, ())))
 
 
-def _fields(judged: Judged) -> dict[str, Any]:
+def _fields(judged: RunAnalysis) -> dict[str, Any]:
     return {field.name: getattr(judged, field.name) for field in fields(judged)}
 
 
-def _sizing(judged: Judged, missing: tuple[Limit, ...]) -> dict[str, Any]:
+def _sizing(judged: RunAnalysis, missing: tuple[Limit, ...]) -> dict[str, Any]:
     """Return the fields that results of all runs have (`memcalc.ledger.result.Sizing`).
 
     Args:
         judged: the analyzed run.
         missing: requested features that are not modelled.
     """
-    recording, card, reserved = judged.recording, judged.card, judged.reserved_bytes
-    context = 0 if card is None else card.context_bytes
-    on_device = None if card is None or reserved is None else reserved + context
-    outside = Outside(0 if reserved is None else reserved - judged.ledger.peak_bytes, context, 0)
+    recording, gpu, reserved = judged.recording, judged.card, judged.reserved_bytes
+    context = 0 if gpu is None else gpu.context_bytes
+    on_device = None if gpu is None or reserved is None else reserved + context
+    outside = OutsideMemory(0 if reserved is None else reserved - judged.ledger.peak_bytes, context, 0)
     limits = (*missing, *(Limit(what, holds_memory=False) for what in judged.not_modelled))
     judgement = None
-    if card is not None and on_device is not None:
-        judgement = observed(judged.failure is None, on_device, card.usable_bytes, limits)
+    if gpu is not None and on_device is not None:
+        judgement = observed(judged.failure is None, on_device, gpu.usable_bytes, limits)
     memory = known(DeviceMemory(reserved, on_device, outside))
     return {
         "source": "trace",
@@ -135,14 +144,14 @@ def _sizing(judged: Judged, missing: tuple[Limit, ...]) -> dict[str, Any]:
         "buffer_elements": recording.buffers,
         "ranks": (RankResult({"pipeline_stage": 0}, judged.ledger, memory, host_ledger(recording.host_events)),),
         "confidence": _confidence(recording, judged),
-        "card": card,
+        "card": gpu,
         "limits": limits,
         "notes": judged.notes,
         "judgement": judgement,
     }
 
 
-def _confidence(recording: Recording, judged: Judged) -> Confidence:
+def _confidence(recording: Recording, judged: RunAnalysis) -> Confidence:
     if recording.reserved_bytes is not None:
         return "allocator"
     return "replay" if judged.replay is not None else "measured"

@@ -1,6 +1,6 @@
 """Allocator replay: a run's events under other allocators and settings, and what they would save."""
 
-from memcalc.replaying.replaying import replaying
-from memcalc.replaying.result import Recommendation, Replay, Trial
+from memcalc.replaying.allocator_replay import replay_source
+from memcalc.replaying.result import Recommendation, ReplayComparison, Trial
 
-__all__ = ["Recommendation", "Replay", "Trial", "replaying"]
+__all__ = ["Recommendation", "ReplayComparison", "Trial", "replay_source"]

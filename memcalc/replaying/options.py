@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 
-class Question(TypedDict, total=False):
+class ReplayOptions(TypedDict, total=False):
     """Options of `memcalc.api.replay`."""
 
-    allocator: str  # a name in memcalc.allocator.policies.POLICIES; default: pytorch
+    allocator: str  # a name in memcalc.allocator.registry.POLICIES; default: pytorch
     alloc_conf: str  # its settings, as PYTORCH_CUDA_ALLOC_CONF or the framework's flags
     release: str | None  # version of the framework; default: the newest one known
     memory_fraction: float | None  # as in torch.cuda.set_per_process_memory_fraction

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from memcalc.allocator.policy import SegmentView
 from memcalc.allocator.result import ReplayResult
-from memcalc.events.course import Course
+from memcalc.allocator.views import SegmentView
 from memcalc.events.event import Event
-from memcalc.replaying.sources import Source
+from memcalc.events.memory_curve import MemoryCurve
+from memcalc.replaying.sources import EventSource
 from memcalc.snapshots.composition import Composition
 from memcalc.snapshots.verification import Verification
-from memcalc.spec.cards import Card
+from memcalc.spec.hardware.gpus import GpuSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayComparison:
     """A run under one allocator, compared with others."""
 
-    source: Source
-    card: Card | None
+    source: EventSource
+    card: GpuSpec | None
     trials: tuple[Trial, ...]  # the first is the requested one
     recommendation: Recommendation | None
-    course: Course  # of the first trial: memory over time
+    course: MemoryCurve  # of the first trial: memory over time
     shown_event: int  # the position of `segments`: the peak of reserved memory, or the end if the run failed
     segments: tuple[SegmentView, ...]
     owners: Mapping[int, Event]  # address -> the allocation there, at that point

@@ -12,16 +12,16 @@ from memcalc.events.event import Event
 from memcalc.events.files import FORMAT, read_events
 from memcalc.files import is_file, open_file
 from memcalc.progress import Progress, silent
-from memcalc.snapshots.beginning import Beginning
 from memcalc.snapshots.composition import Attribution, attribute
-from memcalc.snapshots.recording import Recording, Snapshot
+from memcalc.snapshots.initial_state import InitialState
+from memcalc.snapshots.recording import DeviceRecording, Snapshot
 from memcalc.spec.spec import Spec
 
 _PICKLES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 _PICKLED = (b"\x80", b"\x1f\x8b")  # first bytes of pickles since protocol 2, and of gzip files
 
 
-class Recorded(NamedTuple):
+class SnapshotDevice(NamedTuple):
     """One device of a snapshot.
 
     Args:
@@ -32,13 +32,13 @@ class Recorded(NamedTuple):
     """
 
     snapshot: Snapshot
-    recording: Recording
-    start: Beginning
+    recording: DeviceRecording
+    start: InitialState
     attribution: Attribution
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EventSource:
     """A run's events, and the snapshot that they were read from.
 
     Args:
@@ -52,13 +52,13 @@ class Source:
     name: str
     kind: Literal["events", "snapshot", "trace"]
     events: Sequence[Event]
-    recorded: Recorded | None = None
+    recorded: SnapshotDevice | None = None
     gpu: str | None = None
 
 
 def open_source(
     path: Path | str | None, load: Callable[[], Spec], device: int | None = None, progress: Progress = silent
-) -> Source:
+) -> EventSource:
     """Return the events of a file, or those of a configuration's training step.
 
     Args:
@@ -78,7 +78,7 @@ def open_source(
             f"--device {device} is given, but {path or 'the source'} is not a memory snapshot.", "Leave it out."
         )
     if path is not None and kind == "events":
-        return Source(Path(path).name, "events", tuple(read_events(path)))
+        return EventSource(Path(path).name, "events", tuple(read_events(path)))
     return _traced(load(), progress)
 
 
@@ -93,7 +93,7 @@ def kind_of(path: Path) -> Literal["events", "snapshot", "config"]:
     return "events" if FORMAT.encode() in head or path.suffix == ".jsonl" else "config"
 
 
-def _snapshot(path: Path, device: int | None) -> Source:
+def _snapshot(path: Path, device: int | None) -> EventSource:
     from memcalc.snapshots.reading import read_snapshot
 
     snapshot = read_snapshot(path)
@@ -112,17 +112,17 @@ def _snapshot(path: Path, device: int | None) -> Source:
     return source_of(path.name, snapshot, recording)
 
 
-def source_of(name: str, snapshot: Snapshot, recording: Recording) -> Source:
+def source_of(name: str, snapshot: Snapshot, recording: DeviceRecording) -> EventSource:
     """Return the events of one device of a snapshot."""
-    from memcalc.snapshots.beginning import beginning
+    from memcalc.snapshots.initial_state import beginning
     from memcalc.snapshots.stream import events_of
 
-    recorded = Recorded(snapshot, recording, beginning(recording), attribute(snapshot, recording))
-    return Source(name, "snapshot", events_of(*recorded), recorded)
+    recorded = SnapshotDevice(snapshot, recording, beginning(recording), attribute(snapshot, recording))
+    return EventSource(name, "snapshot", events_of(*recorded), recorded)
 
 
-def _traced(spec: Spec, progress: Progress) -> Source:
+def _traced(spec: Spec, progress: Progress) -> EventSource:
     """Trace a training step and return its events; the only function here that depends on the tracer."""
     from memcalc.tracing import trace
 
-    return Source(spec.name, "trace", trace(spec, progress=progress).events, gpu=spec.hardware.gpu)
+    return EventSource(spec.name, "trace", trace(spec, progress=progress).events, gpu=spec.hardware.gpu)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from memcalc.allocator.policy import BlockView, SegmentView
+from memcalc.allocator.views import BlockView, SegmentView
 from memcalc.events.event import Event
 from memcalc.report.labels import label, letter, letter_style, plural
 from memcalc.report.plots.palette import UNATTRIBUTED, mark

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from memcalc.ledger.result import Sizing
 from memcalc.report.bar import letter_bar
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import HEADROOM, REST, label, letter, meaning, percent, rank_text
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -63,7 +63,7 @@ def bar_lines(result: Sizing, unit: Unit, width: int, parts: Breakdown | None = 
     return letter_bar(cells, width), below
 
 
-def host_grid(result: Sizing, unit: Unit) -> Grid | None:
+def host_grid(result: Sizing, unit: Unit) -> TextTable | None:
     """Return host memory of a rank by component; None if it is zero."""
     host = result.headline.host
     if host is None:
@@ -77,10 +77,10 @@ def host_grid(result: Sizing, unit: Unit) -> Grid | None:
     )
     columns = (Column("component"), Column(unit, right=True), Column("share", right=True))
     title = f"In host memory: {host.peak_phase}"
-    return Grid(title, (*columns, Column("description", wrap=True)), rows, frozenset({len(rows) - 1}))
+    return TextTable(title, (*columns, Column("description", wrap=True)), rows, frozenset({len(rows) - 1}))
 
 
-def component_grid(result: Sizing, unit: Unit, parts: Breakdown | None = None) -> Grid:
+def component_grid(result: Sizing, unit: Unit, parts: Breakdown | None = None) -> TextTable:
     """Return the components at the peak with their percentages; sums are bold."""
     parts = breakdown(result) if parts is None else parts
     allocated = sum(parts.inside.values())
@@ -105,4 +105,4 @@ def component_grid(result: Sizing, unit: Unit, parts: Breakdown | None = None) -
     where = rank_text(result.headline.rank) if len(result.ranks) > 1 else ""
     title = f"At the peak: {result.ledger.peak_phase}{f', {where}' if where else ''}"
     columns = (Column(""), Column("component"), Column(unit, right=True), Column("share", right=True))
-    return Grid(title, (*columns, Column("description", wrap=True)), rows, frozenset(strong), letters=True)
+    return TextTable(title, (*columns, Column("description", wrap=True)), rows, frozenset(strong), letters=True)

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 
-from memcalc.cells.cell import Answer, Cell, Cells
-from memcalc.report.grid import Column, Grid
+from memcalc.cells.cell import CellResult, GridCell, GridCells
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import plural
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line
@@ -25,7 +25,7 @@ WORDS = {"fits": "fit", "does-not-fit": "do not fit", "unknown": "close"}
 SHOWN = {"fits": "fits", "does-not-fit": "does not fit", "unknown": "cannot say", None: ""}
 
 
-def draw_cells(screen: Screen, cells: Cells, file: str, unit: Unit, *, listed: bool = False) -> None:
+def draw_cells(screen: Screen, cells: GridCells, file: str, unit: Unit, *, listed: bool = False) -> None:
     """The whole report.
 
     Args:
@@ -59,12 +59,12 @@ def draw_cells(screen: Screen, cells: Cells, file: str, unit: Unit, *, listed: b
         draw_line(screen, f"The same command runs the {plural(lost, 'lost cell')} again.", 0)
 
 
-def _answer(cell: Cell) -> Answer:
+def _answer(cell: GridCell) -> CellResult:
     assert cell.answer is not None
     return cell.answer
 
 
-def _headline(cells: Cells) -> str:
+def _headline(cells: GridCells) -> str:
     counts: Counter[str] = Counter()
     for cell in cells.cells:
         answer = _answer(cell)
@@ -74,7 +74,7 @@ def _headline(cells: Cells) -> str:
     return f"{cells.name}: {plural(len(cells.cells), 'cell')} {HOW[cells.by]}: {found}"
 
 
-def cells_grid(title: str, cells: Cells, shown: Iterable[Cell], unit: Unit) -> Grid:
+def cells_grid(title: str, cells: GridCells, shown: Iterable[GridCell], unit: Unit) -> TextTable:
     """Return one row for each cell."""
     axes = [Column(field, right=True) for field in cells.fields]
     figures = (f"allocated {unit}", "reserved", "device", "headroom")
@@ -88,14 +88,14 @@ def cells_grid(title: str, cells: Cells, shown: Iterable[Cell], unit: Unit) -> G
         if answer.verdict == "does-not-fit":
             strong.add(number)
         rows.append((*map(written, cell.values.values()), *numbers, words))
-    return Grid(title, columns, rows, frozenset(strong))
+    return TextTable(title, columns, rows, frozenset(strong))
 
 
-def cells_csv(cells: Cells) -> str:
+def cells_csv(cells: GridCells) -> str:
     """Return one line for each cell, without a final line break."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [each.name for each in fields(Answer)]
+    names = [each.name for each in fields(CellResult)]
     writer.writerow([*cells.fields, *names])
     for cell in cells.cells:
         found = asdict(_answer(cell))

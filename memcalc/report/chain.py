@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.planning.described import GIVEN, ChainPlanning
-from memcalc.planning.gain import Gain
+from memcalc.recomputation.batch_gain import Gain
+from memcalc.recomputation.chain_file import GIVEN, ChainPlanning
 from memcalc.report.recompute_tables import front_grid, layers_grid, plans_grid, slower
 from memcalc.report.screen import GOOD, Screen
 from memcalc.report.terminal import draw_grid, draw_line
@@ -35,7 +35,7 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
         return  # the user gave it
     draw_grid(screen, layers_grid(planning, unit, "blocks", "Block by block"))
     draw_grid(screen, front_grid(planning, unit))
-    screen.line(("The plan, as memcalc.planning.modules.planned takes it", "bold"))
+    screen.line(("The plan, as memcalc.recomputation.modules.planned takes it", "bold"))
     screen.line((f"  {found.plan.items}", ""))
 
 

@@ -9,7 +9,7 @@ from memcalc.report.screen import Screen, Span
 from memcalc.text import harmless
 
 
-class ColourScreen(Screen):
+class ColorScreen(Screen):
     """Lines on a Rich console. Markup is off: names may hold square brackets."""
 
     def __init__(self, console: Console | None = None) -> None:

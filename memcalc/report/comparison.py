@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.checking.comparison import Comparison, Line, compare, partings
+from memcalc.checking.comparison import Comparison, ComparisonLine, compare, partings
 from memcalc.ledger.result import Result
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, shortened, signed_percent
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
@@ -22,7 +22,7 @@ def source_label(result: Result) -> str:
     return {"trace": "fake", "measure": "measured", "dry-run": "null"}.get(result.source, result.source)
 
 
-class Table:
+class ComparisonLayout:
     """The layout of a comparison.
 
     Args:
@@ -43,7 +43,7 @@ class Table:
         self.exact = exact
         self.others = [at for at in range(len(labels)) if at != reference]
 
-    def components(self) -> list[Grid]:
+    def components(self) -> list[TextTable]:
         """The components at each one's own peak, and the totals."""
         totals = [line for line in self.comparison.totals if any(size is not None for size in line.sizes)]
         lines = [*(line._replace(name=label(line.name)) for line in self.comparison.components), *totals]
@@ -52,15 +52,15 @@ class Table:
         where = ", ".join(f"{word} in {result.ledger.peak_phase}" for word, result in results)
         return self._grids(f"At the peak: {where}", "component", lines, strong)
 
-    def phases(self) -> list[Grid]:
+    def phases(self) -> list[TextTable]:
         """The peak of each phase."""
         return self._grids("Phases", "phase", self.comparison.phases)
 
-    def partings(self) -> list[Grid]:
+    def partings(self) -> list[TextTable]:
         """Return the largest difference of each result from the reference, by component."""
         return [grid for at in self.others for grid in self._partings(at)]
 
-    def _partings(self, other: int) -> list[Grid]:
+    def _partings(self, other: int) -> list[TextTable]:
         found = partings(self.comparison, other, self.reference)
         if not found:
             return []
@@ -69,13 +69,15 @@ class Table:
         how = "bytes apart" if self.exact else self._words(other)
         columns = (Column("phase"), Column("component", wrap=True), *sizes, Column(how, right=True), _SHARE)
         words = f"{self.labels[other]} and {self.labels[self.reference]}"
-        return [Grid(f"Largest differences of {words}, by component ({self.unit})", columns, rows)]
+        return [TextTable(f"Largest differences of {words}, by component ({self.unit})", columns, rows)]
 
-    def _grids(self, title: str, head: str, lines: Sequence[Line], strong: frozenset[int] = frozenset()) -> list[Grid]:
+    def _grids(
+        self, title: str, head: str, lines: Sequence[ComparisonLine], strong: frozenset[int] = frozenset()
+    ) -> list[TextTable]:
         """One table; for more than two results the differences have a separate table."""
         if len(self.labels) == 2:
             (other,) = self.others
-            return [Grid(title, self._columns(head, other), [self._cells(line, other) for line in lines], strong)]
+            return [TextTable(title, self._columns(head, other), [self._cells(line, other) for line in lines], strong)]
         sizes = [(line.name, *(self._size(size) for size in line.sizes)) for line in lines]
         columns = (Column(head), *(Column(f"{word} {self.unit}", right=True) for word in self.labels))
         differences = [
@@ -83,14 +85,14 @@ class Table:
         ]
         heads = [cell for other in self.others for cell in (Column(self._words(other), right=True), _SHARE)]
         how = f"Differences in {'bytes' if self.exact else self.unit}"
-        return [Grid(title, columns, sizes, strong), Grid(how, (Column(head), *heads), differences, strong)]
+        return [TextTable(title, columns, sizes, strong), TextTable(how, (Column(head), *heads), differences, strong)]
 
     def _columns(self, head: str, other: int) -> tuple[Column, ...]:
         sizes = [Column(f"{self.labels[at]} {self.unit}", right=True) for at in self._shown(other)]
         how = "difference, bytes" if self.exact else self._words(other)
         return (Column(head, wrap=True), *sizes, Column(how, right=True), _SHARE)
 
-    def _cells(self, line: Line, other: int) -> tuple[str, ...]:
+    def _cells(self, line: ComparisonLine, other: int) -> tuple[str, ...]:
         sizes = [self._size(line.sizes[at]) for at in self._shown(other)]
         return (line.name, *sizes, *self._difference(line, other))
 
@@ -103,7 +105,7 @@ class Table:
     def _size(self, size: int | None) -> str:
         return "-" if size is None else format_number(size, self.unit)
 
-    def _difference(self, line: Line, other: int) -> tuple[str, str]:
+    def _difference(self, line: ComparisonLine, other: int) -> tuple[str, str]:
         """In bytes or in the unit, and as a share of the reference."""
         size, base = line.beyond(other, self.reference), line.sizes[self.reference]
         if size is None or base is None:
@@ -112,9 +114,9 @@ class Table:
         return f"{sign}{format_number(size, 'bytes' if self.exact else self.unit)}", signed_percent(size, base)
 
 
-def comparison_grids(results: Sequence[Result], unit: Unit) -> list[Grid]:
+def comparison_grids(results: Sequence[Result], unit: Unit) -> list[TextTable]:
     """Return tables of results of one configuration, each compared with the last, the closest to a real run."""
-    table = Table(compare(*results), [source_label(result) for result in results], len(results) - 1, unit)
+    table = ComparisonLayout(compare(*results), [source_label(result) for result in results], len(results) - 1, unit)
     return [*table.components(), *table.phases(), *table.partings()]
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from memcalc.checking.comparison import Comparison
 from memcalc.ledger.result import Result
-from memcalc.report.comparison import Table
-from memcalc.report.grid import Grid, markdown_grid
+from memcalc.report.comparison import ComparisonLayout
+from memcalc.report.grid import TextTable, markdown_grid
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.report.verdict import subject, verdict
 from memcalc.units import Unit
 
 
-def difference_grids(difference: Comparison, unit: Unit) -> list[Grid]:
+def difference_grids(difference: Comparison, unit: Unit) -> list[TextTable]:
     """Return the components at the peak of each with their totals, then the phases; B minus A."""
-    table = Table(difference, ("A", "B"), 0, unit, exact=False)
+    table = ComparisonLayout(difference, ("A", "B"), 0, unit, exact=False)
     return [*table.components(), *table.phases()]
 
 

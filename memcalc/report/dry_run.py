@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 
-from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Process, failure_line
+from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, PythonProcess, failure_line
 from memcalc.nullcuda.sweep import Sweep
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
@@ -38,7 +38,7 @@ def draw_dry_run(screen: Screen, run: DryRun, unit: Unit) -> None:
     draw_list(screen, "Not modelled", NOT_MODELLED)
 
 
-def usage_grid(run: DryRun, unit: Unit) -> Grid:
+def usage_grid(run: DryRun, unit: Unit) -> TextTable:
     """Return one row per GPU and process."""
     rows = [
         (
@@ -55,10 +55,10 @@ def usage_grid(run: DryRun, unit: Unit) -> Grid:
     ]
     names = (f"allocated {unit}", "reserved", "device", "free")
     columns = (Column("process"), Column("card"), Column("steps", right=True))
-    return Grid("Peaks", (*columns, *(Column(name, right=True) for name in names)), rows)
+    return TextTable("Peaks", (*columns, *(Column(name, right=True) for name in names)), rows)
 
 
-def process_name(process: Process) -> str:
+def process_name(process: PythonProcess) -> str:
     """Its rank, or its process id."""
     return f"process {process.number}" if process.rank is None else f"rank {process.rank}"
 
@@ -89,12 +89,12 @@ def verdict(run: DryRun, unit: Unit) -> str:
 
 
 def _smallest_cards(run: DryRun) -> str:
-    names = [card.name for card in run.would_fit]
+    names = [gpu.name for gpu in run.would_fit]
     more = f" and {len(names) - SMALLEST} larger ones" if len(names) > SMALLEST else ""
     return f"GPUs with enough memory: {', '.join(names[:SMALLEST])}{more}."
 
 
-def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) -> Grid:
+def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) -> TextTable:
     """Return the lines of the program that allocate most at the peak of the GPU that needs most."""
     peak = run.peak
     mine = [a for a in allocations if peak is not None and (a.process, a.device) == (peak.process, peak.device)]
@@ -103,7 +103,7 @@ def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) 
         for allocation in sorted(mine, key=lambda allocation: -allocation.bytes)[:SHOWN]
     ]
     columns = (Column(unit, right=True), Column("tensors", right=True), Column("line", wrap=True))
-    return Grid("Largest at the peak", columns, rows)
+    return TextTable("Largest at the peak", columns, rows)
 
 
 def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
@@ -121,7 +121,7 @@ def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
     ]
     names = (f"allocated {unit}", "reserved", "device", "free")
     columns = (Column(found.flag, right=True), Column("outcome"), *(Column(name, right=True) for name in names))
-    draw_grid(screen, Grid(f"Micro-batch sizes on {found.card.label}", columns, rows))
+    draw_grid(screen, TextTable(f"Micro-batch sizes on {found.card.label}", columns, rows))
     if found.largest is None:
         draw_line(screen, "NONE FITS.", 2, BAD)
     else:

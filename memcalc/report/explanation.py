@@ -19,7 +19,7 @@ RECIPE = "recipe"  # not a component: the table of the recipes
 EXPLAINABLE = (ALL, PARAMETERS, RECIPE, *(component.value for component in Component))
 
 
-class Entry(NamedTuple):
+class ExplainedRow(NamedTuple):
     """One ledger row as text."""
 
     what: str  # "layers.*.attention.softmax  bf16 [1, 96, 2048, 2048] × 96"
@@ -27,19 +27,19 @@ class Entry(NamedTuple):
     formula: str
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows with the same live phases and source, largest first."""
 
     phases: str
     citation: str
-    entries: list[Entry]
+    entries: list[ExplainedRow]
 
 
-class Chapter(NamedTuple):
+class ComponentSection(NamedTuple):
     """One component: its heading and its groups, largest first."""
 
     heading: str
-    groups: list[Group]
+    groups: list[RowGroup]
 
 
 def explainable(word: str) -> str:
@@ -54,7 +54,7 @@ def explainable(word: str) -> str:
     return name
 
 
-def chapters(result: Result, word: str, unit: Unit, *, at_peak: bool = False) -> Iterator[Chapter]:
+def chapters(result: Result, word: str, unit: Unit, *, at_peak: bool = False) -> Iterator[ComponentSection]:
     """Return the chapters of `word` (a component, or "all"); those without a row only by name.
 
     Args:
@@ -75,16 +75,16 @@ def chapters(result: Result, word: str, unit: Unit, *, at_peak: bool = False) ->
         if not rows and word == ALL:
             continue
         heading = f"{label(component)}: {meaning(component)}; {_size(sizes.get(component, 0), unit)} at the peak"
-        yield Chapter(heading, _groups(rows, ledger.phases, values, unit))
+        yield ComponentSection(heading, _groups(rows, ledger.phases, values, unit))
 
 
-def _groups(rows: list[Row], phases: tuple[str, ...], values: dict[str, int], unit: Unit) -> list[Group]:
+def _groups(rows: list[Row], phases: tuple[str, ...], values: dict[str, int], unit: Unit) -> list[RowGroup]:
     alike: dict[tuple[tuple[str, ...], str], list[Row]] = {}
     for row in rows:
         alike.setdefault((row.phases, row.citation), []).append(row)
     by_size = sorted(alike.items(), key=lambda item: -sum(row.bytes for row in item[1]))
     return [
-        Group(
+        RowGroup(
             phase_runs(alive, phases),
             citation,
             [_entry(row, values, unit) for row in sorted(members, key=lambda row: -row.bytes)],
@@ -93,13 +93,13 @@ def _groups(rows: list[Row], phases: tuple[str, ...], values: dict[str, int], un
     ]
 
 
-def _entry(row: Row, values: dict[str, int], unit: Unit) -> Entry:
+def _entry(row: Row, values: dict[str, int], unit: Unit) -> ExplainedRow:
     shape = ", ".join(str(size) for size in row.shape)
     many = f" × {row.count:,}" if row.count != 1 else ""
     each, rest = divmod(row.bytes, row.count) if row.count else (0, 0)
     numbers = None if rest else with_numbers(row.formula, values, each)
     formula = f"{row.formula} = {numbers}" if numbers else f"{row.formula}: {each:,}"
-    return Entry(
+    return ExplainedRow(
         what=f"{row.module}.{row.tensor}  {row.dtype} [{shape}]{many}",
         size=_size(row.bytes, unit),
         formula=f"{formula} bytes{' each' if many else ''}",

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from memcalc.errors import InputError
 from memcalc.report.plots.files import check_target
-from memcalc.report.recorded_run import Run
+from memcalc.report.recorded_run import RecordedRun
 
 SUFFIXES = (".pickle", ".json", ".jsonl")
 
 
-def write_export(path: Path, run: Run, name: str, *, timed: bool = True) -> None:
+def write_export(path: Path, run: RecordedRun, name: str, *, timed: bool = True) -> None:
     """Writes a run for another program.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from memcalc.fitting.answer import Fit
 from memcalc.report.fit_tables import (
     card_grid,
     cost_grid,
@@ -31,30 +30,31 @@ from memcalc.report.fit_text import (
 from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.search.result import FitResult
 from memcalc.units import Unit
 
 _STYLES = {True: GOOD, False: BAD}  # of what was found, or not
 
 
-def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> None:
+def draw_fit(screen: Screen, answer: FitResult, unit: Unit, *, why: bool = False) -> None:
     """Draw the screen of `memcalc fit`; `why` adds the excluded layouts."""
-    question = answer.question
+    query = answer.question
     for line in subject_lines(answer):
         draw_line(screen, line, 0)
     screen.line()
-    if question.minimize is not None:
+    if query.minimize is not None:
         draw_line(screen, minimum_sentence(answer, unit), 0, style=VERDICT_STYLES[answer.verdict])
         if answer.offers:
             screen.line()
             draw_grid(screen, offer_grid(answer))
-    elif question.maximize is None or answer.base is None:
+    elif query.maximize is None or answer.base is None:
         asked = "does-not-fit" if answer.asked is None else answer.asked.verdict
         draw_line(screen, asked_sentence(answer, unit), 0, style=VERDICT_STYLES[asked])
     offered = bool(answer.offers) and answer.ranking is None  # a table is last already
-    layouts = answer.ranking is not None and (question.maximize is None or answer.base is None)
+    layouts = answer.ranking is not None and (query.maximize is None or answer.base is None)
     if layouts:
         draw_line(screen, layouts_sentence(answer), 0, style=VERDICT_STYLES[layouts_verdict(answer)])
-    if (question.maximize is None or answer.base is None) and not offered:
+    if (query.maximize is None or answer.base is None) and not offered:
         screen.line()
     if layouts and answer.best:
         for grid in (layout_grid(answer, unit), cost_grid(answer), memory_grid(answer, unit)):
@@ -70,7 +70,7 @@ def draw_fit(screen: Screen, answer: Fit, unit: Unit, *, why: bool = False) -> N
     draw_list(screen, "Notes", notes(answer, why=why))
 
 
-def _draw_maxima(screen: Screen, answer: Fit, unit: Unit) -> None:
+def _draw_maxima(screen: Screen, answer: FitResult, unit: Unit) -> None:
     if answer.maxima:
         draw_line(screen, f"The largest that fit, {which_run(answer)}", 0, style="bold")
         for found in answer.maxima.values():
@@ -81,7 +81,7 @@ def _draw_maxima(screen: Screen, answer: Fit, unit: Unit) -> None:
         screen.line()
 
 
-def _draw_nearest(screen: Screen, answer: Fit, unit: Unit) -> None:
+def _draw_nearest(screen: Screen, answer: FitResult, unit: Unit) -> None:
     if answer.changed is not None:
         draw_line(screen, nearest_title(answer), 0, style="bold" if answer.nearest else VERDICT_STYLES["does-not-fit"])
         for kind, several in groupby(answer.nearest, kind_of_change):

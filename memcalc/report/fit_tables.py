@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from memcalc.fitting.answer import Fit
-from memcalc.fitting.costs import TERMS
-from memcalc.fitting.minima import Sized
 from memcalc.ledger.component import Component
 from memcalc.report.breakdown import breakdown
 from memcalc.report.fit_text import amount, layout_legend, short_layout
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import letter
-from memcalc.spec.segments import words
+from memcalc.search.costs import TERMS
+from memcalc.search.minima import GpuVerdict
+from memcalc.search.result import FitResult
+from memcalc.spec.recompute_plan import words
 from memcalc.units import Unit, format_number
 
 
-def layout_grid(answer: Fit, unit: Unit) -> Grid:
+def layout_grid(answer: FitResult, unit: Unit) -> TextTable:
     """Return one row per layout: its degrees, memory and cost."""
     best = answer.best
     experts = any(found.result.spec.parallelism.expert_parallel > 1 for found in best)
@@ -56,10 +56,10 @@ def layout_grid(answer: Fit, unit: Unit) -> Grid:
         Column("seconds", right=True),
         Column("", right=True),
     )
-    return Grid("", columns, rows, frozenset({0}), legend=layout_legend(answer))
+    return TextTable("", columns, rows, frozenset({0}), legend=layout_legend(answer))
 
 
-def cost_grid(answer: Fit) -> Grid:
+def cost_grid(answer: FitResult) -> TextTable:
     """Return the cost terms that any layout has, in seconds per step."""
     terms = used_terms(answer)
     rows = [
@@ -67,15 +67,15 @@ def cost_grid(answer: Fit) -> Grid:
         for number, found in enumerate(answer.best, 1)
     ]
     columns = (Column("", right=True), *(Column(term, right=True) for term in (*terms, "total")))
-    return Grid("Seconds of a step at peak rates", columns, rows)
+    return TextTable("Seconds of a step at peak rates", columns, rows)
 
 
-def used_terms(answer: Fit) -> list[str]:
+def used_terms(answer: FitResult) -> list[str]:
     """The terms that are not zero in all layouts."""
     return [term for term in TERMS if any(getattr(found.costs, term) for found in answer.best)]
 
 
-def memory_grid(answer: Fit, unit: Unit) -> Grid:
+def memory_grid(answer: FitResult, unit: Unit) -> TextTable:
     """Return memory at the peak of the rank that needs most, by component letter; small parts are added up."""
     whole = [table.inside | table.outside for table in (breakdown(found.result) for found in answer.best)]
     parts = shown_parts(answer)
@@ -87,10 +87,10 @@ def memory_grid(answer: Fit, unit: Unit) -> Grid:
         rows.append((str(number), *(format_number(size, unit) for size in numbers)))
     heads = (*(letter(name) for name in parts), "rest", "device")
     columns = (Column("", right=True), *(Column(head, right=True) for head in heads))
-    return Grid(f"Memory of the fullest rank at its peak, {unit}", columns, rows, legend=memory_legend(answer))
+    return TextTable(f"Memory of the fullest rank at its peak, {unit}", columns, rows, legend=memory_legend(answer))
 
 
-def shown_parts(answer: Fit) -> list[str]:
+def shown_parts(answer: FitResult) -> list[str]:
     """The parts of memory that are at least a hundredth of any layout's."""
     tables = [breakdown(found.result) for found in answer.best]
     whole = [table.inside | table.outside for table in tables]
@@ -98,12 +98,12 @@ def shown_parts(answer: Fit) -> list[str]:
     return [name for name in order if any(100 * sizes.get(name, 0) >= sum(sizes.values()) for sizes in whole)]
 
 
-def memory_legend(answer: Fit) -> str:
+def memory_legend(answer: FitResult) -> str:
     """Return the legend of the component letters."""
     return ", ".join(f"{letter(name)} {name.replace('_', ' ')}" for name in shown_parts(answer))
 
 
-def term_grid(answer: Fit) -> Grid:
+def term_grid(answer: FitResult) -> TextTable:
     """What each term is, and where its formula comes from; then the rates."""
     rows = [(term, f"{TERMS[term][0]} [{TERMS[term][1]}]") for term in used_terms(answer)]
     system = answer.system
@@ -111,19 +111,21 @@ def term_grid(answer: Fit) -> Grid:
         f"{system.flops / 1e12:g} TFLOP/s, {system.link_bytes / 1e9:g} GB/s inside a node, "
         f"{system.nic_bytes / 1e9:g} GB/s per GPU between nodes [{system.source}]"
     )
-    return Grid("Terms of the cost", (Column("term"), Column("", wrap=True)), [*rows, ("rates", rates)], head=False)
+    return TextTable(
+        "Terms of the cost", (Column("term"), Column("", wrap=True)), [*rows, ("rates", rates)], head=False
+    )
 
 
-def pruned_grid(answer: Fit) -> Grid:
+def pruned_grid(answer: FitResult) -> TextTable:
     """Return the excluded layouts and the reasons."""
     rows = [
         (f"{times:,}", ": ".join(filter(None, (choice, reason)))) for (choice, reason), times in answer.pruned.items()
     ]
     columns = (Column("choices", right=True), Column("why they are excluded", wrap=True))
-    return Grid("Excluded layouts", columns, rows)
+    return TextTable("Excluded layouts", columns, rows)
 
 
-def offer_grid(answer: Fit) -> Grid:
+def offer_grid(answer: FitResult) -> TextTable:
     """Return the GPUs that have a price, with the number of them on which a token costs least."""
     rows = []
     for number, offer in enumerate(answer.offers, 1):
@@ -148,7 +150,9 @@ def offer_grid(answer: Fit) -> Grid:
         Column("cheapest layout", wrap=True),
     )
     strong = frozenset({0} if answer.offers[0].found is not None else ())
-    return Grid("Price of one GPU and of all for an hour, and of a million tokens at peak rates", columns, rows, strong)
+    return TextTable(
+        "Price of one GPU and of all for an hour, and of a million tokens at peak rates", columns, rows, strong
+    )
 
 
 CARD_WORDS = {"fits": "fits", "does-not-fit": "too large", "unknown": "may fit"}
@@ -157,13 +161,13 @@ CARD_WORDS = {"fits": "fits", "does-not-fit": "too large", "unknown": "may fit"}
 _CARDS_BELOW, _CARDS_ABOVE = 6, 14  # rows before the smallest GPU that fits, and from it on
 
 
-def shown_cards(answer: Fit) -> list[Sized]:
+def shown_cards(answer: FitResult) -> list[GpuVerdict]:
     """The GPUs around the smallest that fits."""
     first = next((index for index, sized in enumerate(answer.cards) if sized.will_do), len(answer.cards))
     return answer.cards[max(first - _CARDS_BELOW, 0) : first + _CARDS_ABOVE]
 
 
-def card_grid(answer: Fit, unit: Unit) -> Grid:
+def card_grid(answer: FitResult, unit: Unit) -> TextTable:
     """Return what the run needs on the GPUs around the smallest that fits; the JSON document has all."""
     cards = shown_cards(answer)
     lacks = any(sized.lacks for sized in cards)
@@ -181,4 +185,4 @@ def card_grid(answer: Fit, unit: Unit) -> Grid:
     columns = (Column(""), Column("GPU"), Column(f"needs {unit}", right=True), Column("usable", right=True))
     left_out = len(answer.cards) - len(cards)
     title = f"{len(cards)} of {len(answer.cards)} GPUs, by usable memory; --format json has all" if left_out else ""
-    return Grid(title, (*columns, *((Column("but", wrap=True),) if lacks else ())), rows, strong)
+    return TextTable(title, (*columns, *((Column("but", wrap=True),) if lacks else ())), rows, strong)

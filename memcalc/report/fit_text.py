@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from math import floor, inf, log10
 
-from memcalc.changes.candidates import MORE_GPUS, OTHER_CARD, OTHER_RESULT, SAME
-from memcalc.fitting.answer import Fit, Nearest
-from memcalc.fitting.maxima import Maximum
-from memcalc.fitting.minima import MOST_GPUS
 from memcalc.ledger.verdict import Answer, Verdict, holding_memory
 from memcalc.report.labels import count, listed, plural, shortened
 from memcalc.report.oom_changes import as_typed, settings
 from memcalc.report.verdict import because, subject, verdict
-from memcalc.spec.segments import words
+from memcalc.search.maxima import Maximum
+from memcalc.search.minima import MOST_GPUS
+from memcalc.search.result import FitResult, Nearest
+from memcalc.spec.recompute_plan import words
 from memcalc.spec.spec import Spec
+from memcalc.suggestions.candidates import MORE_GPUS, OTHER_CARD, OTHER_RESULT, SAME
 from memcalc.units import Unit, format_bytes
 
 MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel", "huawei": "Huawei", "google": "Google"}
@@ -28,7 +28,7 @@ _NAMES = {
 }
 
 
-def subject_lines(answer: Fit) -> list[str]:
+def subject_lines(answer: FitResult) -> list[str]:
     """Return the run and its GPUs."""
     system = answer.system
     where = f"{plural(answer.gpus, 'GPU')}, {answer.card.name}"
@@ -40,7 +40,7 @@ def subject_lines(answer: Fit) -> list[str]:
     return [answer.name if known is None else subject(known).splitlines()[0], where]
 
 
-def asked_sentence(answer: Fit, unit: Unit) -> str:
+def asked_sentence(answer: FitResult, unit: Unit) -> str:
     """Whether the run fits as configured."""
     if answer.asked is None:
         return f"As configured, the run is invalid: {answer.unasked}."
@@ -48,7 +48,7 @@ def asked_sentence(answer: Fit, unit: Unit) -> str:
     return f"As configured, on {spread}: {verdict(answer.asked, unit)}"
 
 
-def layouts_sentence(answer: Fit) -> str:
+def layouts_sentence(answer: FitResult) -> str:
     """Return how many layouts fit, and how many may fit."""
     ranking = answer.ranking
     if ranking is None:
@@ -73,13 +73,13 @@ def layouts_sentence(answer: Fit) -> str:
     return f"{len(ranking.fitting):,} of {plural(ranking.tried, 'layout')} {fit}{more}, {batch}{shown}:"
 
 
-def layouts_verdict(answer: Fit) -> Answer:
+def layouts_verdict(answer: FitResult) -> Answer:
     """Whether any layout fits."""
     undecided = answer.ranking is not None and answer.ranking.undecided
     return "fits" if answer.best else "unknown" if undecided else "does-not-fit"
 
 
-def minimum_sentence(answer: Fit, unit: Unit) -> str:
+def minimum_sentence(answer: FitResult, unit: Unit) -> str:
     """The answer to --minimize."""
     if answer.question.minimize == "gpus":
         return _fewest_sentence(answer)
@@ -90,7 +90,7 @@ def minimum_sentence(answer: Fit, unit: Unit) -> str:
     return _card_sentence(answer) if answer.question.minimize == "gpu_kind" else _recompute_sentence(answer, unit)
 
 
-def _fewest_sentence(answer: Fit) -> str:
+def _fewest_sentence(answer: FitResult) -> str:
     if answer.fewest is None:
         bound = answer.question.gpus
         more = "" if bound else " (--gpus N searches up to N)"
@@ -100,7 +100,7 @@ def _fewest_sentence(answer: Fit) -> str:
     return f"{plural(answer.fewest, 'GPU')} at least. With fewer no layout fits{sure}."
 
 
-def _cheapest_sentence(answer: Fit) -> str:
+def _cheapest_sentence(answer: FitResult) -> str:
     first, most = answer.offers[0], answer.question.gpus or MOST_GPUS
     if first.found is None:
         sure = " for sure; some layouts may fit" if answer.verdict == "unknown" else ""
@@ -121,7 +121,7 @@ def amount(price: float | None) -> str:
     return f"{whole}.{decimals.rstrip('0'):0<2}"
 
 
-def _card_sentence(answer: Fit) -> str:
+def _card_sentence(answer: FitResult) -> str:
     maker, most = MAKERS[answer.card.vendor], inf if answer.smallest is None else answer.smallest.card.usable_bytes
     smaller = (sized for sized in answer.cards if not sized.lacks and sized.card.usable_bytes < most)
     fits = "fits the run" + " for sure" * any(sized.verdict.answer == "unknown" for sized in smaller)
@@ -130,7 +130,7 @@ def _card_sentence(answer: Fit) -> str:
     return f"{answer.smallest.card.name} is the smallest {maker} GPU that {fits}, {which_run(answer)}."
 
 
-def _recompute_sentence(answer: Fit, unit: Unit) -> str:
+def _recompute_sentence(answer: FitResult, unit: Unit) -> str:
     found = answer.least_recompute
     if found is None:
         assert answer.all_recomputed is not None, "it was tried"
@@ -141,7 +141,7 @@ def _recompute_sentence(answer: Fit, unit: Unit) -> str:
     return f"Recomputing the first {found.layers} of {found.of} layers of each chunk is the least that fits, {needed}"
 
 
-def which_run(answer: Fit) -> str:
+def which_run(answer: FitResult) -> str:
     """Return the run that the largest and smallest values refer to."""
     if answer.base is None or not answer.base_is_best:
         return "everything else unchanged"
@@ -170,7 +170,7 @@ def short_layout(spec: Spec) -> str:
     return ", ".join([*parts, f"ZeRO {parallelism.zero_stage}", f"recompute {words(spec.training.recompute)}"])
 
 
-def layout_legend(answer: Fit) -> str:
+def layout_legend(answer: FitResult) -> str:
     """Return the legend of the table of layouts."""
     experts = any(found.result.spec.parallelism.expert_parallel > 1 for found in answer.best)
     return (
@@ -242,7 +242,7 @@ def _bytes_of(found: Verdict, unit: Unit) -> str:
     return size
 
 
-def reason_lines(answer: Fit, unit: Unit) -> list[str]:
+def reason_lines(answer: FitResult, unit: Unit) -> list[str]:
     """Yield what dominates the peak of a run that does not fit, and what would help."""
     if answer.reason is None:
         return []
@@ -255,7 +255,7 @@ def reason_lines(answer: Fit, unit: Unit) -> list[str]:
     return lines
 
 
-def nearest_title(answer: Fit) -> str:
+def nearest_title(answer: FitResult) -> str:
     """Return the run that the changes apply to, or that there are none."""
     run = "" if answer.all_recomputed is None else " with all layers recomputed"
     if not answer.nearest:
@@ -289,7 +289,7 @@ def change_lines(found: Nearest, unit: Unit) -> tuple[str, str]:
     return settings(change), f"then needs {format_bytes(change.needed, unit)}{host}; cost: {change.cost}; {time}"
 
 
-def notes(answer: Fit, *, why: bool) -> list[str]:
+def notes(answer: FitResult, *, why: bool) -> list[str]:
     """Yield the notes on the result."""
     found = []
     if answer.offers:

@@ -15,12 +15,12 @@ _POWERS = {"²": 2, "³": 3}
 
 def symbol_values(result: Result) -> dict[str, int]:
     """Return the value of each symbol of the ledger's formulas."""
-    from memcalc.estimation.symbols import symbol_values as model_values
+    from memcalc.layout.symbols import symbol_values as model_values
 
     parallelism = result.spec.parallelism
     generation = {}
     if result.spec.inference is not None:
-        from memcalc.estimation.generation.pools import symbols_of
+        from memcalc.estimation.generation.kv_cache_size import symbols_of
 
         generation = symbols_of(result.spec)
     return model_values(result.spec, result.card) | {

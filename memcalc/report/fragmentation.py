@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memcalc.allocator.fragmentation import PoolUse
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -18,7 +18,7 @@ _LINES: tuple[tuple[str, Callable[[PoolUse], int], str], ...] = (
 )
 
 
-def fragmentation_grids(uses: Sequence[PoolUse], unit: Unit, when: str = "at the peak") -> list[Grid]:
+def fragmentation_grids(uses: Sequence[PoolUse], unit: Unit, when: str = "at the peak") -> list[TextTable]:
     """Return the parts of reserved memory for each pool, and by stream if there are several."""
     if not uses:
         return []
@@ -35,7 +35,7 @@ def fragmentation_grids(uses: Sequence[PoolUse], unit: Unit, when: str = "at the
     rows.append(("largest free", *cells, "largest request that needs no new segment"))
     columns = (Column(""), *(Column(f"{pool} pool", right=True) for pool in pools), Column("all", right=True))
     title = f"Reserved memory {when}, {unit}: {_sentence(uses, unit)}"
-    grids = [Grid(title, (*columns, Column("", wrap=True)), rows, frozenset({len(_LINES)}))]
+    grids = [TextTable(title, (*columns, Column("", wrap=True)), rows, frozenset({len(_LINES)}))]
     return [*grids, _streams(uses, unit)] if len({use.stream for use in uses}) > 1 else grids
 
 
@@ -45,7 +45,7 @@ def _sentence(uses: Sequence[PoolUse], unit: Unit) -> str:
     return f"{format_bytes(idle, unit)} ({percent(idle, reserved)}) not allocated"
 
 
-def _streams(uses: Sequence[PoolUse], unit: Unit) -> Grid:
+def _streams(uses: Sequence[PoolUse], unit: Unit) -> TextTable:
     """Streams never share free memory, so each has its own."""
     names = ("segments", "reserved", "allocated", "waiting", "free")
     rows = [
@@ -56,4 +56,4 @@ def _streams(uses: Sequence[PoolUse], unit: Unit) -> Grid:
         )
         for use in uses
     ]
-    return Grid(f"By stream, {unit}", (Column("pool"), *(Column(name, right=True) for name in names)), rows)
+    return TextTable(f"By stream, {unit}", (Column("pool"), *(Column(name, right=True) for name in names)), rows)

@@ -16,7 +16,7 @@ class Column(NamedTuple):
     wrap: bool = False
 
 
-class Grid(NamedTuple):
+class TextTable(NamedTuple):
     """A titled table.
 
     Args:
@@ -38,7 +38,7 @@ class Grid(NamedTuple):
     legend: str = ""
 
 
-def markdown_grid(grid: Grid) -> list[str]:
+def markdown_grid(grid: TextTable) -> list[str]:
     """The table in Markdown, under its title."""
     heads = [column.head for column in grid.columns]
     rules = ["---:" if column.right else "---" for column in grid.columns]

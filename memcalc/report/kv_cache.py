@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from memcalc.ledger.result import Result
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import plural
 from memcalc.units import Unit, format_bytes
 
 
-def generation_grid(result: Result, unit: Unit, *, largest: bool = False) -> Grid:
+def generation_grid(result: Result, unit: Unit, *, largest: bool = False) -> TextTable:
     """Return the size of the cache per token, per sequence and in total.
 
     Args:
@@ -39,4 +39,4 @@ def generation_grid(result: Result, unit: Unit, *, largest: bool = False) -> Gri
     where = "on each GPU" if result.spec.parallelism.tensor_parallel > 1 else "over all layers"
     fit = "" if most is None or result.card is None else f"; what fits on {result.card.label}"
     columns = (Column(""), Column("", right=True), Column("", wrap=True))
-    return Grid(f"Cache of keys and values, {where}{fit}", columns, rows)
+    return TextTable(f"Cache of keys and values, {where}{fit}", columns, rows)

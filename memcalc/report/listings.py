@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from memcalc.estimation.parameters import count_parameters
-from memcalc.report.grid import Column, Grid
+from memcalc.layout.parameters import count_parameters
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count
-from memcalc.spec.cards import all_cards
-from memcalc.spec.families import known_families
+from memcalc.spec.hardware.gpus import all_gpus
 from memcalc.spec.loading import load
+from memcalc.spec.model_families.conversion import known_families
 from memcalc.spec.presets import preset_names
 from memcalc.units import Unit, format_number
 
@@ -35,7 +35,7 @@ def model_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def model_grid(rows: list[dict[str, Any]]) -> Grid:
+def model_grid(rows: list[dict[str, Any]]) -> TextTable:
     """The presets as a table; key/value heads and experts only where they differ from the plain case."""
     cells = [
         (
@@ -51,7 +51,7 @@ def model_grid(rows: list[dict[str, Any]]) -> Grid:
         for row in rows
     ]
     heads = ("parameters", "l", "d", "h", "kv heads", "V", "experts")
-    return Grid("", (Column("preset"), *(Column(head, right=True) for head in heads)), cells)
+    return TextTable("", (Column("preset"), *(Column(head, right=True) for head in heads)), cells)
 
 
 def family_words() -> str:
@@ -60,22 +60,22 @@ def family_words() -> str:
     return "\n".join(textwrap.wrap(text, 100))
 
 
-def card_rows() -> list[dict[str, Any]]:
+def gpu_rows() -> list[dict[str, Any]]:
     """Return every GPU with its memory."""
     return [
         {
-            "name": card.name,
-            "label": card.label,
-            "advertised_bytes": card.advertised_bytes,
-            "smi_bytes": card.smi_bytes,
-            "usable_bytes": card.usable_bytes,
-            "source": card.source,
+            "name": gpu.name,
+            "label": gpu.label,
+            "advertised_bytes": gpu.advertised_bytes,
+            "smi_bytes": gpu.smi_bytes,
+            "usable_bytes": gpu.usable_bytes,
+            "source": gpu.source,
         }
-        for card in all_cards()
+        for gpu in all_gpus()
     ]
 
 
-def card_grid(rows: list[dict[str, Any]], unit: Unit) -> Grid:
+def gpu_table(rows: list[dict[str, Any]], unit: Unit) -> TextTable:
     """Return the GPUs as a table."""
     cells = [
         (
@@ -88,4 +88,4 @@ def card_grid(rows: list[dict[str, Any]], unit: Unit) -> Grid:
         for row in rows
     ]
     heads = (f"sold as {unit}", "nvidia-smi", "usable")
-    return Grid("", (Column("card"), Column("", wrap=True), *(Column(head, right=True) for head in heads)), cells)
+    return TextTable("", (Column("card"), Column("", wrap=True), *(Column(head, right=True) for head in heads)), cells)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from memcalc.ledger.result import ModuleResult, Result
 from memcalc.report.breakdown import component_grid
-from memcalc.report.grid import Column, Grid, markdown_grid
+from memcalc.report.grid import Column, TextTable, markdown_grid
 from memcalc.report.labels import shortened
 from memcalc.report.phases import phase_grid, rank_grid
 from memcalc.report.sizing import published_grid
@@ -60,7 +60,7 @@ def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
     lines: list[str] = []
     for chapter in chapters(result, word, unit):
         rows = [(*entry, group.phases, group.citation) for group in chapter.groups for entry in group.entries]
-        lines += markdown_grid(Grid(chapter.heading, columns, rows))
+        lines += markdown_grid(TextTable(chapter.heading, columns, rows))
     return lines
 
 

@@ -10,16 +10,15 @@ from memcalc.checking.comparison import Comparison
 from memcalc.checking.report import CheckReport
 from memcalc.diagnosis.diagnosis import Diagnosis
 from memcalc.errors import InputError
-from memcalc.fitting.answer import Fit
 from memcalc.ledger.result import Result
-from memcalc.planning.planning import Planning
+from memcalc.recomputation.recommendation import RecomputeResult
 from memcalc.report.breakdown import component_grid
 from memcalc.report.checks.table import draw_checks
 from memcalc.report.diff import draw_difference
 from memcalc.report.fit import draw_fit
 from memcalc.report.kv_cache import generation_grid
 from memcalc.report.oom import draw_diagnosis
-from memcalc.report.plots.html import course_picture
+from memcalc.report.plots.html import curve_plot
 from memcalc.report.plots.markup import markup
 from memcalc.report.recompute import draw_planning
 from memcalc.report.screen import Screen
@@ -27,15 +26,16 @@ from memcalc.report.sizing import VERDICT_STYLES
 from memcalc.report.textbook import short_textbook_grid
 from memcalc.report.verdict import assumed, because, subject, verdict
 from memcalc.report.views.sections import CLASSES, Section, drawn_sections, list_section, table_section
+from memcalc.search.result import FitResult
 from memcalc.units import Unit
 from memcalc.verdict.reasons import reason_of
 from memcalc.verdict.timeline import timeline_of
 
 _DRAWN: dict[type, Callable[[Screen, Any, Unit], None]] = {
-    Fit: draw_fit,
+    FitResult: draw_fit,
     Comparison: draw_difference,
     Diagnosis: draw_diagnosis,
-    Planning: partial(draw_planning, checked=[]),
+    RecomputeResult: partial(draw_planning, checked=[]),
     CheckReport: draw_checks,
 }
 # The same hues as on a terminal: each has a contrast of at least 3 with black and with white.
@@ -81,7 +81,7 @@ def _plot(result: Result, unit: Unit) -> str:
         course = timeline_of(result.spec, result.headline.device_bytes)
     except InputError:  # the order of its requests is not known
         return ""
-    return course_picture(course, unit)
+    return curve_plot(course, unit)
 
 
 def _rest(result: Result, unit: Unit) -> Iterator[Section]:

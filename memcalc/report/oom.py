@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from memcalc.diagnosis.consistency import Check
 from memcalc.diagnosis.diagnosis import Diagnosis, Finding
-from memcalc.diagnosis.report import LABELS, Report
+from memcalc.diagnosis.report import LABELS, OutOfMemoryReport
 from memcalc.diagnosis.settings import Advice
-from memcalc.diagnosis.sizes import Printed
+from memcalc.diagnosis.sizes import PrintedSize
 from memcalc.report.bar import letter_bar
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import HEADROOM, percent, plural
 from memcalc.report.oom_changes import draw_explained
 from memcalc.report.oom_verdict import verdict
@@ -57,12 +57,12 @@ def subject(diagnosis: Diagnosis, unit: Unit) -> str:
     )
 
 
-def device_name(report: Report) -> str:
+def device_name(report: OutOfMemoryReport) -> str:
     """Return "cuda:0", or the type alone if the message has no index."""
     return report.kind if report.device is None else f"{report.kind}:{report.device}"
 
 
-def parts(finding: Finding) -> list[tuple[str, str, Printed, str]]:
+def parts(finding: Finding) -> list[tuple[str, str, PrintedSize, str]]:
     """Return the parts of the device's memory: letter, name, size, description."""
     account, label = finding.account, LABELS[finding.report.framework]
     rows = (
@@ -77,7 +77,7 @@ def parts(finding: Finding) -> list[tuple[str, str, Printed, str]]:
     return [(mark, name, size, text) for mark, name, size, text in rows if size is not None]
 
 
-def parts_grid(finding: Finding, unit: Unit) -> Grid:
+def parts_grid(finding: Finding, unit: Unit) -> TextTable:
     """Return the table of memory at the failure."""
     capacity = finding.report.figures.capacity
     whole = 0 if capacity is None else capacity.bytes
@@ -91,10 +91,10 @@ def parts_grid(finding: Finding, unit: Unit) -> Grid:
     for name, figure, text in _apart(finding.report):
         rows.append(("", name, format_number(figure.bytes, unit), percent(figure.bytes, whole), text))
     columns = (Column(""), Column("part"), Column(unit, right=True), Column("share", right=True))
-    return Grid("Memory at the failure", (*columns, Column("description", wrap=True)), rows, strong, letters=True)
+    return TextTable("Memory at the failure", (*columns, Column("description", wrap=True)), rows, strong, letters=True)
 
 
-def _apart(report: Report) -> Iterator[tuple[str, Printed, str]]:
+def _apart(report: OutOfMemoryReport) -> Iterator[tuple[str, PrintedSize, str]]:
     figures = report.figures
     if figures.allowed is not None:
         yield "limit", figures.allowed, "limit of the allocator"
@@ -145,7 +145,7 @@ def _gain(advice: Advice, unit: Unit) -> str:
     return f" (up to {format_bytes(advice.gain_bytes, unit)}{words})"
 
 
-def reports_grid(diagnosis: Diagnosis, unit: Unit) -> Grid:
+def reports_grid(diagnosis: Diagnosis, unit: Unit) -> TextTable:
     """One line for each report of the log."""
     rows = [
         (
@@ -161,15 +161,15 @@ def reports_grid(diagnosis: Diagnosis, unit: Unit) -> Grid:
     heads = ("asked", "live", "cached", "room")
     columns = (Column(""), Column("line", right=True), Column("times", right=True), Column("device"))
     sizes = tuple(Column(f"{head} {unit}" if head == "asked" else head, right=True) for head in heads)
-    return Grid("All reports (* explained above)", (*columns, *sizes, Column("cause", wrap=True)), rows)
+    return TextTable("All reports (* explained above)", (*columns, *sizes, Column("cause", wrap=True)), rows)
 
 
-def _row_figures(finding: Finding) -> tuple[Printed | None, ...]:
+def _row_figures(finding: Finding) -> tuple[PrintedSize | None, ...]:
     account = finding.account
     return (account.asked, account.live, account.cached, account.room)
 
 
-def _size(figure: Printed | None, unit: Unit) -> str:
+def _size(figure: PrintedSize | None, unit: Unit) -> str:
     return "-" if figure is None else format_number(figure.bytes, unit)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memcalc.changes.finding import Change
-from memcalc.diagnosis.changes import Explained
-from memcalc.report.grid import Column, Grid
+from memcalc.diagnosis.changes import ExplainedReport
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, letter, meaning, percent, shortened
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.report.verdict import subject
+from memcalc.suggestions.change_search import SuggestedChange
 from memcalc.units import Unit, format_bytes, format_number
 
 SHOWN = 8  # changes that save memory but do not fit
 
 
-def draw_explained(screen: Screen, explained: Explained, unit: Unit) -> None:
+def draw_explained(screen: Screen, explained: ExplainedReport, unit: Unit) -> None:
     """The configuration in words, its ledger at that moment, and the changes."""
     for line in subject(explained.result).splitlines():
         draw_line(screen, line, 0)
@@ -28,7 +28,7 @@ def draw_explained(screen: Screen, explained: Explained, unit: Unit) -> None:
     draw_list(screen, "Notes on this estimate", map(shortened, explained.notes))
 
 
-def budget_sentence(explained: Explained, unit: Unit) -> str:
+def budget_sentence(explained: ExplainedReport, unit: Unit) -> str:
     """What there was, and what the whole step needs."""
     low, high = (format_bytes(size, unit) for size in (explained.needed.low_bytes, explained.needed.high_bytes))
     errors = explained.needed.errors
@@ -40,7 +40,7 @@ def budget_sentence(explained: Explained, unit: Unit) -> str:
     return f"{needed}; there were {format_bytes(explained.budget, unit)}, {explained.budget_source}."
 
 
-def ledger_grid(explained: Explained, unit: Unit) -> Grid:
+def ledger_grid(explained: ExplainedReport, unit: Unit) -> TextTable:
     """The components at the failing moment, their sum, and what the run held."""
     rows = [
         (
@@ -60,10 +60,10 @@ def ledger_grid(explained: Explained, unit: Unit) -> Grid:
         rows.append(("", "not explained", format_number(explained.unexplained, unit), "", "beyond the estimate"))
     columns = (Column(""), Column("component"), Column(unit, right=True), Column("share", right=True))
     title = f"Estimate at the point of failure: {explained.phase}"
-    return Grid(title, (*columns, Column("description", wrap=True)), rows, strong, letters=True)
+    return TextTable(title, (*columns, Column("description", wrap=True)), rows, strong, letters=True)
 
 
-def _draw_changes(screen: Screen, explained: Explained, unit: Unit) -> None:
+def _draw_changes(screen: Screen, explained: ExplainedReport, unit: Unit) -> None:
     """Changes that fit, by what they require; changes that may fit; then those that save most without fitting."""
     fitting = [change for change in explained.changes if change.fits]
     known = explained.budget is not None
@@ -85,7 +85,7 @@ def _draw_changes(screen: Screen, explained: Explained, unit: Unit) -> None:
             screen.line()
 
 
-def settings(change: Change) -> str:
+def settings(change: SuggestedChange) -> str:
     """The change as --set takes it, without the names of the blocks."""
     return as_typed(change.overrides)
 
@@ -96,7 +96,7 @@ def as_typed(overrides: Iterable[str]) -> str:
     return " ".join(f"--gpu {word[4:]}" if word.startswith("gpu=") else word for word in words)
 
 
-def effect(change: Change, unit: Unit) -> str:
+def effect(change: SuggestedChange, unit: Unit) -> str:
     """What it saves, what is needed then, and at what price."""
     saved, needed = format_bytes(change.saved, unit), format_bytes(change.needed, unit)
     least = "at least " if change.fits is False else ""  # a bound may have been enough to say so

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.diagnosis.diagnosis import Finding
 from memcalc.diagnosis.report import LABELS
-from memcalc.diagnosis.sizes import Printed
+from memcalc.diagnosis.sizes import PrintedSize
 from memcalc.units import Unit, format_bytes
 
 
@@ -57,5 +57,5 @@ def _pieces(finding: Finding, unit: Unit) -> str:
     return f" The {size} cached in smaller blocks is within what healthy runs cache."
 
 
-def _size(figure: Printed | None, unit: Unit) -> str:
+def _size(figure: PrintedSize | None, unit: Unit) -> str:
     return "an unknown amount" if figure is None else format_bytes(figure.bytes, unit)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memcalc.estimation.parameters import parameter_table
-from memcalc.report.grid import Column, Grid
+from memcalc.layout.parameters import parameter_table
+from memcalc.report.grid import Column, TextTable
 from memcalc.spec.model import ModelSpec
 
 
-def parameter_grid(model: ModelSpec) -> Grid:
+def parameter_grid(model: ModelSpec) -> TextTable:
     """Module, shape, parameters, how many layers hold one, total; the last row is the model's count."""
     table = parameter_table(model)
     rows = [
@@ -23,4 +23,4 @@ def parameter_grid(model: ModelSpec) -> Grid:
     rows.append(("all parameters", "", "", "", f"{sum(row.total for row in table):,}"))
     columns = (Column("module", wrap=True), Column("shape", wrap=True))
     numbers = (Column("parameters", right=True), Column("×", right=True), Column("total", right=True))
-    return Grid("Parameters by module", (*columns, *numbers), rows, frozenset({len(rows) - 1}))
+    return TextTable("Parameters by module", (*columns, *numbers), rows, frozenset({len(rows) - 1}))

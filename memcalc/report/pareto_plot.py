@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from memcalc.documents.recompute import peak_place
 from memcalc.files import writing
 from memcalc.ledger.component import Component
-from memcalc.planning.evaluation import Evaluation
-from memcalc.planning.planning import Planning
-from memcalc.report.plots.bars import Bar, Block, Panel, Part, save_bars
+from memcalc.recomputation.evaluation import Evaluation
+from memcalc.recomputation.recommendation import RecomputeResult
+from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar, save_bars
 from memcalc.report.plots.markup import heading
 from memcalc.report.plots.palette import LIMIT, colour
 from memcalc.report.verdict import subject
@@ -26,7 +26,7 @@ _GREY = "#555555"
 _NEAR_X, _NEAR_Y = 0.2, 0.05  # of the axes: the words of two marks that are closer would overlap
 
 
-def save_front(path: Path, planning: Planning, unit: Unit = "GiB") -> None:
+def save_front(path: Path, planning: RecomputeResult, unit: Unit = "GiB") -> None:
     """Write the picture: the front, or bars of the plans where all of them need the same memory.
 
     Args:
@@ -46,7 +46,7 @@ def save_front(path: Path, planning: Planning, unit: Unit = "GiB") -> None:
             front_figure(planning, unit).savefig(file, dpi=_DOTS, metadata=metadata, format=path.suffix.lower()[1:])
 
 
-def front_figure(planning: Planning, unit: Unit = "GiB") -> Figure:
+def front_figure(planning: RecomputeResult, unit: Unit = "GiB") -> Figure:
     """Peak memory against FLOPs that run again: the front, rules of thumb, the plan, and where the budget ends."""
     from matplotlib.figure import Figure
 
@@ -104,18 +104,18 @@ def together(marks: Sequence[tuple[str, float, float]]) -> list[tuple[list[str],
     return placed
 
 
-def plan_bars(planning: Planning, unit: Unit) -> tuple[str, list[Block]]:
+def plan_bars(planning: RecomputeResult, unit: Unit) -> tuple[str, list[BarGroup]]:
     """Return the title, which says why no plan needs less, and each plan with its memory and what it recomputes."""
     size, flops = BYTES_PER_UNIT[unit], planning.configured.chain.flops
     own = planning.found
     plans = [(f"this plan ({own.plan.strategy})", own.evaluation), *planning.rules]
     memory = [
-        Bar(name, (Part("allocated", colour(Component.WEIGHTS), found.peak_bytes / size),), _memory(found, unit),
+        RunBar(name, (BarPart("allocated", colour(Component.WEIGHTS), found.peak_bytes / size),), _memory(found, unit),
             planning.budget / size, found.peak_bytes <= planning.budget)
         for name, found in plans
     ]  # fmt: skip
     again = [
-        Bar(name, (Part("recomputed", colour(Component.ACTIVATIONS), 100 * found.again_flops / flops),),
+        RunBar(name, (BarPart("recomputed", colour(Component.ACTIVATIONS), 100 * found.again_flops / flops),),
             f"{found.again_flops / flops:.1%}")
         for name, found in plans
     ]  # fmt: skip
@@ -127,7 +127,7 @@ def plan_bars(planning: Planning, unit: Unit) -> tuple[str, list[Block]]:
         Panel(f"peak of allocated memory, {unit}", tuple(memory), "budget"),
         Panel("recomputed FLOPs, % of a forward", tuple(again)),
     )
-    return title, [Block("Plan and rules of thumb", panels)]
+    return title, [BarGroup("Plan and rules of thumb", panels)]
 
 
 def _memory(found: Evaluation, unit: Unit) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import StringIO
 
-from memcalc.events.course import Course
-from memcalc.events.notebook import Line
-from memcalc.report.grid import Column, Grid
+from memcalc.events.memory_curve import MemoryCurve
+from memcalc.events.phase_log import PhaseLogLine
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.plots.html import html_table
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid
@@ -27,15 +27,15 @@ class PhaseLog:
         grid: the table, in which identical micro-batches share a line.
     """
 
-    lines: tuple[Line, ...]
-    grid: Grid
+    lines: tuple[PhaseLogLine, ...]
+    grid: TextTable
 
     @classmethod
-    def of(cls, course: Course, unit: Unit) -> PhaseLog:
+    def of(cls, curve: MemoryCurve, unit: Unit) -> PhaseLog:
         """Return the phase log of a run."""
-        return cls(tuple(course.notebook()), notebook_grid(course, unit))
+        return cls(tuple(curve.notebook()), phase_log_table(curve, unit))
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[PhaseLogLine]:
         """Return the lines one after the other."""
         return iter(self.lines)
 
@@ -43,7 +43,7 @@ class PhaseLog:
         """Return the number of lines."""
         return len(self.lines)
 
-    def __getitem__(self, phase: str) -> Line:
+    def __getitem__(self, phase: str) -> PhaseLogLine:
         """Return the last line of a phase, such as "backward_1".
 
         Raises:
@@ -65,27 +65,29 @@ class PhaseLog:
         return html_table(self.grid)
 
 
-def notebook_grid(course: Course, unit: Unit) -> Grid:
+def phase_log_table(curve: MemoryCurve, unit: Unit) -> TextTable:
     """Return one line for each phase; identical micro-batches share a line."""
-    folded = _folded(course.notebook())
+    folded = _folded(curve.notebook())
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
     for line, last in folded:
-        holds_peak = line.peak == course.peak_bytes and not strong
+        holds_peak = line.peak == curve.peak_bytes and not strong
         if holds_peak:
             strong.add(len(rows))
         change = f"{'+' if line.change > 0 else ''}{format_number(line.change, unit)}"
         sizes = (format_number(line.end, unit), change, format_number(line.peak, unit))
         rows.append((_name(line, last), *sizes, _PEAK if holds_peak else ""))
-    what = "Allocated" if course.allocated is not None else "Requested"
+    what = "Allocated" if curve.allocated is not None else "Requested"
     numbers = (Column("at its end", right=True), Column("change", right=True), Column("highest within", right=True))
-    return Grid(f"Phase log: {what.lower()}, {unit}", (Column("phase"), *numbers, Column("")), rows, frozenset(strong))
+    return TextTable(
+        f"Phase log: {what.lower()}, {unit}", (Column("phase"), *numbers, Column("")), rows, frozenset(strong)
+    )
 
 
-def _folded(lines: Iterable[Line]) -> list[tuple[Line, int]]:
+def _folded(lines: Iterable[PhaseLogLine]) -> list[tuple[PhaseLogLine, int]]:
     """The lines, each with the turn of the last one that is like it; those in between are left out."""
     firsts: dict[tuple[object, ...], int] = {}
-    kept: list[tuple[Line, int]] = []
+    kept: list[tuple[PhaseLogLine, int]] = []
     for line in lines:
         kind = (line.phase, line.end, line.change, line.peak)
         at = firsts.get(kind)
@@ -97,7 +99,7 @@ def _folded(lines: Iterable[Line]) -> list[tuple[Line, int]]:
     return kept
 
 
-def _name(line: Line, last: int) -> str:
+def _name(line: PhaseLogLine, last: int) -> str:
     if last > line.turn:
         return f"{line.phase}, {line.turn} to {last}"
     return line.phase if line.turn == 1 else f"{line.phase}, {line.turn}"

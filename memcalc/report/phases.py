@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from memcalc.ledger.result import RankResult, Sizing
 from memcalc.report.bar import small_bar
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.units import Unit, format_number
 
 _BAR_WIDTH = 32
 _PEAK = "<- peak"
 
 
-def phase_grid(result: Sizing, unit: Unit) -> Grid:
+def phase_grid(result: Sizing, unit: Unit) -> TextTable:
     """Allocated bytes at the peak of each phase."""
     ledger = result.ledger
     rows = []
@@ -20,10 +20,10 @@ def phase_grid(result: Sizing, unit: Unit) -> Grid:
         mark = f" {_PEAK}" if phase == ledger.peak_phase else ""
         rows.append((phase, format_number(ledger.totals[phase], unit), bar + mark))
     columns = (Column("phase"), Column(unit, right=True), Column("peak allocated"))
-    return Grid("Phases", columns, rows, frozenset({ledger.phases.index(ledger.peak_phase)}))
+    return TextTable("Phases", columns, rows, frozenset({ledger.phases.index(ledger.peak_phase)}))
 
 
-def rank_grid(result: Sizing, unit: Unit) -> Grid:
+def rank_grid(result: Sizing, unit: Unit) -> TextTable:
     """One line for each kind of rank, the one that needs most marked."""
     ordered = sorted(result.ranks, key=lambda kind: tuple(kind.rank.values()))
     axes = list(result.headline.rank)
@@ -35,7 +35,7 @@ def rank_grid(result: Sizing, unit: Unit) -> Grid:
         Column(""),
     ]
     rows = [_rank_row(result, kind, unit) for kind in ordered]
-    return Grid(f"Pipeline stages, in {unit}", tuple(columns), rows, frozenset({ordered.index(result.headline)}))
+    return TextTable(f"Pipeline stages, in {unit}", tuple(columns), rows, frozenset({ordered.index(result.headline)}))
 
 
 def _rank_row(result: Sizing, kind: RankResult, unit: Unit) -> tuple[str, ...]:

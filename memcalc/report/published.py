@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from memcalc.catalogue.shipped import CatalogueEntry
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count
-from memcalc.spec.families import known_families
-from memcalc.spec.multimodal import language_config
+from memcalc.spec.model_families.conversion import known_families
+from memcalc.spec.model_families.multimodal import language_config
 from memcalc.spec.towers import TOWERS
 
 MOST_ROWS = 20  # of a search without --all
@@ -45,14 +45,14 @@ def _answered_by(entry: CatalogueEntry, known: frozenset[str]) -> str:
     return "formulas (language model)" if language and language["model_type"] in known else "trace"
 
 
-def published_grid(rows: list[dict[str, Any]]) -> Grid:
+def published_grid(rows: list[dict[str, Any]]) -> TextTable:
     """Return the models as a table."""
     cells = [
         (row["hub_id"], count(row["parameters"]), row["model_type"], row["answered_by"].replace("formulas (", "("))
         for row in rows
     ]
     columns = (Column("hub id"), Column("parameters", right=True), Column("model_type"), Column("estimated by"))
-    return Grid("", columns, cells)
+    return TextTable("", columns, cells)
 
 
 def published_words(query: str, found: int, shown: int) -> str:

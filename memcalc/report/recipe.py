@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES, Recipe
 from memcalc.spec.spec import Spec
 
 
-def recipe_grid(spec: Spec) -> Grid:
+def recipe_grid(spec: Spec) -> TextTable:
     """Return the bytes per parameter of every recipe under Adam, copy by copy; that of the run is bold."""
     dtype = spec.training.dtype
     rows = [
@@ -23,7 +23,7 @@ def recipe_grid(spec: Spec) -> Grid:
     columns = (Column("recipe"), *(Column(head, right=True) for head in heads))
     strong = frozenset(number for number, name in enumerate(RECIPES) if name == spec.training.recipe)
     title = f"Recipes: bytes per parameter under Adam, in {dtype}"
-    return Grid(title, (*columns, Column("imitates", wrap=True)), rows, strong)
+    return TextTable(title, (*columns, Column("imitates", wrap=True)), rows, strong)
 
 
 def _copies(recipe: Recipe, dtype: str) -> tuple[str, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from memcalc.planning.frameworks import Said
-from memcalc.planning.planning import Planning
-from memcalc.planning.verification import Verified
-from memcalc.report.grid import Column, Grid
+from memcalc.recomputation.framework_plans import FrameworkText
+from memcalc.recomputation.recommendation import RecomputeResult
+from memcalc.recomputation.verification import DeviceVerification
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import listed
 from memcalc.report.recompute_gain import bought
 from memcalc.report.recompute_tables import front_grid, layers_grid, plans_grid, slower
@@ -21,7 +21,7 @@ from memcalc.units import Unit, format_bytes, format_number
 SCHEMA_VERSION = 2  # of `recompute`: what it says of a run; a chain's file has no verdict, and keeps 1
 
 
-def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[Verified]) -> None:
+def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked: list[DeviceVerification]) -> None:
     """The whole report."""
     for line in subject(planning.result).splitlines():
         draw_line(screen, line, 0, "bold")
@@ -55,7 +55,7 @@ def draw_planning(screen: Screen, planning: Planning, unit: Unit, checked: list[
     draw_list(screen, "Not modelled", planning.result.not_modelled)
 
 
-def verdict(planning: Planning, unit: Unit) -> str:
+def verdict(planning: RecomputeResult, unit: Unit) -> str:
     """One sentence: whether the run fits with the plan, and what that costs."""
     chain, again = planning.configured.chain, planning.found.evaluation.again_flops
     cost = f"recomputes {again / chain.flops:.1%} of a forward, a step is {slower(planning, again)} longer"
@@ -71,7 +71,7 @@ def verdict(planning: Planning, unit: Unit) -> str:
     return f"NOTHING TO RECOMPUTE: {room}{free}."
 
 
-def _uncertain(planning: Planning, unit: Unit) -> str:
+def _uncertain(planning: RecomputeResult, unit: Unit) -> str:
     """Why nothing can be said for sure."""
     decision = planning.verdict
     least, there = format_bytes(decision.least_bytes, unit), _available(planning, unit)
@@ -81,14 +81,14 @@ def _uncertain(planning: Planning, unit: Unit) -> str:
     return f"needs at least {least}, probably {low} to {high}, of {there}."
 
 
-def _available(planning: Planning, unit: Unit) -> str:
-    card = planning.card
-    if card is None or planning.limit < card.usable_bytes:
+def _available(planning: RecomputeResult, unit: Unit) -> str:
+    gpu = planning.card
+    if gpu is None or planning.limit < gpu.usable_bytes:
         return f"the {format_bytes(planning.limit, unit)} budget"
-    return f"{format_bytes(planning.limit, unit)} usable on {card.label}"
+    return f"{format_bytes(planning.limit, unit)} usable on {gpu.label}"
 
 
-def remarks(planning: Planning, unit: Unit) -> Iterator[str]:
+def remarks(planning: RecomputeResult, unit: Unit) -> Iterator[str]:
     """How sure the verdict is, what is allocated, how good the plan is, and how layers are recomputed."""
     loss, flops = planning.found.loss, planning.configured.chain.flops
     if bars := error_bars(planning.result, unit):
@@ -118,7 +118,7 @@ def remarks(planning: Planning, unit: Unit) -> Iterator[str]:
         yield "The engine gathers parameters layer by layer, so each layer is a separate checkpoint segment."
 
 
-def checked_grid(checked: Verified, planning: Planning, unit: Unit) -> Grid:
+def checked_grid(checked: DeviceVerification, planning: RecomputeResult, unit: Unit) -> TextTable:
     """Planned and traced peaks, phase by phase; then what is reserved, with whether that fits."""
     outside = planning.result.headline.outside
     device = checked.reserved[1] + outside.device_context + outside.communication_library
@@ -129,10 +129,10 @@ def checked_grid(checked: Verified, planning: Planning, unit: Unit) -> Grid:
         for phase, planned, traced in rows
     ]
     columns = (Column("phase"), *(Column(head, right=True) for head in (f"planned {unit}", "traced", "difference")))
-    return Grid(f"The planned step, traced on {checked.device}", columns, cells, frozenset({len(cells) - 1}))
+    return TextTable(f"The planned step, traced on {checked.device}", columns, cells, frozenset({len(cells) - 1}))
 
 
-def draw_yaml(screen: Screen, planning: Planning) -> None:
+def draw_yaml(screen: Screen, planning: RecomputeResult) -> None:
     """The plan for the configuration."""
     screen.line(("For the configuration", "bold"))
     screen.line(("  training:", ""))
@@ -152,7 +152,7 @@ def said_in_yaml_item(item: Any) -> str:
     return f"[{', '.join(map(said_in_yaml_item, item))}]" if isinstance(item, list) else str(item)
 
 
-def distance(said: Said, planning: Planning, unit: Unit) -> str:
+def distance(said: FrameworkText, planning: RecomputeResult, unit: Unit) -> str:
     """Return the memory and cost of the framework's own plan, compared with the plan."""
     if said.difference:
         return said.difference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.planning.planning import Planning
+from memcalc.recomputation.recommendation import RecomputeResult
 from memcalc.report.labels import plural
 from memcalc.units import Unit, format_bytes
 
@@ -15,7 +15,7 @@ ASSUMED = (
 )
 
 
-def bought(planning: Planning, unit: Unit) -> Iterator[str]:
+def bought(planning: RecomputeResult, unit: Unit) -> Iterator[str]:
     """Sentences."""
     gain = planning.gain
     about = "Largest micro-batch" if gain.replayed else "Largest micro-batch, about"
@@ -40,7 +40,7 @@ def bought(planning: Planning, unit: Unit) -> Iterator[str]:
     yield from _offloaded(planning, unit)
 
 
-def _offloaded(planning: Planning, unit: Unit) -> Iterator[str]:
+def _offloaded(planning: RecomputeResult, unit: Unit) -> Iterator[str]:
     third = planning.third
     if third is None:
         return

@@ -7,19 +7,19 @@ from itertools import groupby
 from typing import Protocol
 
 from memcalc.documents.recompute import peak_place
-from memcalc.planning.chain import Chain
-from memcalc.planning.evaluation import Evaluation
-from memcalc.planning.plan import Segment, depth, leaves, times_again
-from memcalc.planning.strategies.optimal import Found
-from memcalc.planning.throughput import slow_down
+from memcalc.recomputation.chain import Chain
+from memcalc.recomputation.evaluation import Evaluation
+from memcalc.recomputation.plan import Segment, depth, leaves, times_again
+from memcalc.recomputation.strategies.optimal import OptimalPlan
+from memcalc.recomputation.throughput import slow_down
 from memcalc.report.bar import small_bar
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.units import Unit, format_number
 
 BAR = 24  # letters of the longest bar
 
 
-class Span(Protocol):
+class ChainSpan(Protocol):
     """A chain, and which of its blocks are planned."""
 
     @property
@@ -35,11 +35,11 @@ class Span(Protocol):
         """The one behind the last."""
 
 
-class Answer(Protocol):
+class TableSource(Protocol):
     """What the tables are made of: a plan of a configuration, or of a chain that a file describes."""
 
     @property
-    def configured(self) -> Span:
+    def configured(self) -> ChainSpan:
         """What was planned."""
 
     @property
@@ -47,7 +47,7 @@ class Answer(Protocol):
         """Allocated bytes that fit."""
 
     @property
-    def found(self) -> Found:
+    def found(self) -> OptimalPlan:
         """The plan."""
 
     @property
@@ -55,11 +55,11 @@ class Answer(Protocol):
         """What the rules of thumb need and cost."""
 
     @property
-    def front(self) -> tuple[Found, ...]:
+    def front(self) -> tuple[OptimalPlan, ...]:
         """Plans from the smallest to the fastest."""
 
 
-def plans_grid(planning: Answer, unit: Unit) -> Grid:
+def plans_grid(planning: TableSource, unit: Unit) -> TextTable:
     """Return the plan next to saving everything and the rules of thumb."""
     own = planning.found.evaluation
     rows = [(f"this plan ({planning.found.plan.strategy})", own), *planning.rules]
@@ -69,10 +69,10 @@ def plans_grid(planning: Answer, unit: Unit) -> Grid:
         Column("peak in", wrap=True),
     )
     cells = [(name, *_figures(planning, evaluation, unit), peak_place(evaluation)) for name, evaluation in rows]
-    return Grid("Plan and rules of thumb, peaks of allocated memory", columns, cells, frozenset({0}))
+    return TextTable("Plan and rules of thumb, peaks of allocated memory", columns, cells, frozenset({0}))
 
 
-def _figures(planning: Answer, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
+def _figures(planning: TableSource, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
     again = evaluation.again_flops
     return (
         format_number(evaluation.peak_bytes, unit),
@@ -82,7 +82,7 @@ def _figures(planning: Answer, evaluation: Evaluation, unit: Unit) -> tuple[str,
     )
 
 
-def layers_grid(planning: Answer, unit: Unit, what: str = "layers", title: str = "Layer by layer") -> Grid:
+def layers_grid(planning: TableSource, unit: Unit, what: str = "layers", title: str = "Layer by layer") -> TextTable:
     """Return the plan, one row per run of layers that are treated the same."""
     rows: list[tuple[str, ...]] = []
     configured = planning.configured
@@ -104,7 +104,7 @@ def layers_grid(planning: Answer, unit: Unit, what: str = "layers", title: str =
         Column(f"saved {unit}", right=True),
         Column("recomputed", right=True),
     )
-    return Grid(title, columns, rows)
+    return TextTable(title, columns, rows)
 
 
 def _alike(items: list[int | Segment]) -> Iterator[list[int | Segment]]:
@@ -125,7 +125,7 @@ def _how(alike: list[int | Segment]) -> str:
     return "one segment"
 
 
-def _held(planning: Answer, item: int | Segment) -> int:
+def _held(planning: TableSource, item: int | Segment) -> int:
     """Return what an item saves until the end of forward: its input, and what is saved inside it."""
     blocks = planning.configured.chain.blocks
     if isinstance(item, int):
@@ -133,7 +133,7 @@ def _held(planning: Answer, item: int | Segment) -> int:
     return blocks[next(leaves(item))].input_bytes + sum(blocks[block].stays_bytes for block in leaves(item))
 
 
-def _again(planning: Answer, item: int | Segment) -> int:
+def _again(planning: TableSource, item: int | Segment) -> int:
     """FLOPs of an item that run again."""
     blocks = planning.configured.chain.blocks
     if isinstance(item, int):
@@ -147,7 +147,9 @@ def _nested(item: Segment) -> str:
     return "[" + " ".join("." if isinstance(inner, int) else _nested(inner) for inner in item) + "]"
 
 
-def front_grid(planning: Answer, unit: Unit, which: str = "", marks: tuple[str, str] = ("fits", "fits")) -> Grid:
+def front_grid(
+    planning: TableSource, unit: Unit, which: str = "", marks: tuple[str, str] = ("fits", "fits")
+) -> TextTable:
     """Memory against compute: each plan is the cheapest that was found for its memory.
 
     Args:
@@ -175,9 +177,9 @@ def front_grid(planning: Answer, unit: Unit, which: str = "", marks: tuple[str, 
         )
     heads = (Column(f"peak {unit}", right=True), Column(""), Column("recomputed", right=True))
     columns = (*heads, Column("step longer", right=True), Column(""))
-    return Grid(", ".join(filter(None, ("Memory against compute", which))), columns, rows, frozenset(strong))
+    return TextTable(", ".join(filter(None, ("Memory against compute", which))), columns, rows, frozenset(strong))
 
 
-def slower(planning: Answer, again: int) -> str:
+def slower(planning: TableSource, again: int) -> str:
     """Return how much longer a step takes, as a percentage."""
     return f"{slow_down(planning.configured.chain.flops, again) - 1:.1%}"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from memcalc.documents.measure import missed, off_by
-from memcalc.proving.afterwards import Compared, operators_apart, run_of
-from memcalc.proving.summary import Predicted, errors_of, summary
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import plural, signed_percent
 from memcalc.report.screen import Screen
 from memcalc.report.suite import error_grid
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.validation.record_comparison import RecordComparison, operators_apart, run_of
+from memcalc.validation.summary import PredictedRecord, errors_of, summary
 
 MOST_OPERATORS = 2  # named for each run that differs
 
 
-def draw_compared(screen: Screen, compared: Compared) -> None:
+def draw_compared(screen: Screen, compared: RecordComparison) -> None:
     """How many were traced, then for the estimate and each trace its errors, and the runs that differ."""
     records = plural(len(compared.records), "record")
     draw_line(screen, f"{records}; {plural(compared.fresh, 'trace')} made now.", 0, "bold")
@@ -36,7 +36,7 @@ def draw_compared(screen: Screen, compared: Compared) -> None:
     draw_list(screen, "Not traced", [f"{words}: {why}" for words, why in compared.missing])
 
 
-def miss_grid(misses: list[Predicted], trace: str) -> Grid:
+def miss_grid(misses: list[PredictedRecord], trace: str) -> TextTable:
     """Each run that differs: by how much, and by which operators' allocations."""
     rows = [
         (
@@ -53,4 +53,4 @@ def miss_grid(misses: list[Predicted], trace: str) -> Grid:
         Column("share", right=True),
         Column("by operator", wrap=True),
     )
-    return Grid(f"Peaks that differ: trace on {trace} minus measured", columns, rows)
+    return TextTable(f"Peaks that differ: trace on {trace} minus measured", columns, rows)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from memcalc.allocator import History
 from memcalc.allocator.fragmentation import pool_uses
-from memcalc.events.course import Course
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.events.timeline import Timeline
 from memcalc.report.fragmentation import fragmentation_grids
-from memcalc.report.grid import Grid
-from memcalc.report.phase_log import notebook_grid
-from memcalc.report.plots.text_chart import draw_course
+from memcalc.report.grid import TextTable
+from memcalc.report.phase_log import phase_log_table
+from memcalc.report.plots.text_chart import draw_curve
 from memcalc.report.screen import Screen
 from memcalc.report.tensors import tensor_grid
 from memcalc.report.terminal import draw_grid
@@ -19,7 +19,7 @@ from memcalc.units import Unit
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """A recorded run.
 
     Args:
@@ -33,29 +33,29 @@ class Run:
     limit: int | None = None
 
     @property
-    def course(self) -> Course:
+    def course(self) -> MemoryCurve:
         """What is drawn of it."""
         if self.history is None:
-            return Course(self.timeline, limit=self.limit)
-        return Course(self.timeline, self.history.allocated, self.history.reserved, self.limit)
+            return MemoryCurve(self.timeline, limit=self.limit)
+        return MemoryCurve(self.timeline, self.history.allocated, self.history.reserved, self.limit)
 
 
-def course_grids(course: Course, unit: Unit) -> list[Grid]:
+def curve_tables(curve: MemoryCurve, unit: Unit) -> list[TextTable]:
     """The tables that the events alone give."""
-    return [notebook_grid(course, unit), tensor_grid(course, unit)]
+    return [phase_log_table(curve, unit), tensor_grid(curve, unit)]
 
 
-def run_grids(run: Run, unit: Unit) -> list[Grid]:
+def run_grids(run: RecordedRun, unit: Unit) -> list[TextTable]:
     """All tables."""
-    course = run.course
-    grids = course_grids(course, unit)
+    curve = run.course
+    grids = curve_tables(curve, unit)
     if run.history is not None:
-        grids += fragmentation_grids(pool_uses(run.history.segments_at(course.peak_event)), unit)
+        grids += fragmentation_grids(pool_uses(run.history.segments_at(curve.peak_event)), unit)
     return grids
 
 
-def draw_run(screen: Screen, run: Run, unit: Unit, *, legend: bool = True) -> None:
+def draw_run(screen: Screen, run: RecordedRun, unit: Unit, *, legend: bool = True) -> None:
     """The picture in letters, with or without its legend, then the tables."""
-    draw_course(screen, run.course, unit, legend=legend)
+    draw_curve(screen, run.course, unit, legend=legend)
     for grid in run_grids(run, unit):
         draw_grid(screen, grid)

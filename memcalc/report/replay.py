@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from memcalc.allocator.fragmentation import pool_uses
-from memcalc.allocator.result import Moment, ReplayResult
-from memcalc.replaying import Replay, Trial
+from memcalc.allocator.result import CounterSample, ReplayResult
+from memcalc.replaying import ReplayComparison, Trial
 from memcalc.report.address_space import draw_address_space
 from memcalc.report.fragmentation import fragmentation_grids
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import percent, plural
-from memcalc.report.plots.text_chart import draw_course
+from memcalc.report.plots.text_chart import draw_curve
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
 from memcalc.report.snapshot import cut_words, draw_recording
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
@@ -18,7 +18,7 @@ from memcalc.units import Unit, format_bytes, format_number
 SAMPLES = 200  # moments in the JSON document, at most
 
 
-def draw_replay(screen: Screen, replay: Replay, unit: Unit) -> None:
+def draw_replay(screen: Screen, replay: ReplayComparison, unit: Unit) -> None:
     """The whole report."""
     result = replay.result
     screen.line((subject(replay), "bold"))
@@ -27,7 +27,7 @@ def draw_replay(screen: Screen, replay: Replay, unit: Unit) -> None:
         draw_line(screen, cut, 2, UNSURE)
     screen.line()
     draw_grid(screen, figures_grid(replay, unit))
-    draw_course(screen, replay.course, unit, rows=8)
+    draw_curve(screen, replay.course, unit, rows=8)
     draw_address_space(screen, replay.segments, replay.owners, unit, moment_words(replay))
     for grid in fragmentation_grids(pool_uses(replay.segments), unit, moment_words(replay)):
         draw_grid(screen, grid)
@@ -40,7 +40,7 @@ def draw_replay(screen: Screen, replay: Replay, unit: Unit) -> None:
     draw_list(screen, "Not tried", (f"{named(trial)}: {trial.refused}" for trial in replay.trials if trial.refused))
 
 
-def subject(replay: Replay) -> str:
+def subject(replay: ReplayComparison) -> str:
     """ "run.jsonl (1,204 events) through pytorch, max_split_size_mb:128, on NVIDIA H100 80GB HBM3"."""
     events = plural(len(replay.source.events), "event")
     card = f", on {replay.card.label}" if replay.card else ""
@@ -52,7 +52,7 @@ def named(trial: Trial) -> str:
     return f"{trial.policy}, {trial.config}" if trial.config else f"{trial.policy}, default settings"
 
 
-def verdict(replay: Replay, unit: Unit) -> str:
+def verdict(replay: ReplayComparison, unit: Unit) -> str:
     """One sentence."""
     result = replay.result
     if result.failure:
@@ -67,7 +67,7 @@ def verdict(replay: Replay, unit: Unit) -> str:
     return f"FITS: {needs} at most, {context} for the context and loaded kernels; {spare} free."
 
 
-def place(event: int, replay: Replay) -> str:
+def place(event: int, replay: ReplayComparison) -> str:
     """A position in the stream, with its phase and request."""
     phase = replay.course.phase_of(event)
     events = replay.course.timeline.events
@@ -75,12 +75,12 @@ def place(event: int, replay: Replay) -> str:
     return f"event {event:,}{f' in {phase}' if phase else ''}{f' ({line})' if line else ''}"
 
 
-def moment_words(replay: Replay) -> str:
+def moment_words(replay: ReplayComparison) -> str:
     """Which moment the pictures show."""
     return "when it runs out" if replay.failed else "when most is reserved"
 
 
-def figures_grid(replay: Replay, unit: Unit) -> Grid:
+def figures_grid(replay: ReplayComparison, unit: Unit) -> TextTable:
     """Allocated, reserved and fragmentation at the two peaks and at the end."""
     result = replay.result
     moments = {"most allocated": result.peak, "most reserved": result.widest, "the end": result.end}
@@ -90,20 +90,20 @@ def figures_grid(replay: Replay, unit: Unit) -> Grid:
     heads = ("event", f"requested {unit}", "allocated", "reserved", "split", "fragmented")
     fetched, returned = result.device_allocations, result.device_frees
     calls = f"{plural(fetched, 'segment')} allocated, {returned:,} freed"
-    return Grid(f"Peaks; {calls}", (Column("point"), *(Column(head, right=True) for head in heads)), rows)
+    return TextTable(f"Peaks; {calls}", (Column("point"), *(Column(head, right=True) for head in heads)), rows)
 
 
-def _moment_row(name: str, moment: Moment, unit: Unit) -> tuple[str, ...]:
-    sizes = (moment.requested, moment.allocated, moment.reserved, moment.inactive_split)
+def _moment_row(name: str, sample: CounterSample, unit: Unit) -> tuple[str, ...]:
+    sizes = (sample.requested, sample.allocated, sample.reserved, sample.inactive_split)
     return (
         name,
-        f"{max(moment.event, 0):,}",
+        f"{max(sample.event, 0):,}",
         *(format_number(size, unit) for size in sizes),
-        percent(moment.unallocated, moment.reserved),
+        percent(sample.unallocated, sample.reserved),
     )
 
 
-def trials_grid(replay: Replay, unit: Unit) -> Grid:
+def trials_grid(replay: ReplayComparison, unit: Unit) -> TextTable:
     """Compare allocators and settings."""
     rows: list[tuple[str, ...]] = []
     strong: set[int] = set()
@@ -118,7 +118,7 @@ def trials_grid(replay: Replay, unit: Unit) -> Grid:
         *(Column(head, right=True) for head in heads),
         Column("outcome"),
     )
-    return Grid("Allocators and settings, each at its own peaks; driver calls", columns, rows, frozenset(strong))
+    return TextTable("Allocators and settings, each at its own peaks; driver calls", columns, rows, frozenset(strong))
 
 
 def _trial_row(number: int, trial: Trial, result: ReplayResult, unit: Unit) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def _trial_row(number: int, trial: Trial, result: ReplayResult, unit: Unit) -> t
     )
 
 
-def advice(replay: Replay, unit: Unit) -> str:
+def advice(replay: ReplayComparison, unit: Unit) -> str:
     """The recommended setting and what it saves."""
     found = replay.recommendation
     if found is None:

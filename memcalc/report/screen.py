@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 from memcalc.text import harmless
 
 if TYPE_CHECKING:
-    from memcalc.report.grid import Grid
+    from memcalc.report.grid import TextTable
 
 Span = tuple[str, str]  # a text and its style, in Rich's words: "bold"
 
@@ -22,7 +22,7 @@ Span = tuple[str, str]  # a text and its style, in Rich's words: "bold"
 GOOD, BAD, UNSURE = "bold color(28)", "bold color(160)", "bold color(136)"
 
 
-class Line(NamedTuple):
+class ProseLine(NamedTuple):
     """A line of prose, which wraps where it is too long: its text, its indentation and its style."""
 
     text: str
@@ -30,7 +30,7 @@ class Line(NamedTuple):
     style: str
 
 
-class Bar(NamedTuple):
+class LetterBar(NamedTuple):
     """A bar of letters, each in its color; its legend is the table that follows."""
 
     letters: str
@@ -47,7 +47,7 @@ class Screen:
         """Print the spans as one line, and nothing after the last letter."""
         self.file.write(harmless("".join(text for text, _ in spans)).rstrip() + "\n")
 
-    def keep(self, part: Grid | Line | Bar) -> bool:  # noqa: ARG002 -- for subclasses
+    def keep(self, part: TextTable | ProseLine | LetterBar) -> bool:  # noqa: ARG002 -- for subclasses
         """Take a table, a line of prose or a bar as data; False: it is to be printed line by line."""
         return False
 
@@ -55,9 +55,9 @@ class Screen:
 def make_screen() -> Screen:
     """Standard output: a terminal's own width, else that of COLUMNS, else 80."""
     if wants_colour():
-        from memcalc.report.color_screen import ColourScreen
+        from memcalc.report.color_screen import ColorScreen
 
-        return ColourScreen()
+        return ColorScreen()
     return Screen(sys.stdout, shutil.get_terminal_size().columns)
 
 

@@ -6,7 +6,7 @@ from io import StringIO
 
 from memcalc.ledger.result import ModuleResult, Result, Sizing
 from memcalc.report.breakdown import Breakdown, bar_lines, breakdown, component_grid, folded, host_grid
-from memcalc.report.grid import Grid
+from memcalc.report.grid import TextTable
 from memcalc.report.kv_cache import generation_grid
 from memcalc.report.labels import plural, shortened
 from memcalc.report.phases import phase_grid, rank_grid
@@ -25,7 +25,7 @@ _SEARCH = "`memcalc fit` with the same options searches for changes and layouts 
 _PARTS = (7, 6, 5, 4, 3)  # components at the peak that the short answer shows, as many as there is room for
 
 
-class Sketch(Screen):
+class BufferedScreen(Screen):
     """Lines that are kept, to be counted before they are drawn."""
 
     def __init__(self, width: int) -> None:
@@ -76,8 +76,8 @@ def _short(
     reason: Reason | None,
     other: OtherModules | None,
     advice: str,
-) -> Sketch:
-    sketch = Sketch(width)
+) -> BufferedScreen:
+    sketch = BufferedScreen(width)
     parts = folded(breakdown(result), most)
     for line in subject(result).splitlines():
         draw_line(sketch, line, 0)
@@ -165,7 +165,7 @@ def draw_sizing(
     draw_list(screen, "Not modelled", result.not_modelled)
 
 
-def published_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
+def published_grid(result: Result | ModuleResult, unit: Unit) -> TextTable | None:
     """Return the table of the cache for generation, else published formulas compared with the ledger."""
     if isinstance(result, Result) and result.generation:
         return generation_grid(result, unit, largest=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.replaying import Replay
-from memcalc.report.grid import Column, Grid
+from memcalc.replaying import ReplayComparison
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, percent, plural
 from memcalc.report.plots.palette import UNATTRIBUTED
 from memcalc.report.screen import Screen
@@ -15,7 +15,7 @@ from memcalc.units import Unit, format_bytes, format_number
 LINES = 12  # of the program, the largest
 
 
-def draw_recording(screen: Screen, replay: Replay, unit: Unit) -> None:
+def draw_recording(screen: Screen, replay: ReplayComparison, unit: Unit) -> None:
     """The part of the report that only snapshots have."""
     if replay.composition is None:
         return
@@ -27,7 +27,7 @@ def draw_recording(screen: Screen, replay: Replay, unit: Unit) -> None:
     screen.line()
 
 
-def cut_words(replay: Replay) -> str:
+def cut_words(replay: ReplayComparison) -> str:
     """What a file that was cut off lacks; "" for a whole one."""
     recorded = replay.source.recorded
     if recorded is None or not recorded.snapshot.lacks:
@@ -65,7 +65,7 @@ def verification_words(found: Verification | None) -> str:
     return f"The model differs from the recording, {rules}, {found.difference}.{start}"
 
 
-def composition_grids(found: Composition, unit: Unit) -> list[Grid]:
+def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
     """Components, lines of the program, and leaks."""
     whole = found.peak_bytes
     rows = [
@@ -75,7 +75,7 @@ def composition_grids(found: Composition, unit: Unit) -> list[Grid]:
     rows.append(("requested", format_number(whole, unit), "100.0%"))
     columns = (Column("component"), Column(unit, right=True), Column("share", right=True))
     title = f"Memory at the highest requested bytes: {format_bytes(whole, unit)}"
-    grids = [Grid(title, columns, rows, frozenset({len(rows) - 1}))]
+    grids = [TextTable(title, columns, rows, frozenset({len(rows) - 1}))]
     lines = [
         (
             format_number(line.bytes, unit),
@@ -87,14 +87,14 @@ def composition_grids(found: Composition, unit: Unit) -> list[Grid]:
         for line in found.lines[:LINES]
     ]
     heads = (Column(unit, right=True), Column("tensors", right=True), Column("largest", right=True))
-    grids.append(Grid("By line of the program", (*heads, Column("component"), Column("line", wrap=True)), lines))
+    grids.append(TextTable("By line of the program", (*heads, Column("component"), Column("line", wrap=True)), lines))
     if found.leaks:
         leaks = [
             (format_number(leak.bytes, unit), f"{leak.tensors:,}", f"{leak.steps:,}", leak.where)
             for leak in found.leaks
         ]
         heads = (Column(unit, right=True), Column("tensors", right=True), Column("steps", right=True))
-        grids.append(Grid("Not freed by the next step: leaks", (*heads, Column("line", wrap=True)), leaks))
+        grids.append(TextTable("Not freed by the next step: leaks", (*heads, Column("line", wrap=True)), leaks))
     return grids
 
 

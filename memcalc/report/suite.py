@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.proving.suite import Outcome
-from memcalc.proving.summary import Errors, summary
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, plural
 from memcalc.report.screen import Screen
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
+from memcalc.validation.suite import SuiteOutcome
+from memcalc.validation.summary import PredictionErrors, summary
 
 
-def error_grid(errors: Sequence[Errors], prediction: str = "estimate") -> Grid:
+def error_grid(errors: Sequence[PredictionErrors], prediction: str = "estimate") -> TextTable:
     """A prediction's errors; components in shares of the peak, so that they add up to that of the total."""
     rows = [
         (
@@ -27,20 +27,20 @@ def error_grid(errors: Sequence[Errors], prediction: str = "estimate") -> Grid:
     heads = ("runs", "median", "p95", "worst", "under", "exact")
     columns = (Column(f"{prediction} minus measured"), *(Column(head, right=True) for head in heads))
     strong = frozenset(at for at, each in enumerate(errors) if each.name in ("allocated", "reserved", "device"))
-    return Grid(f"Errors of the {prediction} (components: share of the run's peak)", columns, rows, strong)
+    return TextTable(f"Errors of the {prediction} (components: share of the run's peak)", columns, rows, strong)
 
 
-def largest_grid(outcome: Outcome) -> Grid:
+def largest_grid(outcome: SuiteOutcome) -> TextTable:
     """The largest micro-batches, predicted and found."""
     rows = [
         (search.words, "-" if search.predicted is None else str(search.predicted), _found(search.found))
         for search in outcome.largest
     ]
     columns = (Column("run", wrap=True), Column("predicted", right=True), Column("found", right=True))
-    return Grid("Largest micro-batch that fits", columns, rows)
+    return TextTable("Largest micro-batch that fits", columns, rows)
 
 
-def draw_suite(screen: Screen, outcome: Outcome) -> None:
+def draw_suite(screen: Screen, outcome: SuiteOutcome) -> None:
     """How many were measured, then the tables."""
     dead = sum(record["outcome"] != "done" for record in outcome.records)
     known = len(outcome.records)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from memcalc.events.course import Course
-from memcalc.events.groups import Group, groups
-from memcalc.report.grid import Column, Grid
+from memcalc.events.groups import AllocationGroup, groups
+from memcalc.events.memory_curve import MemoryCurve
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import percent
 from memcalc.report.plots.palette import mark
 from memcalc.units import Unit, format_number
@@ -14,9 +14,9 @@ from memcalc.units import Unit, format_number
 SHOWN = 15
 
 
-def tensor_grid(course: Course, unit: Unit, shown: int = SHOWN) -> Grid:
+def tensor_grid(curve: MemoryCurve, unit: Unit, shown: int = SHOWN) -> TextTable:
     """Return the tensors live at the peak, identical ones in one row, largest first; the last rows sum up the rest."""
-    found = groups(course.alive_at_peak())
+    found = groups(curve.alive_at_peak())
     whole = sum(group.bytes for group in found)
     rows = [_row(group, whole, unit) for group in found[:shown]]
     rest = found[shown:]
@@ -24,7 +24,7 @@ def tensor_grid(course: Course, unit: Unit, shown: int = SHOWN) -> Grid:
         size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
         rows.append(("", format_number(size, unit), percent(size, whole), f"{count:,}", "smaller ones", "", ""))
     rows.append(("", format_number(whole, unit), "", f"{sum(g.count for g in found):,}", "requested, total", "", ""))
-    phase = course.phase_of(course.peak_event)
+    phase = curve.phase_of(curve.peak_event)
     columns = (
         Column(""),
         Column(unit, right=True),
@@ -35,10 +35,10 @@ def tensor_grid(course: Course, unit: Unit, shown: int = SHOWN) -> Grid:
         Column("made by", wrap=True),
     )
     title = f"Largest at the peak{f', in {phase}' if phase else ''}"
-    return Grid(title, columns, rows, frozenset({len(rows) - 1}), letters=True)
+    return TextTable(title, columns, rows, frozenset({len(rows) - 1}), letters=True)
 
 
-def _row(group: Group, whole: int, unit: Unit) -> tuple[str, ...]:
+def _row(group: AllocationGroup, whole: int, unit: Unit) -> tuple[str, ...]:
     return (
         mark(group.component),
         format_number(group.bytes, unit),

@@ -9,16 +9,16 @@ import textwrap
 from collections.abc import Iterable
 from itertools import groupby
 
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import letter_style
-from memcalc.report.screen import Bar, Line, Screen, cells
+from memcalc.report.screen import LetterBar, ProseLine, Screen, cells
 
 _INDENT = 2
 _GAP = 2
 _NARROWEST = 12  # a wrapped column keeps this much, regardless of the others
 
 
-def draw_grid(screen: Screen, grid: Grid) -> None:
+def draw_grid(screen: Screen, grid: TextTable) -> None:
     """A grid under its title, followed by an empty line."""
     if screen.keep(grid):
         return
@@ -42,7 +42,7 @@ def draw_grid(screen: Screen, grid: Grid) -> None:
 
 def draw_bar(screen: Screen, letters: str) -> None:
     """A bar of letters, each in its color."""
-    if not screen.keep(Bar(letters)):
+    if not screen.keep(LetterBar(letters)):
         screen.line((" " * _INDENT, ""), *(("".join(run), letter_style(mark)) for mark, run in groupby(letters)))
 
 
@@ -50,12 +50,12 @@ def draw_list(screen: Screen, title: str, items: Iterable[str]) -> None:
     """A list under its title; nothing where it is empty."""
     rows = [("-", text) for text in items]
     if rows:
-        draw_grid(screen, Grid(title, (Column(""), Column("", wrap=True)), rows, head=False))
+        draw_grid(screen, TextTable(title, (Column(""), Column("", wrap=True)), rows, head=False))
 
 
 def draw_line(screen: Screen, line: str, indent: int, style: str = "") -> None:
     """Draw one line, indented; a long line continues with more indentation."""
-    if screen.keep(Line(line, indent, style)):
+    if screen.keep(ProseLine(line, indent, style)):
         return
     blank = " " * indent
     lines = [blank + line]
@@ -67,7 +67,7 @@ def draw_line(screen: Screen, line: str, indent: int, style: str = "") -> None:
         screen.line((part, style))
 
 
-def _widths(grid: Grid, room: int) -> list[int]:
+def _widths(grid: TextTable, room: int) -> list[int]:
     """The width of each column: its longest cell; columns that may wrap share what the others leave."""
     heads = [column.head for column in grid.columns] if grid.head else ["" for _ in grid.columns]
     widths = [max(cells(cell) for cell in column) for column in zip(heads, *grid.rows, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import ModuleResult, Result
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count, ratio
 from memcalc.units import Unit, format_bytes
 
@@ -15,7 +15,7 @@ _LETTERS = "l layers, d hidden size, V vocabulary, b micro-batch, s sequence, h 
 _PARAMETER_BYTES = 2  # the ratio's convention: parameters held in 16 bits
 
 
-def textbook_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
+def textbook_grid(result: Result | ModuleResult, unit: Unit) -> TextTable | None:
     """Return each closed form with its value, the ledger's number on this rank, and its assumptions.
 
     None for a module, and for models that the closed forms do not describe.
@@ -57,7 +57,7 @@ def textbook_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
         ),
     ]
     numbers = (Column("textbook", right=True), Column("ledger", right=True))
-    return Grid(
+    return TextTable(
         "Published formulas (one GPU, unsharded) compared with this rank",
         (Column(""), Column("formula"), *numbers, Column("assumptions", wrap=True)),
         rows,
@@ -65,11 +65,11 @@ def textbook_grid(result: Result | ModuleResult, unit: Unit) -> Grid | None:
     )
 
 
-def short_textbook_grid(result: Result, unit: Unit) -> Grid | None:
+def short_textbook_grid(result: Result, unit: Unit) -> TextTable | None:
     """Return the three published numbers next to the ledger's; None for a model that they do not describe."""
     whole = textbook_grid(result, unit)
     if whole is None:
         return None
     rows = [row[:4] for row in whole.rows[:3]]
     numbers = (Column("one GPU", right=True), Column("this run", right=True))
-    return Grid("", (Column("published formula"), Column(""), *numbers), rows, legend=_LETTERS)
+    return TextTable("", (Column("published formula"), Column(""), *numbers), rows, legend=_LETTERS)

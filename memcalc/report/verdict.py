@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from memcalc.ledger.result import ModuleResult, Result, Sizing
 from memcalc.ledger.verdict import holding_memory
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count, label, listed, plural, rank_text
-from memcalc.spec.foreign import architecture_of
 from memcalc.spec.inference import InferenceSpec
-from memcalc.spec.segments import words
+from memcalc.spec.model_families.transformers_fallback import architecture_of
+from memcalc.spec.recompute_plan import words
 from memcalc.spec.spec import Spec
 from memcalc.units import Unit, format_bytes, format_number
 from memcalc.verdict.other_modules import OtherModules
@@ -96,17 +96,17 @@ def needed_bytes(result: Sizing) -> tuple[int, str]:
 
 def verdict(result: Sizing, unit: Unit) -> str:
     """One sentence: FITS, DOES NOT FIT, CANNOT SAY, or what the run needs where no GPU is given."""
-    card, decision = result.card, result.decision
+    gpu, decision = result.card, result.decision
     missing = holding_memory(result.limits)
     without = f" Not modelled: {listed([limit.what for limit in missing])}." if missing else ""
-    if card is None or decision is None:
+    if gpu is None or decision is None:
         allocated = format_bytes(result.ledger.peak_bytes, unit)
         needed, name = needed_bytes(result)
         reserved = f", {format_bytes(needed, unit)} {name}" if name != "allocated" else ""
         bound = "at least " if missing else ""
         hint = "" if result.source == "measure" else " Add --gpu to check whether it fits."
         return f"Peak per GPU: {bound}{allocated} allocated{reserved}.{without}{hint}"
-    usable = f"{format_bytes(card.usable_bytes, unit)} usable on {card.label}"
+    usable = f"{format_bytes(gpu.usable_bytes, unit)} usable on {gpu.label}"
     least = format_bytes(decision.least_bytes, unit)
     if decision.answer == "unknown":
         interval = decision.interval
@@ -118,13 +118,13 @@ def verdict(result: Sizing, unit: Unit) -> str:
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
         return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}."
     device = result.headline.device_bytes or 0
-    needs, headroom = format_bytes(device, unit), card.usable_bytes - device
+    needs, headroom = format_bytes(device, unit), gpu.usable_bytes - device
     if decision.answer == "fits":
         return f"FITS: needs {needs} of {usable} ({format_bytes(headroom, unit)} free)."
     if headroom >= 0:  # only with what is known of the parts that are not modelled
-        return f"DOES NOT FIT: needs at least {least}, but {card.label} has {usable.partition(' on ')[0]}.{without}"
+        return f"DOES NOT FIT: needs at least {least}, but {gpu.label} has {usable.partition(' on ')[0]}.{without}"
     over = format_bytes(-headroom, unit)
-    return f"DOES NOT FIT: needs {needs}, but {card.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
+    return f"DOES NOT FIT: needs {needs}, but {gpu.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
 
 
 def assumed(result: Sizing, unit: Unit) -> str:
@@ -194,7 +194,7 @@ def because(reason: Reason, unit: Unit) -> str:
     return " ".join(found)
 
 
-def figures(result: Sizing, unit: Unit) -> Grid:
+def figures(result: Sizing, unit: Unit) -> TextTable:
     """Return device, reserved, allocated and headroom with their descriptions."""
     headline, ledger = result.headline, result.ledger
     where = rank_text(headline.rank) if len(result.ranks) > 1 else ""
@@ -205,4 +205,4 @@ def figures(result: Sizing, unit: Unit) -> Grid:
         ("headroom", result.headroom_bytes, "usable GPU memory less device"),
     ]
     rows = [(name, format_number(size, unit), text) for name, size, text in lines if size is not None]
-    return Grid("", (Column(""), Column(unit, right=True), Column("", wrap=True)), rows)
+    return TextTable("", (Column(""), Column(unit, right=True), Column("", wrap=True)), rows)

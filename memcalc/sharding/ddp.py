@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from memcalc.estimation.choice import Choice
-from memcalc.estimation.sharding import Held
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
 
 MIB = 2**20
@@ -33,12 +33,12 @@ class DDP(Engine):
         choice: state options of the run.
     """
 
-    def __init__(self, requests: Requests, parameters: Sequence[Held], choice: Choice) -> None:
+    def __init__(self, requests: Requests, parameters: Sequence[LocalParameter], options: StateOptions) -> None:
         super().__init__(requests)
         self.parameters = parameters
-        self.choice = choice
+        self.choice = options
         self.buckets: list[int] = []
-        self.ready: list[Held] = []  # parameters in the order in which their gradients are ready
+        self.ready: list[LocalParameter] = []  # parameters in the order in which their gradients are ready
         self.rebuilt = False
 
     def wrap(self, weights: Sequence[int]) -> None:
@@ -51,7 +51,7 @@ class DDP(Engine):
             if len(in_flight) == FLAT_BUFFERS_AT_ONCE:
                 self.requests.drop((in_flight.popleft(),))
         self.requests.drop(in_flight)
-        trained = [held for held in reversed(self.parameters) if held.trains]
+        trained = [parameter for parameter in reversed(self.parameters) if parameter.trains]
         self.buckets = [self.requests.take(sum(sizes)) for sizes in in_order_of_first(self._sized(trained), [])]
 
     def prepare(self) -> None:
@@ -68,34 +68,36 @@ class DDP(Engine):
         if not self.rebuilt:
             parameters = _as_accumulated(each.parameter for each in gradients if each.parameter is not None)
             if unit == ROOT:
-                first = [held for held in parameters if held.where != "embedding"]
-                last = [held for held in parameters if held.where == "embedding"]
-                last.sort(key=lambda held: held.module == "embed_tokens")  # token embeddings are looked up first
+                first = [parameter for parameter in parameters if parameter.where != "embedding"]
+                last = [parameter for parameter in parameters if parameter.where == "embedding"]
+                last.sort(
+                    key=lambda parameter: parameter.module == "embed_tokens"
+                )  # token embeddings are looked up first
                 self.ready = [*first, *self.ready, *last]
             else:
                 self.ready += parameters
         return super().after_backward(unit, gradients)
 
-    def _sized(self, parameters: Iterable[Held]) -> Iterable[tuple[str, int]]:
-        for held in parameters:
-            if held.beside:  # scales of a 4-bit weight are its attributes, which DDP does not see
+    def _sized(self, parameters: Iterable[LocalParameter]) -> Iterable[tuple[str, int]]:
+        for parameter in parameters:
+            if parameter.beside:  # scales of a 4-bit weight are its attributes, which DDP does not see
                 continue
-            dtype = held.dtype or self.choice.base
-            yield dtype, DTYPE_BYTES[dtype] * held.elements
+            dtype = parameter.dtype or self.choice.base
+            yield dtype, DTYPE_BYTES[dtype] * parameter.elements
 
 
-def _as_accumulated(produced: Iterable[Held]) -> list[Held]:
+def _as_accumulated(produced: Iterable[LocalParameter]) -> list[LocalParameter]:
     """Return the parameters in the order in which their gradients are accumulated.
 
     addmm produces the gradients of weight and bias; the weight's gradient still has to be transposed.
     """
-    found: list[Held] = []
-    for held in produced:
-        after_its_weight = found and held.tensor == "bias" and found[-1].module == held.module
+    found: list[LocalParameter] = []
+    for parameter in produced:
+        after_its_weight = found and parameter.tensor == "bias" and found[-1].module == parameter.module
         if after_its_weight and len(found[-1].axes) > 1:
-            found.insert(-1, held)
+            found.insert(-1, parameter)
         else:
-            found.append(held)
+            found.append(parameter)
     return found
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from memcalc.estimation.blocks.structure import structure_of
-from memcalc.estimation.choice import choice_of
-from memcalc.estimation.sharding import Held
+from memcalc.architectures.structure import block_structure
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.engine import Engine
 from memcalc.sharding.zero3 import ZeRO3
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import ZeRO12
-from memcalc.spec.segments import Segment
+from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
+from memcalc.states.state_options import state_options
 from memcalc.stream.requests import Requests
 
 # Optimizers with updates of a flat tensor that were compared with runs of DeepSpeed.
@@ -21,7 +21,11 @@ RECIPE, DTYPE = "mixed-16", "bf16"  # the effect of "bf16": {"enabled": true}
 
 
 def deepspeed_engine(
-    requests: Requests, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], spec: Spec, plan: Segment
+    requests: Requests,
+    ordered: Sequence[LocalParameter],
+    units: Mapping[int, Sequence[LocalParameter]],
+    spec: Spec,
+    plan: Segment,
 ) -> Engine:
     """Return the engine of a run for which `lacks` yields nothing.
 
@@ -32,18 +36,18 @@ def deepspeed_engine(
         spec: the run.
         plan: its recomputation plan.
     """
-    choice = choice_of(spec)
-    if choice.zero_stage < 3:
-        return ZeRO12(requests, ordered, choice)
-    stops_inside = not structure_of(spec).residual_dropout
+    options = state_options(spec)
+    if options.zero_stage < 3:
+        return ZeRO12(requests, ordered, options)
+    stops_inside = not block_structure(spec).residual_dropout
     order = Order(ordered, units, tied=spec.model.tie_word_embeddings, stops_inside=stops_inside)
-    return ZeRO3(requests, ordered, [*order.turns(plan)], choice)
+    return ZeRO3(requests, ordered, [*order.turns(plan)], options)
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
     """Yield the properties of a multi-rank DeepSpeed run for which the order of requests is not modelled."""
-    training, parallelism, choice = spec.training, spec.parallelism, choice_of(spec)
-    whole = choice.zero_stage == 3
+    training, parallelism, options = spec.training, spec.parallelism, state_options(spec)
+    whole = options.zero_stage == 3
     nested = any(not isinstance(part, int) for item in plan if not isinstance(item, int) for part in item)
     reasons = {
         "DeepSpeed without ZeRO": parallelism.zero_stage == 0,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from memcalc.estimation.choice import Choice
-from memcalc.estimation.engines.fsdp2 import is_embedding
-from memcalc.estimation.sharding import Held, Parameters
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.phase_peaks.fsdp2_buffers import is_embedding
+from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
 
 # Layers are numbered units; the root has embeddings, final norm and LM head, unless these are separate units.
@@ -18,7 +18,7 @@ class Gradient(NamedTuple):
     """A gradient that autograd has produced: its storage, and its parameter (None if unknown)."""
 
     storage: int
-    parameter: Held | None
+    parameter: LocalParameter | None
 
 
 class Engine:
@@ -33,7 +33,7 @@ class Engine:
     keeps_gradients = True  # whether gradients stay as autograd made them, and later micro-batches are added to them
     hooks_gradients = False  # whether the engine takes over each gradient when its operator's backward has ended
     hooks_modules = False  # whether it has hooks around each module with parameters, not only around units
-    wraps_ends = False  # whether the embedding is a unit, and final norm and LM head are another
+    wraps_embedding_and_head = False  # whether the embedding is a unit, and final norm and LM head are another
     output_is_loss = False  # whether the loss is part of the root's forward
     repeats = True  # whether micro-batches and steps after the first make the same requests and frees
     scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
@@ -53,7 +53,9 @@ class Engine:
             weights: the storages of all parameters, in registration order; the engine may replace them.
         """
 
-    def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
+    def updated(
+        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
+    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the parameters that the optimizer updates, given the trained parameters by dtype."""
         return groups
 
@@ -136,7 +138,9 @@ class Engine:
         """Run after the optimizer step."""
 
 
-def by_unit(ordered: Sequence[Held], layers: Sequence[int], *, ends: bool = False) -> Mapping[int, tuple[Held, ...]]:
+def by_unit(
+    ordered: Sequence[LocalParameter], layers: Sequence[int], *, ends: bool = False
+) -> Mapping[int, tuple[LocalParameter, ...]]:
     """Return the parameters of each unit in registration order.
 
     Args:
@@ -144,18 +148,18 @@ def by_unit(ordered: Sequence[Held], layers: Sequence[int], *, ends: bool = Fals
         layers: the number of each layer in the model.
         ends: whether the embedding is a unit, and final norm and LM head are another.
     """
-    inside = [held for held in ordered if held.where == "layer"]
-    units: dict[int, list[Held]] = {ROOT: []}
-    for held in ordered:
-        if held.where != "layer":
-            own = EMBEDDING if is_embedding(held) else TAIL if held.where == "head" else ROOT
-            units.setdefault(own if ends else ROOT, []).append(held)
-    numbers, layer, seen, kind = iter(layers), -1, set[Held](), ""
-    for held in inside:
-        prefix = held.module.partition("*")[0]
-        if held in seen or prefix != kind:  # the first parameter of the next layer
+    inside = [parameter for parameter in ordered if parameter.where == "layer"]
+    units: dict[int, list[LocalParameter]] = {ROOT: []}
+    for parameter in ordered:
+        if parameter.where != "layer":
+            own = EMBEDDING if is_embedding(parameter) else TAIL if parameter.where == "head" else ROOT
+            units.setdefault(own if ends else ROOT, []).append(parameter)
+    numbers, layer, seen, kind = iter(layers), -1, set[LocalParameter](), ""
+    for parameter in inside:
+        prefix = parameter.module.partition("*")[0]
+        if parameter in seen or prefix != kind:  # the first parameter of the next layer
             layer, seen, kind = next(numbers), set(), prefix
-        seen.add(held)
-        units.setdefault(layer, []).append(held)
+        seen.add(parameter)
+        units.setdefault(layer, []).append(parameter)
     assert next(numbers, None) is None
     return {unit: tuple(found) for unit, found in units.items()}

@@ -14,19 +14,19 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
-from memcalc.estimation.choice import Choice
-from memcalc.estimation.engines.fsdp2 import HOLDS_BOTH_INPUTS, gathered_dtype
-from memcalc.estimation.sharding import Held, Parameters
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
+from memcalc.phase_peaks.fsdp2_buffers import HOLDS_BOTH_INPUTS, gathered_dtype
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy
 
 ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams in addition to the default one (_fsdp_param_group.py, FSDPCommContext)
 
 
-class Gather(NamedTuple):
+class UnitGather(NamedTuple):
     """Allocations for the all-gather of one unit, in bytes.
 
     Args:
@@ -59,7 +59,7 @@ class Reduce(NamedTuple):
     output: int
     shards: int
     table: tuple[int, ...]
-    last: Held
+    last: LocalParameter
 
 
 class FSDP2(Engine):
@@ -73,13 +73,15 @@ class FSDP2(Engine):
 
     keeps_gradients = False
 
-    def __init__(self, requests: Requests, units: Mapping[int, Sequence[Held]], choice: Choice) -> None:
+    def __init__(
+        self, requests: Requests, units: Mapping[int, Sequence[LocalParameter]], options: StateOptions
+    ) -> None:
         super().__init__(requests)
-        self.choice = choice
-        self.wraps_ends = choice.wraps_ends
-        self.output_is_loss = choice.loss_in_model
-        self.repeats = not choice.sums_unsharded  # only the last micro-batch reduces
-        known: dict[Sequence[Held], tuple[Gather, Reduce | None]] = {}
+        self.choice = options
+        self.wraps_embedding_and_head = options.wraps_embedding_and_head
+        self.output_is_loss = options.loss_in_model
+        self.repeats = not options.sums_unsharded  # only the last micro-batch reduces
+        known: dict[Sequence[LocalParameter], tuple[UnitGather, Reduce | None]] = {}
         for parameters in units.values():
             if parameters and parameters not in known:
                 known[parameters] = self._gather_of(parameters), self._reduce_of(parameters)
@@ -99,7 +101,9 @@ class FSDP2(Engine):
         """Whether unreduced gradients of earlier micro-batches exist."""
         return bool(self.unsharded)
 
-    def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
+    def updated(
+        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
+    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the parameters updated on the device: none if shards are on the host."""
         return () if self.choice.weights_on_host else groups
 
@@ -151,7 +155,7 @@ class FSDP2(Engine):
         """Return the unit that ran its forward before this one."""
         if unit >= 0:
             return unit - 1 if unit else EMBEDDING
-        return {TAIL: self.last, ROOT: TAIL if self.wraps_ends else self.last}.get(unit)
+        return {TAIL: self.last, ROOT: TAIL if self.wraps_embedding_and_head else self.last}.get(unit)
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Post-backward: reshard, free the last reduce-scatter's input, reduce; for the root, the final callback."""
@@ -185,12 +189,12 @@ class FSDP2(Engine):
             return
         sums: list[Gradient] = []
         for gradient in gradients:
-            held = gradient.parameter
-            if held is None or gathered_dtype(held, self.choice) == self.choice.summed:
+            parameter = gradient.parameter
+            if parameter is None or gathered_dtype(parameter, self.choice) == self.choice.summed:
                 sums.append(gradient)
                 continue
-            size = held.elements * DTYPE_BYTES[self.choice.summed]
-            sums.append(Gradient(self.requests.take(size, 0, Component.GRADIENTS), held))
+            size = parameter.elements * DTYPE_BYTES[self.choice.summed]
+            sums.append(Gradient(self.requests.take(size, 0, Component.GRADIENTS), parameter))
             self.requests.drop((gradient.storage,))
         if sums:
             self.unsharded[unit] = sums
@@ -236,33 +240,33 @@ class FSDP2(Engine):
 
     # -- sizes ---------------------------------------------------------------------------------------------------------
 
-    def _shard_elements(self, held: Held) -> int:
+    def _shard_elements(self, parameter: LocalParameter) -> int:
         """Return the elements of a rank's shard: rows are rounded up, and padded on the last ranks."""
-        return prod(self.choice.spread(2).shape(held))
+        return prod(self.choice.spread(2).shape(parameter))
 
-    def _gather_of(self, parameters: Sequence[Held]) -> Gather:
-        choice = self.choice
+    def _gather_of(self, parameters: Sequence[LocalParameter]) -> UnitGather:
+        options = self.choice
         shards = [self._shard_elements(held) for held in parameters]
-        dtypes = [gathered_dtype(held, choice) for held in parameters]
-        held_in = [held.dtype or choice.base for held in parameters]
+        dtypes = [gathered_dtype(held, options) for held in parameters]
+        held_in = [parameter.dtype or options.base for parameter in parameters]
         parts = [elements * DTYPE_BYTES[dtype] for elements, dtype in zip(shards, dtypes, strict=True)]
-        ranks = choice.data_parallel
+        ranks = options.data_parallel
         gathered = tuple(part * ranks for part in parts)
         fetched: tuple[int, ...] = ()
         casts = [part for part, own, dtype in zip(parts, held_in, dtypes, strict=True) if dtype not in (own, "uint8")]
         copies: tuple[int, ...] = (sum(casts),) if casts else ()
-        if choice.weights_on_host:
+        if options.weights_on_host:
             fetched = tuple(elements * DTYPE_BYTES[own] for elements, own in zip(shards, held_in, strict=True))
             copies = tuple(parts) if casts else ()
-        return Gather(fetched, copies, sum(gathered), gathered, tuple(split_copy(parts, ranks, choice.card)))
+        return UnitGather(fetched, copies, sum(gathered), gathered, tuple(split_copy(parts, ranks, options.card)))
 
-    def _reduce_of(self, parameters: Sequence[Held]) -> Reduce | None:
-        trained = [held for held in parameters if held.trains]
+    def _reduce_of(self, parameters: Sequence[LocalParameter]) -> Reduce | None:
+        trained = [parameter for parameter in parameters if parameter.trains]
         if not trained:
             return None
-        choice = self.choice
-        own = trained[-1].dtype or choice.base
+        options = self.choice
+        own = trained[-1].dtype or options.base
         elements = [self._shard_elements(held) for held in trained]
-        parts = [each * DTYPE_BYTES[choice.reduced or own] for each in elements]
+        parts = [each * DTYPE_BYTES[options.reduced or own] for each in elements]
         shards = sum(elements) * DTYPE_BYTES[own]
-        return Reduce(sum(parts) * choice.data_parallel, sum(parts), shards, tuple(chunk_cat(parts)), trained[-1])
+        return Reduce(sum(parts) * options.data_parallel, sum(parts), shards, tuple(chunk_cat(parts)), trained[-1])

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from memcalc.estimation.engines.pipelining import uses_pipelining
-from memcalc.estimation.stages import Stage
-from memcalc.spec.segments import has_segments
+from memcalc.layout.stages import Stage
+from memcalc.spec.recompute_plan import has_segments
 from memcalc.spec.spec import Spec
+from memcalc.states.pipelining import uses_pipelining
 
 # Rounds of as many micro-batches as stages: those ahead of the first backward, the steady state, and those behind.
 ROUNDS_PLAYED = 3

@@ -11,19 +11,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from memcalc.estimation.choice import Choice
-from memcalc.estimation.sharding import Held, Parameters
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
-from memcalc.workspaces.reductions import Reduction, reduction
+from memcalc.workspaces.reductions import ReductionShape, reduction
 
 ALIGNMENT = 2  # elements; nccl_start_alignment_factor: each partition is a multiple of it
 FLOAT, DOUBLE = 4, 8  # bytes
 
 
-class Waiting(NamedTuple):
+class WaitingGradient(NamedTuple):
     """A parameter with a gradient that waits for reduction: its start in the flat tensor, elements, gradient storage.
 
     The storage is None if the gradient was copied into the bucket.
@@ -46,26 +46,28 @@ class ZeRO12(Engine):
     hooks_gradients = True
     scales_output_gradient = True  # runtime/engine.py, _backward_prologue_per_tensor
 
-    def __init__(self, requests: Requests, ordered: Sequence[Held], choice: Choice) -> None:
+    def __init__(self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions) -> None:
         super().__init__(requests)
-        self.choice = choice
-        self.keeps_gradients = choice.reduces_after_backward
+        self.choice = options
+        self.keeps_gradients = options.reduces_after_backward
         self.ordered = ordered
-        self.trained = tuple(held for held in ordered if held.trains)
-        self.dtype_bytes = DTYPE_BYTES[choice.compute]
+        self.trained = tuple(parameter for parameter in ordered if parameter.trains)
+        self.dtype_bytes = DTYPE_BYTES[options.compute]
         self.begins = [0]  # of each trained parameter in the flat tensor, and the end of the last one
-        for held in self.trained:
-            self.begins.append(self.begins[-1] + held.elements)
-        aligned = ALIGNMENT * choice.data_parallel
+        for parameter in self.trained:
+            self.begins.append(self.begins[-1] + parameter.elements)
+        aligned = ALIGNMENT * options.data_parallel
         self.padding = -self.begins[-1] % aligned
-        self.share = (self.begins[-1] + self.padding) // choice.data_parallel
-        self.bucket_size = choice.zero.reduce_bucket_size  # elements
+        self.share = (self.begins[-1] + self.padding) // options.data_parallel
+        self.bucket_size = options.zero.reduce_bucket_size  # elements
         self.have_gradients = False
         self.bucket: int | None = None
-        self.waiting: list[Waiting] = []
+        self.waiting: list[WaitingGradient] = []
         self.inside = 0  # elements that wait for reduction
         self.own: int | None = None  # the gradients of the rank's own partition
-        self.positions: dict[Held, deque[int]] = {}  # parameter -> positions of gradients that are not ready yet
+        self.positions: dict[
+            LocalParameter, deque[int]
+        ] = {}  # parameter -> positions of gradients that are not ready yet
         self.ready: list[tuple[int, int]] = []  # positions and storages of unreduced gradients (stage 1)
         self.order: list[int] = []  # their positions, after the first backward
         self.pieces = 0  # gradients that make up the rank's partition
@@ -78,18 +80,20 @@ class ZeRO12(Engine):
         padding = [take(self.padding * self.dtype_bytes)] if self.padding else []
         take((self.begins[-1] + self.padding) * self.dtype_bytes, 0, Component.WEIGHTS)
         drop(padding)
-        drop(storage for held, storage in zip(self.ordered, weights, strict=True) if held.trains)
+        drop(storage for parameter, storage in zip(self.ordered, weights, strict=True) if parameter.trains)
         clone = take(self.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS)
         take(self.share * FLOAT, 0, Component.MASTER_WEIGHTS)
         drop((clone,))
         # A zero gradient of the master weights, for optimizers that create their states now.
         drop((take(self.share * FLOAT, 0, Component.GRADIENTS),))
 
-    def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
+    def updated(
+        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
+    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the rank's partition of the flat tensor, as one parameter."""
         return [
-            (flat_tensor(self.share), choice._replace(zero_stage=0, data_parallel=1, clips=False))
-            for _, choice in groups
+            (flat_tensor(self.share), options._replace(zero_stage=0, data_parallel=1, clips=False))
+            for _, options in groups
         ]
 
     # -- backward ------------------------------------------------------------------------------------------------------
@@ -165,9 +169,9 @@ class ZeRO12(Engine):
             self._reduce()
         self.inside += elements
         if elements > self.bucket_size:
-            self.waiting.append(Waiting(begin, elements, storage))
+            self.waiting.append(WaitingGradient(begin, elements, storage))
             return
-        self.waiting.append(Waiting(begin, elements, None))
+        self.waiting.append(WaitingGradient(begin, elements, None))
         self.requests.drop((storage,))
 
     def _reduce(self) -> None:
@@ -217,29 +221,29 @@ class ZeRO12(Engine):
         self.requests.drop(self.stepping)
 
 
-def norms(requests: Requests, pieces: Iterable[int], choice: Choice) -> None:
+def norms(requests: Requests, pieces: Iterable[int], options: StateOptions) -> None:
     """Record the norm of each gradient piece, in double precision, and the total norm.
 
     Args:
         requests: where they are recorded.
         pieces: the elements of each piece.
-        choice: state options of the run.
+        options: state options of the run.
     """
     found: list[int] = []
     for elements in pieces:
         wide = requests.take(elements * DOUBLE, 0, Component.TEMPORARIES)
         found.append(requests.take(DOUBLE, 0, Component.TEMPORARIES))
-        what = Reduction(1, elements, contiguous=True, inner=1, accumulator_bytes=DOUBLE)
-        requests.drop((requests.play(reduction(what, choice.card), Component.TEMPORARIES), wide))
+        what = ReductionShape(1, elements, contiguous=True, inner=1, accumulator_bytes=DOUBLE)
+        requests.drop((requests.play(reduction(what, options.card), Component.TEMPORARIES), wide))
     requests.drop((requests.take(len(found) * DOUBLE, 0, Component.TEMPORARIES), *found))
 
 
-def flat_tensor(elements: int) -> Parameters:
+def flat_tensor(elements: int) -> LocalParameters:
     """Return one flat tensor as the only parameter of an optimizer."""
-    return Parameters([Held("partition", "flat", (("P/N", elements),), 1, "head")])
+    return LocalParameters([LocalParameter("partition", "flat", (("P/N", elements),), 1, "head")])
 
 
-def reduced_together(waiting: Sequence[Waiting], share: int, bucket: int) -> Iterator[list[int]]:
+def reduced_together(waiting: Sequence[WaitingGradient], share: int, bucket: int) -> Iterator[list[int]]:
     """Yield the sizes of slices that are flattened into one buffer; consecutive slices of one rank are merged."""
     slices: list[tuple[int, int]] = []  # rank and elements
     for each in waiting:

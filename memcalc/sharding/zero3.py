@@ -13,21 +13,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from memcalc.estimation.choice import Choice
-from memcalc.estimation.engines.zero3_gathering import MOST_LIVE, REUSE_DISTANCE
-from memcalc.estimation.sharding import Held, Parameters
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
+from memcalc.phase_peaks.zero3_param_coordinator import MOST_LIVE, REUSE_DISTANCE
 from memcalc.sharding.engine import ROOT, Engine, Gradient
-from memcalc.sharding.zero3_order import Turn
+from memcalc.sharding.zero3_order import ModuleTurn
 from memcalc.sharding.zero12 import FLOAT, flat_tensor, norms
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
 
 GATHER, REDUCE = 1, 2  # CUDA streams in addition to the default one: parameter_offload.py, stage3.py (overlap_comm)
 SUB_GROUP = 1_000_000_000  # runtime/zero/config.py, sub_group_size: elements that are updated at once
 
 
-class Together:
+class GatherGroup:
     """Parameters of one all-gather: they share its output buffer, and are copied out when the first one is needed.
 
     Args:
@@ -42,7 +42,7 @@ class Together:
         self.copied = len(members) == 1
 
 
-class Gradients(NamedTuple):
+class BucketGradient(NamedTuple):
     """A gradient in the bucket: its parameter's number, and its storage if it was too large to be copied."""
 
     number: int
@@ -62,15 +62,17 @@ class ZeRO3(Engine):
     hooks_gradients = hooks_modules = scales_output_gradient = True
     keeps_gradients = repeats = False
 
-    def __init__(self, requests: Requests, ordered: Sequence[Held], turns: Sequence[Turn], choice: Choice) -> None:
+    def __init__(
+        self, requests: Requests, ordered: Sequence[LocalParameter], turns: Sequence[ModuleTurn], options: StateOptions
+    ) -> None:
         super().__init__(requests)
-        self.choice = choice
+        self.choice = options
         self.ordered = ordered
-        self.ranks = choice.data_parallel
-        self.dtype_bytes = DTYPE_BYTES[choice.compute]
-        self.elements = [held.elements for held in ordered]
+        self.ranks = options.data_parallel
+        self.dtype_bytes = DTYPE_BYTES[options.compute]
+        self.elements = [parameter.elements for parameter in ordered]
         self.shares = [-(-elements // self.ranks) for elements in self.elements]
-        self.trained = [number for number, held in enumerate(ordered) if held.trains]
+        self.trained = [number for number, parameter in enumerate(ordered) if parameter.trains]
         self.turns = turns
         self.uses: dict[int, list[int]] = {}  # parameter -> indices of its turns
         for at, turn in enumerate(turns):
@@ -80,7 +82,7 @@ class ZeRO3(Engine):
         self.passed = [0, *accumulate(sizes)]  # elements of modules before each turn
         self.there: dict[int, int] = {}  # gathered parameter -> storage
         self.views: dict[int, int] = {}  # parameters that autograd still has views of -> storage
-        self.arriving: dict[int, Together] = {}
+        self.arriving: dict[int, GatherGroup] = {}
         self.live = 0  # elements, counted for the limit on prefetching
         self.traced = 0  # micro-batches begun: the order of modules is known after the first
         self.turn = 0
@@ -88,11 +90,11 @@ class ZeRO3(Engine):
         for at, turn in enumerate(turns):
             for name in turn.names:
                 self.of_module.setdefault((turn.unit, name), []).append(at)
-        self.running: Turn | None = None
+        self.running: ModuleTurn | None = None
         self.queue: deque[tuple[int, int]] = deque()
         self.fetched_for: dict[int, int] = {}
-        self.positions: dict[Held, deque[int]] = {}
-        self.bucket: list[Gradients] = []
+        self.positions: dict[LocalParameter, deque[int]] = {}
+        self.bucket: list[BucketGradient] = []
         self.inside = 0  # elements in the bucket
         self.wide: list[int] = []
 
@@ -105,7 +107,7 @@ class ZeRO3(Engine):
         """
         take, drop = self.requests.take, self.requests.drop
         take(1)  # inf_or_nan_tracker
-        drop(storage for held, storage in zip(self.ordered, weights, strict=True) if held.trains)
+        drop(storage for parameter, storage in zip(self.ordered, weights, strict=True) if parameter.trains)
         self.requests.empty_cache()
         take(sum(self.shares[number] for number in self.trained) * self.dtype_bytes, 0, Component.WEIGHTS)
         groups, converted = self._sub_groups(), -1
@@ -120,11 +122,13 @@ class ZeRO3(Engine):
         for number in self.trained:  # create_reduce_and_remove_grad_hooks
             drop((take(self._gathered_bytes(number)),))
 
-    def updated(self, groups: Sequence[tuple[Parameters, Choice]]) -> Sequence[tuple[Parameters, Choice]]:
+    def updated(
+        self, groups: Sequence[tuple[LocalParameters, StateOptions]]
+    ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the sub-groups of the rank's shards, each as one parameter."""
         return [
-            (flat_tensor(elements), choice._replace(zero_stage=0, data_parallel=1, clips=False))
-            for _, choice in groups
+            (flat_tensor(elements), options._replace(zero_stage=0, data_parallel=1, clips=False))
+            for _, options in groups
             for elements in self._sub_groups()
         ]
 
@@ -210,7 +214,7 @@ class ZeRO3(Engine):
             return
         self.live += sum(self.elements[number] for number in missing)
         buffer = self.requests.take(sum(map(self._gathered_bytes, missing)), GATHER)
-        together = Together(missing, buffer)
+        together = GatherGroup(missing, buffer)
         self.arriving.update(dict.fromkeys(missing, together))
 
     def _wait(self, number: int) -> None:
@@ -232,7 +236,7 @@ class ZeRO3(Engine):
         if not together.waiting:
             self.requests.drop((together.buffer,))
 
-    def _leave(self, turn: Turn) -> None:
+    def _leave(self, turn: ModuleTurn) -> None:
         """Free the parameters of a module after its turn. Source: release_sub_module, __params_to_release."""
         for number in turn.parameters if turn.releases else ():
             if turn.backward and not turn.again and number in self.views:
@@ -250,7 +254,7 @@ class ZeRO3(Engine):
         again = next((later for later in self.uses[number] if later >= self.turn), None)
         return again is None or self.passed[again] - self.passed[self.turn] >= REUSE_DISTANCE
 
-    def _is_viewed(self, number: int, turn: Turn) -> bool:
+    def _is_viewed(self, number: int, turn: ModuleTurn) -> bool:
         """Return whether autograd keeps a view of a weight, and so its memory, until the weight's backward.
 
         That is so for routed experts, because their matmuls read views (linear.py handles Linear only), and all that
@@ -281,7 +285,7 @@ class ZeRO3(Engine):
             self._reduce()
         fits = self.inside + self.elements[number] <= self.choice.zero.reduce_bucket_size
         self.inside += self.elements[number]
-        self.bucket.append(Gradients(number, None if fits else gradient.storage))
+        self.bucket.append(BucketGradient(number, None if fits else gradient.storage))
         if fits:
             self.requests.drop((gradient.storage,))
 

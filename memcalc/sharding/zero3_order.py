@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from memcalc.estimation.sharding import Held
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.engine import ROOT
-from memcalc.spec.segments import Segment, leaves
+from memcalc.spec.recompute_plan import Segment, leaves
 
 HEAD_NORMS = (".q_norm", ".k_norm")  # suffixes of modules that contain a norm
 
 
-class Turn(NamedTuple):
+class ModuleTurn(NamedTuple):
     """One run of a module, in forward or backward.
 
     Args:
@@ -70,19 +70,24 @@ class Order:
     """
 
     def __init__(
-        self, ordered: Sequence[Held], units: Mapping[int, Sequence[Held]], *, tied: bool, stops_inside: bool
+        self,
+        ordered: Sequence[LocalParameter],
+        units: Mapping[int, Sequence[LocalParameter]],
+        *,
+        tied: bool,
+        stops_inside: bool,
     ) -> None:
         self.stops_inside = stops_inside
         numbers = iter(range(len(ordered)))
         root = units[ROOT]
-        before = _modules([held for held in root if held.where == "embedding"], numbers)
+        before = _modules([parameter for parameter in root if parameter.where == "embedding"], numbers)
         layers = [_layer(units[layer], numbers) for layer in range(len(units) - 1)]
-        after = _modules([held for held in root if held.where == "head"], numbers)
+        after = _modules([parameter for parameter in root if parameter.where == "head"], numbers)
         if tied:
             after = (*after, Module(frozenset(["lm_head"]), (0,)))
         self.before, self.after, self.layers = Module(children=before), Module(children=after), layers
 
-    def turns(self, plan: Segment) -> Iterator[Turn]:
+    def turns(self, plan: Segment) -> Iterator[ModuleTurn]:
         """Yield all turns of a micro-batch, the root's first; `plan`: the recomputation plan."""
         yield from _turns(ROOT, self.before.forward())
         for item in plan:
@@ -95,25 +100,25 @@ class Order:
         for turn in _turns(ROOT, [*self.before.backward()][1:], backward=True):
             yield turn._replace(releases=False)  # their inputs need no gradient
 
-    def _back(self, items: Segment) -> Iterator[Turn]:
+    def _back(self, items: Segment) -> Iterator[ModuleTurn]:
         for item in reversed(items):
             if not isinstance(item, int):
                 yield from self._again(item)
             else:
                 yield from self._backward(item)
 
-    def _backward(self, layer: int) -> Iterator[Turn]:
+    def _backward(self, layer: int) -> Iterator[ModuleTurn]:
         yield from _turns(layer, self.layers[layer].backward(), backward=True)
 
-    def _again(self, items: Segment) -> Iterator[Turn]:
+    def _again(self, items: Segment) -> Iterator[ModuleTurn]:
         """Yield the turns of a checkpoint segment: all is recomputed except what follows the last layer's last module.
 
         If that module's backward is the first to read a tensor that was not saved, its backward has begun by then. Its
         recomputation stops where it would save that tensor, so its end hook does not run.
         """
         last = items[-1]
-        begun: list[Turn] = []
-        rest: list[Turn] = []
+        begun: list[ModuleTurn] = []
+        rest: list[ModuleTurn] = []
         if isinstance(last, int):
             rest = [*self._backward(last)]
             first = 1 + next(at for at, turn in enumerate(rest) if turn.parameters)
@@ -133,16 +138,18 @@ class Order:
         yield from self._back(before)
 
 
-def _turns(unit: int, modules: Iterable[Module], *, backward: bool = False, again: bool = False) -> Iterator[Turn]:
+def _turns(
+    unit: int, modules: Iterable[Module], *, backward: bool = False, again: bool = False
+) -> Iterator[ModuleTurn]:
     for module in modules:
-        yield Turn(unit, module.names, module.parameters, backward, again)
+        yield ModuleTurn(unit, module.names, module.parameters, backward, again)
 
 
-def _layer(parameters: Sequence[Held], numbers: Iterator[int]) -> Module:
+def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Module:
     """Return the module tree of a layer. Source: memcalc/step/decoder.py, Layer; step/norms.py, HeadNorm."""
-    known: dict[str, list[Held]] = {}
-    for held in parameters:
-        known.setdefault(held.module.rpartition("*.")[2], []).append(held)
+    known: dict[str, list[LocalParameter]] = {}
+    for parameter in parameters:
+        known.setdefault(parameter.module.rpartition("*.")[2], []).append(parameter)
     made = {name: (held, tuple(next(numbers) for _ in held)) for name, held in known.items()}
 
     def module(name: str) -> Module:
@@ -164,16 +171,16 @@ def _layer(parameters: Sequence[Held], numbers: Iterator[int]) -> Module:
     return Module(children=(norm("input_norm"), *attention, norm("post_attention_norm"), *fed))
 
 
-def _modules(parameters: Sequence[Held], numbers: Iterator[int]) -> tuple[Module, ...]:
+def _modules(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> tuple[Module, ...]:
     return tuple(
         Module(frozenset([name]), tuple(next(numbers) for _ in held))
         for name, held in groupby(parameters, key=lambda each: each.module)
     )
 
 
-def module_names(held: Held) -> Iterator[str]:
+def module_names(parameter: LocalParameter) -> Iterator[str]:
     """Yield the names of a parameter's module in programs: the reference decoder names experts differently."""
-    module = held.module.rpartition("*.")[2]
+    module = parameter.module.rpartition("*.")[2]
     yield module
-    if held.routed:
+    if parameter.routed:
         yield module.removesuffix("_proj")

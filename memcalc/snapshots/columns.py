@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any, cast
 
-from memcalc.snapshots.recording import Entry
-from memcalc.snapshots.shown import shown
-from memcalc.snapshots.unpickling import Refused
+from memcalc.snapshots.preview import shown
+from memcalc.snapshots.recording import SnapshotEntry
+from memcalc.snapshots.unpickling import UnsafePickle
 
 ACTIONS = tuple("alloc free_requested free_completed segment_alloc segment_free segment_map segment_unmap oom".split())
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
@@ -24,7 +24,7 @@ _UNKNOWN_POOL = -1
 def columns_of(
     trace: list[Any], stack: Callable[[Any], int], pool: Callable[[Any], int]
 ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
-    """Return the fields of `Entry`, each as the bytes of an array; actions by their position in `ACTIONS`.
+    """Return the fields of `SnapshotEntry`, each as the bytes of an array; actions by their position in `ACTIONS`.
 
     Args:
         trace: should be dictionaries with an action, an address and so on.
@@ -56,17 +56,17 @@ def columns_of(
     return actions, addresses, sizes, streams, times, stacks, told.tobytes()
 
 
-def entries_of(columns: tuple[bytes, ...]) -> tuple[Entry, ...]:
+def entries_of(columns: tuple[bytes, ...]) -> tuple[SnapshotEntry, ...]:
     """Return the entries of the history."""
     actions, *numbers, pools = columns
     told: Iterable[int | None] = repeat(None)
     if pools:
         told = (None if number == _UNKNOWN_POOL else number for number in array("q", pools))
     rows = zip(map(ACTIONS.__getitem__, actions), *(array("q", column) for column in numbers), told, strict=False)
-    return cast("tuple[Entry, ...]", tuple(map(tuple.__new__, repeat(Entry), rows)))
+    return cast("tuple[SnapshotEntry, ...]", tuple(map(tuple.__new__, repeat(SnapshotEntry), rows)))
 
 
-def _refused(trace: list[Any]) -> Refused:
+def _refused(trace: list[Any]) -> UnsafePickle:
     """Return the error for the first invalid entry."""
     for entry in trace:
         try:
@@ -74,7 +74,7 @@ def _refused(trace: list[Any]) -> Refused:
                 continue
             numbers = (entry.get("addr", -1), entry["size"], entry["stream"], entry.get("time_us", 0))
         except (KeyError, TypeError, AttributeError) as error:
-            return Refused(f"an entry of its history is {shown(entry)} ({error!r})")
+            return UnsafePickle(f"an entry of its history is {shown(entry)} ({error!r})")
         if any(type(n) is not int or not -LARGEST <= n < LARGEST for n in numbers) or numbers[1] < 0:
-            return Refused(f"an entry of its history is {shown(entry)}")
-    return Refused("an entry of its history is none")
+            return UnsafePickle(f"an entry of its history is {shown(entry)}")
+    return UnsafePickle("an entry of its history is none")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from memcalc.ledger.component import Component
-from memcalc.snapshots.beginning import Beginning
 from memcalc.snapshots.frames import component, is_backward, place
-from memcalc.snapshots.recording import Recording, Snapshot
+from memcalc.snapshots.initial_state import InitialState
+from memcalc.snapshots.recording import DeviceRecording, Snapshot
 
 LONG_LIVED = 2  # steps after which a live tensor counts as leaked
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """The tensors of one source line. Requested bytes.
 
     Args:
@@ -55,7 +55,7 @@ class Composition:
     peak_entry: int  # its position in the history; -1 before the first entry
     peak_bytes: int
     by_component: dict[Component | None, int]  # at the peak; None if the stack does not show the component
-    lines: tuple[Line, ...]  # at the peak, the largest first
+    lines: tuple[SourceLine, ...]  # at the peak, the largest first
     leaks: tuple[Leak, ...]
     steps: int  # in the recording; leaks are detected from three steps on
     allocated_bytes: int  # at the end, in blocks
@@ -71,14 +71,14 @@ class Attribution(NamedTuple):
     steps: list[int]  # number of optimizer steps begun; empty if unknown
 
 
-def attribute(snapshot: Snapshot, recording: Recording) -> Attribution:
+def attribute(snapshot: Snapshot, recording: DeviceRecording) -> Attribution:
     """Return the components and steps of a history, for `compose` and for its events."""
     steps = _steps(snapshot, recording)
     return Attribution(_kinds(snapshot, recording, steps), steps)
 
 
 def compose(
-    snapshot: Snapshot, recording: Recording, start: Beginning, known: Attribution | None = None
+    snapshot: Snapshot, recording: DeviceRecording, start: InitialState, known: Attribution | None = None
 ) -> Composition:
     """Return the composition of a recording.
 
@@ -128,7 +128,7 @@ def compose(
     )
 
 
-def _kinds(snapshot: Snapshot, recording: Recording, steps: list[int]) -> list[Component | None]:
+def _kinds(snapshot: Snapshot, recording: DeviceRecording, steps: list[int]) -> list[Component | None]:
     """Return the component of each entry that is an allocation.
 
     Allocations of backward are gradients if they stay live until the optimizer steps, else temporaries. An allocation
@@ -154,7 +154,7 @@ def _kinds(snapshot: Snapshot, recording: Recording, steps: list[int]) -> list[C
     return found
 
 
-def _steps(snapshot: Snapshot, recording: Recording) -> list[int]:
+def _steps(snapshot: Snapshot, recording: DeviceRecording) -> list[int]:
     """Return the number of optimizer steps begun at each entry; empty if unknown.
 
     Steps are recognized by PyTorch's annotations, else by the stacks of the optimizer's allocations.
@@ -179,7 +179,7 @@ def _steps(snapshot: Snapshot, recording: Recording) -> list[int]:
     return found if count else []
 
 
-def _alive(recording: Recording, start: Beginning, until: int) -> list[tuple[int, int, int]]:
+def _alive(recording: DeviceRecording, start: InitialState, until: int) -> list[tuple[int, int, int]]:
     """Return bytes, stack and position of the allocations that are live after an entry."""
     alive = {held.address: (held.requested, held.stack, -1) for held in start.held.values()}
     for index, entry in enumerate(recording.entries[: until + 1]):
@@ -203,11 +203,13 @@ def _by_component(
     return {kind: sums[kind] for kind in (*Component, None) if sums[kind]}
 
 
-def _lines(alive: list[tuple[int, int, int]], kinds: list[Component | None], snapshot: Snapshot) -> tuple[Line, ...]:
+def _lines(
+    alive: list[tuple[int, int, int]], kinds: list[Component | None], snapshot: Snapshot
+) -> tuple[SourceLine, ...]:
     groups: dict[tuple[str, Component | None], list[int]] = defaultdict(list)
     for size, stack, position in alive:
         groups[place(snapshot.stacks[stack]), _kind(position, stack, kinds, snapshot)].append(size)
-    lines = [Line(where, kind, sum(sizes), len(sizes), max(sizes)) for (where, kind), sizes in groups.items()]
+    lines = [SourceLine(where, kind, sum(sizes), len(sizes), max(sizes)) for (where, kind), sizes in groups.items()]
     return tuple(sorted(lines, key=lambda line: (-line.bytes, line.where)))
 
 

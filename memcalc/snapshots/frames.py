@@ -6,7 +6,7 @@ import re
 
 from memcalc.allocator.pytorch.dump import COMPONENT
 from memcalc.ledger.component import Component
-from memcalc.snapshots.recording import Frame, Snapshot, Stack
+from memcalc.snapshots.recording import Snapshot, Stack, StackFrame
 
 BACKWARD = "backward"  # autograd's threads have no Python frames
 NO_STACK = "no stack recorded"
@@ -26,7 +26,7 @@ _STATE_MAKERS = frozenset(("_init_group", "_init_state", "init_state", "initiali
 _LOADERS = frozenset(("_apply", "reset_parameters", "from_pretrained", "load_state_dict", "to_empty", "init_empty"))
 
 
-def is_python(frame: Frame) -> bool:
+def is_python(frame: StackFrame) -> bool:
     """Return whether a frame is Python; others are C++."""
     return frame.filename.endswith(".py") or frame.filename.startswith("<")
 

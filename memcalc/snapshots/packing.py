@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from memcalc.snapshots.columns import LARGEST, columns_of
-from memcalc.snapshots.shown import shown
-from memcalc.snapshots.unpickling import Refused
+from memcalc.snapshots.preview import shown
+from memcalc.snapshots.unpickling import UnsafePickle
 
 STATES = frozenset(("active_allocated", "active_pending_free", "active_awaiting_free", "inactive"))
 
@@ -28,8 +28,8 @@ def pack(found: object, lacks: tuple[str, ...] = ()) -> dict[str, Any]:
     top = _dictionary(found, "the file")
     if not {"segments", "device_traces"} <= top.keys():
         if {"model", "state_dict", "optimizer"} & top.keys():
-            raise Refused("it is a checkpoint, not a memory snapshot")
-        raise Refused("it lacks segments and device_traces, which every memory snapshot since torch 2.1 has")
+            raise UnsafePickle("it is a checkpoint, not a memory snapshot")
+        raise UnsafePickle("it lacks segments and device_traces, which every memory snapshot since torch 2.1 has")
     stacks = _Stacks()
     pools = _Pools()
     traces = _list(top["device_traces"], "device_traces")
@@ -61,7 +61,7 @@ class _Stacks:
             count = len(frames)
             some = (count, id(frames[0]), id(frames[count // 3]), id(frames[count * 2 // 3]))
         except (TypeError, KeyError):
-            raise Refused(f"the stack {shown(frames)} is not a list of frames") from None
+            raise UnsafePickle(f"the stack {shown(frames)} is not a list of frames") from None
         known = self._alike.get(some)
         if known is not None and known[0] == frames:  # fast: identical objects are not compared in depth
             return known[1]
@@ -91,7 +91,7 @@ class _Pools:
         if value == (0, 0):
             return 0
         if not isinstance(value, tuple | list) or len(value) != 2:
-            raise Refused(f"the pool {shown(value)} is not a pair of numbers")
+            raise UnsafePickle(f"the pool {shown(value)} is not a pair of numbers")
         return self._numbers.setdefault((_integer(value[0], "pool"), _integer(value[1], "pool")), len(self._numbers))
 
 
@@ -108,7 +108,7 @@ def _segment(value: Any, stacks: _Stacks, pools: _Pools) -> tuple[Any, ...]:
         size = _integer(block.get("size"), "a block's size")
         state = block.get("state")
         if state not in STATES:
-            raise Refused(f"the state of a block is {shown(state)}")
+            raise UnsafePickle(f"the state of a block is {shown(state)}")
         requested = _integer(block.get("requested_size", size), "a block's requested size")
         state = "active_pending_free" if state == "active_awaiting_free" else state
         blocks.append((address, size, requested, state, stacks.number(block.get("frames"))))
@@ -116,7 +116,7 @@ def _segment(value: Any, stacks: _Stacks, pools: _Pools) -> tuple[Any, ...]:
     numbers = (_integer(segment.get(key), key) for key in ("address", "total_size", "allocated_size", "active_size"))
     begin, total, allocated, active = numbers
     if address != begin + total:
-        raise Refused(f"the blocks of the segment at {begin} make {address - begin} bytes of its {total}")
+        raise UnsafePickle(f"the blocks of the segment at {begin} make {address - begin} bytes of its {total}")
     return (
         _integer(segment.get("device", 0), "device"),
         begin,
@@ -136,7 +136,7 @@ def _frame(value: Any) -> tuple[str, int, str]:
     frame = _dictionary(value, "a frame")
     filename, line, name = frame.get("filename", ""), frame.get("line", 0), frame.get("name", "")
     if not (isinstance(filename, str) and isinstance(line, int) and isinstance(name, str)):
-        raise Refused(f"a frame is {shown(value)}")
+        raise UnsafePickle(f"a frame is {shown(value)}")
     return filename, line, name
 
 
@@ -144,7 +144,7 @@ def _annotation(value: Any) -> tuple[str, str, int, int]:
     annotation = _dictionary(value, "an annotation")
     stage, name = annotation.get("stage", ""), annotation.get("name", "")
     if not (isinstance(stage, str) and isinstance(name, str)):
-        raise Refused(f"an annotation is {shown(value)}")
+        raise UnsafePickle(f"an annotation is {shown(value)}")
     return (
         stage,
         name,
@@ -173,7 +173,7 @@ def _keys(traces: list[Any]) -> set[str]:
 def _typed(kind: type, words: str) -> Callable[[Any, str], Any]:
     def check(value: Any, what: str) -> Any:
         if not isinstance(value, kind):
-            raise Refused(f"{what} is {shown(value)}, where {words} is expected")
+            raise UnsafePickle(f"{what} is {shown(value)}, where {words} is expected")
         return value
 
     return check
@@ -185,5 +185,5 @@ _list = _typed(list, "a list")
 
 def _integer(value: Any, what: str, least: int = 0) -> int:
     if type(value) is not int or not least <= value < LARGEST:
-        raise Refused(f"{what} is {shown(value)}, where a number from {least} on is expected")
+        raise UnsafePickle(f"{what} is {shown(value)}, where a number from {least} on is expected")
     return value

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from memcalc.allocator.blocks import FREE, IN_USE, UNMAPPED, WAITING, Block, Segment, Shelf, insert_after
+from memcalc.allocator.blocks import FREE, IN_USE, UNMAPPED, WAITING, Block, FreeBlockSet, Segment, insert_after
 from memcalc.allocator.pools import Pool, PoolPair
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.constants import LARGE_SEGMENT, SMALL_SEGMENT
 from memcalc.allocator.sizes import multiple
-from memcalc.snapshots.beginning import Beginning, Held, Range
-from memcalc.snapshots.recording import Entry
+from memcalc.snapshots.initial_state import BlockInUse, InitialState, Range
+from memcalc.snapshots.recording import SnapshotEntry
 
 
-def preload(allocator: CachingAllocator, state: Beginning, entries: Sequence[Entry]) -> dict[int, Block]:
+def preload(allocator: CachingAllocator, state: InitialState, entries: Sequence[SnapshotEntry]) -> dict[int, Block]:
     """Add the segments and blocks of a state to an allocator; their unknown creation order is taken by address.
 
     Args:
@@ -41,7 +41,7 @@ def preload(allocator: CachingAllocator, state: Beginning, entries: Sequence[Ent
     return blocks
 
 
-def _begin(group: list[Range], ranges: list[Range], entries: Sequence[Entry]) -> int:
+def _begin(group: list[Range], ranges: list[Range], entries: Sequence[SnapshotEntry]) -> int:
     """Return the begin of an expandable segment: its lowest page that is mapped now or later.
 
     A page below belongs to the segment if the same stream maps whole pages there later, and no other segment is in
@@ -70,14 +70,14 @@ def _pair(allocator: CachingAllocator, pool: int) -> PoolPair:
     return allocator.private.pools[pool]
 
 
-def _shelf(allocator: CachingAllocator, found: Range) -> Shelf:
+def _shelf(allocator: CachingAllocator, found: Range) -> FreeBlockSet:
     pair = _pair(allocator, found.pool)
     pool: Pool = pair.small if found.is_small else pair.large
     return pool.shelf(found.stream)
 
 
 def _expandable(
-    allocator: CachingAllocator, ranges: list[Range], begin: int, held: list[Held], blocks: dict[int, Block]
+    allocator: CachingAllocator, ranges: list[Range], begin: int, held: list[BlockInUse], blocks: dict[int, Block]
 ) -> None:
     """Create one expandable segment with all mapped ranges of a stream and pool."""
     settings, capacity = allocator.settings, allocator.memory.driver.capacity
@@ -99,7 +99,7 @@ def _fill(
     segment: Segment,
     last: Block | None,
     ranges: list[Range],
-    held: list[Held],
+    held: list[BlockInUse],
     blocks: dict[int, Block],
 ) -> Block:
     """Divide a segment: blocks in use, free blocks between them, unmapped blocks between ranges."""
@@ -145,7 +145,7 @@ def _append(
     return block
 
 
-def _count(allocator: CachingAllocator, block: Block, item: Held) -> None:
+def _count(allocator: CachingAllocator, block: Block, item: BlockInUse) -> None:
     """Count a block in use, or one that waits for other streams."""
     tally = block.shelf.pool.tally
     block.requested = item.requested

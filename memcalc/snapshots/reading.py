@@ -14,11 +14,11 @@ from memcalc.snapshots import worker
 from memcalc.snapshots.columns import entries_of
 from memcalc.snapshots.recording import (
     Annotation,
-    Frame,
+    DeviceRecording,
     RecordedBlock,
     RecordedSegment,
-    Recording,
     Snapshot,
+    StackFrame,
 )
 
 PATIENCE = 120  # seconds; a million events take a few
@@ -61,21 +61,21 @@ def unpacked(name: str, packed: dict[str, Any]) -> Snapshot:
     return Snapshot(
         name=name,
         recordings=tuple(_recording(device, traces, packed) for device in devices),
-        stacks=tuple(tuple(Frame(*frame) for frame in stack) for stack in packed["stacks"]),
+        stacks=tuple(tuple(StackFrame(*frame) for frame in stack) for stack in packed["stacks"]),
         settings=packed["settings"],
         keys=frozenset(packed["keys"]),
         lacks=packed["lacks"],
     )
 
 
-def _recording(device: int, traces: tuple[Any, ...], packed: dict[str, Any]) -> Recording:
+def _recording(device: int, traces: tuple[Any, ...], packed: dict[str, Any]) -> DeviceRecording:
     segments = [
         RecordedSegment._make((*row[1:-1], tuple(map(RecordedBlock._make, row[-1]))))
         for row in packed["segments"]
         if row[0] == device
     ]
     annotations = [Annotation(*row[:3]) for row in packed["annotations"] if row[3] == device]
-    return Recording(
+    return DeviceRecording(
         device=device,
         entries=entries_of(traces[device]) if device < len(traces) else (),
         segments=tuple(sorted(segments)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     """One line of a stack."""
 
     filename: str
@@ -14,10 +14,10 @@ class Frame(NamedTuple):
     name: str
 
 
-Stack = tuple[Frame, ...]  # innermost first; empty if not recorded
+Stack = tuple[StackFrame, ...]  # innermost first; empty if not recorded
 
 
-class Entry(NamedTuple):
+class SnapshotEntry(NamedTuple):
     """One entry of the history, with PyTorch's names."""
 
     action: str  # alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom
@@ -63,11 +63,11 @@ class Annotation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recording:
+class DeviceRecording:
     """One device of a snapshot."""
 
     device: int
-    entries: tuple[Entry, ...]  # in order; the oldest ones may have been overwritten
+    entries: tuple[SnapshotEntry, ...]  # in order; the oldest ones may have been overwritten
     segments: tuple[RecordedSegment, ...]  # at the end, sorted by address
     annotations: tuple[Annotation, ...]
     is_cut: bool = False  # whether entries are missing between the last one and the end
@@ -78,7 +78,7 @@ class Snapshot:
     """A file of torch.cuda.memory._dump_snapshot."""
 
     name: str
-    recordings: tuple[Recording, ...]  # the devices with segments or a history
+    recordings: tuple[DeviceRecording, ...]  # the devices with segments or a history
     stacks: tuple[Stack, ...]
     settings: dict[str, Any]  # allocator_settings; empty in old files
     keys: frozenset[str]  # of an entry; they depend on the version

@@ -9,7 +9,7 @@ from memcalc.allocator.pytorch.settings import Settings, parse_settings
 from memcalc.allocator.pytorch.versions import Version
 from memcalc.allocator.sizes import UNLIMITED
 from memcalc.errors import InputError
-from memcalc.snapshots.recording import Recording, Snapshot
+from memcalc.snapshots.recording import DeviceRecording, Snapshot
 
 # The version that introduced a key, in the settings or in an entry of the history; the newest first.
 _SETTINGS_SINCE = (("max_cached_size", 13), ("max_round_threshold", 13))
@@ -35,7 +35,7 @@ def release_of(snapshot: Snapshot) -> Version:
     return Version(2, 6)  # for this purpose, 2.1 to 2.7 have the same rules
 
 
-def settings_of(snapshot: Snapshot, recording: Recording, version: Version, told: str = "") -> Settings:
+def settings_of(snapshot: Snapshot, recording: DeviceRecording, version: Version, told: str = "") -> Settings:
     """Return the allocator's settings during the recording.
 
     A memory fraction is not recorded; its effect is in the history.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from memcalc.events.event import Event, Kind
-from memcalc.snapshots.beginning import Beginning, beginning
+from memcalc.events.event import Event, EventType
 from memcalc.snapshots.composition import Attribution, attribute
 from memcalc.snapshots.frames import place, was_asked_for
-from memcalc.snapshots.recording import Entry, Recording, Snapshot
+from memcalc.snapshots.initial_state import InitialState, beginning
+from memcalc.snapshots.recording import DeviceRecording, Snapshot, SnapshotEntry
 
 OPTIMIZER_STEP = "Optimizer.step"  # prefix of torch.profiler's annotations of optimizers
 
 
 def events_of(
-    snapshot: Snapshot, recording: Recording, start: Beginning | None = None, known: Attribution | None = None
+    snapshot: Snapshot, recording: DeviceRecording, start: InitialState | None = None, known: Attribution | None = None
 ) -> list[Event]:
     """Return the events of one device: its initial blocks, then its history.
 
@@ -26,13 +26,13 @@ def events_of(
 
 
 _made = partial(tuple.__new__, Event)  # creates an event from all fields in half the time of its constructor
-_NO_DETAILS = Event(Kind.FREE)[2:]
+_NO_DETAILS = Event(EventType.FREE)[2:]
 
 
 class _Stream:
     """Conversion of one history to events."""
 
-    def __init__(self, snapshot: Snapshot, recording: Recording, start: Beginning, known: Attribution) -> None:
+    def __init__(self, snapshot: Snapshot, recording: DeviceRecording, start: InitialState, known: Attribution) -> None:
         self._snapshot = snapshot
         self._recording = recording
         self._start = start
@@ -51,9 +51,15 @@ class _Stream:
     def events(self) -> list[Event]:
         """Return all events. Inlined, because the loop runs once per entry."""
         if self._marks:
-            self._events.append(Event(Kind.PHASE, phase="step_1"))
+            self._events.append(Event(EventType.PHASE, phase="step_1"))
         self._begin()
-        in_use, waiting, append, alloc, free = self._in_use, self._waiting, self._events.append, Kind.ALLOC, Kind.FREE
+        in_use, waiting, append, alloc, free = (
+            self._in_use,
+            self._waiting,
+            self._events.append,
+            EventType.ALLOC,
+            EventType.FREE,
+        )
         kinds, lines, streams, marks = self._kinds, self._lines, self._streams, self._marks
         entries = self._recording.entries
         first = entries[0].time_us if entries else 0
@@ -79,7 +85,7 @@ class _Stream:
             elif action == "free_completed":
                 storage = waiting.pop(address, None)
                 if storage is not None and storage != freed:
-                    append(Event(Kind.FREE_COMPLETED, storage))
+                    append(Event(EventType.FREE_COMPLETED, storage))
                 freed = None
             else:
                 self._seldom(entries[index])
@@ -92,18 +98,18 @@ class _Stream:
             storage = -2 - number
             line = self._lines[held.stack]
             self._events.append(
-                Event(Kind.ALLOC, storage, held.requested, self._streams[held.stream], line=line, time_us=0)
+                Event(EventType.ALLOC, storage, held.requested, self._streams[held.stream], line=line, time_us=0)
             )
             if held.is_waiting:  # freed before the history begins
                 self._waiting[held.address] = storage
-                self._events.append(Event(Kind.FREE, storage))
+                self._events.append(Event(EventType.FREE, storage))
             else:
                 self._in_use[held.address] = storage
 
-    def _seldom(self, entry: Entry) -> None:
+    def _seldom(self, entry: SnapshotEntry) -> None:
         """Add the event of an entry that is neither an allocation nor a free."""
         if entry.action == "oom":
-            self._events.append(Event(Kind.OOM, bytes=entry.size, stream=self._streams[entry.stream]))
+            self._events.append(Event(EventType.OOM, bytes=entry.size, stream=self._streams[entry.stream]))
         elif entry.action in ("segment_free", "segment_unmap"):
             self._flushed = self._flushed or was_asked_for(self._snapshot, entry.stack)
 
@@ -112,11 +118,11 @@ class _Stream:
         while self._marks and self._marks[-1].time_us <= time:
             if self._marks.pop().stage == "START":
                 self._steps += 1
-                self._events.append(Event(Kind.PHASE, phase=f"optimizer_step_{self._steps}"))
+                self._events.append(Event(EventType.PHASE, phase=f"optimizer_step_{self._steps}"))
             elif self._steps:
-                self._events.append(Event(Kind.PHASE, phase=f"step_{self._steps + 1}"))
+                self._events.append(Event(EventType.PHASE, phase=f"step_{self._steps + 1}"))
 
     def _flush(self) -> None:
         if self._flushed:
-            self._events.append(Event(Kind.EMPTY_CACHE))
+            self._events.append(Event(EventType.EMPTY_CACHE))
             self._flushed = False

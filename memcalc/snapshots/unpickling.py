@@ -21,11 +21,11 @@ LARGEST_FILE = 2 * 2**30  # bytes, unpacked: some 20 million events
 _PADDING = bytes(2**17)  # contains no opcode; longer than the frames of a pickle
 
 
-class Refused(Exception):
+class UnsafePickle(Exception):
     """The file is not a pickle of plain data; the message gives the reason."""
 
 
-class CutOff(Refused):
+class TruncatedFile(UnsafePickle):
     """The file is truncated."""
 
     def __init__(self) -> None:
@@ -34,30 +34,32 @@ class CutOff(Refused):
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise Refused(f"it refers to {module}.{name}; a snapshot has only lists, dictionaries, numbers and strings")
+        raise UnsafePickle(
+            f"it refers to {module}.{name}; a snapshot has only lists, dictionaries, numbers and strings"
+        )
 
     def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - any object is rejected
-        raise Refused("it refers to objects outside the file")
+        raise UnsafePickle("it refers to objects outside the file")
 
 
 def loads_plain(content: bytes) -> object:
     """Return the content of a pickle.
 
     Raises:
-        Refused: anything but a complete pickle of plain data; `CutOff` if only its end is missing.
+        Refused: anything but a complete pickle of plain data; `TruncatedFile` if only its end is missing.
     """
     try:
         found: object = _PlainUnpickler(io.BytesIO(content)).load()
-    except Refused:
+    except UnsafePickle:
         raise
     except EOFError:
-        raise CutOff from None
+        raise TruncatedFile from None
     except MemoryError:
-        raise Refused("it requests more memory than a file of its size can need") from None
+        raise UnsafePickle("it requests more memory than a file of its size can need") from None
     except Exception as error:  # noqa: BLE001 - damaged pickles can raise any error
         if "truncated" in str(error):
-            raise CutOff from None
-        raise Refused(f"it is not a pickle that Python can read ({error})") from None
+            raise TruncatedFile from None
+        raise UnsafePickle(f"it is not a pickle that Python can read ({error})") from None
     return found
 
 
@@ -71,11 +73,11 @@ def plain_memo(content: bytes) -> dict[int, object]:
     unpickler = _PlainUnpickler(io.BytesIO(content + _PADDING))
     try:
         unpickler.load()
-    except Refused:
+    except UnsafePickle:
         raise
     except Exception:  # noqa: BLE001 - where it breaks off is no opcode
         return dict(unpickler.memo.copy())
-    raise CutOff
+    raise TruncatedFile
 
 
 def content_of(path: Path) -> bytes:
@@ -96,9 +98,9 @@ def content_of(path: Path) -> bytes:
         except EOFError:
             pass  # truncated: the content determines what can be read
         except (zlib.error, gzip.BadGzipFile) as error:
-            raise Refused(f"it cannot be unpacked ({error})") from None
+            raise UnsafePickle(f"it cannot be unpacked ({error})") from None
         except MemoryError:
-            raise Refused("it is larger than free memory") from None
+            raise UnsafePickle("it is larger than free memory") from None
     if len(content) > LARGEST_FILE:
-        raise Refused(f"it holds more than {LARGEST_FILE // 2**30} GiB")
+        raise UnsafePickle(f"it holds more than {LARGEST_FILE // 2**30} GiB")
     return bytes(content)

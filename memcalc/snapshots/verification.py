@@ -10,18 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memcalc.allocator.driver import Driver
+from memcalc.allocator.pytorch.best_fit import best_fit
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.constants import SMALL_REQUEST
-from memcalc.allocator.pytorch.fit import best_fit
 from memcalc.allocator.pytorch.rounding import block_size
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
 from memcalc.allocator.sizes import UNLIMITED
 from memcalc.errors import OutOfMemory
-from memcalc.snapshots.beginning import Beginning, beginning, block_sizes, contradiction
 from memcalc.snapshots.frames import was_asked_for
+from memcalc.snapshots.initial_state import InitialState, beginning, block_sizes, contradiction
 from memcalc.snapshots.preloading import preload
-from memcalc.snapshots.recording import Entry, Recording, Snapshot
+from memcalc.snapshots.recording import DeviceRecording, Snapshot, SnapshotEntry
 from memcalc.snapshots.releases import releases_of, settings_of
 
 FETCHED, RETURNED = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
@@ -54,7 +54,7 @@ class _RecordedDriver(Driver):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pending: list[Entry] = []
+        self.pending: list[SnapshotEntry] = []
 
     def malloc(self, size: int) -> int | None:
         entry = self._next("segment_alloc")
@@ -82,7 +82,7 @@ class _RecordedDriver(Driver):
     def unmap_pages(self, pages: int, page: int) -> None:
         """Do nothing: `watch` compares frees."""
 
-    def _next(self, action: str) -> Entry | None:
+    def _next(self, action: str) -> SnapshotEntry | None:
         """Return the next entry if it has this action."""
         return self.pending[0] if self.pending and self.pending[0].action == action else None
 
@@ -98,7 +98,9 @@ class _RecordedDriver(Driver):
         )
 
 
-def verify(snapshot: Snapshot, recording: Recording, start: Beginning | None = None, told: str = "") -> Verification:
+def verify(
+    snapshot: Snapshot, recording: DeviceRecording, start: InitialState | None = None, told: str = ""
+) -> Verification:
     """Replay a recording with the rules of the PyTorch version that wrote it, until the first difference.
 
     If several versions are possible, the one with the longest agreement is used.
@@ -114,12 +116,14 @@ def verify(snapshot: Snapshot, recording: Recording, start: Beginning | None = N
     return max(found, key=lambda one: (one.agrees, one.agreed))
 
 
-def can_verify(recording: Recording, start: Beginning) -> bool:
+def can_verify(recording: DeviceRecording, start: InitialState) -> bool:
     """Return whether there is a history with a known start."""
     return not recording.is_cut or (bool(recording.entries) and start.is_empty)
 
 
-def _verified(snapshot: Snapshot, recording: Recording, start: Beginning, told: str, version: Version) -> Verification:
+def _verified(
+    snapshot: Snapshot, recording: DeviceRecording, start: InitialState, told: str, version: Version
+) -> Verification:
     """Verify with the rules of one version."""
     settings = settings_of(snapshot, recording, version, told)
     block_sizes(start, settings)
@@ -127,7 +131,7 @@ def _verified(snapshot: Snapshot, recording: Recording, start: Beginning, told: 
     if difference:
         difference = f"before its first entry: {difference}"
     else:
-        rerun = _Rerun(snapshot, settings, version, recording, start)
+        rerun = _ModelState(snapshot, settings, version, recording, start)
         difference = rerun.run()
         done = rerun.done
     ends = 0 if recording.is_cut else len(recording.segments)
@@ -143,11 +147,11 @@ def _verified(snapshot: Snapshot, recording: Recording, start: Beginning, told: 
     )
 
 
-class _Rerun:
+class _ModelState:
     """The state of the model during the replay of a history."""
 
     def __init__(
-        self, snapshot: Snapshot, settings: Settings, version: Version, recording: Recording, start: Beginning
+        self, snapshot: Snapshot, settings: Settings, version: Version, recording: DeviceRecording, start: InitialState
     ) -> None:
         self.done = 0
         self._snapshot = snapshot
@@ -187,7 +191,7 @@ class _Rerun:
             return f"at entry {self.done:,} of {len(self._recording.entries):,}: {found}"
         return ""
 
-    def _seldom(self, entry: Entry) -> None:
+    def _seldom(self, entry: SnapshotEntry) -> None:
         """Replay an entry that is neither an allocation nor a free."""
         if entry.action == "oom":
             self.finish()
@@ -205,7 +209,7 @@ class _Rerun:
                 f"the run has {entry.action} of {entry.size:,} bytes at {entry.address:#x}, the model not"
             )
 
-    def compare_ends(self, recording: Recording) -> None:
+    def compare_ends(self, recording: DeviceRecording) -> None:
         """Compare the final segments, block by block."""
         views = self._allocator.segments()
         if len(views) != len(recording.segments):
@@ -218,7 +222,7 @@ class _Rerun:
             if figures != (theirs.total_size, theirs.allocated_size, theirs.active_size, theirs.is_expandable):
                 raise _Difference(f"at the end the figures of the segment at {theirs.address:#x} differ")
 
-    def _alloc(self, entry: Entry) -> None:
+    def _alloc(self, entry: SnapshotEntry) -> None:
         _, address, size, stream, _, _, pool = entry
         if not size or address in self._blocks:
             raise _Difference(f"{size:,} bytes at {address:#x} cannot be allocated")
@@ -244,7 +248,7 @@ class _Rerun:
             )
         self._blocks[address] = block
 
-    def _was_emptied(self, request: Entry) -> bool:
+    def _was_emptied(self, request: SnapshotEntry) -> bool:
         """Return whether the whole cache was emptied before this request.
 
         If nothing else frees memory to the driver, it does not matter whether the program or a shortage emptied the
@@ -278,7 +282,7 @@ class _Rerun:
             self._allocator.free_until_completed(block)
             self._waiting[address] = block
 
-    def _fail(self, entry: Entry) -> None:
+    def _fail(self, entry: SnapshotEntry) -> None:
         try:
             self._allocator.malloc(entry.size, entry.stream)
         except OutOfMemory:

@@ -21,8 +21,8 @@ OK, REFUSED = 0, 3
 def main(path: str) -> int:
     """Read the file; return 0 with the packed snapshot on standard output, or 3 with the reason."""
     from memcalc.snapshots.packing import pack
-    from memcalc.snapshots.salvage import salvaged
-    from memcalc.snapshots.unpickling import CutOff, Refused, content_of, loads_plain
+    from memcalc.snapshots.truncation import salvaged
+    from memcalc.snapshots.unpickling import TruncatedFile, UnsafePickle, content_of, loads_plain
 
     gc.disable()  # there is no garbage here, and searching for it takes most of the time
     try:
@@ -30,9 +30,9 @@ def main(path: str) -> int:
         _limit_memory(len(content))
         try:
             packed = pack(loads_plain(content))
-        except CutOff:
+        except TruncatedFile:
             packed = pack(*salvaged(content))
-    except Refused as refused:
+    except UnsafePickle as refused:
         sys.stdout.write(str(refused))
         return REFUSED
     except (MemoryError, RecursionError):

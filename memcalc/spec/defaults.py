@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from memcalc.errors import InputError
-from memcalc.spec.families import attends_eagerly
 from memcalc.spec.finetuning import default_finetuning
 from memcalc.spec.fsdp import computes_in, default_policy
+from memcalc.spec.model_families.conversion import attends_eagerly
 from memcalc.spec.optimizers import default_optimizer
 from memcalc.spec.programs import GROUPED_HEADS, is_release, number
 from memcalc.spec.recipes import ALIASES

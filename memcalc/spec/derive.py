@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 from memcalc.errors import InputError
-from memcalc.spec.families import family_defaults, rotated_share
+from memcalc.spec.model_families.conversion import family_defaults, rotated_share
 
 _NESTED = ("moe", "mla", "linear_attention")
 _WITH_GELU = ("gelu", "geglu")

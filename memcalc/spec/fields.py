@@ -9,15 +9,15 @@ from memcalc.errors import InputError
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.inference import InferenceSpec
-from memcalc.spec.model import Block, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import ConfigBlock, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.optimizers import OptimizerOptions
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 from memcalc.spec.words import advice_for, field_of, is_word, translated, words
-from memcalc.spec.yaml_source import Path, Source
+from memcalc.spec.yaml_source import Path, YamlSource
 from memcalc.spec.zero import ZeroSpec
 
-BLOCKS: dict[str, type[Block]] = {
+BLOCKS: dict[str, type[ConfigBlock]] = {
     "model": ModelSpec,
     "training": TrainingSpec,
     "parallelism": ParallelismSpec,
@@ -29,7 +29,7 @@ BLOCKS: dict[str, type[Block]] = {
 BY_PATH = ("inference",)
 
 # Nested blocks by name, and their parents. Names are unique, so `--set lora.rank=8` is sufficient.
-NESTED: dict[str, type[Block]] = {
+NESTED: dict[str, type[ConfigBlock]] = {
     "moe": MoeSpec,
     "mla": MlaSpec,
     "linear_attention": LinearAttentionSpec,
@@ -55,7 +55,7 @@ TOP_LEVEL = ("name", *BLOCKS, "preset", "hf_config")
 MODEL_SOURCES = ("preset", "hf_config")
 
 
-def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
+def canonical_block(block: str, raw: Any, source: YamlSource) -> dict[str, Any]:
     """Return the fields of one block under their full names; keys without a value are omitted.
 
     Errors go to `source.faults`: the block is not a mapping, a key is unknown, or a field has two names.
@@ -98,7 +98,7 @@ def canonical_block(block: str, raw: Any, source: Source) -> dict[str, Any]:
     return result
 
 
-def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: Source) -> None:
+def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: YamlSource) -> None:
     """Set the fields of another program's field name.
 
     Errors go to `source.faults`: the value is unknown, or the field already has another value.
@@ -124,7 +124,7 @@ def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: 
             source.lines.setdefault(place, source.lines[path])
 
 
-def _nested(name: str, raw: Any, source: Source) -> Any:
+def _nested(name: str, raw: Any, source: YamlSource) -> Any:
     if not isinstance(raw, dict):
         return raw  # Pydantic reports the error
     fields, home = list(NESTED[name].model_fields), HOME[name]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from memcalc.spec.model import Block, ModelSpec, Probability, Size
+from memcalc.spec.model import ConfigBlock, ModelSpec, Probability, Size
 
 if TYPE_CHECKING:
     from memcalc.spec.training import ParallelismSpec, TrainingSpec
@@ -54,7 +54,7 @@ Precision = Literal["fp32", "compute"]
 BlockSize = Literal[32, 64, 128, 256, 512, 1024, 2048, 4096]
 
 
-class LoraSpec(Block):
+class LoraSpec(ConfigBlock):
     """Low-rank adapters of frozen linear layers (LoRA, arXiv 2106.09685), as PEFT or LitGPT makes them."""
 
     implementation: Literal["peft", "litgpt"] = Field(
@@ -80,7 +80,7 @@ class LoraSpec(Block):
     )
 
 
-class QloraSpec(Block):
+class QloraSpec(ConfigBlock):
     """The frozen base model in 4 bits (QLoRA, arXiv 2305.14314), as implemented by bitsandbytes."""
 
     quantization: Literal["nf4", "fp4"] = Field("nf4", description="the 16 values of the 4-bit type")

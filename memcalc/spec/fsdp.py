@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from memcalc.spec.model import Block
+from memcalc.spec.model import ConfigBlock
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Wrap = Literal["layers", "layers-and-ends"]
 GradientSync = Literal["each", "last"]
 
 
-class FsdpSpec(Block):
+class FsdpSpec(ConfigBlock):
     """FSDP2's mixed-precision policy (torch.distributed.fsdp.MixedPrecisionPolicy), its units, and its reductions."""
 
     param_dtype: Precision | None = Field(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from memcalc.errors import InputError
-from memcalc.spec.model import Block, Count, Size
+from memcalc.spec.model import ConfigBlock, Count, Size
 from memcalc.spec.training import Attention, Dtype, TorchVersion
 
 Cache = Literal["dynamic", "static", "paged"]
@@ -19,7 +19,7 @@ DEFAULT_NEW_TOKENS = 128
 DEFAULT_BLOCK = 16  # default of vLLM's block_size (vllm/config/cache.py)
 
 
-class InferenceSpec(Block):
+class InferenceSpec(ConfigBlock):
     """Generation: prefill of a prompt, then decoding of tokens one at a time, with a KV cache."""
 
     batch_size: Size = Field(1, description="sequences at once, in each replica")

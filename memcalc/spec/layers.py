@@ -62,7 +62,7 @@ def windows_among(model: ModelSpec, every: int = 1) -> tuple[bool, bool]:
     return any(map(model.has_window, first)), whole or 0 < lcm(every, interval) <= model.num_layers
 
 
-def turns_nothing(spec: Spec, layer: int) -> bool:
+def applies_no_rope(spec: Spec, layer: int) -> bool:
     """Return whether a layer, counted from 0, of transformers' modules applies no RoPE."""
     return _rotation_counts(spec) and not spec.model.rotates(layer)
 

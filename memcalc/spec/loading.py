@@ -15,24 +15,24 @@ from typing import Any, NamedTuple, TypeVar
 from memcalc.catalogue.resolution import resolve
 from memcalc.errors import InputError, InputErrors, raise_all
 from memcalc.files import is_file
-from memcalc.spec.cards import with_budget
 from memcalc.spec.defaults import default_parallelism, default_training, split_gpus, tie_batch, without_gpus
 from memcalc.spec.derive import derive_model
 from memcalc.spec.fields import BLOCKS, MODEL_SOURCES, NESTED, canonical_block, describe, find_field, unknown_top_level
-from memcalc.spec.foreign import DIFFUSERS, foreign_block
+from memcalc.spec.hardware.gpus import with_budget
 from memcalc.spec.inference import default_inference, forward_of
-from memcalc.spec.inference_rules import LEFT_ASIDE, refuse_training_fields
+from memcalc.spec.model_families.transformers_fallback import DIFFUSERS, fallback_block
 from memcalc.spec.origin import Origin
 from memcalc.spec.overrides import CARD, apply_overrides, parse_overrides, refuse_two_cards
 from memcalc.spec.presets import presets_folder
 from memcalc.spec.published import ModelReading, read_config, read_published
 from memcalc.spec.reading import MODEL_CONFIG, find_config, names_hub_id, read_source
-from memcalc.spec.rules import check_rules
+from memcalc.spec.rule_sets.inference import LEFT_ASIDE, refuse_training_fields
+from memcalc.spec.rule_sets.run import check_rules
 from memcalc.spec.spec import Spec
 from memcalc.spec.validation import validate
 from memcalc.spec.words import BUDGET, GPUS, is_word
 from memcalc.spec.yaml_source import Path as Place
-from memcalc.spec.yaml_source import Source
+from memcalc.spec.yaml_source import YamlSource
 
 _DATA_PARALLEL: Place = ("parallelism", "data_parallel")
 
@@ -42,7 +42,7 @@ def load(
     overrides: Iterable[str] = (),
     *,
     gpu: str | None = None,
-    check: Callable[[Spec, Source], None] = check_rules,
+    check: Callable[[Spec, YamlSource], None] = check_rules,
 ) -> Spec:
     """Return the fully resolved spec of a configuration.
 
@@ -58,7 +58,7 @@ def load(
     return load_opened(open_source(source), parse_overrides(overrides), gpu=gpu, check=check)
 
 
-class Opened(NamedTuple):
+class OpenedConfig(NamedTuple):
     """A configuration that was read once and can be loaded with many overrides.
 
     Args:
@@ -69,12 +69,12 @@ class Opened(NamedTuple):
     """
 
     blocks: Mapping[str, Any]
-    source: Source
+    source: YamlSource
     folder: Path
     origin: Origin = Origin()
 
 
-def open_source(source: str | Path | Mapping[str, Any]) -> Opened:
+def open_source(source: str | Path | Mapping[str, Any]) -> OpenedConfig:
     """Read a configuration.
 
     Raises:
@@ -82,12 +82,14 @@ def open_source(source: str | Path | Mapping[str, Any]) -> Opened:
     """
     if isinstance(source, str | Path) and names_hub_id(source):
         name = str(source)
-        return Opened({"name": name, "hf_config": name, "model": {}}, Source({"hf_config": name}, name), Path())
-    read = Source(dict(source), "configuration") if isinstance(source, Mapping) else read_source(source)
+        return OpenedConfig(
+            {"name": name, "hf_config": name, "model": {}}, YamlSource({"hf_config": name}, name), Path()
+        )
+    read = YamlSource(dict(source), "configuration") if isinstance(source, Mapping) else read_source(source)
     named = isinstance(source, str | Path) and str(source) != "-"
     blocks = _blocks(read)
     blocks.setdefault("name", _name_of(source) if named else "unnamed")
-    return Opened(blocks, read, Path(str(source)).parent if named else Path())
+    return OpenedConfig(blocks, read, Path(str(source)).parent if named else Path())
 
 
 def _name_of(source: str | Path | Mapping[str, Any]) -> str:
@@ -97,11 +99,11 @@ def _name_of(source: str | Path | Mapping[str, Any]) -> str:
 
 
 def load_opened(
-    opened: Opened,
+    opened: OpenedConfig,
     changes: Mapping[Place, Any],
     *,
     gpu: str | None = None,
-    check: Callable[[Spec, Source], None] = check_rules,
+    check: Callable[[Spec, YamlSource], None] = check_rules,
 ) -> Spec:
     """Return the spec of a configuration that was read, with these overrides (`parse_overrides`).
 
@@ -142,7 +144,7 @@ def _make_way(blocks: dict[str, Any], named: str) -> None:
         blocks["name"] = Path(named).stem
 
 
-def mapping_of(source: Source) -> dict[str, Any]:
+def mapping_of(source: YamlSource) -> dict[str, Any]:
     """Return the content of a source.
 
     Raises:
@@ -158,7 +160,7 @@ def mapping_of(source: Source) -> dict[str, Any]:
     return data
 
 
-def _blocks(source: Source) -> dict[str, Any]:
+def _blocks(source: YamlSource) -> dict[str, Any]:
     """Return the blocks of a file under their full names; a Hugging Face config.json becomes a model block."""
     data = mapping_of(source)
     if _is_config_json(data):
@@ -207,7 +209,7 @@ def _read_config_json(data: dict[str, Any], label: str) -> ModelReading:
     if "model_type" in data:
         return read_config(data, label)
     if DIFFUSERS in data:
-        return ModelReading(foreign_block(data, label))
+        return ModelReading(fallback_block(data, label))
     raise InputError(
         "this Hugging Face config.json has no model_type, so its family is unknown.",
         'Add it, such as "model_type": "llama".',
@@ -223,8 +225,8 @@ def _of_config_json(reading: ModelReading) -> dict[str, Any]:
 def _resolve(
     blocks: dict[str, Any],
     folder: Path,
-    source: Source,
-    check: Callable[[Spec, Source], None],
+    source: YamlSource,
+    check: Callable[[Spec, YamlSource], None],
     before: tuple[InputError, ...] = (),
 ) -> Spec:
     """Return the Spec of the blocks of a configuration.
@@ -300,7 +302,7 @@ def _noting(faults: list[InputError], step: Callable[[], _T], otherwise: _U) -> 
     return otherwise
 
 
-def _model(blocks: dict[str, Any], folder: Path, source: Source) -> dict[str, Any]:
+def _model(blocks: dict[str, Any], folder: Path, source: YamlSource) -> dict[str, Any]:
     """Return the complete model block: the referenced model, the block's own fields over it, and derived defaults."""
     return _derived(merged(_model_base(blocks, folder, source), blocks.get("model", {})), source)
 
@@ -313,7 +315,7 @@ def _block_of(error: InputError) -> str:
     return error.where.rpartition(": ")[2].partition(".")[0]
 
 
-def _with_budget(hardware: dict[str, Any], source: Source) -> dict[str, Any]:
+def _with_budget(hardware: dict[str, Any], source: YamlSource) -> dict[str, Any]:
     """Return the hardware block with the memory budget as part of the GPU's name.
 
     Raises:
@@ -329,14 +331,14 @@ def _with_budget(hardware: dict[str, Any], source: Source) -> dict[str, Any]:
         raise error.located(source.where(BUDGET)) from None
 
 
-def _derived(model: dict[str, Any], source: Source) -> dict[str, Any]:
+def _derived(model: dict[str, Any], source: YamlSource) -> dict[str, Any]:
     try:
         return derive_model(model)
     except InputError as error:  # the error has the key, the source has the line
         raise InputError(error.problem, error.remedy, source.where(tuple(error.where.split(".")))) from None
 
 
-def _model_base(blocks: dict[str, Any], folder: Path, source: Source) -> dict[str, Any]:
+def _model_base(blocks: dict[str, Any], folder: Path, source: YamlSource) -> dict[str, Any]:
     """Return the model of `preset:` or `hf_config:`; the model block's own fields override it."""
     given = [key for key in MODEL_SOURCES if key in blocks]
     if not given:

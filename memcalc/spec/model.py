@@ -18,13 +18,13 @@ Gelu = Literal["exact", "tanh", "new", "fast"]
 Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(strict=False)]
 
 
-class Block(BaseModel):
+class ConfigBlock(BaseModel):
     """A block of the configuration: immutable once read, unknown keys rejected, no implicit conversions."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-class MoeSpec(Block):
+class MoeSpec(ConfigBlock):
     """Mixture of experts in place of the MLP."""
 
     num_experts: Size = Field(description="E: routed experts in each MoE layer")
@@ -53,7 +53,7 @@ class MoeSpec(Block):
         return due and layer not in self.dense_layers
 
 
-class MlaSpec(Block):
+class MlaSpec(ConfigBlock):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
 
     q_lora_rank: Count = Field(description="rank of the query latent; 0: queries are projected directly")
@@ -63,7 +63,7 @@ class MlaSpec(Block):
     v_head_dim: Size = Field(description="dimension of a value head")
 
 
-class LinearAttentionSpec(Block):
+class LinearAttentionSpec(ConfigBlock):
     """Gated DeltaNet (arXiv 2412.06464) in place of attention: a state of fixed size, updated token by token."""
 
     num_key_heads: Size = Field(description="heads of queries and keys")
@@ -84,7 +84,7 @@ class LinearAttentionSpec(Block):
         return self.num_value_heads * self.value_head_dim
 
 
-class ModelSpec(Block):
+class ModelSpec(ConfigBlock):
     """A decoder-only transformer. The papers' symbols in brackets are accepted as aliases."""
 
     architecture: str | None = Field(None, description="a Hugging Face model_type; sets the defaults of its fields")

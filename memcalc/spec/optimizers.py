@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from memcalc.spec.model import Block, Probability, Size
+from memcalc.spec.model import ConfigBlock, Probability, Size
 
 Optimizer = Literal[
     "sgd",
@@ -46,7 +46,7 @@ ALIASES = {
 }
 
 
-class OptimizerOptions(Block):
+class OptimizerOptions(ConfigBlock):
     """Options that change an optimizer's states or temporaries; learning rates and similar do not."""
 
     amsgrad: bool = Field(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from memcalc.spec.model import Block
+from memcalc.spec.model import ConfigBlock
 
 Framework = Literal[
     "loop",
@@ -34,7 +34,7 @@ Framework = Literal[
 ]
 
 
-class Program(NamedTuple):
+class FrameworkProgram(NamedTuple):
     """A framework's program, as in a headline: "TRL 1.16.0 SFT".
 
     Args:
@@ -48,27 +48,27 @@ class Program(NamedTuple):
     package: str = ""
 
 
-PROGRAMS: dict[str, Program] = {
-    "loop": Program("a PyTorch loop"),
-    "trainer": Program("transformers", "Trainer", "transformers"),
+PROGRAMS: dict[str, FrameworkProgram] = {
+    "loop": FrameworkProgram("a PyTorch loop"),
+    "trainer": FrameworkProgram("transformers", "Trainer", "transformers"),
     **{
-        name: Program("TRL", title, "trl")
+        name: FrameworkProgram("TRL", title, "trl")
         for name, title in (
             *(("sft", "SFT"), ("dpo", "DPO"), ("kto", "KTO"), ("orpo", "ORPO")),
             *(("reward", "reward training"), ("grpo", "GRPO"), ("ppo", "PPO")),
         )
     },
-    "accelerate": Program("Accelerate", "", "accelerate"),
-    "lightning": Program("Lightning"),
-    "litgpt": Program("LitGPT"),
-    "torchtune": Program("torchtune"),
-    "torchtitan": Program("torchtitan"),
-    "axolotl": Program("axolotl"),
-    "llama-factory": Program("LLaMA-Factory"),
-    "deepspeed": Program("DeepSpeed", "", "deepspeed"),
-    "megatron": Program("Megatron-LM"),
-    "nemo": Program("NeMo"),
-    "gpt-neox": Program("GPT-NeoX"),
+    "accelerate": FrameworkProgram("Accelerate", "", "accelerate"),
+    "lightning": FrameworkProgram("Lightning"),
+    "litgpt": FrameworkProgram("LitGPT"),
+    "torchtune": FrameworkProgram("torchtune"),
+    "torchtitan": FrameworkProgram("torchtitan"),
+    "axolotl": FrameworkProgram("axolotl"),
+    "llama-factory": FrameworkProgram("LLaMA-Factory"),
+    "deepspeed": FrameworkProgram("DeepSpeed", "", "deepspeed"),
+    "megatron": FrameworkProgram("Megatron-LM"),
+    "nemo": FrameworkProgram("NeMo"),
+    "gpt-neox": FrameworkProgram("GPT-NeoX"),
 }
 
 
@@ -99,7 +99,7 @@ def is_release(text: str) -> bool:
 GROUPED_HEADS = "4.54"  # of transformers: passes grouped heads on, repeated before (integrations/sdpa_attention.py)
 
 
-class VersionsSpec(Block):
+class VersionsSpec(ConfigBlock):
     """Versions of the packages that affect memory."""
 
     transformers: Release | None = Field(None, description="release of transformers, such as 4.57.6")

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from memcalc.catalogue.resolution import PublishedModel
 from memcalc.errors import InputError
-from memcalc.spec.families import known_families, read_hf_config
 from memcalc.spec.limits import Limit
-from memcalc.spec.multimodal import language_config, vision_limit, vision_note
+from memcalc.spec.model_families.conversion import known_families, read_hf_config
+from memcalc.spec.model_families.multimodal import language_config, vision_limit, vision_note
 from memcalc.spec.towers import TOWERS, tower_parameters
 
 # mistralai's first tokenizer has 32,000 tokens. Models with it are Mistral 7B v0.1, with a window of 4,096, or v0.2,
@@ -126,7 +126,7 @@ def _without_code(config: dict[str, Any], where: str) -> dict[str, Any]:
     """
     model_type = config.get("model_type")
     if "auto_map" in config and isinstance(model_type, str) and model_type not in known_families():
-        from memcalc.spec.foreign import knows_family
+        from memcalc.spec.model_families.transformers_fallback import knows_family
 
         if not knows_family(model_type):
             raise InputError(

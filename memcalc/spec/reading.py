@@ -12,14 +12,14 @@ from memcalc.errors import InputError
 from memcalc.files import decoded, is_file, read_bytes
 from memcalc.spec.fields import nearest
 from memcalc.spec.presets import preset_names, preset_path
-from memcalc.spec.yaml_source import MAX_CHARACTERS, Source, parse_yaml
+from memcalc.spec.yaml_source import MAX_CHARACTERS, YamlSource, parse_yaml
 
 STANDARD_INPUT = "standard input"
 MODEL_CONFIG = "config.json"  # in a model's directory, as written by save_pretrained
 _read: list[tuple[object, bytes]] = []  # the stream that was read, and its content
 
 
-def read_source(source: str | Path) -> Source:
+def read_source(source: str | Path) -> YamlSource:
     """Return the configuration at a path, else the preset of that name; "-" reads standard input.
 
     Raises:

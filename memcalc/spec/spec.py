@@ -5,12 +5,12 @@ from __future__ import annotations
 from pydantic import Field, PrivateAttr
 
 from memcalc.spec.inference import InferenceSpec
-from memcalc.spec.model import Block, ModelSpec
+from memcalc.spec.model import ConfigBlock, ModelSpec
 from memcalc.spec.origin import Origin
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
 
 
-class Spec(Block):
+class Spec(ConfigBlock):
     """One run: a training step, or generation. All defaults are resolved, so later code assumes none."""
 
     name: str = Field("unnamed", description="shown in reports")

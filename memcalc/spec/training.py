@@ -9,10 +9,10 @@ from pydantic import Field
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.fp32_modules import Fp32Modules
 from memcalc.spec.fsdp import FsdpSpec
-from memcalc.spec.model import Block, Probability, Size
+from memcalc.spec.model import ConfigBlock, Probability, Size
 from memcalc.spec.optimizers import Average, Norm, Optimizer, OptimizerImplementation, OptimizerOptions
 from memcalc.spec.programs import Framework, VersionsSpec
-from memcalc.spec.segments import RecomputeLayers
+from memcalc.spec.recompute_plan import RecomputeLayers
 from memcalc.spec.zero import ZeroSpec
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -50,7 +50,7 @@ AllocConf = Annotated[str, Field(max_length=1000)]
 RecomputeWord = Annotated[str, Field(pattern=r"^(none|selective|full|every-[1-9][0-9]{0,5})$")]
 
 
-class TrainingSpec(Block):
+class TrainingSpec(ConfigBlock):
     """One training step: sizes, precision, optimizer, and what autograd saves."""
 
     micro_batch_size: Size = Field(1, description="(b) sequences in one forward")
@@ -277,7 +277,7 @@ class TrainingSpec(Block):
         return int(major), int(minor)
 
 
-class ParallelismSpec(Block):
+class ParallelismSpec(ConfigBlock):
     """How the step is sharded over ranks."""
 
     engine: Engine = Field(description="library that shards; default: ddp, deepspeed (ZeRO 1, 2) or fsdp2 (ZeRO 3)")
@@ -343,7 +343,7 @@ class ParallelismSpec(Block):
         return max(copies // (self.expert_parallel * self.expert_width_ranks), 1)
 
 
-class HardwareSpec(Block):
+class HardwareSpec(ConfigBlock):
     """The GPU of each rank."""
 
     gpu: str | None = Field(None, description="the name of a GPU; see `memcalc gpus`")

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from memcalc.errors import InputError
 from memcalc.spec.fields import describe
 from memcalc.spec.spec import Spec
-from memcalc.spec.yaml_source import Path, Source
+from memcalc.spec.yaml_source import Path, YamlSource
 
 _RULES = {
     "int_type": ("is not a whole number", "Write digits only, such as 4096."),
@@ -25,7 +25,7 @@ _RULES = {
 
 
 def validate(
-    raw: dict[str, Any], source: Source, *, missing: bool = True
+    raw: dict[str, Any], source: YamlSource, *, missing: bool = True
 ) -> tuple[Spec | None, list[tuple[Path, InputError]]]:
     """Return the Spec of complete blocks; or None and the path and error of each invalid field.
 
@@ -51,7 +51,7 @@ def validate(
     return None, [(field, _fault(each, source)) for field, each in by_field.items()]
 
 
-def _fault(findings: list[Any], source: Source) -> InputError:
+def _fault(findings: list[Any], source: YamlSource) -> InputError:
     """Return the error for Pydantic's findings on one field."""
     finding = findings[0]
     location = _location(finding)

@@ -36,7 +36,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class YamlSource:
     """A parsed file: its data, its name in messages, the line of each key, and errors of its keys."""
 
     data: Any
@@ -60,7 +60,7 @@ class Source:
         return f"{place}: {key}" if key else place
 
 
-def parse_yaml(text: str, label: str) -> Source:
+def parse_yaml(text: str, label: str) -> YamlSource:
     """Return the plain data of `text`, with the lines of its keys.
 
     Raises:
@@ -79,11 +79,11 @@ def parse_yaml(text: str, label: str) -> Source:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _syntax_error(error, label, text) from None
-    source = Source(None, label)
+    source = YamlSource(None, label)
     if node is None:
         return source
     budget = [MAX_NODES]
-    return Source(_construct(node, (), source, budget), label, source.lines)
+    return YamlSource(_construct(node, (), source, budget), label, source.lines)
 
 
 def is_yaml(text: str) -> bool:
@@ -122,7 +122,7 @@ def _check_events(text: str, label: str) -> None:
             raise InputError(f"{rule}.", "A configuration is one small document.", f"{label}:{line}")
 
 
-def _construct(node: yaml.Node, path: Path, source: Source, budget: list[int]) -> Any:
+def _construct(node: yaml.Node, path: Path, source: YamlSource, budget: list[int]) -> Any:
     budget[0] -= 1
     line = node.start_mark.line + 1
     if budget[0] < 0:
@@ -147,7 +147,7 @@ def _construct(node: yaml.Node, path: Path, source: Source, budget: list[int]) -
     raise _tag_error(node, path, source)
 
 
-def _mapping(node: yaml.MappingNode, path: Path, source: Source, budget: list[int]) -> dict[str, Any]:
+def _mapping(node: yaml.MappingNode, path: Path, source: YamlSource, budget: list[int]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     merged = _merged(node, path, source, budget)
     for key_node, value_node in node.value:
@@ -170,7 +170,7 @@ def _mapping(node: yaml.MappingNode, path: Path, source: Source, budget: list[in
     return merged | result if merged else result
 
 
-def _merged(node: yaml.MappingNode, path: Path, source: Source, budget: list[int]) -> dict[str, Any]:
+def _merged(node: yaml.MappingNode, path: Path, source: YamlSource, budget: list[int]) -> dict[str, Any]:
     """Return the values of merge keys (`<<: *base`); the mapping's own keys override them, earlier mappings win.
 
     Raises:
@@ -193,7 +193,7 @@ def _merged(node: yaml.MappingNode, path: Path, source: Source, budget: list[int
     return result
 
 
-def _scalar(node: yaml.ScalarNode, path: Path, source: Source) -> Any:
+def _scalar(node: yaml.ScalarNode, path: Path, source: YamlSource) -> Any:
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind not in ("null", "bool", "int", "float", "str"):
         raise _tag_error(node, path, source)
@@ -218,7 +218,7 @@ def _scalar(node: yaml.ScalarNode, path: Path, source: Source) -> Any:
     return value
 
 
-def _tag_error(node: yaml.Node, path: Path, source: Source) -> InputError:
+def _tag_error(node: yaml.Node, path: Path, source: YamlSource) -> InputError:
     tag = node.tag.removeprefix("tag:yaml.org,2002:")
     return InputError(
         f"{_shorten(tag)!r} is not a type of value that a configuration has.",

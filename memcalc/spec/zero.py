@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from memcalc.spec.model import Block, Count, Size
+from memcalc.spec.model import ConfigBlock, Count, Size
 
 
-class ZeroSpec(Block):
+class ZeroSpec(ConfigBlock):
     """Sizes in elements, with the defaults of DeepSpeed's runtime/zero/config.py."""
 
     reduce_bucket_size: Size = Field(500_000_000, description="elements of the gradient reduce bucket")

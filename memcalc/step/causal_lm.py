@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memcalc.errors import InputError
-from memcalc.spec.foreign import has_published_formulas
+from memcalc.spec.model_families.transformers_fallback import has_published_formulas
 from memcalc.spec.spec import Spec
 from memcalc.step.adapters import add_adapters
 from memcalc.step.decoder import Decoder
 from memcalc.step.dtypes import weight_dtype
 from memcalc.step.float8 import convert
 from memcalc.step.losses import Head, tokenwise_loss, vocab_parallel
-from memcalc.step.quantised import quantise
+from memcalc.step.quantization import quantise
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from memcalc.errors import InputError
-from memcalc.spec.foreign import diffusers_class
+from memcalc.spec.model_families.transformers_fallback import diffusers_class
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 from memcalc.step.causal_lm import CausalLM
 from memcalc.step.dtypes import weight_dtype
 from memcalc.step.model_inputs import OTHERS
-from memcalc.step.refusals import stopped
+from memcalc.step.unsupported import stopped
 
 TEXT_TOKENS = 77  # prompt length of CLIP, the text encoder of Stable Diffusion
 LONG_TEXT_TOKENS = 512  # prompt length of T5 in Flux; Stable Diffusion 3 joins CLIP and T5 to 333

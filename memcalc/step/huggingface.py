@@ -16,14 +16,14 @@ from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memcalc.errors import InputError
-from memcalc.spec.families import family_of, rules_of
-from memcalc.spec.families_inverse import write_hf_config
-from memcalc.spec.family_values import PROBABILITIES
-from memcalc.spec.foreign import configuration, family_of_foreign, sizes_of
 from memcalc.spec.layers import masks_images
 from memcalc.spec.model import ModelSpec
-from memcalc.spec.multimodal import LANGUAGE_FAMILIES
-from memcalc.spec.segments import Segment, has_segments, leaves
+from memcalc.spec.model_families.conversion import family_of, rules_of
+from memcalc.spec.model_families.field_types import PROBABILITIES
+from memcalc.spec.model_families.inverse import write_hf_config
+from memcalc.spec.model_families.multimodal import LANGUAGE_FAMILIES
+from memcalc.spec.model_families.transformers_fallback import configuration, fallback_family, sizes_of
+from memcalc.spec.recompute_plan import Segment, has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import tower_trains
 from memcalc.step.attention import CPU_BACKENDS, CUDA_BACKENDS
@@ -31,7 +31,7 @@ from memcalc.step.causal_lm import CausalLM
 from memcalc.step.dtypes import weight_dtype
 from memcalc.step.liger import liger_modules
 from memcalc.step.recompute import plan_of, recomputed_layers, run_plan
-from memcalc.step.refusals import stopped
+from memcalc.step.unsupported import stopped
 
 
 def _widen(module: torch.nn.Module, modules: tuple[str, ...]) -> None:
@@ -287,7 +287,7 @@ def foreign_config(model: ModelSpec) -> Any:
     for field, theirs in sizes_of(config, model.transformers_config, "model").items():
         if (ours := getattr(model, field)) != theirs:
             raise InputError(
-                f"{field} = {ours}, but the config.json of {family_of_foreign(model)} says {theirs}.",
+                f"{field} = {ours}, but the config.json of {fallback_family(model)} says {theirs}.",
                 "Change it there: only that family's own code knows what else follows from it.",
                 f"model.{field}",
             )

@@ -19,14 +19,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memcalc.errors import MemcalcError
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
-from memcalc.step.averages import Average, build_average
 from memcalc.step.causal_lm import CausalLM, build
+from memcalc.step.ema import Average, build_average
 from memcalc.step.host import HOST, saving
+from memcalc.step.meta_modules import place_inputs, tensors_in
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
-from memcalc.step.placing import place_inputs, tensors_in
-from memcalc.step.quantised import quantised_tensors
+from memcalc.step.quantization import quantised_tensors
 from memcalc.step.recipes import Copies, autocast
-from memcalc.step.refusals import (
+from memcalc.step.sizes import sizes_of
+from memcalc.step.unsupported import (
     NO_KERNEL,
     engine_of,
     no_kernel,
@@ -36,7 +37,6 @@ from memcalc.step.refusals import (
     refuse_parallel,
     stopped,
 )
-from memcalc.step.sizes import sizes_of
 
 SHARDING = ("fsdp2", "dtensor")  # engines under which a rank's parameters are DTensor shards
 

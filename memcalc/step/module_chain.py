@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
-from memcalc.spec.segments import Segment
+from memcalc.spec.recompute_plan import Segment
 from memcalc.step.loop import Observer
-from memcalc.step.module_run import OptimizerFactory, Placed
-from memcalc.step.placing import place_inputs, place_module
+from memcalc.step.meta_modules import place_inputs, place_module
+from memcalc.step.module_run import OptimizerFactory, PlacedModule
 from memcalc.step.recompute import run_plan
 from memcalc.step.sizes import sizes_of
 
@@ -23,7 +23,7 @@ from memcalc.step.sizes import sizes_of
 WARM, FORWARD, BACKWARD, BARE, AGAIN, OPTIMIZER = "warm", "forward", "backward", "bare", "again", "optimizer"
 
 
-class Ends(NamedTuple):
+class ModuleSizes(NamedTuple):
     """Sizes of a module that do not depend on the point in the step.
 
     Args:
@@ -78,8 +78,8 @@ class ChainRun:
         self.given = given
         self.factory = optimizer
         self.device = device
-        self.model: Placed | None = None
-        self.ends: list[Ends] = []
+        self.model: PlacedModule | None = None
+        self.ends: list[ModuleSizes] = []
 
     def execute(self, steps: int, observer: Observer) -> None:  # noqa: ARG002 -- the signature of all runs
         """Place the modules on the device, and run them one at a time.
@@ -90,7 +90,7 @@ class ChainRun:
         torch.manual_seed(0)
         with observer.phase("model"):
             placed = place_module(nn.Sequential(*self.modules), self.device)
-            self.model = Placed(placed)
+            self.model = PlacedModule(placed)
         blocks = list(placed.children())
         with observer.phase("input"):
             x = place_inputs(self.given, self.device)
@@ -160,7 +160,7 @@ class ChainRun:
             del loss, gradients
         with observer.phase("count"), torch.no_grad(), FlopCounterMode(display=False) as counter:
             block(x)
-        self.ends.append(Ends(x.numel() * x.element_size(), size, left, counter.get_total_flops()))
+        self.ends.append(ModuleSizes(x.numel() * x.element_size(), size, left, counter.get_total_flops()))
         del x
 
     def sizes(self) -> tuple[int, int, int]:
@@ -173,8 +173,8 @@ class ChainRun:
         return {}
 
 
-class Planned(nn.Module):
-    """Sequential modules run by a recomputation plan of `memcalc.planning`.
+class PlannedModules(nn.Module):
+    """Sequential modules run by a recomputation plan of `memcalc.recomputation`.
 
     Args:
         modules: in order.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from memcalc.errors import ENDINGS, InputError, MemcalcError
 from memcalc.ledger.component import Component
 from memcalc.step.loop import Observer
-from memcalc.step.placing import place_inputs, place_module, tensors_in
+from memcalc.step.meta_modules import place_inputs, place_module, tensors_in
 from memcalc.step.python_file import own_line
 from memcalc.step.sizes import sizes_of
 
@@ -63,7 +63,7 @@ class ModuleStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedModule:
     """The module on the device."""
 
     module: nn.Module
@@ -82,7 +82,7 @@ class ModuleRun:
     def __init__(self, step: ModuleStep, device: torch.device) -> None:
         self.step = step
         self.device = device
-        self.model: Placed | None = None
+        self.model: PlacedModule | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.inputs: Any = None
         self.output: Any = None  # a script's variable references it until backward is over
@@ -96,7 +96,7 @@ class ModuleRun:
         torch.manual_seed(0)
         with observer.phase("model"):
             module = place_module(self.step.module, self.device)
-            self.model = Placed(module)
+            self.model = PlacedModule(module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         if self.step.optimizer is not None:
             with observer.phase("optimizer"):

@@ -157,7 +157,7 @@ def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """Yield every tensor of an optimizer's state; a tensor subclass that wraps several yields these."""
-    for part in optimizer.parts if isinstance(optimizer, Together) else (optimizer,):
+    for part in optimizer.parts if isinstance(optimizer, OptimizerPair) else (optimizer,):
         for state in part.state.values():
             for value in state.values():
                 yield from _tensors(value)
@@ -174,7 +174,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
         yield from _tensors(value.ortho_matrix)
 
 
-class Together(torch.optim.Optimizer):
+class OptimizerPair(torch.optim.Optimizer):
     """Two optimizers with separate parameters, stepped in sequence."""
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
@@ -189,7 +189,7 @@ class Together(torch.optim.Optimizer):
             part.step()
 
 
-class InBackward(Together):
+class InBackward(OptimizerPair):
     """One optimizer for each parameter, which steps and frees the gradient once the gradient is complete.
 
     Source: torchtune 0.6 training/memory.py, register_optim_in_bwd_hooks.
@@ -227,7 +227,7 @@ def _muon(training: TrainingSpec, parameters: list[nn.Parameter], hidden: list[n
     if not rest:
         return matrices
     adamw: Factory = torch.optim.AdamW
-    return Together(matrices, adamw(rest, lr=LEARNING_RATE, **SWITCHES[training.optimizer_implementation]))
+    return OptimizerPair(matrices, adamw(rest, lr=LEARNING_RATE, **SWITCHES[training.optimizer_implementation]))
 
 
 def _galore(

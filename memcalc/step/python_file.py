@@ -23,7 +23,7 @@ INPUTS = "make_inputs"  # default name of the function that makes the inputs, in
 MACHINERY = re.compile(r"[/\\](site-packages|dist-packages|memcalc[/\\](step|recorder|tracing|api|cli))[/\\]|^<")
 
 
-class OwnModule(NamedTuple):
+class UserModule(NamedTuple):
     """A user's module with its inputs.
 
     Args:
@@ -37,7 +37,7 @@ class OwnModule(NamedTuple):
     inputs: Any
 
 
-def own_module(target: str, inputs: str | None = None) -> OwnModule:
+def own_module(target: str, inputs: str | None = None) -> UserModule:
     """Run the functions that make a module and its inputs.
 
     Args:
@@ -59,10 +59,10 @@ def own_module(target: str, inputs: str | None = None) -> OwnModule:
                 f"Write one that returns the arguments of forward, or name another with --inputs {file.name}:NAME.",
                 target,
             )
-        return OwnModule(f"{file.name}:{name}", module, _made(source, file, INPUTS))
+        return UserModule(f"{file.name}:{name}", module, _made(source, file, INPUTS))
     other, function = split_target(inputs)
     at = source if other.resolve() == file.resolve() else _load(other)
-    return OwnModule(f"{file.name}:{name}", module, _made(at, other, function))
+    return UserModule(f"{file.name}:{name}", module, _made(at, other, function))
 
 
 def made_inputs(target: str) -> Mapping[str, Any]:

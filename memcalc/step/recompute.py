@@ -15,8 +15,8 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 
-from memcalc.spec.products import layer_products
-from memcalc.spec.segments import Segment, items_of, leaves
+from memcalc.spec.matmuls import layer_matmuls
+from memcalc.spec.recompute_plan import Segment, items_of, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
@@ -79,7 +79,7 @@ def contexts_of(spec: Spec) -> Contexts:
     names = spec.training.recompute_keep
     if not names:
         return noop_context_fn
-    order = layer_products(spec.model, spec.training)
+    order = layer_matmuls(spec.model, spec.training)
     kept = frozenset(order.index(name) for name in names)
     return lambda: create_selective_checkpoint_contexts(_Policy(kept))  # type: ignore[no-untyped-call]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from memcalc.step.quantised import elements
+from memcalc.step.quantization import elements
 
 
 def sizes_of(module: nn.Module) -> tuple[int, int, int]:

@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from memcalc.allocator.pytorch.bound import most_reserved
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
-from memcalc.allocator.pytorch.lean import Highest
-from memcalc.allocator.pytorch.scripted import Scripted, allocator_of
+from memcalc.allocator.pytorch.lean import PeakBytes
+from memcalc.allocator.pytorch.script_replay import ScriptAllocator, allocator_of
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
-from memcalc.estimation.estimate import Played
+from memcalc.estimation.estimate import AllocatorOverhead
 from memcalc.ledger.component import Component
 from memcalc.workspaces import Script
 
 
-class Stretch(NamedTuple):
+class RequestInterval(NamedTuple):
     """Consecutive requests of one phase, encoded for `LeanAllocator.play`.
 
     Args:
@@ -45,7 +45,7 @@ class SteadyStep(NamedTuple):
     storage: int
 
 
-class Written(NamedTuple):
+class RecordedRequests(NamedTuple):
     """Recorded requests that can be repeated, with the storages that they allocate.
 
     Args:
@@ -71,7 +71,7 @@ class Requests:
     """
 
     def __init__(self) -> None:
-        self.stretches: list[Stretch] = []
+        self.stretches: list[RequestInterval] = []
         self.steady: list[SteadyStep] = []  # the last one is the end of the run
         self.components: list[Component] = []
         # A subclass may inspect every request, so its requests are never copied from recorded ones.
@@ -85,7 +85,7 @@ class Requests:
     def begin(self, phase: str) -> None:
         """Begin a phase: all requests that follow belong to it."""
         self._script = []
-        self.stretches.append(Stretch(phase, self._script))
+        self.stretches.append(RequestInterval(phase, self._script))
 
     def begin_steady_step(self) -> None:
         """Mark the beginning of a steady step, before its forward."""
@@ -94,7 +94,7 @@ class Requests:
     def empty_cache(self) -> None:
         """Record torch.cuda.empty_cache(), which frees cached segments. Not allowed inside repeated requests."""
         self._script = []
-        self.stretches.append(Stretch(self.stretches[-1].phase, self._script, after_empty_cache=True))
+        self.stretches.append(RequestInterval(self.stretches[-1].phase, self._script, after_empty_cache=True))
 
     def take(self, size: int, stream: int = 0, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
         """Allocate a storage with one owner on a CUDA stream (0 is the default stream); return its index."""
@@ -160,7 +160,7 @@ class Requests:
         """Return the current position in the list, for `since`."""
         return len(self._script), len(self._owners)
 
-    def since(self, mark: tuple[int, int]) -> Written:
+    def since(self, mark: tuple[int, int]) -> RecordedRequests:
         """Return the requests recorded in this phase since a mark."""
         begin, first = mark
         script, made = self._script[begin:], [*range(first, len(self._owners))]
@@ -169,9 +169,9 @@ class Requests:
             script = [change for change in script if change < 0 or next(numbers) not in self._once]
             made = [number for number in made if number not in self._once]
         parts = {number: parts for number, parts in self._parts.items() if number >= first and number not in self._once}
-        return Written(script, made, [self._owners[number] for number in made], parts)
+        return RecordedRequests(script, made, [self._owners[number] for number in made], parts)
 
-    def again(self, written: Written, new: dict[int, int]) -> None:
+    def again(self, written: RecordedRequests, new: dict[int, int]) -> None:
         """Repeat recorded requests for new storages.
 
         Args:
@@ -231,9 +231,9 @@ class Replay:
         return {phase: asked for phase, (_, asked) in self.tops.items()}
 
     @property
-    def played(self) -> Played:
+    def played(self) -> AllocatorOverhead:
         """The allocator overhead beyond requested bytes, for the estimate."""
-        return Played(self.rests, self.reserved_bytes)
+        return AllocatorOverhead(self.rests, self.reserved_bytes)
 
 
 def replay(
@@ -261,26 +261,26 @@ def replay(
     return Replay(_tops(_played(allocator, requests)), allocator.peak_reserved_bytes, allocator.retries)
 
 
-def _played(allocator: Scripted, requests: Requests) -> Iterator[tuple[str, Highest]]:
+def _played(allocator: ScriptAllocator, requests: Requests) -> Iterator[tuple[str, PeakBytes]]:
     """Replay a run; yield the peak of each stretch.
 
     The second steady step is left out if it gets the blocks of the first one, request by request.
     """
     steps = [step.stretch for step in requests.steady]
-    for number, stretch in enumerate(requests.stretches):
+    for number, interval in enumerate(requests.stretches):
         if number in steps:
             if number == steps[-1] and allocator.would_repeat(requests.carried):
                 return
             allocator.watch()
-        if not stretch.is_empty:
-            yield stretch.phase, play(allocator, stretch)
+        if not interval.is_empty:
+            yield interval.phase, play(allocator, interval)
 
 
-def play(allocator: Scripted, stretch: Stretch) -> Highest:
+def play(allocator: ScriptAllocator, interval: RequestInterval) -> PeakBytes:
     """Replay consecutive requests of one phase."""
-    if stretch.after_empty_cache:
+    if interval.after_empty_cache:
         allocator.empty_cache()
-    return allocator.play(stretch.script)
+    return allocator.play(interval.script)
 
 
 def reserved_upper_bound(requests: Requests) -> int:
@@ -288,7 +288,7 @@ def reserved_upper_bound(requests: Requests) -> int:
 
     Five times as fast as the replay; see `most_reserved`.
     """
-    return most_reserved(stretch.script for stretch in requests.stretches)
+    return most_reserved(interval.script for interval in requests.stretches)
 
 
 def _tops(found: Iterable[tuple[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Peaks of one pipeline stage over many batches: bytes per phase, and the live tensors at the peak.
 
-The blocks and the points of a step are those of a single estimate (`memcalc.estimation.timeline`); sizes are
-`Lanes`. Where a single estimate picks the one largest candidate, every candidate that is largest for some batch is
+The blocks and the points of a step are those of a single estimate (`memcalc.phase_peaks.timeline`); sizes are
+`VectorInt`. Where a single estimate picks the one largest candidate, every candidate that is largest for some batch is
 kept.
 """
 
@@ -14,56 +14,56 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.estimation.items import ALL_PHASES, GENERATION, phases_of, run_phases
-from memcalc.estimation.moments import Candidate
-from memcalc.estimation.moving import rollouts, spans, standing
-from memcalc.estimation.program import Kind, Program, Stream
-from memcalc.estimation.sized import Sized, Sizer
-from memcalc.estimation.stages import Stage
-from memcalc.estimation.states import state_sums
-from memcalc.estimation.symbols import symbol_values
-from memcalc.estimation.timeline import Timeline
+from memcalc.estimation.transient import rollouts, spans, standing
+from memcalc.layout.stages import Stage
+from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
-from memcalc.spec.cards import Card
+from memcalc.ledger.row_drafts import ALL_PHASES, GENERATION, phases_of, run_phases
+from memcalc.phase_peaks.peak_candidates import PeakCandidate
+from memcalc.phase_peaks.timeline import StageTimeline
+from memcalc.programs.program import Program, StorageSize, Stream
+from memcalc.programs.sized_program import ProgramSizer, SizedProgram
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
-from memcalc.sweeping.lanes import Indices, Lanes, Numbers, elementwise, plain
+from memcalc.states.model_states import state_sums
+from memcalc.sweeping.vector_int import Indices, Numbers, VectorInt, elementwise, plain
 
 Matrix = npt.NDArray[np.float64]
 
 COMPONENTS = tuple(Component)
-BATCH = ("micro_batch_size", "sequence_length")  # the fields that can be `Lanes`
+BATCH = ("micro_batch_size", "sequence_length")  # the fields that can be `VectorInt`
 
 _ROUNDING = COMPONENTS.index(Component.BLOCK_ROUNDING)
-_BLOCK = 512.0  # see memcalc.estimation.allocation
+_BLOCK = 512.0  # see memcalc.allocator.pytorch.block_sizes
 
 
 def changed(spec: Spec, **training: Any) -> Spec:
-    """Return the run with other values of fields of `training`, which may be `Lanes`; nothing is validated."""
+    """Return the run with other values of fields of `training`, which may be `VectorInt`; nothing is validated."""
     return spec.model_copy(update={"training": spec.training.model_copy(update=training)})
 
 
-class ArraySized(Sized):
+class ArraySized(SizedProgram):
     """A block's program, sized for many batches.
 
     Args:
         program: the block.
-        values: symbols; some are `Lanes`.
+        values: symbols; some are `VectorInt`.
         count: number of batches.
         rules: cached results of workspace rules.
     """
 
-    def __init__(self, program: Program, values: Mapping[str, Any], count: int, rules: Rules) -> None:
+    def __init__(self, program: Program, values: Mapping[str, Any], count: int, rules: KindSizes) -> None:
         super().__init__(program, values)
         exact = [rules.bytes(kind, values) for kind in program.kinds]
         self.requested: Matrix = np.array([np.broadcast_to(size, count) for size in exact]).reshape(-1, count)
         self.blocks: Matrix = np.ceil(self.requested / _BLOCK) * _BLOCK
-        self._amounts: dict[tuple[int, ...], Lanes] = {}
+        self._amounts: dict[tuple[int, ...], VectorInt] = {}
         self._tops: dict[object, tuple[int, ...]] = {}
 
     def bytes_of(self, storages: tuple[int, ...]) -> Any:
         """Return the rounded bytes of some storages together."""
         if storages not in self._amounts:
-            self._amounts[storages] = Lanes(_counts(self.program, ((each, 1) for each in storages)) @ self.blocks)
+            self._amounts[storages] = VectorInt(_counts(self.program, ((each, 1) for each in storages)) @ self.blocks)
         return self._amounts[storages]
 
     def highest(self, stream: Stream, since: int = 0) -> tuple[int, ...]:
@@ -133,13 +133,13 @@ def _local_tops(program: Program, stream: Stream, since: int) -> tuple[int, ...]
     return program.findings[key]  # type: ignore[no-any-return]
 
 
-class Rules:
+class KindSizes:
     """Sizes of storage kinds, computed once for all runs that agree in the symbols that a kind reads."""
 
     def __init__(self) -> None:
-        self._known: dict[Kind, list[tuple[dict[str, Any], Any]]] = {}
+        self._known: dict[StorageSize, list[tuple[dict[str, Any], Any]]] = {}
 
-    def bytes(self, kind: Kind, values: Mapping[str, Any]) -> Any:
+    def bytes(self, kind: StorageSize, values: Mapping[str, Any]) -> Any:
         """Return the bytes of one storage for each batch; a single number if they are equal for all."""
         if kind.rule is None:
             return plain(kind.bytes(values))
@@ -147,8 +147,8 @@ class Rules:
         for read, found in several:
             if all(_same(values[name], value) for name, value in read.items()):
                 return found
-        watched = _Watched(values)
-        lanes = {name: value.values for name, value in values.items() if isinstance(value, Lanes)}
+        watched = _ReadSymbols(values)
+        lanes = {name: value.values for name, value in values.items() if isinstance(value, VectorInt)}
         found = elementwise(lambda some: {"": kind.bytes(watched.with_values(some))}, lanes)[""]
         several.append((watched.read, found))
         return found
@@ -156,12 +156,12 @@ class Rules:
 
 def _same(one: Any, other: Any) -> bool:
     """Return whether two numbers, or two arrays of numbers, are equal."""
-    if isinstance(one, Lanes) and isinstance(other, Lanes):
+    if isinstance(one, VectorInt) and isinstance(other, VectorInt):
         return one is other or np.array_equal(one.values, other.values)
-    return not isinstance(one, Lanes) and not isinstance(other, Lanes) and bool(one == other)
+    return not isinstance(one, VectorInt) and not isinstance(other, VectorInt) and bool(one == other)
 
 
-class _Watched(dict[str, Any]):
+class _ReadSymbols(dict[str, Any]):
     """Symbols that record which of them are read: a rule that reads equal symbols returns an equal result."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -173,26 +173,26 @@ class _Watched(dict[str, Any]):
         self.read.setdefault(name, self._whole[name])
         return super().__getitem__(name)
 
-    def with_values(self, values: Mapping[str, Any]) -> _Watched:
+    def with_values(self, values: Mapping[str, Any]) -> _ReadSymbols:
         """Return the same object with other values of some symbols."""
         self.update(values)
         return self
 
 
-class ArraySizer(Sizer):
+class ArraySizer(ProgramSizer):
     """Sized programs of runs with the same symbols, cached.
 
     Args:
-        values: symbols; some are `Lanes`.
+        values: symbols; some are `VectorInt`.
         count: number of batches.
         rules: cached results of workspace rules.
     """
 
-    def __init__(self, values: Mapping[str, Any], count: int, rules: Rules) -> None:
+    def __init__(self, values: Mapping[str, Any], count: int, rules: KindSizes) -> None:
         super().__init__(values)
         self._count, self._rules = count, rules
 
-    def sized(self, program: Program) -> Sized:
+    def sized(self, program: Program) -> SizedProgram:
         """Return the program with its sizes."""
         if program not in self._known:
             self._known[program] = ArraySized(program, self._values, self._count, self._rules)
@@ -211,13 +211,13 @@ class Sizers:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], ArraySizer] = {}
-        self._rules = Rules()
+        self._rules = KindSizes()
 
-    def sizer_of(self, spec: Spec, card: Card | None) -> ArraySizer:
-        """Return the sizer of a run with `Lanes`."""
-        lanes = {name: value.values for name in BATCH if isinstance(value := getattr(spec.training, name), Lanes)}
-        found = elementwise(lambda some: symbol_values(changed(spec, **some), card), lanes)
-        values = {name: Lanes(value) if isinstance(value, np.ndarray) else value for name, value in found.items()}
+    def sizer_of(self, spec: Spec, gpu: GpuSpec | None) -> ArraySizer:
+        """Return the sizer of a run with `VectorInt`."""
+        lanes = {name: value.values for name in BATCH if isinstance(value := getattr(spec.training, name), VectorInt)}
+        found = elementwise(lambda some: symbol_values(changed(spec, **some), gpu), lanes)
+        values = {name: VectorInt(value) if isinstance(value, np.ndarray) else value for name, value in found.items()}
         key = tuple(values.items())
         if key not in self._known:
             count = len(next(iter(lanes.values())))
@@ -235,7 +235,7 @@ class _Highest(NamedTuple):
         chosen: index of each batch's candidate. [n]
     """
 
-    candidates: list[tuple[Timeline, Candidate]]
+    candidates: list[tuple[StageTimeline, PeakCandidate]]
     chosen: Indices
 
 
@@ -243,7 +243,7 @@ class StageSums:
     """Bytes that the ranks of one stage allocate, phase by phase, over many batches.
 
     Args:
-        spec: the run, with `Lanes`.
+        spec: the run, with `VectorInt`.
         stage: the pipeline stage.
         card: the GPU, for kernel workspaces that depend on it.
         sizers: cached sizers of runs with these batches.
@@ -254,7 +254,7 @@ class StageSums:
         totals: bytes at the peak of each phase; 0 for evaluation if the run has none. [phases, n]
     """
 
-    def __init__(self, spec: Spec, stage: Stage, card: Card | None, sizers: Sizers, count: int) -> None:
+    def __init__(self, spec: Spec, stage: Stage, card: GpuSpec | None, sizers: Sizers, count: int) -> None:
         phases = run_phases(spec)
         self.index = stage.index
         self.totals: Matrix = np.zeros((len(ALL_PHASES), count))
@@ -277,7 +277,7 @@ class StageSums:
                 self.totals[phases.index(phase)] += rows.max(axis=0)
                 self._highest[phases.index(phase)] = found
 
-    def _add_rollouts(self, spec: Spec, stage: Stage, card: Card | None, phase: int) -> None:
+    def _add_rollouts(self, spec: Spec, stage: Stage, gpu: GpuSpec | None, phase: int) -> None:
         """What generation holds, batch by batch: its forwards are estimated for single numbers."""
         count = self.totals.shape[1]
         exact, rounding = np.zeros((len(COMPONENTS), count)), np.zeros(count)
@@ -285,7 +285,7 @@ class StageSums:
         for number in range(count):
             own = {name: int(np.broadcast_to(each, count)[number]) for name, each in fields.items()}
             run = spec.model_copy(update={"training": spec.training.model_copy(update=own)})
-            for item in rollouts(run, stage, card):
+            for item in rollouts(run, stage, gpu):
                 exact[COMPONENTS.index(item.component), number] += item.count * item.each
                 rounding[number] += item.count * (item.block - item.each)
         for component, amounts in zip(COMPONENTS, exact, strict=True):
@@ -320,15 +320,15 @@ def _of(amount: Any, cells: Indices) -> Any:
     return amount[cells] if isinstance(amount, np.ndarray) else amount
 
 
-def _components(timeline: Timeline, moment: Candidate, cells: Indices) -> Matrix:
+def _components(timeline: StageTimeline, candidate: PeakCandidate, cells: Indices) -> Matrix:
     """Return the bytes by component at a point in the step. [components, cells]"""
     found = np.zeros((len(COMPONENTS), len(cells)))
-    for item, count in moment.engine:
+    for item, count in candidate.engine:
         each, block = (plain(size) for size in (item.each, item.block))
         found[COMPONENTS.index(item.component)] += _of(each * count, cells)
         found[_ROUNDING] += _of((block - each) * count, cells)
     storages: dict[int, list[tuple[int, int]]] = {}
-    for block, several, count in moment.holdings:
+    for block, several, count in candidate.holdings:
         storages.setdefault(block, []).extend((storage, count) for storage in several)
     for block, counted in storages.items():
         sized = timeline.blocks[block].sized

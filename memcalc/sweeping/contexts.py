@@ -12,17 +12,17 @@ import numpy.typing as npt
 
 from memcalc.errors import InputError
 from memcalc.importers.loading import import_file, load, opened
-from memcalc.spec.broken import Broken
-from memcalc.spec.cards import find_card
-from memcalc.spec.inference_rules import of_training
-from memcalc.spec.loading import Opened, load_opened, mapping_of
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.loading import OpenedConfig, load_opened, mapping_of
 from memcalc.spec.overrides import parse_overrides, refuse_two_cards
 from memcalc.spec.reading import read_source
-from memcalc.spec.rules import RULES, Rule
+from memcalc.spec.rule_sets.inference import of_training
+from memcalc.spec.rule_sets.run import RULES, Rule
+from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
 from memcalc.sweeping.arrays import BATCH, changed
 from memcalc.sweeping.grid import Axis, Grid, Value, assignments
-from memcalc.sweeping.lanes import Numbers, elementwise, pieces
+from memcalc.sweeping.vector_int import Numbers, elementwise, pieces
 
 Source = Spec | str | Path | Mapping[str, Any]
 Codes = npt.NDArray[np.int16]
@@ -58,9 +58,9 @@ class Contexts:
         _refuse_twice(grid, self._changes, gpu)
         refuse_two_cards(gpu, self._changes)
         if gpu is not None:
-            find_card(gpu)
+            find_gpu(gpu)
         self._source = source if isinstance(source, Spec | Mapping) else _read(source, overrides)
-        self._opened: Opened | None = None
+        self._opened: OpenedConfig | None = None
         self.inner = {} if self._ties_batches() else _batch_axes(grid.axes)
         self.outer = [number for number in range(len(grid.axes)) if number not in self.inner]
 
@@ -72,8 +72,8 @@ class Contexts:
         """
         words = (*self._overrides, *assignments(self.grid.point(number)))
         spec = of_training(load(self._source, words, gpu=self._gpu), "sweep")
-        for broken in self.rules[-1](spec):
-            raise InputError(broken.problem, broken.remedy, ".".join(map(str, broken.key)))
+        for violation in self.rules[-1](spec):
+            raise InputError(violation.problem, violation.remedy, ".".join(map(str, violation.key)))
         return spec
 
     def loaded(self, values: Mapping[str, Value]) -> Spec:
@@ -97,7 +97,7 @@ class Contexts:
         count = len(next(iter(batches.values())))
         return np.broadcast_to(elementwise(first, batches)[""], count).astype(np.int16)
 
-    def worded(self, spec: Spec, code: int, batches: Mapping[str, Numbers]) -> Iterator[tuple[Any, Broken]]:
+    def worded(self, spec: Spec, code: int, batches: Mapping[str, Numbers]) -> Iterator[tuple[Any, Violation]]:
         """Yield the violations of a rule, each with the batches that share its message."""
         rule = self.rules[code - 1]
         yield from pieces(lambda some: next(iter(rule(changed(spec, **some)))), batches)
@@ -134,13 +134,13 @@ def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:
     return mapping_of(read) if str(source) == "-" else source
 
 
-def _in_node(gpus: int | None, spec: Spec) -> list[Broken]:
+def _in_node(gpus: int | None, spec: Spec) -> list[Violation]:
     """Check that tensor parallelism stays inside a node of `gpus` GPUs; None: no limit."""
     ranks = spec.parallelism.tensor_parallel
     if gpus is None or ranks <= gpus:
         return []
     return [
-        Broken(
+        Violation(
             ("parallelism", "tensor_parallel"),
             f"tensor_parallel = {ranks} is more than the {gpus} GPUs of a node.",
             "Its ranks exchange activations in every layer: keep them inside one node.",

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from memcalc.errors import InputError
-from memcalc.estimation.items import ALL_PHASES, PHASES, run_phases
-from memcalc.estimation.outside import outside_bytes
-from memcalc.estimation.stages import stages_that_matter
+from memcalc.estimation.outside_allocator import outside_bytes
+from memcalc.layout.stages import stages_that_matter
+from memcalc.ledger.row_drafts import ALL_PHASES, PHASES, run_phases
 from memcalc.progress import Progress, silent
-from memcalc.spec.cards import find_card
-from memcalc.spec.foreign import refuse_foreign
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
 from memcalc.sweeping.arrays import BATCH, COMPONENTS, Matrix, Sizers, StageSums, changed
 from memcalc.sweeping.contexts import Codes, Contexts, Source
 from memcalc.sweeping.grid import Grid, Value
-from memcalc.sweeping.lanes import Numbers, pieces
 from memcalc.sweeping.reasons import NOT_MODELLED, VALID, Reasons
-from memcalc.sweeping.table import Allocated, Judgement, Table
-from memcalc.sweeping.terms import DOES_NOT_FIT, UNJUDGED, TermsList, judged
+from memcalc.sweeping.table import AllocatedPeaks, GridVerdicts, Table
+from memcalc.sweeping.vector_int import Numbers, pieces
+from memcalc.sweeping.verdict_terms import DOES_NOT_FIT, UNJUDGED, TermsList, judged
 
 Array = np.ndarray[Any, Any]
 Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names
@@ -229,7 +229,7 @@ class _Evaluation:
         """Estimate the batches of one context and write the results to its columns."""
         try:
             spec = self._contexts.loaded(values)
-            card = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+            gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
         except InputError:
             found.codes[:] = NOT_MODELLED
             return
@@ -239,8 +239,8 @@ class _Evaluation:
         valid = np.flatnonzero(found.codes == 0)
         if not len(valid):
             return
-        found.outside[:] = outside_bytes(spec, card)
-        found.usable[:] = -1 if card is None else card.usable_bytes
+        found.outside[:] = outside_bytes(spec, gpu)
+        found.usable[:] = -1 if gpu is None else gpu.usable_bytes
         found.terms[:] = self._terms.numbers(batches, spec)
         asked = run_phases(spec)
         self._phases = tuple(each for each in ALL_PHASES if each in self._phases or each in asked)
@@ -254,8 +254,8 @@ class _Evaluation:
         """Return the results of a run with `Lanes`; None: the run is not modelled."""
         count = len(getattr(run.training, BATCH[0]).values)
         try:
-            refuse_foreign(run)
-            card = None if run.hardware.gpu is None else find_card(run.hardware.gpu)
+            reject_without_formulas(run)
+            card = None if run.hardware.gpu is None else find_gpu(run.hardware.gpu)
             stages = [StageSums(run, stage, card, self._sizers, count) for stage in stages_that_matter(run)]
         except InputError:
             return None
@@ -288,7 +288,7 @@ class _Evaluation:
             column[~valid] = 0
         if found.ledger is not None:
             found.ledger[:, :, ~valid] = 0
-        allocated = Allocated(
+        allocated = AllocatedPeaks(
             self._phases,
             peak,
             phases.argmax(axis=0),
@@ -300,7 +300,7 @@ class _Evaluation:
         reserved, verdict = judged(peak, found.outside, found.usable, found.terms, self._terms.terms)
         verdict[~valid] = UNJUDGED
         verdict[large] = DOES_NOT_FIT
-        judgement = Judgement(
+        judgement = GridVerdicts(
             reserved,
             reserved + found.outside,
             found.usable,

@@ -9,10 +9,10 @@ import numpy as np
 
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
-from memcalc.spec.broken import Broken
+from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
 from memcalc.sweeping.contexts import Codes, Contexts
-from memcalc.sweeping.lanes import Indices
+from memcalc.sweeping.vector_int import Indices
 
 VALID, NOT_MODELLED = 0, -1  # codes; any other code is the number of the first violated rule, from 1
 
@@ -60,7 +60,7 @@ class Reasons:
     def all(self) -> list[str]:
         """Return the reason of each configuration, as `of` does, but faster. [n]"""
         found = np.full(len(self._codes), "", dtype=object)
-        known: dict[Broken, str] = {}
+        known: dict[Violation, str] = {}
         for code, members in self._alike():
             if code == NOT_MODELLED:
                 found[members] = self.of(int(members[0]))
@@ -72,7 +72,7 @@ class Reasons:
         texts: list[str] = found.tolist()
         return texts
 
-    def _worded(self, code: int, members: Indices) -> Iterator[tuple[Broken, Indices]]:
+    def _worded(self, code: int, members: Indices) -> Iterator[tuple[Violation, Indices]]:
         """Yield the violations of a rule, each with the configurations of one context that share its message."""
         contexts = self._contexts
         spec = contexts.loaded(contexts.grid.point(self._start + int(members[0])))

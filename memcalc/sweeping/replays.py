@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from memcalc.progress import Progress, silent
-from memcalc.sweeping.front import Front
+from memcalc.sweeping.pareto_front import GrowthAxes
 from memcalc.sweeping.table import Table
-from memcalc.sweeping.terms import ANSWERS, CLOSE, DOES_NOT_FIT, FITS
+from memcalc.sweeping.verdict_terms import ANSWERS, CLOSE, DOES_NOT_FIT, FITS
 from memcalc.verdict.judge import size
 
 MOST_OF_FRONT = 32  # replays made to find the front; each takes 0.1 s to several seconds
@@ -57,7 +57,7 @@ class _Replays:
         that
         certainly fits may be far away.
         """
-        front, last = Front(self.table), self._count + most
+        front, last = GrowthAxes(self.table), self._count + most
         can = self.table.can_replay
         while self._count < last:
             waiting = np.flatnonzero(front.members() & can & ~self.table.replayed)

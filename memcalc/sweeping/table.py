@@ -14,7 +14,7 @@ from memcalc.spec.spec import Spec
 from memcalc.sweeping.arrays import COMPONENTS
 from memcalc.sweeping.grid import Grid, Value
 from memcalc.sweeping.reasons import Reasons
-from memcalc.sweeping.terms import ANSWERS, CLOSE, FITS, Terms, Verdicts, of_each
+from memcalc.sweeping.verdict_terms import ANSWERS, CLOSE, FITS, Verdicts, VerdictTerms, of_each
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -25,7 +25,7 @@ TOO_LARGE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Allocated:
+class AllocatedPeaks:
     """Allocated bytes of the rank with the highest peak (the headline of `memcalc.estimate`); 0 where invalid.
 
     Args:
@@ -48,7 +48,7 @@ class Allocated:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class GridVerdicts:
     """Reserved and device memory, and the verdict.
 
     Args:
@@ -69,9 +69,9 @@ class Judgement:
     verdict: Verdicts
     replayed: Flags
     numbers: npt.NDArray[np.int32]
-    terms: tuple[Terms, ...]
+    terms: tuple[VerdictTerms, ...]
 
-    def copy(self) -> Judgement:
+    def copy(self) -> GridVerdicts:
         """Return a copy that can be changed independently."""
         return replace(
             self,
@@ -104,8 +104,8 @@ class Table:
     start: int
     valid: Flags
     too_large: Flags
-    allocated: Allocated
-    judgement: Judgement
+    allocated: AllocatedPeaks
+    judgement: GridVerdicts
     invalid: Reasons
 
     components = COMPONENTS
@@ -180,7 +180,7 @@ class Table:
         found: Flags = self.valid & of_each(replays, self.judgement.numbers)
         return found
 
-    def terms(self, chosen: Flags) -> list[Terms]:
+    def terms(self, chosen: Flags) -> list[VerdictTerms]:
         """Return the distinct terms of some configurations before any replay, the most frequent first.
 
         Args:

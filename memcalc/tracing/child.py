@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from memcalc.directories import temporary_directory
 from memcalc.errors import InputError, Unavailable
 from memcalc.events import read_events
 from memcalc.files import write_text
-from memcalc.folders import temporary_folder
 from memcalc.recorder.recording import Recording
 from memcalc.spec.spec import Spec
 
@@ -31,7 +31,7 @@ def record_in_child(spec: Spec, steps: int) -> Recording:
         InputError: the step cannot run the spec.
         Unavailable: the child ended without a result.
     """
-    with temporary_folder("memcalc-trace-") as folder:
+    with temporary_directory("memcalc-trace-") as folder:
         spec_file, events, report = (folder / name for name in ("spec.json", "events.jsonl", "report.json"))
         write_text(spec_file, json.dumps(spec.model_dump(mode="json")))
         command = [sys.executable, "-P", "-m", "memcalc.tracing.child", *map(str, (spec_file, events, report, steps))]
@@ -67,7 +67,7 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
     from memcalc.errors import MemcalcError
     from memcalc.events import write_events
     from memcalc.spec.loading import load
-    from memcalc.step.uncompiled import without_compiler
+    from memcalc.step.skip_compiler import without_compiler
     from memcalc.tracing.trace import record
 
     without_compiler()

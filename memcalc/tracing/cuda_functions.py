@@ -26,9 +26,9 @@ from memcalc.recorder.storages import is_made_of_tensors
 from memcalc.step.host import HOST
 from memcalc.tracing.attention import attention
 from memcalc.tracing.autocast import Autocast
-from memcalc.tracing.host import Host, on_host
+from memcalc.tracing.device_reads import OF_DATA, READS, numbers_in, without_reads, zero_for
+from memcalc.tracing.host import OffloadedTensors, on_host
 from memcalc.tracing.norms import rms_norm
-from memcalc.tracing.readbacks import OF_DATA, READS, numbers_in, without_reads, zero_for
 from memcalc.tracing.values import Values
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -77,7 +77,7 @@ class CudaFunctions(TorchFunctionMode):
         super().__init__()
         self._values = values
         self.autocast = Autocast(on_device)
-        self.host = Host()
+        self.host = OffloadedTensors()
         self.readbacks = 0
         self.placing = False  # whether a function is running that was asked to create its tensor on the device
         self._steered: dict[Any, Callable[..., Any]] = {

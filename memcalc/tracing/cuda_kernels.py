@@ -12,8 +12,8 @@ from torch import Tensor
 
 from memcalc.ledger.component import Component
 from memcalc.recorder.kernels import Hidden, tensors
-from memcalc.spec.cards import Card
-from memcalc.spec.kernels import capability, multiprocessors
+from memcalc.spec.hardware.gpus import GpuSpec
+from memcalc.spec.hardware.kernels import capability, multiprocessors
 from memcalc.tracing.cuda_workspaces import WORKSPACES
 from memcalc.tracing.fake_kernels import FakeKernels
 from memcalc.tracing.host import on_host
@@ -49,7 +49,9 @@ class CudaKernels(FakeKernels):
         placing: returns whether a Python function is running that creates its tensor on the device.
     """
 
-    def __init__(self, card: Card, streams: Streams | None = None, placing: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, card: GpuSpec, streams: Streams | None = None, placing: Callable[[], bool] = lambda: True
+    ) -> None:
         super().__init__()
         self._placing = placing
         self._streams = streams

@@ -13,7 +13,7 @@ from memcalc.recorder.kernels import Hidden
 from memcalc.workspaces import attention, ceil_div, embedding, norms, sharding, sorting, transient
 from memcalc.workspaces.attention import Heads
 from memcalc.workspaces.multiprocessors import Multiprocessors
-from memcalc.workspaces.reductions import Reduction, reduction
+from memcalc.workspaces.reductions import ReductionShape, reduction
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ def _reduced(x: Tensor, dims: list[int], card: Multiprocessors) -> tuple[int, ..
     contiguous = innermost is None or innermost in summed
     inner = 1 if contiguous or innermost is None else _run(x, innermost, kept)
     runs = sum(1 for dim in summed if dim + 1 not in summed)
-    return reduction(Reduction(outputs, inputs, contiguous, inner, one_dimension=runs <= 1), card)
+    return reduction(ReductionShape(outputs, inputs, contiguous, inner, one_dimension=runs <= 1), card)
 
 
 def _run(x: Tensor, innermost: int, kept: list[int]) -> int:

@@ -9,15 +9,15 @@ from typing import Protocol
 import torch
 
 from memcalc.progress import Progress, silent
-from memcalc.recorder.observer import Observed, RecordingObserver
-from memcalc.recorder.real import Observers
+from memcalc.recorder.observer import ObservedRun, RecordingObserver
+from memcalc.recorder.real_device import Observers
 from memcalc.recorder.recording import Recording
-from memcalc.spec.cards import Card
+from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.step.loop import Observer
 from memcalc.tracing.session import Session, fake_cpu, fake_cuda, real_cpu
 
 
-class Run(Observed, Protocol):
+class FakeRun(ObservedRun, Protocol):
     """A training run that can be recorded."""
 
     def execute(self, steps: int, observer: Observer) -> None:
@@ -28,8 +28,8 @@ class Run(Observed, Protocol):
 
 
 def record_fake(
-    make_run: Callable[[torch.device], Run],
-    card: Card,
+    make_run: Callable[[torch.device], FakeRun],
+    gpu: GpuSpec,
     steps: int,
     *,
     cuda: bool = True,
@@ -40,14 +40,14 @@ def record_fake(
 
     Args:
         make_run: returns the run on a device.
-        card: the GPU of CUDA's semantics, which decides workspaces.
+        gpu: the GPU of CUDA's semantics, which decides workspaces.
         steps: optimizer steps.
         cuda: emulate CUDA kernels; else CPU kernels.
         ranks: number of ranks; this process is the first, and the others do not exist. With CPU semantics and several
             ranks, tensors are real: DeviceMesh and DDP's buckets read values.
         progress: called with the phase and the number of events so far.
     """
-    with _session(card, progress, ranks, cuda=cuda) as session:
+    with _session(gpu, progress, ranks, cuda=cuda) as session:
         run = make_run(session.device)
         building = _Building(session)
         run.execute(steps, Observers([RecordingObserver(run, session.recorder), building]))
@@ -81,7 +81,7 @@ class _Building:
             self.readbacks = self._session.readbacks
 
 
-def _session(card: Card, progress: Progress, ranks: int, *, cuda: bool) -> AbstractContextManager[Session]:
+def _session(gpu: GpuSpec, progress: Progress, ranks: int, *, cuda: bool) -> AbstractContextManager[Session]:
     if cuda:
-        return fake_cuda(card, progress, ranks)
+        return fake_cuda(gpu, progress, ranks)
     return real_cpu(progress, ranks) if ranks > 1 else fake_cpu(progress)

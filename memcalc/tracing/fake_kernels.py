@@ -10,8 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from memcalc.recorder.kernels import Kernels
-from memcalc.tracing.known_outputs import KnownOutputs
-from memcalc.tracing.selections import SELECTING, Selections
+from memcalc.tracing.data_dependent import SELECTING, Selections
+from memcalc.tracing.output_cache import KnownOutputs
 from memcalc.tracing.values import Values
 
 # Returns the collective's output once it is complete (torch/csrc/distributed/c10d/Functional.cpp).

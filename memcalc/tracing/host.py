@@ -29,7 +29,7 @@ def on_host(value: Any) -> bool:
     return isinstance(part, FakeTensor) and part.fake_device == HOST
 
 
-class Host:
+class OffloadedTensors:
     """Tensors that the run has offloaded.
 
     `is_fake` is set by the first one: from then on, copies from the device to the host are fake too.
@@ -72,7 +72,7 @@ class Host:
         """Return PyTorch's class with hooks that run inside the mode, also if an operator calls them."""
         host = self
 
-        class Played(torch.autograd.graph.save_on_cpu):
+        class OffloadPlay(torch.autograd.graph.save_on_cpu):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
                 host.is_fake = True
@@ -85,7 +85,7 @@ class Host:
             with nullcontext() if active else mode, mock.patch.object(torch.cuda, "is_available", return_value=True):
                 return hook(given)
 
-        return Played
+        return OffloadPlay
 
     def _made(self, like: Tensor, *, pinned: bool) -> Tensor:
         self._pins = pinned

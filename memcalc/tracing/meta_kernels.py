@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memcalc.tracing.made import Known
-from memcalc.tracing.plain_numbers import plain_numbers
+from memcalc.tracing.operator_outputs import OperatorOutputs
+from memcalc.tracing.symint_stubs import plain_numbers
 
 aten = torch.ops.aten
 
@@ -82,7 +82,7 @@ ASKED = MAKERS | frozenset(
 
 def of_meta_kernel(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Sequence[FakeTensor]
-) -> Known | None:
+) -> OperatorOutputs | None:
     """Return the operator's outputs; None if PyTorch's fake tensors must compute them.
 
     Args:
@@ -106,7 +106,7 @@ def of_meta_kernel(
             output = operator(*_with(args, rest), **dict(zip(kwargs, _with(kwargs.values(), rest), strict=True)))
         except Exception:  # noqa: BLE001 -- PyTorch's fake tensors then either succeed or report the error
             return None
-        return Known.of(operator, bare, output, device)
+        return OperatorOutputs.of(operator, bare, output, device)
 
 
 def _bare(tensor: FakeTensor) -> Tensor:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeGuard
 
 from memcalc.progress import Progress, silent
-from memcalc.spec.cards import find_card
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.step.packages import require_torch
 from memcalc.tracing.trace import DEFAULT_CARD, check_semantics
 
@@ -77,7 +77,7 @@ def trace_module(
     words = step_words(optimizer, options.get("inference"), steps)
     if isinstance(optimizer, str):
         options["optimizer"] = named_optimizer(optimizer)
-    card = find_card(gpu or DEFAULT_CARD)
+    card = find_gpu(gpu or DEFAULT_CARD)
     run = partial(ModuleRun, ModuleStep(module, inputs, **options))
     recording = record_fake(run, card, steps, cuda=semantics == "cuda", progress=progress)
     judged_by = None if gpu is None else card

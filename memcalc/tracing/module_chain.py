@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.allocator.pytorch.constants import MADE_TO_MEASURE, MIN_BLOCK, SEGMENT_STEP, UNSPLIT_REST
-from memcalc.events.event import Event, Kind
-from memcalc.spec.cards import find_card
+from memcalc.events.event import Event, EventType
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.tracing.trace import DEFAULT_CARD
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def measure_modules(
         runs.append(ChainRun(modules, given, optimizer, device))
         return runs[0]
 
-    recording = record_fake(make, find_card(gpu or DEFAULT_CARD), 1)
+    recording = record_fake(make, find_gpu(gpu or DEFAULT_CARD), 1)
     levels = _levels(recording.events)
     found = []
     for number, (module, ends) in enumerate(zip(modules, runs[0].ends, strict=True)):
@@ -127,15 +127,15 @@ def _levels(events: Iterable[Event]) -> dict[str, list[_Level]]:
     level = start = top = 0
     phase = ""
     for event in events:
-        if event.kind is Kind.PHASE:
+        if event.kind is EventType.PHASE:
             if phase:
                 levels.setdefault(phase, []).append(_Level(start, top, level))
             phase, start, top = event.phase, level, level
-        elif event.kind is Kind.ALLOC:
+        elif event.kind is EventType.ALLOC:
             sizes[event.storage] = _rounded(event.bytes)
             level += sizes[event.storage]
             top = max(top, level)
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             level -= sizes.pop(event.storage)
     levels.setdefault(phase, []).append(_Level(start, top, level))
     return levels

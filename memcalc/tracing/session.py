@@ -14,14 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Distribution
 
 from memcalc.progress import Progress, silent
-from memcalc.recorder.real import on_cpu, with_memory
+from memcalc.recorder.real_device import on_cpu, with_memory
 from memcalc.recorder.recorder import Recorder
-from memcalc.spec.cards import Card
-from memcalc.spec.kernels import capability
+from memcalc.spec.hardware.gpus import GpuSpec
+from memcalc.spec.hardware.kernels import capability
 from memcalc.tracing.cuda_functions import CUDA, CudaFunctions, on_device
 from memcalc.tracing.cuda_kernels import CudaKernels
+from memcalc.tracing.device_reads import DeviceReads
 from memcalc.tracing.fake_kernels import FakeKernels
-from memcalc.tracing.readbacks import Readbacks
 from memcalc.tracing.streams import Streams
 
 
@@ -37,7 +37,7 @@ class Session:
 
     device: torch.device
     recorder: Recorder
-    functions: CudaFunctions | Readbacks | None
+    functions: CudaFunctions | DeviceReads | None
 
     @property
     def readbacks(self) -> int:
@@ -48,11 +48,11 @@ class Session:
 
 
 @contextmanager
-def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> Iterator[Session]:
+def fake_cuda(gpu: GpuSpec, progress: Progress = silent, world_size: int = 1) -> Iterator[Session]:
     """Emulate a CUDA device: tensors on "cuda" are fake; those on "cpu" are real and not recorded.
 
     Args:
-        card: the GPU, which decides workspaces.
+        gpu: the GPU, which decides workspaces.
         progress: called with the phase and the number of events so far.
         world_size: number of ranks; this process is the first, and the others do not exist.
     """
@@ -66,18 +66,18 @@ def fake_cuda(card: Card, progress: Progress = silent, world_size: int = 1) -> I
             ranks.enter_context(unseen_propagation())
             ranks.enter_context(split_tensors())
             streams = ranks.enter_context(fake_streams())
-        yield ranks.enter_context(_cuda(card, progress, streams))
+        yield ranks.enter_context(_cuda(gpu, progress, streams))
 
 
 @contextmanager
-def _cuda(card: Card, progress: Progress, streams: Streams | None) -> Iterator[Session]:
-    kernels = CudaKernels(card, streams, lambda: functions.placing)
-    functions = CudaFunctions(capability(card), kernels.values)
+def _cuda(gpu: GpuSpec, progress: Progress, streams: Streams | None) -> Iterator[Session]:
+    kernels = CudaKernels(gpu, streams, lambda: functions.placing)
+    functions = CudaFunctions(capability(gpu), kernels.values)
     recorder = Recorder(kernels, on_device, progress, functions.host.memory)
     with (
         mock.patch.object(torch.cuda, "empty_cache", recorder.empty_cache),
         mock.patch.object(torch.cuda, "synchronize", return_value=None),
-        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability(card)),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=capability(gpu)),
         _without_validation(),
         _copied_in_place(),
         FakeTensorMode(allow_non_fake_inputs=True),
@@ -92,7 +92,7 @@ def fake_cpu(progress: Progress = silent) -> Iterator[Session]:
     """Emulate the CPU: every tensor is fake and recorded, without block rounding and workspaces."""
     gc.collect()
     recorder = Recorder(FakeKernels(), on_cpu, progress)
-    functions = Readbacks()
+    functions = DeviceReads()
     with _without_validation(), _copied_in_place(), FakeTensorMode(allow_non_fake_inputs=True), recorder, functions:
         yield Session(torch.device("cpu"), recorder, functions)
 

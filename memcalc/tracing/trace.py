@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
+from memcalc.directories import temporary_compiler_cache
 from memcalc.errors import InputError
-from memcalc.folders import temporary_compiler_cache
 from memcalc.ledger.result import Result
 from memcalc.progress import Progress, silent
-from memcalc.spec.cards import find_card
-from memcalc.spec.foreign import can_read_foreign, family_of_foreign
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.model_families.transformers_fallback import can_read_with_transformers, fallback_family
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from memcalc.recorder.recording import Recording
     from memcalc.recorder.trace import Trace
-    from memcalc.tracing.fake import Run
+    from memcalc.tracing.fake import FakeRun
 
 Semantics = Literal["cuda", "cpu"]
 
@@ -67,7 +67,7 @@ def record(
     require("trace", spec)
     refuse_replicas(spec, semantics)
     refuse_kernels(spec)
-    card = find_card(spec.hardware.gpu or DEFAULT_CARD)
+    card = find_gpu(spec.hardware.gpu or DEFAULT_CARD)
     with temporary_compiler_cache():
         from memcalc.tracing.fake import record_fake
 
@@ -81,7 +81,7 @@ def record(
         )
 
 
-def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.device], Run]:
+def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.device], FakeRun]:
     """Return the factory of the run: a training step, or generation."""
     if spec.inference is not None:
         if inputs is not None:
@@ -115,7 +115,7 @@ def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
     progress("trace", 0)
     found = make_trace(spec, record_in_child(spec, 2), spec.training.alloc_conf, progress=progress).result
     own = spec.model.transformers_config is not None
-    what = family_of_foreign(spec.model) if own else f"transformers' modules of {spec.model.architecture}"
+    what = fallback_family(spec.model) if own else f"transformers' modules of {spec.model.architecture}"
     note = f"memcalc has no formulas for {what}: {'its' if own else 'their'} real step was traced on fake tensors"
     return replace(found, notes=(note, *spec.origin.notes, *found.notes))
 
@@ -126,7 +126,7 @@ def stands_in(spec: Spec) -> bool:
     alone = parallelism.ranks == 1
     sharded = parallelism.engine == "fsdp2" and parallelism.data_parallel == parallelism.ranks
     needs_kernels = spec.training.finetune == "qlora" or spec.training.optimizer_options.paged
-    return can_read_foreign() and (alone or sharded) and not needs_kernels
+    return can_read_with_transformers() and (alone or sharded) and not needs_kernels
 
 
 def refuse_replicas(spec: Spec, semantics: str) -> None:

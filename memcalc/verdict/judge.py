@@ -8,14 +8,14 @@ from functools import cache
 
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
-from memcalc.estimation.outside import communication_library_bytes, outside_bytes
-from memcalc.ledger.result import DeviceMemory, Largest, Outside, RankResult, Result, known
+from memcalc.estimation.outside_allocator import communication_library_bytes, outside_bytes
+from memcalc.ledger.result import DeviceMemory, LargestBatchAndContext, OutsideMemory, RankResult, Result, known
 from memcalc.ledger.verdict import Answer, Interval, Verdict, holding_memory
-from memcalc.rehearsal.rehearsal import why_not
-from memcalc.spec.cards import Card, find_card
+from memcalc.simulation.simulated_run import unsupported_reason
+from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
-from memcalc.verdict.needs import Need, answer_of, can_replay, gets_through, least_bytes, need_of, recorded_need
+from memcalc.verdict.needs import MemoryNeed, answer_of, can_replay, gets_through, least_bytes, need_of, recorded_need
 
 
 def judge(spec: Spec, limit: int | None = None) -> Verdict:
@@ -28,18 +28,18 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
     Raises:
         InputError: the family, or this implementation of it, is not modelled.
     """
-    card = card_of(spec)
+    gpu = card_of(spec)
     if limit is None:
-        assert card is not None
-        limit = card.usable_bytes
+        assert gpu is not None
+        limit = gpu.usable_bytes
     limits, replays = limits_of(spec), can_replay(spec)
     # Formulas estimate the remainders of model states, but a replay is exact: only its lower bound may be used here.
-    least = least_bytes(spec, card, limit, tails=not replays)
+    least = least_bytes(spec, gpu, limit, tails=not replays)
     known = _decided(least, limit, limits)
     if known is not None:
         return known
-    need = need_of(spec, card) if replays else recorded_need(spec, card, least - outside_bytes(spec, card))
-    return verdict_of(need, card, limit, least, limits)
+    need = need_of(spec, gpu) if replays else recorded_need(spec, gpu, least - outside_bytes(spec, gpu))
+    return verdict_of(need, gpu, limit, least, limits)
 
 
 def is_expected_to_fit(spec: Spec) -> bool:
@@ -47,13 +47,13 @@ def is_expected_to_fit(spec: Spec) -> bool:
 
     Equals `judge(spec).expected`, with one replay where that may need two.
     """
-    card = card_of(spec)
-    assert card is not None
+    gpu = card_of(spec)
+    assert gpu is not None
     if not can_replay(spec):
         return judge(spec).expected
     limits = limits_of(spec)
-    least = least_bytes(spec, card, card.usable_bytes)
-    return _decided(least, card.usable_bytes, limits) is None and gets_through(spec, card)
+    least = least_bytes(spec, gpu, gpu.usable_bytes)
+    return _decided(least, gpu.usable_bytes, limits) is None and gets_through(spec, gpu)
 
 
 def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
@@ -65,17 +65,17 @@ def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
     return Verdict("does-not-fit", beyond, None, limit, None, False, tuple(each.what for each in unmodelled))
 
 
-def verdict_of(need: Need, card: Card | None, limit: int, least: int, limits: Sequence[Limit]) -> Verdict:
+def verdict_of(need: MemoryNeed, gpu: GpuSpec | None, limit: int, least: int, limits: Sequence[Limit]) -> Verdict:
     """Return the verdict of a run with a known need.
 
     Args:
         need: of the rank that needs most.
-        card: the GPU; None if the limit is only a budget.
+        gpu: the GPU; None if the limit is only a budget.
         limit: bytes it may use. A full GPU makes the allocator free cached blocks; a smaller budget does not.
         least: the lower bound of device memory.
         limits: what is not modelled.
     """
-    on_card = card is not None and limit >= card.usable_bytes
+    on_card = gpu is not None and limit >= gpu.usable_bytes
     answer = need.on_card if on_card and need.on_card is not None else answer_of(need, limit)
     interval = _interval(need, answer, limit)
     unmodelled = holding_memory(limits)
@@ -90,14 +90,14 @@ def verdict_of(need: Need, card: Card | None, limit: int, least: int, limits: Se
     )
 
 
-def _is_expected(need: Need, limit: int, *, on_card: bool) -> bool:
+def _is_expected(need: MemoryNeed, limit: int, *, on_card: bool) -> bool:
     """Return whether the replay finishes; without a replay, whether the upper end of the interval fits."""
     if need.played is None:
         return need.high_bytes <= limit
     return bool(need.gets_through) if on_card else need.device_bytes <= limit
 
 
-def _interval(need: Need, answer: Answer, limit: int) -> Interval:
+def _interval(need: MemoryNeed, answer: Answer, limit: int) -> Interval:
     """Return the interval, narrowed by the answer: a run that finishes on a full GPU needs no more than its memory."""
     low, high = need.low_bytes, need.high_bytes
     if answer == "fits":
@@ -107,9 +107,9 @@ def _interval(need: Need, answer: Answer, limit: int) -> Interval:
     return Interval(min(low, high), max(low, high), need.errors)
 
 
-def card_of(spec: Spec) -> Card | None:
+def card_of(spec: Spec) -> GpuSpec | None:
     """Return the GPU of a run, or None."""
-    return None if spec.hardware.gpu is None else find_card(spec.hardware.gpu)
+    return None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
 
 
 def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Result:
@@ -124,22 +124,22 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
         InputError: the family, or this implementation of it, is not modelled; or the PyTorch version does not accept
             the allocator settings.
     """
-    card = card_of(spec)
-    why = why_not(spec)
-    need = need_of(spec, card) if can_replay(spec) else None
+    gpu = card_of(spec)
+    why = unsupported_reason(spec)
+    need = need_of(spec, gpu) if can_replay(spec) else None
     if need is not None and need.played is None:
         why, need = "the run needs more than 1 PiB, the largest device of the allocator model", None
     result = estimate(spec, None if need is None else need.played)
     ranks = sorted(
-        (_with_memory(spec, card, rank, need) for rank in result.ranks), key=lambda rank: -(rank.reserved_bytes or 0)
+        (_with_memory(spec, gpu, rank, need) for rank in result.ranks), key=lambda rank: -(rank.reserved_bytes or 0)
     )  # stable: of equal stages the one with the highest allocated peak comes first
-    headline = need or recorded_need(spec, card, result.ledger.peak_bytes)
-    if limit is None and card is not None:
-        limit = card.usable_bytes
+    headline = need or recorded_need(spec, gpu, result.ledger.peak_bytes)
+    if limit is None and gpu is not None:
+        limit = gpu.usable_bytes
     judgement = None
     if limit is not None:
-        least = least_bytes(spec, card, limit) if least is None else least
-        judgement = as_assumed(verdict_of(headline, card, limit, least, result.limits), spec)
+        least = least_bytes(spec, gpu, limit) if least is None else least
+        judgement = as_assumed(verdict_of(headline, gpu, limit, least, result.limits), spec)
     sized = replace(
         result,
         ranks=tuple(ranks),
@@ -183,8 +183,8 @@ def _with_largest(result: Result) -> Result:
         return result
 
     @cache
-    def search() -> Largest:
-        from memcalc.estimation.generation.largest import largest
+    def search() -> LargestBatchAndContext:
+        from memcalc.estimation.generation.max_batch import largest
 
         return largest(result.spec, _is_possible, _fits)
 
@@ -193,26 +193,26 @@ def _with_largest(result: Result) -> Result:
 
 def _is_possible(spec: Spec) -> bool:
     """Return whether the lower bound admits a run on its GPU."""
-    card = card_of(spec)
-    assert card is not None
-    return _decided(least_bytes(spec, card, card.usable_bytes), card.usable_bytes, limits_of(spec)) is None
+    gpu = card_of(spec)
+    assert gpu is not None
+    return _decided(least_bytes(spec, gpu, gpu.usable_bytes), gpu.usable_bytes, limits_of(spec)) is None
 
 
 def _fits(spec: Spec) -> bool:
     return judge(spec).answer == "fits"
 
 
-def _with_memory(spec: Spec, card: Card | None, rank: RankResult, need: Need | None) -> RankResult:
+def _with_memory(spec: Spec, gpu: GpuSpec | None, rank: RankResult, need: MemoryNeed | None) -> RankResult:
     """Return the rank with its reserved memory, from the replay or from recorded runs."""
-    found = need or recorded_need(spec, card, rank.ledger.peak_bytes)
+    found = need or recorded_need(spec, gpu, rank.ledger.peak_bytes)
     if need is not None and need.played is not None:
         found = need._replace(reserved_bytes=need.played.of(rank.rank.get("pipeline_stage", 0)).reserved_bytes)
-    context = 0 if card is None else card.context_bytes
+    context = 0 if gpu is None else gpu.context_bytes
     cached = found.reserved_bytes - rank.ledger.peak_bytes
     memory = DeviceMemory(
         found.reserved_bytes,
-        None if card is None else found.device_bytes,
-        Outside(cached, context, communication_library_bytes(spec)),
+        None if gpu is None else found.device_bytes,
+        OutsideMemory(cached, context, communication_library_bytes(spec)),
     )
     return replace(rank, memory=known(memory))
 

@@ -7,23 +7,23 @@ from math import ceil, floor
 from typing import NamedTuple
 
 from memcalc.errors import OutOfMemory
-from memcalc.estimation.estimate import Played
-from memcalc.estimation.generation.sizing import allocated_bytes as generation_bytes
-from memcalc.estimation.moving import peak_bytes
-from memcalc.estimation.outside import outside_bytes
-from memcalc.estimation.stages import Stage, stages_alike, stages_of, stages_that_matter
-from memcalc.estimation.states import state_peak
-from memcalc.ledger.verdict import Answer, Errors
-from memcalc.rehearsal.rehearsal import requests_of, why_not
-from memcalc.spec.cards import Card, find_card
-from memcalc.spec.foreign import refuse_foreign
+from memcalc.estimation.estimate import AllocatorOverhead
+from memcalc.estimation.generation.estimate import allocated_bytes as generation_bytes
+from memcalc.estimation.outside_allocator import outside_bytes
+from memcalc.estimation.transient import peak_bytes
+from memcalc.layout.stages import Stage, stages_alike, stages_of, stages_that_matter
+from memcalc.ledger.verdict import Answer, RecordedErrors
+from memcalc.simulation.simulated_run import run_requests, unsupported_reason
+from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
+from memcalc.states.model_states import state_peak
 from memcalc.stream.requests import Replay, Requests, replay, reserved_upper_bound
-from memcalc.verdict.kinds import kinds_of
-from memcalc.verdict.recorded import replay_errors, reserve_ratio
+from memcalc.verdict.recorded_errors import replay_errors, reserve_ratio
+from memcalc.verdict.run_types import kinds_of
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     """The device memory that one run needs. Bytes.
 
     Args:
@@ -36,9 +36,9 @@ class Need(NamedTuple):
     """
 
     reserved_bytes: int
-    errors: Errors
+    errors: RecordedErrors
     outside_bytes: int
-    played: Played | None
+    played: AllocatorOverhead | None
     on_card: Answer | None
     gets_through: bool | None
 
@@ -58,28 +58,28 @@ class Need(NamedTuple):
         return self.outside_bytes + ceil(self.reserved_bytes * (1 + self.errors.high))
 
 
-def least_bytes(spec: Spec, card: Card | None, limit: int | None = None, *, tails: bool = False) -> int:
+def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None, *, tails: bool = False) -> int:
     """Return a lower bound of device memory: live requests of the worst rank, its context and communication library.
 
     Args:
         spec: the run.
-        card: its GPU, if it has one.
+        gpu: its GPU, if it has one.
         limit: stop at the first stage that exceeds this; the result then exceeds it, too, but is not the maximum.
         tails: include the remainders of model states that the allocator is expected not to split off.
 
     Raises:
         InputError: there are no formulas for this family.
     """
-    refuse_foreign(spec)
-    outside = outside_bytes(spec, card)
+    reject_without_formulas(spec)
+    outside = outside_bytes(spec, gpu)
     if spec.inference is not None:
-        return outside + max(generation_bytes(spec, stage, card) for stage in stages_of(spec))
+        return outside + max(generation_bytes(spec, stage, gpu) for stage in stages_of(spec))
     stages = stages_that_matter(spec)
     most = max(state_peak(spec, stage) for stage in stages) + outside
     for stage in stages:
         if limit is not None and most > limit:
             break
-        most = max(most, peak_bytes(spec, stage, card, tails=tails) + outside)
+        most = max(most, peak_bytes(spec, stage, gpu, tails=tails) + outside)
     return most
 
 
@@ -89,43 +89,43 @@ def can_replay(spec: Spec) -> bool:
     Raises:
         InputError: there are no formulas for this family.
     """
-    refuse_foreign(spec)
-    return not why_not(spec)
+    reject_without_formulas(spec)
+    return not unsupported_reason(spec)
 
 
-def need_of(spec: Spec, card: Card | None, allocated: int | None = None) -> Need:
+def need_of(spec: Spec, gpu: GpuSpec | None, allocated: int | None = None) -> MemoryNeed:
     """Return the need of the rank that needs most, by replay if possible.
 
     Args:
         spec: the run.
-        card: its GPU, if it has one.
+        gpu: its GPU, if it has one.
         allocated: its allocated peak, if already known.
 
     Returns:
         The need; its `played` is None if the run was not replayed.
     """
-    found = _replayed(spec, card) if can_replay(spec) else None
+    found = _replayed(spec, gpu) if can_replay(spec) else None
     if found is not None:
         return found
-    return recorded_need(spec, card, _allocated(spec, card) if allocated is None else allocated)
+    return recorded_need(spec, gpu, _allocated(spec, gpu) if allocated is None else allocated)
 
 
-def recorded_need(spec: Spec, card: Card | None, allocated: int) -> Need:
+def recorded_need(spec: Spec, gpu: GpuSpec | None, allocated: int) -> MemoryNeed:
     """Return the need for an allocated peak in bytes, from the reserved-to-allocated ratio of recorded runs."""
     ratio, errors = reserve_ratio(kinds_of(spec))
-    outside = outside_bytes(spec, card)
-    found = Need(ceil(allocated * ratio), errors, outside, None, None, None)
+    outside = outside_bytes(spec, gpu)
+    found = MemoryNeed(ceil(allocated * ratio), errors, outside, None, None, None)
     # Reserved memory is never less than allocated memory.
     least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
     found = found._replace(errors=errors._replace(low=max(errors.low, least)))
-    return found if card is None else found._replace(on_card=answer_of(found, card.usable_bytes))
+    return found if gpu is None else found._replace(on_card=answer_of(found, gpu.usable_bytes))
 
 
-def gets_through(spec: Spec, card: Card) -> bool:
+def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
     """Return whether the replay of a run finishes on its GPU, ignoring errors."""
-    room = card.usable_bytes - outside_bytes(spec, card)
+    room = gpu.usable_bytes - outside_bytes(spec, gpu)
     for stage in stages_that_matter(spec):
-        requests = requests_of(spec, stage)
+        requests = run_requests(spec, stage)
         if not spec.training.alloc_conf and reserved_upper_bound(requests) <= room:
             continue  # proven for default settings, without a replay
         if _replays(spec, requests)(room) is None:
@@ -136,7 +136,7 @@ def gets_through(spec: Spec, card: Card) -> bool:
 def _replays(spec: Spec, requests: Requests) -> Callable[[int | None], Replay | None]:
     """Return a function that replays the run with a given memory for the allocator; None: it runs out of memory."""
     training = spec.training
-    capacity = None if spec.hardware.gpu is None else find_card(spec.hardware.gpu).usable_bytes
+    capacity = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu).usable_bytes
 
     def on(room: int | None) -> Replay | None:
         try:
@@ -147,27 +147,27 @@ def _replays(spec: Spec, requests: Requests) -> Callable[[int | None], Replay | 
     return on
 
 
-def answer_of(need: Need, limit: int) -> Answer:
+def answer_of(need: MemoryNeed, limit: int) -> Answer:
     """Return the answer for a limit above the interval, below it, or inside."""
     if need.high_bytes <= limit:
         return "fits"
     return "does-not-fit" if need.low_bytes > limit else "unknown"
 
 
-def _allocated(spec: Spec, card: Card | None) -> int:
+def _allocated(spec: Spec, gpu: GpuSpec | None) -> int:
     if spec.inference is not None:
-        return max(generation_bytes(spec, stage, card) for stage in stages_of(spec))
-    return max(peak_bytes(spec, stage, card) for stage in stages_that_matter(spec))
+        return max(generation_bytes(spec, stage, gpu) for stage in stages_of(spec))
+    return max(peak_bytes(spec, stage, gpu) for stage in stages_that_matter(spec))
 
 
-def _replayed(spec: Spec, card: Card | None) -> Need | None:
+def _replayed(spec: Spec, gpu: GpuSpec | None) -> MemoryNeed | None:
     """Replay the ranks of each type of pipeline stage; return the worst need. None: see `_replayed_rank`."""
     if spec.inference is not None or spec.parallelism.pipeline_parallel == 1:
-        return _replayed_rank(spec, card, None)
-    worst: Need | None = None
-    by_stage: dict[int, Played] = {}
+        return _replayed_rank(spec, gpu, None)
+    worst: MemoryNeed | None = None
+    by_stage: dict[int, AllocatorOverhead] = {}
     for alike in stages_alike(spec):
-        need = _replayed_rank(spec, card, alike[0])
+        need = _replayed_rank(spec, gpu, alike[0])
         if need is None or need.played is None:
             return None
         by_stage |= {stage.index: need.played for stage in alike}
@@ -178,13 +178,13 @@ def _replayed(spec: Spec, card: Card | None) -> Need | None:
     return worst._replace(played=worst.played._replace(by_stage=by_stage))
 
 
-def _badness(need: Need) -> tuple[int, int]:
+def _badness(need: MemoryNeed) -> tuple[int, int]:
     """Order needs by their answer, then by their bytes."""
     answers = (None, "fits", "unknown", "does-not-fit")
     return answers.index(need.on_card), need.reserved_bytes
 
 
-def _replayed_rank(spec: Spec, card: Card | None, stage: Stage | None) -> Need | None:
+def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage | None) -> MemoryNeed | None:
     """Replay on the GPU, where the allocator frees cached blocks before it runs out of memory.
 
     None if the run needs more than the largest device on which the allocator is modelled with its settings.
@@ -192,19 +192,19 @@ def _replayed_rank(spec: Spec, card: Card | None, stage: Stage | None) -> Need |
     The replay's errors are relative to reserved memory. A run certainly finishes if it finishes on a device smaller by
     the largest error. It certainly fails if a device larger by the largest error is not enough.
     """
-    errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, card)
-    on = _replays(spec, requests_of(spec, stage))
-    room = None if card is None else card.usable_bytes - outside
+    errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, gpu)
+    on = _replays(spec, run_requests(spec, stage))
+    room = None if gpu is None else gpu.usable_bytes - outside
     on_card = on(room)
     found = on_card or on(None)
     if found is None:
         return None
-    need = Need(found.reserved_bytes, errors, outside, found.played, None, None)
-    if card is None or room is None:
+    need = MemoryNeed(found.reserved_bytes, errors, outside, found.played, None, None)
+    if gpu is None or room is None:
         return need
     if on_card is None:
         larger = floor(room / (1 + errors.low))
         perhaps = found.reserved_bytes <= larger or on(larger) is not None  # no block is freed if everything fits
         return need._replace(on_card="unknown" if perhaps else "does-not-fit", gets_through=False)
-    sure = need.high_bytes <= card.usable_bytes or on(floor(room / (1 + errors.high))) is not None
+    sure = need.high_bytes <= gpu.usable_bytes or on(floor(room / (1 + errors.high))) is not None
     return need._replace(on_card="fits" if sure else "unknown", gets_through=True)

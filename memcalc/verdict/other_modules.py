@@ -7,8 +7,8 @@ from typing import NamedTuple
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
 from memcalc.ledger.result import Result
-from memcalc.spec.families import attends_eagerly, known_families
 from memcalc.spec.loading import load
+from memcalc.spec.model_families.conversion import attends_eagerly, known_families
 
 WORTH_SAYING = 0.1  # fraction of the allocated peak: smaller differences are not reported
 

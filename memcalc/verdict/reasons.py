@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from memcalc.changes.candidates import SAME, candidates
-from memcalc.changes.run import Run, written_out
 from memcalc.errors import InputError
-from memcalc.estimation.host import host_rows
-from memcalc.estimation.items import PHASES
-from memcalc.estimation.stages import stages_of
+from memcalc.estimation.host_memory import host_rows
+from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import Result
+from memcalc.ledger.row_drafts import PHASES
+from memcalc.spec.hardware.interconnect import system_of
 from memcalc.spec.spec import Spec
-from memcalc.spec.systems import system_of
+from memcalc.suggestions.candidates import SAME, candidates
+from memcalc.suggestions.run_overrides import UserRun, written_out
 from memcalc.verdict.judge import card_of, judge
 
 WORTH_SAYING = 0.1  # fraction of the peak: smaller temporaries are not reported
@@ -75,7 +75,7 @@ def reason_of(result: Result) -> Reason:
     )
 
 
-def remedy_of(run: Run, limit: int | None = None) -> Remedy | None:
+def remedy_of(run: UserRun, limit: int | None = None) -> Remedy | None:
     """Return the cheapest single change with which a run fits; None if none that keeps the training result does.
 
     Args:

@@ -15,7 +15,7 @@ LARGEST_BLOCK = 512  # MAX_NUM_THREADS of a reduction's thread block, divided by
 WARP = 32
 
 
-class Reduction(NamedTuple):
+class ReductionShape(NamedTuple):
     """The shape of a reduction.
 
     Args:
@@ -35,7 +35,7 @@ class Reduction(NamedTuple):
     one_dimension: bool = True
 
 
-def reduction(what: Reduction, card: Multiprocessors) -> Script:
+def reduction(what: ReductionShape, card: Multiprocessors) -> Script:
     """Return the staging buffer and semaphores of one reduction; empty if thread blocks do not share any sum."""
     if not what.outputs or not what.inputs:
         return ()
@@ -78,7 +78,7 @@ def reduction(what: Reduction, card: Multiprocessors) -> Script:
 
 def column_sum(rows: int, columns: int, card: Multiprocessors) -> Script:
     """Return the script of summing the columns of a (rows, columns) matrix: the gradient of a bias."""
-    return reduction(Reduction(columns, rows, contiguous=False, inner=columns), card)
+    return reduction(ReductionShape(columns, rows, contiguous=False, inner=columns), card)
 
 
 def _power_of_two_below(number: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.holes import Holes
+from memcalc.allocator.free_ranges import Holes
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version

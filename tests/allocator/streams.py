@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from tests.allocator.running import MIB
 
 
@@ -42,15 +42,17 @@ def event_streams(draw: st.DrawFn, streams: bool = False) -> list[Event]:
         if kind == "alloc":
             living.append(number)
             events.append(
-                Event(Kind.ALLOC, number, size, stream if streams else 0, operator=OPERATORS[which % len(OPERATORS)])
+                Event(
+                    EventType.ALLOC, number, size, stream if streams else 0, operator=OPERATORS[which % len(OPERATORS)]
+                )
             )
         elif kind == "free" and living:
-            events.append(Event(Kind.FREE, living.pop(which % len(living))))
+            events.append(Event(EventType.FREE, living.pop(which % len(living))))
         elif kind == "phase":
             phases += 1
-            events.append(Event(Kind.PHASE, phase=f"forward_{phases}"))
+            events.append(Event(EventType.PHASE, phase=f"forward_{phases}"))
         elif kind == "record_stream" and streams and living:
-            events.append(Event(Kind.RECORD_STREAM, living[which % len(living)], stream=stream))
+            events.append(Event(EventType.RECORD_STREAM, living[which % len(living)], stream=stream))
         elif kind == "empty_cache" and streams:
-            events.append(Event(Kind.EMPTY_CACHE))
+            events.append(Event(EventType.EMPTY_CACHE))
     return events

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memcalc.allocator.paddle.collection import collected, reused, step_of, transformed
 from memcalc.allocator.paddle.settings import parse_settings
-from memcalc.events import Event, Kind, timeline
+from memcalc.events import Event, EventType, timeline
 from tests.allocator.running import MIB
 from tests.allocator.streams import event_streams, examples
 
@@ -16,15 +16,15 @@ GIB = 2**30
 
 
 def alloc(storage: int, size: int, operator: str = "") -> Event:
-    return Event(Kind.ALLOC, storage, size, operator=operator)
+    return Event(EventType.ALLOC, storage, size, operator=operator)
 
 
 def free(storage: int) -> Event:
-    return Event(Kind.FREE, storage)
+    return Event(EventType.FREE, storage)
 
 
 def phase(name: str) -> Event:
-    return Event(Kind.PHASE, phase=name)
+    return Event(EventType.PHASE, phase=name)
 
 
 def shape(events: list[Event]) -> list[str]:
@@ -32,10 +32,10 @@ def shape(events: list[Event]) -> list[str]:
     sizes: dict[int, int] = {}
     words = []
     for event in events:
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             sizes[event.storage] = event.bytes
             words.append(f"+{event.bytes}")
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             words.append(f"-{sizes[event.storage]}")
         else:
             words.append(event.phase)
@@ -100,7 +100,7 @@ def test_other_operators_sizes_streams_and_shared_storages_keep_their_own() -> N
         [alloc(0, 8), alloc(1, 8, "aten.relu"), alloc(2, 1), free(0), free(1), free(2)],
     ):
         assert shape(reused(stream)) == shape(stream)
-    shared = [alloc(0, 8), Event(Kind.RECORD_STREAM, 0, stream=1), alloc(1, 8, "aten.relu"), free(0), free(1)]
+    shared = [alloc(0, 8), Event(EventType.RECORD_STREAM, 0, stream=1), alloc(1, 8, "aten.relu"), free(0), free(1)]
     assert len(reused(shared)) == len(shared)
 
 
@@ -167,7 +167,7 @@ def test_a_larger_threshold_lets_more_garbage_gather(events: list[Event], a: int
 def test_a_larger_threshold_collects_no_earlier(events: list[Event], a: int, b: int) -> None:
     """The first collection of a step, the second one and so on, counted in frees; and so no more often."""
     smaller, larger = sorted((a, b))
-    one_step = [event for event in events if event.kind is not Kind.PHASE]
+    one_step = [event for event in events if event.kind is not EventType.PHASE]
 
     early, late = collections(one_step, smaller), collections(one_step, larger)
 
@@ -187,9 +187,9 @@ def gathered(events: list[Event], threshold: int) -> list[int]:
     """Bytes of garbage after each free: those beyond what is alive where garbage goes at once."""
     marked = []
     for event in events:
-        marked += [event, Event(Kind.EMPTY_CACHE)] if event.kind is Kind.FREE else [event]
+        marked += [event, Event(EventType.EMPTY_CACHE)] if event.kind is EventType.FREE else [event]
     some, none = (
-        [total for total, event in zip(found.totals, found.events, strict=True) if event.kind is Kind.EMPTY_CACHE]
+        [total for total, event in zip(found.totals, found.events, strict=True) if event.kind is EventType.EMPTY_CACHE]
         for found in (timeline(collected(marked, limit)) for limit in (threshold, 0))
     )
     return [more - less for more, less in zip(some, none, strict=True)]
@@ -200,9 +200,9 @@ def collections(events: list[Event], threshold: int) -> list[int]:
     sizes: dict[int, int] = {}
     freed = []
     for event in events:
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             sizes[event.storage] = event.bytes
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             freed.append(sizes[event.storage])
     garbage = gathered(events, threshold)
     before = [0, *garbage]
@@ -212,4 +212,4 @@ def collections(events: list[Event], threshold: int) -> list[int]:
 def living(events: list[Event]) -> list[int]:
     """Bytes alive after each allocation: where peaks are."""
     found = timeline(events)
-    return [total for total, event in zip(found.totals, found.events, strict=True) if event.kind is Kind.ALLOC]
+    return [total for total, event in zip(found.totals, found.events, strict=True) if event.kind is EventType.ALLOC]

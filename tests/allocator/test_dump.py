@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from memcalc.allocator import history
 from memcalc.allocator.pytorch.dump import snapshot, write_snapshot
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from memcalc.ledger.component import Component
 from tests.allocator.running import MIB
 from tests.allocator.streams import event_streams, examples
 
 MM = Event(
-    Kind.ALLOC,
+    EventType.ALLOC,
     2,
     5 * MIB + 100,
     component=Component.ACTIVATIONS,
@@ -35,11 +35,11 @@ MM = Event(
     time_us=70,
 )
 STEP = [
-    Event(Kind.PHASE, phase="forward_1", time_us=50),
-    Event(Kind.ALLOC, 1, 30 * MIB, component=Component.WEIGHTS, time_us=60),
+    Event(EventType.PHASE, phase="forward_1", time_us=50),
+    Event(EventType.ALLOC, 1, 30 * MIB, component=Component.WEIGHTS, time_us=60),
     MM,
-    Event(Kind.FREE, 1, time_us=80),
-    Event(Kind.ALLOC, 3, 1000, stream=2, operator="aten.add", time_us=90),
+    Event(EventType.FREE, 1, time_us=80),
+    Event(EventType.ALLOC, 3, 1000, stream=2, operator="aten.add", time_us=90),
 ]
 MM_FRAMES = [
     {"filename": "model.py", "line": 12, "name": "aten.mm"},
@@ -102,7 +102,7 @@ def test_without_times_the_events_are_counted() -> None:
 
 
 def test_a_run_that_dies_ends_with_its_oom() -> None:
-    (trace,) = snapshot(history([*STEP, Event(Kind.ALLOC, 4, 40 * MIB)], capacity=60 * MIB))["device_traces"]
+    (trace,) = snapshot(history([*STEP, Event(EventType.ALLOC, 4, 40 * MIB)], capacity=60 * MIB))["device_traces"]
 
     assert [entry["action"] for entry in trace[-3:]] == ["segment_free", "oom", "snapshot"]
     assert "addr" not in trace[-2]

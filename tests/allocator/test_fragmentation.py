@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.allocator import replay
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from tests.allocator.running import MIB
 
 DEVICE = 1300 * MIB
@@ -14,7 +14,7 @@ def stream(*words: str) -> list[Event]:
     events = []
     for word in words:
         sign, name, size = word[0], ord(word[1]), int(word[2:] or 0) * MIB
-        events.append(Event(Kind.ALLOC, name, size) if sign == "+" else Event(Kind.FREE, name))
+        events.append(Event(EventType.ALLOC, name, size) if sign == "+" else Event(EventType.FREE, name))
     return events
 
 
@@ -74,17 +74,17 @@ def published() -> list[Event]:
     7 x 0.99 + 10.69 = 17.62; 7 x 0.1 + 10.69 = 11.39.
     """
     kept, rest, whole = 102 * MIB, 912 * MIB, 10946 * MIB  # 0.1, 0.89, 10.69 GiB
-    events = [Event(Kind.ALLOC, 1000, whole)]
+    events = [Event(EventType.ALLOC, 1000, whole)]
     for number in range(FRAGMENTS):
         big, small, filler = 3 * number, 3 * number + 1, 3 * number + 2
         events += [
-            Event(Kind.ALLOC, big, kept + rest),
-            Event(Kind.FREE, big),
-            Event(Kind.ALLOC, small, kept),
-            Event(Kind.ALLOC, filler, rest),
+            Event(EventType.ALLOC, big, kept + rest),
+            Event(EventType.FREE, big),
+            Event(EventType.ALLOC, small, kept),
+            Event(EventType.ALLOC, filler, rest),
         ]
-    events += [Event(Kind.FREE, 3 * number + 2) for number in range(FRAGMENTS)]
-    return [*events, Event(Kind.ALLOC, 2000, 2 * GIB)]
+    events += [Event(EventType.FREE, 3 * number + 2) for number in range(FRAGMENTS)]
+    return [*events, Event(EventType.ALLOC, 2000, 2 * GIB)]
 
 
 def test_the_published_example_and_its_lever() -> None:

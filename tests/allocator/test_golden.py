@@ -10,7 +10,7 @@ import pytest
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.holes import Holes
+from memcalc.allocator.free_ranges import Holes
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version

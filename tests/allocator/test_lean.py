@@ -19,7 +19,7 @@ from memcalc.allocator.pytorch.lean import LeanAllocator
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from tests.allocator.running import MIB, VERSIONS
 from tests.allocator.streams import event_streams, examples
 
@@ -92,10 +92,10 @@ def script_of(events: list[Event]) -> Iterator[int]:
     """The events' allocations and releases."""
     numbers: dict[int, int] = {}
     for event in events:
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             numbers[event.storage] = len(numbers)
             yield event.bytes
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             yield ~numbers[event.storage]
 
 
@@ -143,9 +143,9 @@ def test_golden_streams(case: dict[str, list[list[list[object]]]]) -> None:
     events = []
     for (name, *arguments), *_ in case["rows"]:
         if name == "alloc":
-            events.append(Event(Kind.ALLOC, int(str(arguments[0])), int(str(arguments[1]))))
+            events.append(Event(EventType.ALLOC, int(str(arguments[0])), int(str(arguments[1]))))
         elif name == "free":
-            events.append(Event(Kind.FREE, int(str(arguments[0]))))
+            events.append(Event(EventType.FREE, int(str(arguments[0]))))
     for version in ("2.11", "2.13"):
         both = Both(version)
         for change in script_of(events):

@@ -16,11 +16,11 @@ from memcalc.allocator.blocks import Block
 from memcalc.allocator.driver import Driver
 from memcalc.allocator.pools import Pool
 from memcalc.allocator.pytorch.caching import CachingAllocator
-from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator, _Pool
+from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator, _ExpandablePool
 from memcalc.allocator.pytorch.settings import Settings, parse_settings
 from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from tests.allocator.running import MIB
 from tests.allocator.streams import event_streams, examples
 from tests.allocator.test_lean import SERVED, script_of, walk
@@ -90,7 +90,7 @@ class Both:
                 assert all(end < begin for (_, end), (begin, _) in pairwise(sorted(blocks)))
 
 
-def of_lean(pool: _Pool, blocks: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+def of_lean(pool: _ExpandablePool, blocks: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """Of each block the number of its segment, its offset there and its size in bytes."""
     begins = sorted(pool.segments)
     numbers = [bisect_right(begins, begin) - 1 for begin, _ in blocks]
@@ -131,9 +131,9 @@ def test_golden_streams(case: dict[str, list[list[list[object]]]], room: int | N
     events = []
     for (name, *arguments), *_ in case["rows"]:
         if name == "alloc":
-            events.append(Event(Kind.ALLOC, int(str(arguments[0])), int(str(arguments[1]))))
+            events.append(Event(EventType.ALLOC, int(str(arguments[0])), int(str(arguments[1]))))
         elif name == "free":
-            events.append(Event(Kind.FREE, int(str(arguments[0]))))
+            events.append(Event(EventType.FREE, int(str(arguments[0]))))
     for version in ("2.11", "2.13"):
         both = Both(version, room)
         if all(both.play(change) for change in script_of(events)):

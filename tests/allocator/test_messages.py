@@ -6,7 +6,7 @@ import pytest
 
 from memcalc.allocator.driver import Driver
 from memcalc.allocator.pytorch.caching import CachingAllocator
-from memcalc.allocator.pytorch.messages import Process, format_size, out_of_memory_async
+from memcalc.allocator.pytorch.messages import DeviceProcess, format_size, out_of_memory_async
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
@@ -50,7 +50,7 @@ def test_with_a_fraction_it_names_what_is_allowed() -> None:
 
 
 def test_with_nvml_it_names_who_holds_what() -> None:
-    processes = [Process(4711, 2 * 1024 * MIB), Process(None, 1536)]
+    processes = [DeviceProcess(4711, 2 * 1024 * MIB), DeviceProcess(None, 1536)]
     subject = CachingAllocator(driver=Driver(80 * 1024 * MIB, used=MIB), device=3, processes=processes)
 
     assert (

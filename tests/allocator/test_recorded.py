@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memcalc.allocator.blocks import Block
-from memcalc.allocator.holes import Holes
-from memcalc.allocator.policy import SegmentView
+from memcalc.allocator.free_ranges import Holes
+from memcalc.allocator.views import SegmentView
 from memcalc.errors import OutOfMemory
 from tests.allocator.running import END, allocator
 

@@ -5,31 +5,31 @@ from __future__ import annotations
 import pytest
 
 from memcalc.allocator import ReplayResult, parse_settings, parse_version, replay
-from memcalc.allocator.result import Moment
+from memcalc.allocator.result import CounterSample
 from memcalc.errors import InputError
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from tests.allocator.running import MIB
 
 
 def alloc(storage: int, mib: float, stream: int = 0) -> Event:
-    return Event(Kind.ALLOC, storage, int(mib * MIB), stream)
+    return Event(EventType.ALLOC, storage, int(mib * MIB), stream)
 
 
 def free(storage: int) -> Event:
-    return Event(Kind.FREE, storage)
+    return Event(EventType.FREE, storage)
 
 
 STEP = [
-    Event(Kind.PHASE, phase="model"),
+    Event(EventType.PHASE, phase="model"),
     alloc(1, 30),
-    Event(Kind.PHASE, phase="forward_1"),
+    Event(EventType.PHASE, phase="forward_1"),
     alloc(2, 5),  # out of a segment of 20
     alloc(3, 11.5),  # out of what is left of it, 15
     free(2),
     alloc(4, 40),
     free(4),
     alloc(5, 39),  # the 40, whole
-    Event(Kind.EMPTY_CACHE),
+    Event(EventType.EMPTY_CACHE),
 ]
 
 
@@ -40,7 +40,7 @@ def test_what_a_stream_needs() -> None:
     assert result.fits
     assert result.peak_allocated == result.peak_active == int(81.5 * MIB)
     assert result.peak_reserved == 90 * MIB
-    assert result.peak == Moment(
+    assert result.peak == CounterSample(
         event=6,
         allocated=int(81.5 * MIB),
         active=int(81.5 * MIB),
@@ -106,7 +106,7 @@ def test_no_events_need_nothing() -> None:
 
 
 def test_nothing_is_allocated_for_no_bytes() -> None:
-    result = replay([alloc(1, 0), Event(Kind.RECORD_STREAM, 1, stream=3), free(1)])
+    result = replay([alloc(1, 0), Event(EventType.RECORD_STREAM, 1, stream=3), free(1)])
 
     assert result.peak_reserved == 0
 
@@ -117,7 +117,7 @@ def test_any_iterable_will_do() -> None:
 
 def used_elsewhere(*after: Event) -> ReplayResult:
     """A storage of 30 MiB, used on stream 1 too and freed, then these."""
-    return replay([alloc(1, 30), Event(Kind.RECORD_STREAM, 1, stream=1), free(1), *after])
+    return replay([alloc(1, 30), Event(EventType.RECORD_STREAM, 1, stream=1), free(1), *after])
 
 
 def test_other_streams_are_done_at_the_next_allocation() -> None:
@@ -126,7 +126,7 @@ def test_other_streams_are_done_at_the_next_allocation() -> None:
 
 
 def test_unless_the_stream_of_events_says_when() -> None:
-    done = Event(Kind.FREE_COMPLETED, 1)
+    done = Event(EventType.FREE_COMPLETED, 1)
 
     assert used_elsewhere(alloc(2, 30), done).peak_reserved == 60 * MIB
     assert used_elsewhere(alloc(2, 30), done).peak_active == 60 * MIB
@@ -135,7 +135,7 @@ def test_unless_the_stream_of_events_says_when() -> None:
 
 def test_a_death_that_was_recorded_gets_another_chance() -> None:
     """If memory suffices, it is a request that is freed at once."""
-    events = [alloc(1, 30), Event(Kind.OOM, bytes=50 * MIB), alloc(2, 10)]
+    events = [alloc(1, 30), Event(EventType.OOM, bytes=50 * MIB), alloc(2, 10)]
 
     assert replay(events, capacity=90 * MIB).peak_allocated == 80 * MIB
     failure = replay(events, capacity=70 * MIB).failure
@@ -149,7 +149,7 @@ def test_a_death_that_was_recorded_gets_another_chance() -> None:
         ([free(1)], "event 0 frees storage 1, which is not allocated."),
         ([alloc(1, 1), free(1), free(1)], "event 2 frees storage 1, which is not allocated."),
         ([alloc(1, 1), alloc(1, 1)], "event 1 allocates storage 1, which is already allocated."),
-        ([Event(Kind.RECORD_STREAM, 1)], "event 0 uses storage 1, which is not allocated."),
+        ([Event(EventType.RECORD_STREAM, 1)], "event 0 uses storage 1, which is not allocated."),
     ],
 )
 def test_events_that_cannot_follow_each_other(events: list[Event], message: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.allocator.pytorch.lean import LeanAllocator
 from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
-from memcalc.allocator.pytorch.scripted import WholeAllocator
+from memcalc.allocator.pytorch.script_replay import FullScriptAllocator
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
@@ -172,7 +172,7 @@ def _given(pairs: list[tuple[int, int]] | None) -> list[tuple[int, int]] | None:
 
 def test_where_it_is_not_known() -> None:
     version = parse_version("2.13")
-    whole = WholeAllocator(parse_settings("max_split_size_mb:64", version), version, None, None)
+    whole = FullScriptAllocator(parse_settings("max_split_size_mb:64", version), version, None, None)
     whole.watch()
     whole.play([MIB, ~0])
     assert whole.would_repeat(list) is False

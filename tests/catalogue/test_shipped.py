@@ -7,11 +7,11 @@ import pytest
 
 from memcalc.catalogue.resolution import resolve_offline
 from memcalc.catalogue.shipped import FILE, find_shipped, search_shipped, shipped_entries, shipped_ids
-from memcalc.estimation.parameters import count_parameters
+from memcalc.layout.parameters import count_parameters
 from memcalc.spec.derive import derive_model
-from memcalc.spec.families import known_families
 from memcalc.spec.model import ModelSpec
-from memcalc.spec.multimodal import language_config
+from memcalc.spec.model_families.conversion import known_families
+from memcalc.spec.model_families.multimodal import language_config
 from memcalc.spec.published import read_config, read_published
 from memcalc.spec.towers import TOWERS
 

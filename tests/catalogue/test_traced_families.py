@@ -10,7 +10,7 @@ import pytest
 import memcalc
 from memcalc.catalogue.shipped import find_shipped
 from memcalc.ledger.component import Component
-from memcalc.spec.families import known_families
+from memcalc.spec.model_families.conversion import known_families
 from memcalc.spec.towers import TOWERS
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "catalogue" / "families.jsonl"

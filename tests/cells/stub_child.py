@@ -12,7 +12,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from memcalc.cells.cell import Answer
+from memcalc.cells.cell import CellResult
 
 GIB = 2**30
 USABLE = 4 * GIB
@@ -29,7 +29,7 @@ def main(request_file: str, answer_file: str) -> None:
     if layers == 4:
         sys.exit("Traceback\nValueError: four")
     size = batch * GIB
-    answer = Answer(
+    answer = CellResult(
         "measured", "fits" if size <= USABLE else "does-not-fit", size, size, size, USABLE - size, "backward_2", 1.5
     )
     Path(answer_file).write_text(json.dumps(asdict(answer)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memcalc import api
-from memcalc.cells.cell import Cell
+from memcalc.cells.cell import GridCell
 from memcalc.errors import Unavailable
 
 distributed = pytest.importorskip("distributed", reason="Dask is not installed: pip install distributed")
@@ -27,7 +27,7 @@ def test_a_worker_that_is_killed_loses_no_other_cell(tmp_path: Path) -> None:
     ):
         workers = list(client.run(os.getpid).values())
 
-        def kill(cell: Cell | None, done: int, total: int) -> None:
+        def kill(cell: GridCell | None, done: int, total: int) -> None:
             assert total == len(axes["b"])
             if cell is not None and not killed:
                 killed.append(workers[0])

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from memcalc import api
-from memcalc.cells import local
-from memcalc.cells.cell import Cell, Cells
+from memcalc.cells import local_processes
+from memcalc.cells.cell import GridCell, GridCells
 from memcalc.errors import InputError, Unavailable
 from tests.cells.stub_child import GIB
 
-Sweep = Callable[..., Cells]
+Sweep = Callable[..., GridCells]
 FILE = Path("cells.jsonl")
 
 
@@ -28,9 +28,9 @@ FILE = Path("cells.jsonl")
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     """Sweeps over gpt2 with the runs of `stub_child`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(local, "CHILD", "tests.cells.stub_child")
+    monkeypatch.setattr(local_processes, "CHILD", "tests.cells.stub_child")
 
-    def call(axes: dict[str, list[Any]], **named: Any) -> Cells:
+    def call(axes: dict[str, list[Any]], **named: Any) -> GridCells:
         return api.sweep_runs("gpt2", axes, cells=FILE, gpu="a100-80gb", **{"workers": 2} | named)
 
     return call
@@ -61,7 +61,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(sweep: Sweep) -> None:
     """The third cell that ends is the last; four of the six are run after it, each once."""
     axes = {"b": [1, 2, 3, 4, 5, 6]}
 
-    def interrupt(_: Cell | None, done: int, __: int) -> None:
+    def interrupt(_: GridCell | None, done: int, __: int) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
@@ -240,7 +240,7 @@ def test_the_values_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("memcalc.cells.requests.find_torch", lambda _: type("Torch", (), {"version": "2.13.0"}))
     Path("train.py").write_text("1")
 
-    def cells() -> list[Cell]:
+    def cells() -> list[GridCell]:
         return command_cells([sys.executable, *COMMAND[1:]], {"batch": [1, 2], "gpu": ["t4", "l4"]}, None, options={})
 
     found = cells()
@@ -258,7 +258,7 @@ def test_the_values_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_secrets_of_a_command_are_not_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memcalc.cells.requests.find_torch", lambda _: type("Torch", (), {"version": "2.13.0"}))
-    monkeypatch.setattr("memcalc.cells.sweep.run_cells", lambda name, *_, **__: name)
+    monkeypatch.setattr("memcalc.cells.cell_sweep.run_cells", lambda name, *_, **__: name)
     command = [sys.executable, "train.py", "--hf-token", "hf_abcdefghijklmnop", "--batch", "{b}"]
 
     name = str(api.sweep_command(command, {"b": [1]}, gpu="t4", cells=FILE))

@@ -10,7 +10,7 @@ import pytest
 from memcalc.cli.app import main
 from memcalc.cli.dry_run import _exit_code
 from memcalc.nullcuda.result import DONE, FAILED, INTERRUPTED, OUT_OF_MEMORY, STOPPED, TIMED_OUT, DryRun
-from memcalc.spec.cards import find_card
+from memcalc.spec.hardware.gpus import find_gpu
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -75,7 +75,7 @@ def test_a_record_that_cannot_be_is_refused_before_the_run(capsys: pytest.Captur
 def test_a_record_on_a_full_disk_does_not_lose_the_result(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = DryRun(("true",), find_card("h100-80gb"), 1, DONE, 0, 1.0, ())
+    found = DryRun(("true",), find_gpu("h100-80gb"), 1, DONE, 0, 1.0, ())
     monkeypatch.setattr("memcalc.nullcuda.run", lambda *_, **__: found)
 
     code = main(["dry-run", "--gpu", "h100-80gb", "--record", "/dev/full", "--", "true"])

@@ -11,7 +11,7 @@ import pytest
 
 import memcalc
 from memcalc.documents.schema import result_schema
-from memcalc.fitting.layouts import HOLDABLE
+from memcalc.search.layouts import HOLDABLE
 from tests.cli.conftest import Run
 
 SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "t4")

@@ -11,11 +11,11 @@ from memcalc.documents.schema import result_schema
 from memcalc.errors import Unavailable
 from memcalc.measuring.job import Job, encoded
 from memcalc.measuring.measure import measured, refuse_death
-from memcalc.measuring.measurement import Device
+from memcalc.measuring.measurement import MeasuredDevice
 
 torch = pytest.importorskip("torch")
 
-from memcalc.measuring.child import answer  # noqa: E402 -- needs torch
+from memcalc.measuring.run_process import answer  # noqa: E402 -- needs torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,8 +59,10 @@ def test_estimate_with_a_measurement_beside_it(run) -> None:
 @pytest.fixture
 def small_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a MiB of memory, as its process would describe it."""
-    monkeypatch.setattr("memcalc.proving.headroom.host_bytes", lambda: 2**20)
-    monkeypatch.setattr("memcalc.measuring.client.Worker.describe", lambda *_: (Device("cpu", "cpu", "x86_64"), {}))
+    monkeypatch.setattr("memcalc.validation.preflight.host_bytes", lambda: 2**20)
+    monkeypatch.setattr(
+        "memcalc.measuring.client.Worker.describe", lambda *_: (MeasuredDevice("cpu", "cpu", "x86_64"), {})
+    )
 
 
 @pytest.mark.usefixtures("small_host")
@@ -77,7 +79,7 @@ def test_a_run_that_cannot_fit_is_warned_of_where_it_is_forced(run, monkeypatch:
     def started(*_: object, **__: object) -> None:
         raise Unavailable("it was started")
 
-    monkeypatch.setattr("memcalc.proving.one.measure", started)
+    monkeypatch.setattr("memcalc.validation.single_run.measure", started)
     code, _, err = run("measure", *TINY, "--headroom", "--force")
     warning, error = err.splitlines()
 
@@ -98,7 +100,7 @@ def test_what_was_measured_before_the_memory_ran_out_is_shown(
     spec = memcalc.load("gpt2", "num_layers=1", "s=32", "vocab_size=64", "recipe=fp32", "dtype=fp32")
     job = Job(spec, 1, "cpu", "", str(tmp_path / "events.jsonl"))
     dead = measured(job, json.loads(encoded(answer(job))), "memcalc measure gpt2")
-    monkeypatch.setattr("memcalc.proving.one.measure", lambda *_, **__: refuse_death(dead, None))
+    monkeypatch.setattr("memcalc.validation.single_run.measure", lambda *_, **__: refuse_death(dead, None))
     code, out, err = run("measure", *TINY)
     document = json.loads(run("measure", *TINY, "--format", "json").out)
 

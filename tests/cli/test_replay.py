@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from memcalc.events import Event, Kind, write_events
+from memcalc.events import Event, EventType, write_events
 from memcalc.ledger.component import Component
 
 SNAPSHOT = Path(__file__).parents[1] / "snapshots" / "recorded" / "training-2.13.0.pickle.gz"
@@ -24,18 +24,18 @@ def stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     write_events(
         "run.jsonl",
         [
-            Event(Kind.PHASE, phase="model"),
-            Event(Kind.ALLOC, 1, 30 * MIB, component=weights, line="train.py:3"),
-            Event(Kind.PHASE, phase="forward_1"),
-            Event(Kind.ALLOC, 2, 12 * MIB, component=activations, line="train.py:7"),
-            Event(Kind.ALLOC, 3, 3 * MIB, component=activations, line="train.py:8"),
-            Event(Kind.ALLOC, 4, 7 * MIB, component=activations, line="train.py:8"),
-            Event(Kind.FREE, 3),
-            Event(Kind.ALLOC, 5, 1000, stream=1, line="train.py:9"),
-            Event(Kind.PHASE, phase="backward_1"),
-            Event(Kind.ALLOC, 6, 15 * MIB, component=Component.GRADIENTS, line="train.py:11"),
-            Event(Kind.FREE, 2),
-            Event(Kind.FREE, 4),
+            Event(EventType.PHASE, phase="model"),
+            Event(EventType.ALLOC, 1, 30 * MIB, component=weights, line="train.py:3"),
+            Event(EventType.PHASE, phase="forward_1"),
+            Event(EventType.ALLOC, 2, 12 * MIB, component=activations, line="train.py:7"),
+            Event(EventType.ALLOC, 3, 3 * MIB, component=activations, line="train.py:8"),
+            Event(EventType.ALLOC, 4, 7 * MIB, component=activations, line="train.py:8"),
+            Event(EventType.FREE, 3),
+            Event(EventType.ALLOC, 5, 1000, stream=1, line="train.py:9"),
+            Event(EventType.PHASE, phase="backward_1"),
+            Event(EventType.ALLOC, 6, 15 * MIB, component=Component.GRADIENTS, line="train.py:11"),
+            Event(EventType.FREE, 2),
+            Event(EventType.FREE, 4),
         ],
     )
     return "run.jsonl"
@@ -59,7 +59,8 @@ def test_the_screen_of_a_snapshot(run, golden: Callable[[str, str], None]) -> No
 
 def test_running_out_is_an_answer(tmp_path: Path, run, golden: Callable[[str, str], None]) -> None:
     write_events(
-        tmp_path / "run.jsonl", [Event(Kind.ALLOC, 1, 2**30, line="a.py:1"), Event(Kind.ALLOC, 2, 2**34, line="a.py:2")]
+        tmp_path / "run.jsonl",
+        [Event(EventType.ALLOC, 1, 2**30, line="a.py:1"), Event(EventType.ALLOC, 2, 2**34, line="a.py:2")],
     )
 
     outcome = run("replay", str(tmp_path / "run.jsonl"), "--gpu", "t4", "--sweep", "expandable_segments=True")

@@ -273,7 +273,7 @@ Cells
 def test_cells_that_are_run(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The runs are those of tests/cells/stub_child.py, in processes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("memcalc.cells.local.CHILD", "tests.cells.stub_child")
+    monkeypatch.setattr("memcalc.cells.local_processes.CHILD", "tests.cells.stub_child")
     words = ("sweep", "gpt2", "--by", "trace", "--gpu", "t4", "--vary", "b=4,5", "--vary", "num_attention_heads=12,5")
 
     code, out, err = run(*words, "--output", "cells.csv")

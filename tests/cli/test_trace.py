@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from memcalc.api import load
-from memcalc.cli.traced import beside
+from memcalc.cli.trace_output import beside
 from memcalc.documents.schema import result_schema
 from memcalc.events import read_events, timeline
 from memcalc.report.comparison import source_label

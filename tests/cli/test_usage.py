@@ -73,7 +73,7 @@ def test_interruption_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memcalc.report.listings.card_rows", interrupted)
+    monkeypatch.setattr("memcalc.report.listings.gpu_rows", interrupted)
 
     assert run("gpus").code == 130
 
@@ -117,7 +117,7 @@ def test_an_error_of_ours_is_shown_as_it_is(run, monkeypatch: pytest.MonkeyPatch
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("memcalc.report.listings.card_rows", broken)
+    monkeypatch.setattr("memcalc.report.listings.gpu_rows", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run("gpus")
 

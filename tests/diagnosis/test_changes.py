@@ -4,13 +4,13 @@ import io
 
 import pytest
 
-from memcalc.changes.run import written_out
-from memcalc.diagnosis.changes import Explained
+from memcalc.diagnosis.changes import ExplainedReport
 from memcalc.diagnosis.diagnosis import diagnose
 from memcalc.estimation.estimate import estimate
-from memcalc.estimation.outside import outside_bytes
-from memcalc.spec.cards import find_card
+from memcalc.estimation.outside_allocator import outside_bytes
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.loading import load
+from memcalc.suggestions.run_overrides import written_out
 from memcalc.verdict.needs import need_of
 
 GIB = 2**30
@@ -18,7 +18,7 @@ CARD = 24  # GiB
 RUN = ("gpt2-large", ["b=8", "recipe=amp", "training.attention=eager"])
 
 
-def explained(allocated: str, *, run=RUN, frame: str = "", reserved: str = "", free: str = "0.50") -> Explained:
+def explained(allocated: str, *, run=RUN, frame: str = "", reserved: str = "", free: str = "0.50") -> ExplainedReport:
     text = (
         f"Traceback (most recent call last):\n{frame}\n"
         f"CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; {CARD}.00 GiB total capacity; {allocated} GiB already "
@@ -116,6 +116,6 @@ def test_without_figures_the_card_is_the_budget() -> None:
     assert found.held is None
     assert found.budget is not None
     assert found.budget_source == "usable memory of v100-16gb, less context and NCCL"
-    card = find_card("v100-16gb")
+    card = find_gpu("v100-16gb")
     assert found.budget == card.usable_bytes - outside_bytes(spec, card)
     assert found.needed.bytes == need_of(spec, None).reserved_bytes

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.allocator.pytorch.messages import (
-    Process,
-    Shortage,
+    DeviceProcess,
+    OutOfMemoryFigures,
     format_size,
     out_of_memory,
     out_of_memory_async,
@@ -19,14 +19,14 @@ from memcalc.allocator.pytorch.messages import (
 )
 from memcalc.allocator.pytorch.versions import NEWEST, OLDEST, Version
 from memcalc.diagnosis.diagnosis import Diagnosis, diagnose
-from memcalc.diagnosis.sizes import Printed, read_size
+from memcalc.diagnosis.sizes import PrintedSize, read_size
 from memcalc.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 
 sizes = st.one_of(st.integers(0, 2**12), st.integers(0, 2**24), st.integers(0, 2**38))
 processes = st.lists(
-    st.builds(Process, pid=st.one_of(st.none(), st.integers(1, 2**22)), bytes=sizes),
+    st.builds(DeviceProcess, pid=st.one_of(st.none(), st.integers(1, 2**22)), bytes=sizes),
     max_size=9,
     unique_by=lambda process: process.pid,
 )
@@ -36,7 +36,7 @@ def read(text: str) -> Diagnosis:
     return diagnose("a.log", io.BytesIO(text.encode()))
 
 
-def near(figure: Printed | None, size: int) -> bool:
+def near(figure: PrintedSize | None, size: int) -> bool:
     return figure is not None and abs(figure.bytes - size) <= figure.slack
 
 
@@ -58,12 +58,12 @@ def test_what_is_written_is_read(
     pools: tuple[int, int, int],
     allowed: int | None,
     number: int,
-    holders: list[Process],
+    holders: list[DeviceProcess],
     minor: int,
 ) -> None:
     segment, capacity, free, allocated = device
     private, cached, _ = pools
-    shortage = Shortage(
+    shortage = OutOfMemoryFigures(
         segment=segment,
         capacity=capacity,
         free=free,

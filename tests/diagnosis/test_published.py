@@ -5,7 +5,7 @@ import io
 import pytest
 
 from memcalc.diagnosis.diagnosis import Finding, diagnose
-from memcalc.diagnosis.sizes import Printed
+from memcalc.diagnosis.sizes import PrintedSize
 
 GIB = 2**30
 FIRST = (
@@ -25,7 +25,7 @@ def finding_of(text: str) -> Finding:
     return diagnose("error.log", io.BytesIO(text.encode())).finding
 
 
-def gib(figure: Printed | None) -> float | None:
+def gib(figure: PrintedSize | None) -> float | None:
     return None if figure is None else round(figure.bytes / GIB, 2)
 
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from memcalc.diagnosis.collecting import collect
-from memcalc.diagnosis.scanning import Scanner
+from memcalc.diagnosis.log_scanner import Scanner
+from memcalc.diagnosis.report_assembly import collect
 
 MESSAGE = (
     "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.78 GiB total capacity; 14.56 GiB already "

@@ -14,7 +14,7 @@ import pytest
 import memcalc
 from memcalc.cli.app import BUG, INTERRUPTED
 from memcalc.cli.dry_run import TIMED_OUT
-from memcalc.cli.ending import _ENDING
+from memcalc.cli.signals import _ENDING
 from memcalc.errors import MemcalcError
 
 ROOT = Path(__file__).parents[2]
@@ -24,13 +24,13 @@ SECTION = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
 REASONS = {
     "catalogue/hub.py": "The Hugging Face hub gives no `config.json`",
     "cells/cluster.py": "No Dask scheduler answers",
-    "cells/local.py": "an extra of memcalc",
+    "cells/local_processes.py": "an extra of memcalc",
     "cli/app.py": "too little memory for the command",
     "cli/output.py": "A result could not be written",
     "cli/dry_run.py": "temporary report of a process of a dry run",
     "files.py": "A result could not be written",
-    "lines.py": "standard output, a file, a record",
-    "measuring/child.py": "a GPU that other processes use, too little free memory for the model alone",
+    "json_lines.py": "standard output, a file, a record",
+    "measuring/run_process.py": "a GPU that other processes use, too little free memory for the model alone",
     "measuring/client.py": "The process that ran the training step ended unexpectedly",
     "measuring/devices.py": "no GPU or driver",
     "nullcuda/build.py": "no Linux, no C compiler",
@@ -38,20 +38,20 @@ REASONS = {
     "nullcuda/elf.py": "an extra of memcalc",
     "nullcuda/torch_build.py": "no CUDA build of torch",
     "nullcuda/tracing.py": "The process that ran the training step ended unexpectedly",
-    "planning/strategies/selective.py": "an extra of memcalc",
-    "proving/headroom.py": "`measure --headroom`",
-    "proving/suite.py": "another process that writes the same records",
+    "recomputation/strategies/selective.py": "an extra of memcalc",
+    "validation/preflight.py": "`measure --headroom`",
+    "validation/suite.py": "another process that writes the same records",
     "recorder/history.py": "its version lacks a required feature",
     "report/plots/files.py": "an extra of memcalc",
     "report/sweeps/files.py": "an extra of memcalc",
-    "spec/local_card.py": "`--gpu auto`",
+    "spec/hardware/local_gpu.py": "`--gpu auto`",
     "step/adapters.py": "an extra of memcalc",
     "step/float8.py": "an extra of memcalc",
     "step/liger.py": "a kernel's package",
     "step/losses.py": "a kernel's package",
     "step/optimizers.py": "an optimizer's or a kernel's package",
     "step/packages.py": "PyTorch",
-    "step/quantised.py": "an extra of memcalc",
+    "step/quantization.py": "an extra of memcalc",
     "tracing/child.py": "The process that ran the training step ended unexpectedly",
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import memcalc
-from memcalc.estimation.symbols import MEANINGS
+from memcalc.layout.symbols import MEANINGS
 from memcalc.spec.presets import preset_names
 from tools.formulas import cited_by, kept_sum
 from tools.polynomial import ZERO, axes_product
@@ -20,15 +20,14 @@ TEXT = (ROOT / "docs" / "explanations" / "formulas.md").read_text()
     "module",
     [
         "ledger/textbook",
-        "estimation/workspaces",
-        "estimation/communication",
-        "estimation/schedules",
-        *(
-            f"estimation/engines/{name}"
-            for name in ("buffers", "ddp", "fsdp2", "deepspeed", "megatron", "gradient_buffer")
-        ),
-        "estimation/outside",
-        "estimation/allocation",
+        "programs/operator_workspaces",
+        "phase_peaks/communication_buffers",
+        "layout/schedules",
+        *(f"phase_peaks/{name}" for name in ("layer_buffers", "ddp_buffers", "fsdp2_buffers", "deepspeed_buffers")),
+        "states/megatron_buffers",
+        "states/megatron_grad_buffer",
+        "estimation/outside_allocator",
+        "allocator/pytorch/block_sizes",
     ],
 )
 def test_every_function_appears(module: str) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memcalc.estimation.compilation import compiled
-from memcalc.estimation.operators import Operators
-from memcalc.estimation.program import Event, Program
-from memcalc.estimation.tape import Tape, Tensor
+from memcalc.operators import Operators
+from memcalc.programs.program import Program, StorageEvent
+from memcalc.programs.tape import Tape, Tensor
+from memcalc.programs.tape_compiler import compiled
 
 AXES = ("n", "k")
 
@@ -27,7 +27,7 @@ def compile_(ops: Operators, output: Tensor | None, *, kept: bool = True, main: 
     return compiled(ops.tape, output, keeps_gradients=kept, main_gradient_dtype=main)
 
 
-def story(done: Program, events: Iterable[Event]) -> list[str]:
+def story(done: Program, events: Iterable[StorageEvent]) -> list[str]:
     return [f"{'+' if event.sign > 0 else '-'}{done.storages[event.storage].name}" for event in events]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tools.agreement import Agreement, agreements, error
+from tools.estimate_vs_trace import Agreement, agreements, error
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ import pytest
 import memcalc
 from memcalc.errors import InputError
 from memcalc.estimation.limits import TRAINING, limits_of, own_limits, resolved
-from memcalc.estimation.parameters import count_parameters
 from memcalc.importers.loading import load
+from memcalc.layout.parameters import count_parameters
 from memcalc.spec.limits import Limit
 from memcalc.spec.origin import Origin
 

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from tools.sharded import ShardedRun
-from tools.split import split_runs
+from tools.tensor_parallel import split_runs
 
 RUNS = split_runs()
 

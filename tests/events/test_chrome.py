@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-from memcalc.events import Event, Kind, timeline
+from memcalc.events import Event, EventType, timeline
 from memcalc.events.chrome import chrome_trace, write_chrome_trace
-from memcalc.events.course import Course
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
 
 WEIGHTS, ACTIVATIONS = Component.WEIGHTS, Component.ACTIVATIONS
 
 RUN = [
-    Event(Kind.PHASE, phase="model"),
-    Event(Kind.ALLOC, 1, 100, component=WEIGHTS, phase="model", module="embed", operator="aten.empty"),
-    Event(Kind.PHASE, phase="forward_1"),
+    Event(EventType.PHASE, phase="model"),
+    Event(EventType.ALLOC, 1, 100, component=WEIGHTS, phase="model", module="embed", operator="aten.empty"),
+    Event(EventType.PHASE, phase="forward_1"),
     Event(
-        Kind.ALLOC, 2, 50, 3, ACTIVATIONS, "forward_1", "layers.0", "aten.mm", (5, 5), "bf16", "model.py:12"
+        EventType.ALLOC, 2, 50, 3, ACTIVATIONS, "forward_1", "layers.0", "aten.mm", (5, 5), "bf16", "model.py:12"
     ),
-    Event(Kind.ALLOC, 3, 8, module="layers.0"),
-    Event(Kind.FREE, 3),
-    Event(Kind.ALLOC, 4, 30, component=ACTIVATIONS, module="layers.1"),
-    Event(Kind.PHASE, phase="backward_1"),
-    Event(Kind.FREE, 2),
+    Event(EventType.ALLOC, 3, 8, module="layers.0"),
+    Event(EventType.FREE, 3),
+    Event(EventType.ALLOC, 4, 30, component=ACTIVATIONS, module="layers.1"),
+    Event(EventType.PHASE, phase="backward_1"),
+    Event(EventType.FREE, 2),
 ]  # fmt: skip
 
 
-def course(events: list[Event] = RUN) -> Course:
-    return Course(timeline(events))
+def course(events: list[Event] = RUN) -> MemoryCurve:
+    return MemoryCurve(timeline(events))
 
 
 def of_kind(trace: dict[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def test_components_are_counted_after_every_event() -> None:
 
 
 def test_reserved_bytes_are_a_counter_of_their_own() -> None:
-    found = Course(timeline(RUN[:2]), [0, 512], [0, 2048])
+    found = MemoryCurve(timeline(RUN[:2]), [0, 512], [0, 2048])
     counters = of_kind(chrome_trace(found, "tiny"), "C")
 
     assert [(c["name"], c["ts"], c["args"]) for c in counters[2:]] == [
@@ -140,7 +140,7 @@ def test_of_long_runs_the_largest_allocations_are_kept(monkeypatch: pytest.Monke
 
 
 def test_a_run_that_died_ends_where_it_died() -> None:
-    trace = chrome_trace(Course(timeline(RUN), [0, 512, 512, 1024]), "tiny")
+    trace = chrome_trace(MemoryCurve(timeline(RUN), [0, 512, 512, 1024]), "tiny")
 
     assert rows(trace, "phases") == [("model", 0, 2), ("forward_1", 2, 2)]
     assert len(of_kind(trace, "i")) == 2

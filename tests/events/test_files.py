@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.errors import InputError
-from memcalc.events import Event, EventWriter, Kind, read_events, write_events
+from memcalc.events import Event, EventType, EventWriter, read_events, write_events
 from memcalc.ledger.component import Component
 
 STREAM = [
-    Event(Kind.PHASE, phase="forward_1"),
-    Event(Kind.ALLOC, 7, 4096),
-    Event(Kind.RECORD_STREAM, 7, stream=1),
+    Event(EventType.PHASE, phase="forward_1"),
+    Event(EventType.ALLOC, 7, 4096),
+    Event(EventType.RECORD_STREAM, 7, stream=1),
     Event(
-        Kind.ALLOC,
+        EventType.ALLOC,
         8,
         12,
         1,
@@ -31,16 +31,16 @@ STREAM = [
         "model.py:12",
         5,
     ),
-    Event(Kind.FREE, 7),
-    Event(Kind.FREE_COMPLETED, 7),
-    Event(Kind.EMPTY_CACHE),
-    Event(Kind.OOM, bytes=2**40),
+    Event(EventType.FREE, 7),
+    Event(EventType.FREE_COMPLETED, 7),
+    Event(EventType.EMPTY_CACHE),
+    Event(EventType.OOM, bytes=2**40),
 ]
 
 TEXTS = st.text(max_size=5)
 EVENTS = st.builds(
     Event,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(EventType),
     storage=st.integers(-1, 2**40),
     bytes=st.integers(0, 2**50),
     stream=st.integers(0, 2**48),
@@ -83,7 +83,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, event
     read = list(read_events(path))
 
     assert read == events
-    assert all(event.kind is Kind(event.kind) for event in read)  # replay compares kinds by identity
+    assert all(event.kind is EventType(event.kind) for event in read)  # replay compares kinds by identity
     assert all(event.component is None or isinstance(event.component, Component) for event in read)
 
 
@@ -116,8 +116,8 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
     )
 
     assert list(read_events(path)) == [
-        Event(Kind.ALLOC, 3, 64, component=Component.WEIGHTS),
-        Event(Kind.FREE, 3),
+        Event(EventType.ALLOC, 3, 64, component=Component.WEIGHTS),
+        Event(EventType.FREE, 3),
     ]
 
 

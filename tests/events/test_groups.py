@@ -2,15 +2,15 @@
 
 import pytest
 
-from memcalc.events import Event, Kind
-from memcalc.events.groups import Group, groups, module_pattern
+from memcalc.events import Event, EventType
+from memcalc.events.groups import AllocationGroup, groups, module_pattern
 from memcalc.ledger.component import Component
 
 ACTIVATIONS = Component.ACTIVATIONS
 
 
 def tensor(size: int, module: str, line: str = "model.py:12") -> Event:
-    return Event(Kind.ALLOC, 1, size, 0, ACTIVATIONS, "forward_1", module, "aten.mm", (size // 2,), "bf16", line)
+    return Event(EventType.ALLOC, 1, size, 0, ACTIVATIONS, "forward_1", module, "aten.mm", (size // 2,), "bf16", line)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_layers_that_are_alike_are_one_line() -> None:
     ]
 
     assert groups(events) == [
-        Group(ACTIVATIONS, "layers.*.mlp", "aten.mm", (20,), "bf16", "model.py:12", 3, 120),
-        Group(ACTIVATIONS, "lm_head", "aten.mm", (50,), "bf16", "model.py:12", 1, 100),
-        Group(ACTIVATIONS, "layers.3.mlp", "aten.mm", (21,), "bf16", "model.py:12", 1, 42),
-        Group(ACTIVATIONS, "layers.1.mlp", "aten.mm", (20,), "bf16", "model.py:13", 1, 40),
+        AllocationGroup(ACTIVATIONS, "layers.*.mlp", "aten.mm", (20,), "bf16", "model.py:12", 3, 120),
+        AllocationGroup(ACTIVATIONS, "lm_head", "aten.mm", (50,), "bf16", "model.py:12", 1, 100),
+        AllocationGroup(ACTIVATIONS, "layers.3.mlp", "aten.mm", (21,), "bf16", "model.py:12", 1, 42),
+        AllocationGroup(ACTIVATIONS, "layers.1.mlp", "aten.mm", (20,), "bf16", "model.py:13", 1, 40),
     ]
 
 

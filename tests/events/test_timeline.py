@@ -7,22 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.errors import InputError
-from memcalc.events import Event, Kind, timeline
+from memcalc.events import Event, EventType, timeline
 from memcalc.events.timeline import PhasePeak
 from memcalc.ledger.component import Component
 
 WEIGHTS, ACTIVATIONS = Component.WEIGHTS, Component.ACTIVATIONS
 
 STREAM = [
-    Event(Kind.ALLOC, 1, 100, component=WEIGHTS),  # 100, before any phase
-    Event(Kind.PHASE, phase="forward_1"),
-    Event(Kind.ALLOC, 2, 50, component=ACTIVATIONS),  # 150
-    Event(Kind.ALLOC, 3, 8),  # 158: of unknown component
-    Event(Kind.FREE, 3),  # 150
-    Event(Kind.PHASE, phase="backward_1"),
-    Event(Kind.FREE, 2),  # 100
-    Event(Kind.ALLOC, 3, 58, component=ACTIVATIONS),  # 158 again, under a number that is free again
-    Event(Kind.EMPTY_CACHE),
+    Event(EventType.ALLOC, 1, 100, component=WEIGHTS),  # 100, before any phase
+    Event(EventType.PHASE, phase="forward_1"),
+    Event(EventType.ALLOC, 2, 50, component=ACTIVATIONS),  # 150
+    Event(EventType.ALLOC, 3, 8),  # 158: of unknown component
+    Event(EventType.FREE, 3),  # 150
+    Event(EventType.PHASE, phase="backward_1"),
+    Event(EventType.FREE, 2),  # 100
+    Event(EventType.ALLOC, 3, 58, component=ACTIVATIONS),  # 158 again, under a number that is free again
+    Event(EventType.EMPTY_CACHE),
 ]
 
 
@@ -65,10 +65,10 @@ def test_an_empty_stream_has_no_bytes() -> None:
     ("events", "message"),
     [
         (
-            [Event(Kind.FREE, 5)],
+            [Event(EventType.FREE, 5)],
             "event 0 frees storage 5, which is not allocated. A stream has the alloc and the free of each",
         ),
-        ([Event(Kind.ALLOC, 5, 1)] * 2, "event 1 allocates storage 5, which is already allocated."),
+        ([Event(EventType.ALLOC, 5, 1)] * 2, "event 1 allocates storage 5, which is already allocated."),
     ],
 )
 def test_events_that_cannot_follow_each_other(events: list[Event], message: str) -> None:
@@ -86,9 +86,9 @@ def streams(draw: st.DrawFn) -> list[Event]:
     for number in range(draw(st.integers(0, 30))):
         ends = draw(st.booleans())
         if alive and ends:
-            events.append(Event(Kind.FREE, alive.pop(draw(st.integers(0, len(alive) - 1)))))
+            events.append(Event(EventType.FREE, alive.pop(draw(st.integers(0, len(alive) - 1)))))
         component = draw(st.none() | st.sampled_from(Component))
-        events.append(Event(Kind.ALLOC, number, draw(st.integers(0, 1000)), component=component))
+        events.append(Event(EventType.ALLOC, number, draw(st.integers(0, 1000)), component=component))
         alive.append(number)
     return events
 

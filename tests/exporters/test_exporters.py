@@ -9,7 +9,7 @@ import pytest
 
 from memcalc.api import estimate, load
 from memcalc.errors import InputError
-from memcalc.exporters.completing import export, named_program
+from memcalc.exporters.completion import export, named_program
 from memcalc.exporters.programs import DEGREES, PROGRAMS
 from memcalc.importers.loading import import_file
 from memcalc.spec.spec import Spec

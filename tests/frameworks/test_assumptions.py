@@ -112,12 +112,12 @@ def test_a_hub_id_assumes_nothing() -> None:
 )
 def test_a_run_that_may_be_a_smaller_one_is_not_said_not_to_fit(gpu: str, answer: str, tmp_path: Path) -> None:
     """32.4 GiB as assumed, 20.9 with transformers 5: between them nobody can say; the formula bound agrees in `check`."""
-    from memcalc.spec.cards import find_card
+    from memcalc.spec.hardware.gpus import find_gpu
     from memcalc.verdict.judge import size_against
 
     spec = memcalc.load(spec_of(tmp_path, FILE), gpu=gpu)
     assert memcalc.estimate(spec).verdict == answer
-    judged = size_against(spec, find_card(gpu).usable_bytes).judgement
+    judged = size_against(spec, find_gpu(gpu).usable_bytes).judgement
     assert judged is not None
     assert judged.answer == answer
 
@@ -143,7 +143,7 @@ def test_a_configuration_of_our_own_is_no_program_s_run() -> None:
     ],
 )
 def test_what_the_step_does_not_run_makes_a_trace_a_lower_bound(setting: str, what: str) -> None:
-    from memcalc.spec.not_run import not_run
+    from memcalc.spec.untraced_features import not_run
 
     assert [(limit.what, limit.holds_memory) for limit in not_run(memcalc.load("gpt2", setting))] == [(what, True)]
     assert not_run(memcalc.load("gpt2")) == ()

@@ -8,7 +8,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.estimation.parameters import count_parameters
+from memcalc.layout.parameters import count_parameters
 from memcalc.ledger.component import Component
 
 FILE = """\

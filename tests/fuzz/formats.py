@@ -11,12 +11,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
-from memcalc.cells.kept import Kept
+from memcalc.cells.result_file import ResultFile
 from memcalc.cli.app import main
 from memcalc.cli.messages import show_error
 from memcalc.cli.streams import guarded_streams
 from memcalc.errors import MemcalcError
-from memcalc.proving.suite import load_suite
+from memcalc.validation.suite import load_suite
 from tests.importers.cases import CASES
 from tests.snapshots.test_refused import snapshot
 
@@ -83,7 +83,7 @@ def measured_records() -> bytes:
 
 def _cells(path: Path) -> Answer:
     """The cells of an earlier sweep are read, and none is run."""
-    return _read(lambda: Kept(path))
+    return _read(lambda: ResultFile(path))
 
 
 def _settings(path: Path) -> Answer:

@@ -7,7 +7,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.importers.engine import Imported
+from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, load
 from tests.importers.excerpts import GPT_NEOX, NEMO, TORCHTUNE
 
@@ -18,7 +18,7 @@ BLOCK = "--recompute-granularity full --recompute-method block --recompute-num-l
 CHUNKS = "--num-layers-per-virtual-pipeline-stage 2 --global-batch-size 2"
 
 
-def imported(folder: Path, name: str, text: str) -> Imported:
+def imported(folder: Path, name: str, text: str) -> ImportedConfig:
     path = folder / name
     path.write_text(text)
     found = import_file(path)

@@ -7,7 +7,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.importers.engine import Imported
+from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, load
 from memcalc.importers.registry import FRAMEWORKS
 from tests.importers.cases import CASES
@@ -20,7 +20,7 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def imported(folder: Path, name: str, text: str, *overrides: str) -> Imported:
+def imported(folder: Path, name: str, text: str, *overrides: str) -> ImportedConfig:
     found = import_file(written(folder, name, text), overrides)
     assert found is not None
     return found

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from memcalc.estimation.limits import limits_of, resolved
-from memcalc.estimation.parameters import count_parameters
 from memcalc.importers import axolotl, llama_factory, trl
 from memcalc.importers.file_format import FileFormat
 from memcalc.importers.loading import load
 from memcalc.importers.registry import FRAMEWORKS
+from memcalc.layout.parameters import count_parameters
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memcalc.errors import InputError
-from memcalc.importers.engine import Imported
+from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, load
 from memcalc.importers.megatron_arguments import arguments_of
 
@@ -21,7 +21,7 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
-def imported(folder: Path, text: str, *overrides: str) -> Imported:
+def imported(folder: Path, text: str, *overrides: str) -> ImportedConfig:
     found = import_file(script(folder, text), overrides)
     assert found is not None
     return found

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 import memcalc
-from memcalc.estimation.parameters import count_parameters
 from memcalc.importers.loading import import_file
+from memcalc.layout.parameters import count_parameters
 from tests.importers.excerpts import NEMO_RECIPE
 
 

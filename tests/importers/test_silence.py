@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memcalc.errors import InputError
-from memcalc.importers.engine import Imported
+from memcalc.importers.field_tables import ImportedConfig
 from memcalc.importers.loading import import_file, load
 from memcalc.spec.spec import Spec
 
@@ -20,7 +20,7 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def imported(folder: Path, name: str, text: str) -> Imported:
+def imported(folder: Path, name: str, text: str) -> ImportedConfig:
     found = import_file(written(folder, name, text))
     assert found is not None
     return found

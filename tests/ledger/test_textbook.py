@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.estimation.parameters import count_parameters
+from memcalc.layout.parameters import count_parameters
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Textbook
 from memcalc.ledger.textbook import (

@@ -13,7 +13,7 @@ IMPORTED_ONCE = (
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
-    "memcalc.measuring.child",
+    "memcalc.measuring.run_process",
 )
 
 

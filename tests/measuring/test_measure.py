@@ -16,11 +16,11 @@ from memcalc.errors import InputError, OutOfMemory, Unavailable
 from memcalc.extras import installation
 from memcalc.ledger.phases import phase_names
 from memcalc.measuring import Measurement, measure
-from memcalc.measuring.child import answer, refuse_busy
-from memcalc.measuring.driver import SOMEBODYS_BYTES, View
 from memcalc.measuring.job import Job, encoded, job_from
-from memcalc.measuring.measure import RanOut, measured, refuse_death
+from memcalc.measuring.measure import MeasurementOutOfMemory, measured, refuse_death
+from memcalc.measuring.nvml import SOMEBODYS_BYTES, View
 from memcalc.measuring.records import RECORDS
+from memcalc.measuring.run_process import answer, refuse_busy
 from memcalc.spec.loading import load
 
 TINY = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 16}
@@ -149,7 +149,9 @@ def test_out_of_memory_keeps_the_record(run: Any, tmp_path: Path, monkeypatch: p
 
     assert record["outcome"] == "out of memory"
     assert record["phases"][-1]["name"] == "zero_grad_1"
-    with pytest.raises(RanOut, match=r"tiny ran out of memory .*Tried to allocate 2\.00 GiB.*in f\.jsonl") as caught:
+    with pytest.raises(
+        MeasurementOutOfMemory, match=r"tiny ran out of memory .*Tried to allocate 2\.00 GiB.*in f\.jsonl"
+    ) as caught:
         refuse_death(measurement, tmp_path.with_name("f.jsonl").name)
     assert caught.value.exit_code == OutOfMemory.exit_code == 4
     assert caught.value.measurement is measurement

@@ -19,7 +19,7 @@ import pytest
 
 from memcalc.documents.schema import result_schema
 from memcalc.errors import InputError
-from memcalc.measuring.ranks import Place, device_of_rank, place, refuse_other_ranks
+from memcalc.measuring.ranks import RankPlace, device_of_rank, place, refuse_other_ranks
 from memcalc.measuring.records import RECORDS
 from memcalc.spec.loading import load
 
@@ -147,13 +147,13 @@ def test_the_configuration_has_as_many_ranks_as_were_started() -> None:
 @pytest.mark.parametrize(("asked", "found"), [("cpu", "cpu"), ("cuda", "cuda:1"), (None, "cuda:1")])
 def test_a_rank_takes_the_gpu_of_its_number(asked: str | None, found: str) -> None:
     """Rank 9 is the second on its machine."""
-    assert device_of_rank(asked, Place(9, 16, 1)) == found
+    assert device_of_rank(asked, RankPlace(9, 16, 1)) == found
 
 
 @pytest.mark.parametrize("asked", ["cuda:1", "null:h100-80gb"])
 def test_one_device_is_not_for_all_ranks(asked: str) -> None:
     with pytest.raises(InputError, match=rf"--device {asked}, for each of 16 ranks\. Say cpu or cuda: .* dry-run"):
-        device_of_rank(asked, Place(9, 16, 1))
+        device_of_rank(asked, RankPlace(9, 16, 1))
 
 
 @pytest.mark.parametrize(
@@ -161,10 +161,10 @@ def test_one_device_is_not_for_all_ranks(asked: str) -> None:
     [
         ({}, None),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, None),
-        ({"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}, Place(9, 16, 1)),
+        ({"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}, RankPlace(9, 16, 1)),
     ],
 )
-def test_a_rank_knows_its_place(variables: dict[str, str], found: Place | None, monkeypatch: Any) -> None:
+def test_a_rank_knows_its_place(variables: dict[str, str], found: RankPlace | None, monkeypatch: Any) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.errors import InputError, NotWritten
-from memcalc.lines import TAIL
+from memcalc.json_lines import TAIL
 from memcalc.measuring.records import RECORDS
 
 
@@ -124,7 +124,7 @@ def test_a_line_longer_than_any_record_is_refused_unread(tmp_path: Path) -> None
 def test_a_lock_that_is_kept_is_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
-    monkeypatch.setattr("memcalc.lines.PATIENCE", 0.1)
+    monkeypatch.setattr("memcalc.json_lines.PATIENCE", 0.1)
     path = tmp_path / "records.jsonl"
     RECORDS.append((record(1),), path)
     with path.open() as file:
@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, content[:7])
 
-    monkeypatch.setattr("memcalc.lines.os.write", full)
+    monkeypatch.setattr("memcalc.json_lines.os.write", full)
     with pytest.raises(NotWritten, match=r"records\.jsonl could not be written: No space left on device"):
         RECORDS.append((record(2),), path)
     assert path.read_bytes() == before

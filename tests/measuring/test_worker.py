@@ -24,14 +24,14 @@ TINY = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "vocab_siz
 # The real worker, with a run that does as the test says. It imports no torch: forking, answers and ends are its own.
 PROGRAM = """
 import os, sys, time, types
-fake = types.ModuleType("memcalc.measuring.child")
+fake = types.ModuleType("memcalc.measuring.run_process")
 def answer(job):
     {body}
 fake.answer, fake.describe = answer, None
 sys.modules["torch"] = sys.modules["torch._dynamo"] = types.ModuleType("torch")
 import memcalc.measuring
-sys.modules["memcalc.measuring.child"] = fake
-memcalc.measuring.child = fake
+sys.modules["memcalc.measuring.run_process"] = fake
+memcalc.measuring.run_process = fake
 from memcalc.measuring.worker import main
 main()
 """

@@ -16,7 +16,7 @@ import pytest
 
 from memcalc.nullcuda import DryRun, run
 from memcalc.nullcuda.build import device_folder
-from memcalc.nullcuda.cards import find_null_card, properties
+from memcalc.nullcuda.gpu_description import find_null_gpu, properties
 from memcalc.nullcuda.torch_build import TorchBuild
 from tests.nullcuda.scripts import Script
 
@@ -105,7 +105,7 @@ def copy(to, source, size):
 """
 
     def run(code: str, card: str = "h100-80gb", gpus: int = 1, *, delayed: bool = False, **variables: str) -> Any:
-        figures = properties(find_null_card(card), gpus, delayed_events=delayed)
+        figures = properties(find_null_gpu(card), gpus, delayed_events=delayed)
         process = subprocess.run(
             [sys.executable, "-c", f"{prelude}\n{code}\nprint(json.dumps(result))"],
             env={**os.environ, "MEMCALC_NULL_PROPERTIES": figures, **variables},

@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from memcalc.nullcuda.cards import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES, find_null_card, properties
-from memcalc.spec.cards import find_card
+from memcalc.nullcuda.gpu_description import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES, find_null_gpu, properties
+from memcalc.spec.hardware.gpus import find_gpu
 
-H100 = find_card("h100-80gb")
+H100 = find_gpu("h100-80gb")
 GIB = 2**30
 
 
@@ -136,13 +136,13 @@ def test_nvidia_smi_knows_the_cards(device: Path) -> None:
     """748 MiB of an A100 are a context's; what is not known is said not to be."""
 
     def asked(*words: str) -> tuple[int, str]:
-        variables = {"MEMCALC_NULL_PROPERTIES": properties(find_null_card("a100-40gb"), 2)}
+        variables = {"MEMCALC_NULL_PROPERTIES": properties(find_null_gpu("a100-40gb"), 2)}
         done = subprocess.run(
             [device / "bin" / "nvidia-smi", *words], env=variables, capture_output=True, text=True, check=False
         )
         return done.returncode, done.stdout
 
-    total = find_card("a100-40gb").usable_bytes >> 20
+    total = find_gpu("a100-40gb").usable_bytes >> 20
     fields = "--query-gpu=index,name,memory.total,memory.used,compute_cap,fan.speed"
     code, table = asked(fields, "--format=csv")
     assert code == 0
@@ -170,7 +170,7 @@ result = [text.value.decode(), at(288, 8), at(360), at(364), at(388), at(624), a
     name, memory, *figures = on_device(code, "a100-80gb")
 
     assert name == "NVIDIA A100-SXM4-80GB"
-    assert memory == find_card("a100-80gb").usable_bytes
+    assert memory == find_gpu("a100-80gb").usable_bytes
     assert figures == [8, 0, 108, 2048, 163 * 1024]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.nullcuda.elf import Need, read_needs
+from memcalc.nullcuda.elf import UndefinedSymbol, read_needs
 
 VERSIONED = 'int puts(const char *); int made_up(); int f() { puts(""); return made_up(); }'
 
@@ -24,7 +24,7 @@ def test_a_versioned_symbol_names_its_library(shared_library: Callable[..., Path
 def test_an_unversioned_symbol_has_no_library(shared_library: Callable[..., Path]) -> None:
     needs = read_needs(shared_library("libx.so", VERSIONED))
 
-    assert Need("made_up", "", "") in needs.symbols
+    assert UndefinedSymbol("made_up", "", "") in needs.symbols
 
 
 def test_what_a_library_defines_it_does_not_need(shared_library: Callable[..., Path]) -> None:

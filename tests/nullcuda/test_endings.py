@@ -12,7 +12,7 @@ import pytest
 
 from memcalc.cli.app import main
 from memcalc.nullcuda.result import DONE, FAILED, OUT_OF_MEMORY, STOPPED, TIMED_OUT
-from memcalc.spec.cards import find_card
+from memcalc.spec.hardware.gpus import find_gpu
 from tests.nullcuda.scripts import Script
 
 MIB, GIB = 2**20, 2**30
@@ -43,7 +43,7 @@ def test_a_script_that_halves_its_batch_ends_at_the_right_one(dry_run: Script, d
     assert (result.outcome, result.exit_code) == (DONE, 0)
     assert result.fits is None  # the size that was requested does not
     assert result.allocated_bytes == 64 * GIB
-    assert result.device_bytes == 64 * GIB + find_card("h100-80gb").context_bytes
+    assert result.device_bytes == 64 * GIB + find_gpu("h100-80gb").context_bytes
 
 
 FULL = """
@@ -265,7 +265,7 @@ def test_a_process_that_is_killed_in_a_long_call_is_known_by_the_devices_books(
     assert (dry_run_here / "began").exists()
     assert (result.outcome, result.exit_code) == (TIMED_OUT, 128 + signal.SIGKILL)
     assert result.reserved_bytes == 4 * GIB
-    assert result.device_bytes == 4 * GIB + find_card("h100-80gb").context_bytes
+    assert result.device_bytes == 4 * GIB + find_gpu("h100-80gb").context_bytes
     assert result.fits is None
     if not result.allocated_bytes:  # else a report was written between the request and the call
         assert "was killed before its last report" in result.warnings[0]

@@ -13,8 +13,8 @@ import memcalc
 from memcalc.api import beside
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
-from memcalc.measuring.measure import RanOut
-from memcalc.proving.headroom import refuse
+from memcalc.measuring.measure import MeasurementOutOfMemory
+from memcalc.validation.preflight import refuse
 
 
 def asked_for(result: Result, phase: str) -> dict[Component, int]:
@@ -74,7 +74,7 @@ def test_allocator_settings_are_honoured_and_recorded(null_python: str) -> None:
 def test_a_run_that_dies_says_what_would_have_lived(null_python: str, tmp_path: Path) -> None:
     record = tmp_path / "records.jsonl"
     run = ("b=8", "l=12", "attention=eager", "recipe=pure")
-    with pytest.raises(RanOut) as caught:
+    with pytest.raises(MeasurementOutOfMemory) as caught:
         memcalc.measure("gpt2-xl", *run, device="null:t4", steps=1, python=null_python, record=record, force=True)
     message = str(caught.value)
 
@@ -106,7 +106,7 @@ def test_settings_that_pytorch_refuses(null_python: str) -> None:
 
 @pytest.mark.long
 def test_a_gpu_that_is_not_counted(null_python: str) -> None:
-    from memcalc.proving.workers import worker_for
+    from memcalc.validation.workers import worker_for
 
     with worker_for("null:t4", null_python) as (worker, _):
         with pytest.raises(memcalc.MemcalcError, match="device = cuda:3, but there are 1 GPUs"):

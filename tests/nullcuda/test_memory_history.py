@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.preset_histories import relative
 from memcalc.allocator import history
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from memcalc.nullcuda import environment
 
 RECORD = """
@@ -58,7 +58,7 @@ def test_entries_are_those_that_pytorch_notes(config: str, dry_run_here: Path, n
     assert done.returncode == 0, done.stderr
     events, trace = json.loads(done.stdout.splitlines()[-1])
 
-    found = history([Event(Kind(kind), *rest) for kind, *rest in events], config)
+    found = history([Event(EventType(kind), *rest) for kind, *rest in events], config)
 
     ours = [(entry.action, entry.address, entry.size, entry.stream) for entry in found.entries]
     theirs = [tuple(entry) for entry in trace if entry[0] != "snapshot"]

@@ -15,7 +15,7 @@ import pytest
 from memcalc.nullcuda import environment, run
 from memcalc.nullcuda.launcher import HOOK
 from memcalc.nullcuda.result import DONE
-from memcalc.spec.cards import find_card
+from memcalc.spec.hardware.gpus import find_gpu
 from tests.nullcuda.scripts import TWO_STEPS_OF_DDP, Script
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ def test_two_ranks_train_with_ddp(dry_run_here: Path, null_python: str) -> None:
         assert (usage.allocated_bytes // MIB) in {5 * 64, 6 * 64}
     assert second.communication_bytes == first.communication_bytes
     assert first.communication_bytes == 1536 * MIB
-    assert first.device_bytes - first.reserved_bytes == 1536 * MIB + find_card("h100-80gb").context_bytes
+    assert first.device_bytes - first.reserved_bytes == 1536 * MIB + find_gpu("h100-80gb").context_bytes
 
 
 LARGE = """

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from memcalc.nullcuda.processes import Ending, marked, run_to_end
+from memcalc.nullcuda.processes import CommandEnd, marked, run_to_end
 
 # A child in a session of its own, as launchers start their workers.
 ORPHAN = "import subprocess, sys, time; subprocess.Popen(['sleep', '60'], start_new_session=True); "
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Ending]:
+def run(tmp_path: Path) -> Callable[..., CommandEnd]:
     marker = str(tmp_path / "reports")
 
-    def call(code: str, **named: Any) -> Ending:
+    def call(code: str, **named: Any) -> CommandEnd:
         ending = run_to_end([sys.executable, "-c", code], os.environ | {"MARK": marker}, **named)
         assert marked(marker) == []
         return ending
@@ -32,20 +32,20 @@ def run(tmp_path: Path) -> Callable[..., Ending]:
     return call
 
 
-def test_the_exit_code_is_the_commands_own(run: Callable[..., Ending]) -> None:
-    assert run("") == Ending(0)
-    assert run("import sys; sys.exit(7)") == Ending(7)
+def test_the_exit_code_is_the_commands_own(run: Callable[..., CommandEnd]) -> None:
+    assert run("") == CommandEnd(0)
+    assert run("import sys; sys.exit(7)") == CommandEnd(7)
 
 
-def test_a_signal_ends_as_in_a_shell(run: Callable[..., Ending]) -> None:
-    assert run("import os; os.kill(os.getpid(), 9)") == Ending(128 + 9)
+def test_a_signal_ends_as_in_a_shell(run: Callable[..., CommandEnd]) -> None:
+    assert run("import os; os.kill(os.getpid(), 9)") == CommandEnd(128 + 9)
 
 
-def test_what_a_command_leaves_behind_is_ended(run: Callable[..., Ending]) -> None:
-    assert run(ORPHAN) == Ending(0)
+def test_what_a_command_leaves_behind_is_ended(run: Callable[..., CommandEnd]) -> None:
+    assert run(ORPHAN) == CommandEnd(0)
 
 
-def test_when_the_time_is_over_all_is_ended(run: Callable[..., Ending]) -> None:
+def test_when_the_time_is_over_all_is_ended(run: Callable[..., CommandEnd]) -> None:
     start = time.monotonic()
 
     ending = run(ORPHAN + "time.sleep(60)", timeout=0.5)
@@ -55,14 +55,14 @@ def test_when_the_time_is_over_all_is_ended(run: Callable[..., Ending]) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_what_does_not_listen_is_killed(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_listen_is_killed(run: Callable[..., CommandEnd], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memcalc.nullcuda.processes.GRACE", 0.2)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
 
-    assert run(deaf, timeout=1) == Ending(128 + signal.SIGKILL, timed_out=True)
+    assert run(deaf, timeout=1) == CommandEnd(128 + signal.SIGKILL, timed_out=True)
 
 
-def test_an_interrupt_ends_all_of_it(run: Callable[..., Ending]) -> None:
+def test_an_interrupt_ends_all_of_it(run: Callable[..., CommandEnd]) -> None:
     timer = threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore interrupts
     timer.start()

@@ -9,7 +9,7 @@ import pytest
 
 from memcalc.errors import InputError
 from memcalc.nullcuda import environment, run
-from memcalc.nullcuda.cards import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES
+from memcalc.nullcuda.gpu_description import NCCL_FIRST_BYTES, NCCL_FURTHER_BYTES
 from memcalc.nullcuda.result import DONE
 from tests.nullcuda.scripts import TWO_STEPS_OF_DDP, Script
 

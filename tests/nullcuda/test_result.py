@@ -17,27 +17,27 @@ from memcalc.nullcuda.result import (
     STOPPED,
     TIMED_OUT,
     Allocation,
-    Books,
+    DeviceCounters,
     DryRun,
-    Process,
+    PythonProcess,
     UnknownRead,
     Usage,
     process_from_report,
 )
 from memcalc.report.dry_run import draw_dry_run
 from memcalc.report.screen import Screen
-from memcalc.spec.cards import find_card
+from memcalc.spec.hardware.gpus import find_gpu
 
 GIB = 2**30
-CARD = find_card("a100-40gb")  # 39.38 GiB usable
+CARD = find_gpu("a100-40gb")  # 39.38 GiB usable
 
 
 def usage(process: int, rank: int | None, device: int, gib: int) -> Usage:
     return Usage(process, rank, device, gib * GIB, (gib + 1) * GIB, (gib + 3) * GIB, 3 * GIB // 2, 0, 0)
 
 
-def process(number: int, rank: int | None, *usages: Usage) -> Process:
-    return Process(number, rank, ("train.py",), "2.13.0+cu130", 3, None, usages, (), 0, 0, ())
+def process(number: int, rank: int | None, *usages: Usage) -> PythonProcess:
+    return PythonProcess(number, rank, ("train.py",), "2.13.0+cu130", 3, None, usages, (), 0, 0, ())
 
 
 TWO_RANKS = DryRun(
@@ -160,7 +160,7 @@ def test_a_report_becomes_a_process() -> None:
         "allocations": [{"device": 1, "where": "a.py:1 f", "bytes": 10, "count": 2}],
     }
 
-    assert process_from_report(report) == Process(
+    assert process_from_report(report) == PythonProcess(
         number=5,
         rank=1,
         arguments=("train.py",),
@@ -201,7 +201,7 @@ def test_the_devices_books_go_beyond_a_killed_processs_last_report() -> None:
         "allocations": [],
     }
 
-    found = process_from_report(report, Books((9 * GIB, 4 * GIB), 0), GIB)
+    found = process_from_report(report, DeviceCounters((9 * GIB, 4 * GIB), 0), GIB)
 
     assert found.usages == (
         Usage(5, None, 0, 0, 8 * GIB, 9 * GIB, 0, 0, 0),
@@ -212,9 +212,11 @@ def test_the_devices_books_go_beyond_a_killed_processs_last_report() -> None:
         "process 5 was killed before its last report: allocated is less than it was, reserved and device are what the "
         "device counted"
     )
-    assert process_from_report(report, Books((GIB, 4 * GIB), 0), GIB).usages == found.usages[1:]
-    assert process_from_report(report, Books((GIB,), 0, steps=2), GIB).steps == 2
-    assert [usage.ooms for usage in process_from_report(report, Books((GIB, GIB), 0, ooms=(0, 3)), GIB).usages] == [3]
+    assert process_from_report(report, DeviceCounters((GIB, 4 * GIB), 0), GIB).usages == found.usages[1:]
+    assert process_from_report(report, DeviceCounters((GIB,), 0, steps=2), GIB).steps == 2
+    assert [
+        usage.ooms for usage in process_from_report(report, DeviceCounters((GIB, GIB), 0, ooms=(0, 3)), GIB).usages
+    ] == [3]
 
 
 def test_weights_that_are_missing_and_checkpoints_of_zeros_are_said() -> None:

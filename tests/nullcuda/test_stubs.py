@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from memcalc.nullcuda.elf import Need, Needs
+from memcalc.nullcuda.elf import Needs, UndefinedSymbol
 from memcalc.nullcuda.stubs import Library, generated_source, libraries, version_script
 
 TORCH = Needs(
     ("libcudart.so.13", "libcusparse.so.12", "libnccl.so.2", "libcurl.so.4", "libc10.so"),
     (
-        Need("cudaMalloc", "libcudart.so.13", "libcudart.so.13"),
-        Need("cusparseCreate", "libcusparse.so.12", "libcusparse.so.12"),
-        Need("cusparseSpMM", "libcusparse.so.12", "libcusparse.so.12"),
-        Need("nvshmem_init", "libnvshmem_host.so.3", "NVSHMEM"),
-        Need("ncclAllReduce", "", ""),
-        Need("cuLaunchKernel", "", ""),
-        Need("curl_easy_init", "libcurl.so.4", "CURL_4"),
-        Need("cunningly_named", "", ""),
-        Need("malloc", "libc.so.6", "GLIBC_2.2.5"),
+        UndefinedSymbol("cudaMalloc", "libcudart.so.13", "libcudart.so.13"),
+        UndefinedSymbol("cusparseCreate", "libcusparse.so.12", "libcusparse.so.12"),
+        UndefinedSymbol("cusparseSpMM", "libcusparse.so.12", "libcusparse.so.12"),
+        UndefinedSymbol("nvshmem_init", "libnvshmem_host.so.3", "NVSHMEM"),
+        UndefinedSymbol("ncclAllReduce", "", ""),
+        UndefinedSymbol("cuLaunchKernel", "", ""),
+        UndefinedSymbol("curl_easy_init", "libcurl.so.4", "CURL_4"),
+        UndefinedSymbol("cunningly_named", "", ""),
+        UndefinedSymbol("malloc", "libc.so.6", "GLIBC_2.2.5"),
     ),
 )
 

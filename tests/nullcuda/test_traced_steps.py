@@ -13,7 +13,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from memcalc.ledger.component import Component
 from memcalc.recorder.trace import Trace
 
@@ -82,10 +82,10 @@ def stream(trace: Trace) -> list[tuple[str, int | str]]:
     sizes: dict[int, int] = {}
     found: list[tuple[str, int | str]] = []
     for event in trace.events:
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             sizes[event.storage] = event.bytes
             found.append(("+", event.bytes))
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             found.append(("-", sizes[event.storage]))
         else:
             found.append((event.kind, event.phase))
@@ -105,7 +105,7 @@ def attributed(events: tuple[Event, ...]) -> list[tuple[str, str, str, str]]:
     found = [
         (str(event.component), event.phase, "" if "c10d" in event.operator else event.module, event.operator)
         for event in events
-        if event.kind is Kind.ALLOC and event.dtype != "uint8"
+        if event.kind is EventType.ALLOC and event.dtype != "uint8"
     ]
     return sorted(entry for entry in found if entry[1] == "model") + [entry for entry in found if entry[1] != "model"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.nullcuda.cards import find_null_card
+from memcalc.nullcuda.gpu_description import find_null_gpu
 from memcalc.nullcuda.tracing import step_environment
 from memcalc.spec.loading import load
 
@@ -34,7 +34,7 @@ LONG = (
 def check(cases: tuple[tuple[str, ...], ...], python: str, tmp_path: Path) -> None:
     specs = [load(name, overrides).model_dump(mode="json") for name, *overrides in cases]
     (tmp_path / "specs.json").write_text(json.dumps(specs))
-    card = find_null_card("h100-80gb")
+    card = find_null_gpu("h100-80gb")
     script = Path(__file__).parent / "unwatched.py"
     done = subprocess.run(
         [python, script, tmp_path / "specs.json"],

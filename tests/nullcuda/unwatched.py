@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from memcalc.events.event import Event, Kind
-from memcalc.recorder.real import record_watched, until_dead
-from memcalc.recorder.unobserved import UnobservedHistory
+from memcalc.events.event import Event, EventType
+from memcalc.recorder.allocator_history import UnobservedHistory
+from memcalc.recorder.real_device import record_instrumented, until_dead
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 from memcalc.step.loop import TrainingRun
-from memcalc.step.uncompiled import without_compiler
+from memcalc.step.skip_compiler import without_compiler
 
 without_compiler()
 
@@ -30,10 +30,10 @@ def stream(events: Sequence[Event]) -> list[int]:
     sizes: dict[int, int] = {}
     changes = []
     for event in events:
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             sizes[event.storage] = event.bytes
             changes.append(event.bytes)
-        elif event.kind is Kind.FREE and event.storage in sizes:
+        elif event.kind is EventType.FREE and event.storage in sizes:
             changes.append(-sizes[event.storage])
     runs = groupby(changes, key=lambda size: size < 0)
     return [size for freed, run in runs for size in (sorted(run) if freed else run)]
@@ -49,7 +49,7 @@ def plain(spec: Spec) -> list[int]:
 
 def watched(spec: Spec) -> list[int]:
     run = TrainingRun(spec, torch.device("cuda", 0))
-    return stream(record_watched(run, 2).events)
+    return stream(record_instrumented(run, 2).events)
 
 
 def in_fork(record: Callable[[Spec], list[int]], spec: Spec) -> list[int]:

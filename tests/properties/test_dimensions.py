@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.api import estimate, load
-from memcalc.estimation.sharding import stage_parameters
-from memcalc.estimation.stages import stages_of
+from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import RankResult
 from memcalc.ledger.row import Row

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.api import estimate, load
-from memcalc.estimation.blocks.catalogue import Gradients, Part, program
-from memcalc.estimation.blocks.structure import structure_of
-from memcalc.estimation.frozen import trainable_parameters
-from memcalc.estimation.sharding import stage_parameters
-from memcalc.estimation.stages import kinds_of, stages_of
-from memcalc.estimation.symbols import symbol_values
+from memcalc.architectures.catalogue import GradientPolicy, Part, program
+from memcalc.architectures.structure import block_structure
+from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.peft_parameters import trainable_parameters
+from memcalc.layout.stages import kinds_of, stages_of
+from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
 from tests.properties.specs import Config, configs, examples, held
@@ -27,8 +27,8 @@ def test_backward_makes_one_gradient_for_every_parameter_that_trains(config: Con
     """What the blocks' backward passes leave behind, against the table of parameters."""
     spec = load(config)
     values = symbol_values(spec, None)
-    structure = structure_of(spec)
-    kept = Gradients(kept=True, main_dtype=None)
+    structure = block_structure(spec)
+    kept = GradientPolicy(kept=True, main_dtype=None)
     stage = next(iter(stages_of(spec)))
     parts: list[tuple[int, Part, bool, bool]] = [
         (kind.count, "expert layer" if kind.experts else "dense layer", kind.recomputed, kind.detached)

@@ -8,11 +8,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memcalc.api import estimate, load
-from memcalc.estimation.blocks.catalogue import Gradients, Part, program
-from memcalc.estimation.blocks.structure import structure_of
-from memcalc.estimation.sharding import stage_parameters
-from memcalc.estimation.stages import kinds_of, stages_of
-from memcalc.estimation.symbols import symbol_values
+from memcalc.architectures.catalogue import GradientPolicy, Part, program
+from memcalc.architectures.structure import block_structure
+from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.stages import kinds_of, stages_of
+from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from tests.properties.specs import SPLITTABLE, WHOLE, Config, by_stage, configs, examples, held, states
@@ -218,8 +218,8 @@ def test_backward_makes_gradients_of_the_biases_of_experts() -> None:
 def assert_gradients_are_the_parameters(config: Config) -> None:
     spec = load(config)
     values = symbol_values(spec, None)
-    structure = structure_of(spec)
-    kept = Gradients(kept=True, main_dtype=None)
+    structure = block_structure(spec)
+    kept = GradientPolicy(kept=True, main_dtype=None)
     item = 4 if spec.training.recipe in ("amp", "fp32") or spec.training.dtype == "fp32" else 2
     for stage in stages_of(spec):
         parts: list[tuple[int, Part, bool]] = [

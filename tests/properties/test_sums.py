@@ -12,13 +12,13 @@ from hypothesis import given
 from memcalc.api import estimate, load
 from memcalc.documents.result import document
 from memcalc.documents.schema import documents
-from memcalc.estimation.moving import peak_bytes
-from memcalc.estimation.stages import stages_of
-from memcalc.estimation.states import state_rows, state_sums
+from memcalc.estimation.transient import peak_bytes
+from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import RankResult
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.model_states import state_rows, state_sums
 from tests.properties.specs import Config, configs, examples
 
 

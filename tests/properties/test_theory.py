@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.api import estimate, load
-from memcalc.estimation.moments import Block
-from memcalc.estimation.sharding import stage_parameters
-from memcalc.estimation.stages import stages_of
-from memcalc.estimation.timeline import Timeline
+from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import zero_model_state_bytes
+from memcalc.phase_peaks.peak_candidates import SizedBlock
+from memcalc.phase_peaks.timeline import StageTimeline
 from tests.properties.specs import Config, by_stage, changes_of, configs, examples, gpt, gpts, held, states, totals
 
 ACTIVATIONS, GRADIENTS = Component.ACTIVATIONS, Component.GRADIENTS
@@ -80,7 +80,7 @@ def test_recomputation_leaves_model_states_and_logits_alone(config: Config) -> N
         assert rank.ledger.components("loss_1").get(logits) == full[stage].ledger.components("loss_1").get(logits)
 
 
-def all_layers(timeline: Timeline, block: Block) -> Iterator[int]:
+def all_layers(timeline: StageTimeline, block: SizedBlock) -> Iterator[int]:
     """Every layer of a block's kind, where the timeline looks at the ends of a row of them only."""
     if block.kind is None:
         yield timeline.stage.first - 1 if block.name == "embedding" else timeline.stage.stop
@@ -109,7 +109,7 @@ def test_no_moment_of_backward_is_higher_than_the_one_that_is_found(config: Conf
         config["training"]["recompute"] = [layer for layer in range(layers) if plan[layer]]
     found = totals(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Timeline, "_turning_points", all_layers)
+        patch.setattr(StageTimeline, "_turning_points", all_layers)
         exhaustive = totals(config)
 
     assert found == exhaustive

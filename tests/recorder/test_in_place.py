@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memcalc.events import Kind
+from memcalc.events import EventType
 from memcalc.recorder.recorder import Recorder
 
 Program = Callable[[Tensor], Tensor]
@@ -24,7 +24,9 @@ def backward(program: Program) -> list[str]:
         output = program(x * 2).sum()
         recorder.begin_phase("backward_1")
         output.backward()
-    return [event.operator for event in recorder.events() if event.kind is Kind.ALLOC and event.phase == "backward_1"]
+    return [
+        event.operator for event in recorder.events() if event.kind is EventType.ALLOC and event.phase == "backward_1"
+    ]
 
 
 def twice(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import gc
 import torch
 from torch import Tensor, nn
 
-from memcalc.events import Event, Kind, timeline
+from memcalc.events import Event, EventType, timeline
 from memcalc.ledger.component import Component
 from memcalc.recorder.kernels import Hidden, Kernels
 from memcalc.recorder.ledger import traced_ledger
@@ -20,10 +20,10 @@ def sizes(recorder: Recorder) -> list[int]:
     alive: dict[int, int] = {}
     found = []
     for event in recorder.events():
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             alive[event.storage] = event.bytes
             found.append(event.bytes)
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             found.append(-alive[event.storage])
     return found
 
@@ -88,7 +88,7 @@ def test_backward_belongs_to_the_module_whose_forward_it_undoes() -> None:
         y.sum().backward()
         recorder.mark(Component.GRADIENTS, [p.grad for p in model.parameters() if p.grad is not None])
         recorder.end_phase()
-    made = {(event.phase, event.operator): event for event in recorder.events() if event.kind is Kind.ALLOC}
+    made = {(event.phase, event.operator): event for event in recorder.events() if event.kind is EventType.ALLOC}
     assert made["forward_1", "aten.sigmoid"].module == "1"
     assert made["backward_1", "aten.sigmoid_backward"].module == "1"
     assert made["backward_1", "aten.mm"].module == "0"
@@ -99,16 +99,30 @@ def test_backward_belongs_to_the_module_whose_forward_it_undoes() -> None:
 def test_the_ledger_sums_to_the_highest_moment_of_each_phase() -> None:
     """Two phases; what the allocator adds is a row of its own."""
     events = (
-        Event(Kind.PHASE, phase="model"),
+        Event(EventType.PHASE, phase="model"),
         Event(
-            Kind.ALLOC, 0, 100, component=Component.WEIGHTS, phase="model", module="layers.0", shape=(25,), dtype="fp32"
+            EventType.ALLOC,
+            0,
+            100,
+            component=Component.WEIGHTS,
+            phase="model",
+            module="layers.0",
+            shape=(25,),
+            dtype="fp32",
         ),
         Event(
-            Kind.ALLOC, 1, 100, component=Component.WEIGHTS, phase="model", module="layers.1", shape=(25,), dtype="fp32"
+            EventType.ALLOC,
+            1,
+            100,
+            component=Component.WEIGHTS,
+            phase="model",
+            module="layers.1",
+            shape=(25,),
+            dtype="fp32",
         ),
-        Event(Kind.PHASE, phase="forward_1"),
-        Event(Kind.ALLOC, 2, 40, component=Component.TEMPORARIES, phase="forward_1", operator="aten.mm"),
-        Event(Kind.FREE, 2),
+        Event(EventType.PHASE, phase="forward_1"),
+        Event(EventType.ALLOC, 2, 40, component=Component.TEMPORARIES, phase="forward_1", operator="aten.mm"),
+        Event(EventType.FREE, 2),
     )
     ledger = traced_ledger(timeline(events), [0, 512, 1024, 1024, 1536, 1024])
 

@@ -8,7 +8,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.events import Event, Kind, write_events
+from memcalc.events import Event, EventType, write_events
 from memcalc.replaying.trials import COMPARED, swept
 
 MIB = 2**20
@@ -21,13 +21,13 @@ def fragmented(tmp_path: Path) -> Path:
     It fits a V100 of 16 GB next to 13 GiB that are held throughout, but for the fragmentation.
     """
     sizes = {"h": 13_760, "P": 600, "a": 100, "c": 500, "Q": 600, "b": 100, "R": 800}
-    events = [Event(Kind.PHASE, phase="forward_1")]
+    events = [Event(EventType.PHASE, phase="forward_1")]
     for word in ("+h", "+P", "-P", "+a", "+c", "+Q", "-Q", "+b", "-c", "+R"):
         name = ord(word[1])
         events.append(
-            Event(Kind.ALLOC, name, sizes[word[1]] * MIB, line=f"model.py:{name}")
+            Event(EventType.ALLOC, name, sizes[word[1]] * MIB, line=f"model.py:{name}")
             if word[0] == "+"
-            else Event(Kind.FREE, name)
+            else Event(EventType.FREE, name)
         )
     path = tmp_path / "fragmented.jsonl"
     write_events(path, events)
@@ -88,7 +88,12 @@ def test_the_state_shown_is_that_of_the_failure(fragmented: Path) -> None:
 
 
 def test_paddle_s_collector_changes_the_stream(tmp_path: Path) -> None:
-    events = [Event(Kind.ALLOC, 1, MIB), Event(Kind.FREE, 1), Event(Kind.ALLOC, 2, MIB), Event(Kind.FREE, 2)]
+    events = [
+        Event(EventType.ALLOC, 1, MIB),
+        Event(EventType.FREE, 1),
+        Event(EventType.ALLOC, 2, MIB),
+        Event(EventType.FREE, 2),
+    ]
     write_events(tmp_path / "run.jsonl", events)
 
     def peak(flags: str, release: str | None = None) -> int:

@@ -7,10 +7,10 @@ import pytest
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.phases import phase_names
-from memcalc.ledger.result import DeviceMemory, Outside, RankResult, Result, Textbook, known
+from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Result, Textbook, known
 from memcalc.ledger.row import Row
-from memcalc.ledger.verdict import Answer, Errors, Interval, Verdict
-from memcalc.spec.cards import find_card
+from memcalc.ledger.verdict import Answer, Interval, RecordedErrors, Verdict
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.limits import Limit
 from memcalc.spec.loading import load
 
@@ -57,7 +57,7 @@ def rows() -> list[Row]:
 def result() -> Result:
     """No card named."""
     ledger = Ledger([Rows(rows())], PHASES)
-    headline = RankResult({"pipeline_stage": 0}, ledger, known(DeviceMemory(None, None, Outside(0, 0, 0))))
+    headline = RankResult({"pipeline_stage": 0}, ledger, known(DeviceMemory(None, None, OutsideMemory(0, 0, 0))))
     return Result(
         source="estimate",
         device=None,
@@ -77,15 +77,15 @@ def result() -> Result:
 def with_card(result: Result, name: str) -> Result:
     """The same on a GPU: a tenth more reserved, half a GiB of context."""
     reserved = result.ledger.peak_bytes * 11 // 10
-    outside = Outside(reserved - result.ledger.peak_bytes, GIB // 2, 0)
-    device, usable = reserved + outside.device_context, find_card(name).usable_bytes
+    outside = OutsideMemory(reserved - result.ledger.peak_bytes, GIB // 2, 0)
+    device, usable = reserved + outside.device_context, find_gpu(name).usable_bytes
     headline = replace(result.headline, memory=known(DeviceMemory(reserved, device, outside)))
     # 1 % on both sides, by thirty recorded runs.
-    errors = Errors("one GPU", 30, 0.001, -0.02, -0.01, 0.01, replayed=True)
+    errors = RecordedErrors("one GPU", 30, 0.001, -0.02, -0.01, 0.01, replayed=True)
     interval = Interval(device - reserved // 100, device + reserved // 100, errors)
     answer: Answer = "fits" if interval.high_bytes <= usable else "does-not-fit"
     verdict = Verdict(answer, device, device, usable, interval, expected=answer == "fits")
-    return replace(result, ranks=(headline,), card=find_card(name), judgement=verdict)
+    return replace(result, ranks=(headline,), card=find_gpu(name), judgement=verdict)
 
 
 @pytest.fixture

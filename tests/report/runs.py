@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import count
 
 from memcalc.allocator import history
-from memcalc.events import Event, Kind, timeline
-from memcalc.events.course import Course
+from memcalc.events import Event, EventType, timeline
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
 
 MIB = 2**20
@@ -26,7 +26,7 @@ def two_steps(layers: int = LAYERS, scale: int = 1) -> list[Event]:
 
 def _events(layers: int, scale: int) -> Iterator[Event]:
     numbers = count(1)
-    mark = Event(Kind.PHASE)
+    mark = Event(EventType.PHASE)
     current = {"phase": ""}
 
     def phase(name: str) -> Event:
@@ -36,10 +36,10 @@ def _events(layers: int, scale: int) -> Iterator[Event]:
     def alloc(size: int, component: Component | None, module: str, operator: str, line: str) -> Event:
         shape = (size // 2,)
         place = (module, operator, shape, "bf16", f"model.py:{line}")
-        return Event(Kind.ALLOC, next(numbers), size * scale, 0, component, current["phase"], *place)
+        return Event(EventType.ALLOC, next(numbers), size * scale, 0, component, current["phase"], *place)
 
     def free(event: Event) -> Event:
-        return Event(Kind.FREE, event.storage)
+        return Event(EventType.FREE, event.storage)
 
     yield phase("model")
     for layer in range(layers):
@@ -79,12 +79,12 @@ def _events(layers: int, scale: int) -> Iterator[Event]:
         yield free(unknown)
 
 
-def asked_for(events: list[Event]) -> Course:
+def asked_for(events: list[Event]) -> MemoryCurve:
     """Without an allocator."""
-    return Course(timeline(events))
+    return MemoryCurve(timeline(events))
 
 
-def replayed(events: list[Event], capacity: int | None = None) -> Course:
+def replayed(events: list[Event], capacity: int | None = None) -> MemoryCurve:
     """Through PyTorch's allocator."""
     found = history(events, capacity=capacity)
-    return Course(timeline(events), found.allocated, found.reserved)
+    return MemoryCurve(timeline(events), found.allocated, found.reserved)

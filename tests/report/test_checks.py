@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalc.checking.report import CheckReport, Growth, Outcome, Sizes
+from memcalc.checking.report import CheckOutcome, CheckReport, PeakGrowth, Sizes
 from memcalc.documents.check import check_document
 from memcalc.documents.schema import documents
 from memcalc.report.checks.formats import FORMS, rendered
@@ -33,11 +33,11 @@ FORTY = Sizes("budgeted", 38 * GIB, 40 * GIB, None, "optimizer_step_1", {}, None
 
 MIXED = CheckReport(
     (
-        Outcome("configs/small.yaml", "fits", FIFTY, 50 * GIB, "device", 76 * GIB, CARD, 4 * GIB, Growth(52 * GIB, -2 * GIB, GIB)),
-        Outcome("configs/new.yaml", "fits", FORTY, 40 * GIB, "reserved", 70 * GIB, "the budget"),
-        Outcome("configs/a,b: 50%.yaml", "does not fit", HUNDRED, 100 * GIB, "device", 76 * GIB, CARD, 4 * GIB),
-        Outcome("configs/more.yaml", "grew", FIFTY, 50 * GIB, "device", 80 * GIB, CARD, 0, Growth(45 * GIB, 5 * GIB, GIB)),
-        Outcome("configs/bad <&>.yaml", "broken", message='model.heads: there is no field "heads".\nTry *it*.', line=4),
+        CheckOutcome("configs/small.yaml", "fits", FIFTY, 50 * GIB, "device", 76 * GIB, CARD, 4 * GIB, PeakGrowth(52 * GIB, -2 * GIB, GIB)),
+        CheckOutcome("configs/new.yaml", "fits", FORTY, 40 * GIB, "reserved", 70 * GIB, "the budget"),
+        CheckOutcome("configs/a,b: 50%.yaml", "does not fit", HUNDRED, 100 * GIB, "device", 76 * GIB, CARD, 4 * GIB),
+        CheckOutcome("configs/more.yaml", "grew", FIFTY, 50 * GIB, "device", 80 * GIB, CARD, 0, PeakGrowth(45 * GIB, 5 * GIB, GIB)),
+        CheckOutcome("configs/bad <&>.yaml", "broken", message='model.heads: there is no field "heads".\nTry *it*.', line=4),
     ),
     skipped=2,
     budget_bytes=70 * GIB,
@@ -52,13 +52,13 @@ texts = st.text(max_size=30) | st.sampled_from(
     ["\x00\x1b]", "\udcff", "##[error]", "::error::", "]]>", "a\r\nb", "100%", "a:b,c"]
 )
 outcomes = st.builds(
-    Outcome,
+    CheckOutcome,
     texts,
     st.just("broken"),
     message=texts,
     line=st.none() | st.integers(1, 10**6),
 ) | st.builds(
-    Outcome,
+    CheckOutcome,
     texts,
     st.sampled_from(["fits", "does not fit", "grew"]),
     st.just(FIFTY),
@@ -68,7 +68,7 @@ outcomes = st.builds(
     texts,
     st.integers(0, 2**40),
     st.none()
-    | st.builds(Growth, st.integers(1, 2**40), st.integers(-(2**40), 2**40), st.none() | st.integers(0, 2**40)),
+    | st.builds(PeakGrowth, st.integers(1, 2**40), st.integers(-(2**40), 2**40), st.none() | st.integers(0, 2**40)),
     message=st.just(""),
     line=st.just(None),
 )

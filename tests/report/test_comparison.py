@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from memcalc.checking.comparison import Line, compare, partings, steady_phase
+from memcalc.checking.comparison import ComparisonLine, compare, partings, steady_phase
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.phases import phase_names
-from memcalc.ledger.result import DeviceMemory, Outside, Result, Source, known
+from memcalc.ledger.result import DeviceMemory, OutsideMemory, Result, Source, known
 from memcalc.ledger.row import Row
 from memcalc.report.comparison import comparison_grids, draw_comparison, source_label
-from memcalc.report.grid import Grid
+from memcalc.report.grid import TextTable
 from memcalc.report.screen import Screen
 
 Golden = Callable[[str, str], None]
@@ -21,7 +21,7 @@ MIB = 2**20
 
 
 def memory(reserved: int | None = None, device: int | None = None) -> DeviceMemory:
-    return DeviceMemory(reserved, device, Outside(0, 0, 0))
+    return DeviceMemory(reserved, device, OutsideMemory(0, 0, 0))
 
 
 def held(result: Result, source: Source, device: str | None, *rows: Row, steps: int = 3) -> Result:
@@ -62,7 +62,7 @@ def null(fake: Result) -> Result:
     return held(fake, "trace", "null:h100-80gb", *fake.ledger.rows, more)
 
 
-def cells(grid: Grid, name: str) -> tuple[str, ...]:
+def cells(grid: TextTable, name: str) -> tuple[str, ...]:
     (found,) = (line for line in grid.rows if line[0] == name)
     return found
 
@@ -112,10 +112,10 @@ def test_differences_of_three_results_have_their_own_table(estimate: Result, fak
 
 def test_each_component_is_told_where_it_differs_most(estimate: Result, fake: Result, null: Result) -> None:
     """512 bytes in three backwards; 1, 1 and 2 MiB of activations in three losses."""
-    assert partings(compare(fake, null), 0, 1) == [("backward_1", Line("temporaries", (0, 512)))]
+    assert partings(compare(fake, null), 0, 1) == [("backward_1", ComparisonLine("temporaries", (0, 512)))]
     assert partings(compare(estimate, null), 0, 1) == [
-        ("loss_3", Line("activations", (32 * MIB, 34 * MIB))),
-        ("backward_1", Line("temporaries", (0, 512))),
+        ("loss_3", ComparisonLine("activations", (32 * MIB, 34 * MIB))),
+        ("backward_1", ComparisonLine("temporaries", (0, 512))),
     ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memcalc.report.sweeps.downsampling import MOST_CELLS, factors, merged
-from memcalc.report.sweeps.heatmaps import Landscape
+from memcalc.report.sweeps.heatmaps import HeatMaps
 from memcalc.report.sweeps.svg import heat_maps
 from memcalc.sweeping import evaluate
 
@@ -25,7 +25,7 @@ def test_a_cell_is_the_largest_of_its_configurations() -> None:
     tensor_parallel = 5 divides no 12 heads.
     """
     table = evaluate("gpt2", {"b": range(1, 41), "tensor_parallel": [1, 5, 2, 3, 7]}, gpu="t4")
-    (each,) = Landscape(table).maps()
+    (each,) = HeatMaps(table).maps()
     less = merged(each, 2, 8)
 
     assert less.columns == ["1 to 8", "9 to 16", "17 to 24", "25 to 32", "33 to 40"]

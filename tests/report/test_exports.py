@@ -12,13 +12,13 @@ from memcalc.errors import InputError
 from memcalc.events import read_events, timeline
 from memcalc.events.chrome import chrome_trace
 from memcalc.report.exports import write_export
-from memcalc.report.recorded_run import Run
+from memcalc.report.recorded_run import RecordedRun
 from tests.report.runs import asked_for, replayed, two_steps
 
 
 def test_the_suffix_decides_the_format(tmp_path: Path) -> None:
     found = history(two_steps())
-    run = Run(timeline(two_steps()), found)
+    run = RecordedRun(timeline(two_steps()), found)
     for name in ("run.pickle", "run.json", "run.jsonl"):
         write_export(tmp_path / name, run, "tiny")
 
@@ -30,11 +30,11 @@ def test_the_suffix_decides_the_format(tmp_path: Path) -> None:
 
 def test_another_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"run\.txt ends in '\.txt'\. The suffix .* \.pickle, \.json, \.jsonl\."):
-        write_export(tmp_path / "run.txt", Run(timeline([])), "tiny")
+        write_export(tmp_path / "run.txt", RecordedRun(timeline([])), "tiny")
 
 
 def test_a_snapshot_needs_an_allocator(tmp_path: Path) -> None:
-    run = Run(timeline(two_steps()))
+    run = RecordedRun(timeline(two_steps()))
     write_export(tmp_path / "run.json", run, "tiny")
 
     assert json.loads((tmp_path / "run.json").read_text()) == chrome_trace(asked_for(two_steps()), "tiny")
@@ -44,4 +44,4 @@ def test_a_snapshot_needs_an_allocator(tmp_path: Path) -> None:
 
 
 def test_the_course_is_what_the_allocator_saw() -> None:
-    assert Run(timeline(two_steps()), history(two_steps())).course == replayed(two_steps())
+    assert RecordedRun(timeline(two_steps()), history(two_steps())).course == replayed(two_steps())

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.fitting.answer import Fit
 from memcalc.report.fit import draw_fit
 from memcalc.report.screen import Screen
+from memcalc.search.result import FitResult
 
 Golden = Callable[[str, str], None]
 
@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
 
 
 @cache
-def answer(name: str) -> Fit:
+def answer(name: str) -> FitResult:
     source, overrides, options = CASES[name]
     return memcalc.fit(source, *overrides, **options)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from memcalc.report.grid import Column, Grid, markdown_grid
+from memcalc.report.grid import Column, TextTable, markdown_grid
 from memcalc.report.html_report import MOST_BYTES, report_page
 from memcalc.report.notebook import sections_html
 from memcalc.report.plots.html import html_table
@@ -89,7 +89,7 @@ def test_a_suffix_that_is_no_report_is_refused_before_the_estimate(run: Callable
 
 
 def test_a_legend_stands_below_its_table_everywhere() -> None:
-    grid = Grid("sizes", (Column("t"),), [("2",)], legend="t tensor parallelism")
+    grid = TextTable("sizes", (Column("t"),), [("2",)], legend="t tensor parallelism")
     screen = io.StringIO()
     draw_grid(Screen(screen, 80), grid)
 
@@ -122,7 +122,7 @@ def test_a_screen_is_kept_as_it_is_drawn() -> None:
         screen.line()
         screen.line(("  third", "dim"))
         draw_bar(screen, "WWGG")  # left out: the table has its numbers
-        draw_grid(screen, Grid("title", (Column(""), Column("n", right=True)), [("W", "1")], letters=True))
+        draw_grid(screen, TextTable("title", (Column(""), Column("n", right=True)), [("W", "1")], letters=True))
 
     assert drawn_sections(draw) == [
         {

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from memcalc.changes.run import written_out
 from memcalc.diagnosis.diagnosis import Diagnosis, diagnose
-from memcalc.report.color_screen import ColourScreen
+from memcalc.report.color_screen import ColorScreen
 from memcalc.report.oom import draw_diagnosis
 from memcalc.report.screen import Screen
 from memcalc.spec.loading import load
+from memcalc.suggestions.run_overrides import written_out
 
 Golden = Callable[[str, str], None]
 
@@ -92,7 +92,7 @@ def test_the_verdict_has_the_figures() -> None:
 def test_colour_changes_no_letter(name: str) -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
-    draw_diagnosis(ColourScreen(console), CASES[name], "GiB")
+    draw_diagnosis(ColorScreen(console), CASES[name], "GiB")
 
     assert file.getvalue() != screen(CASES[name])
     assert re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()) == screen(CASES[name])

@@ -3,8 +3,8 @@
 import io
 from dataclasses import replace
 
-from memcalc.ledger.result import DeviceMemory, Outside, Result, known
-from memcalc.report.measured import draw_ranks
+from memcalc.ledger.result import DeviceMemory, OutsideMemory, Result, known
+from memcalc.report.measurement import draw_ranks
 from memcalc.report.screen import Screen
 
 
@@ -15,7 +15,7 @@ def drawn(ranks: list[Result]) -> list[str]:
 
 
 def with_reserve(result: Result, gib: int) -> Result:
-    memory = DeviceMemory(gib * 2**30, None, Outside(0, 0, 0))
+    memory = DeviceMemory(gib * 2**30, None, OutsideMemory(0, 0, 0))
     return replace(result, device=f"cuda:{gib}", ranks=(replace(result.headline, memory=known(memory)),))
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from memcalc.allocator import history, replay
 from memcalc.allocator.fragmentation import pool_uses
-from memcalc.events import Event, Kind, timeline
-from memcalc.events.course import Course
+from memcalc.events import Event, EventType, timeline
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
 from memcalc.report.fragmentation import fragmentation_grids
-from memcalc.report.phase_log import notebook_grid
-from memcalc.report.recorded_run import Run, draw_run, run_grids
+from memcalc.report.phase_log import phase_log_table
+from memcalc.report.recorded_run import RecordedRun, draw_run, run_grids
 from memcalc.report.screen import Screen
 from memcalc.report.tensors import tensor_grid
 from tests.report.runs import MIB, asked_for, two_steps
@@ -23,14 +23,14 @@ Golden = Callable[[str, str], None]
 @pytest.mark.parametrize("width", [80, 120])
 def test_tables(width: int, golden: Golden) -> None:
     file = io.StringIO()
-    draw_run(Screen(file, width), Run(timeline(two_steps()), history(two_steps())), "MiB")
+    draw_run(Screen(file, width), RecordedRun(timeline(two_steps()), history(two_steps())), "MiB")
 
     golden(f"run_{width}", file.getvalue())
     assert max(len(line) for line in file.getvalue().splitlines()) <= width
 
 
 def test_a_device_without_an_allocator_has_no_reserved_memory() -> None:
-    titles = [grid.title for grid in run_grids(Run(timeline(two_steps())), "MiB")]
+    titles = [grid.title for grid in run_grids(RecordedRun(timeline(two_steps())), "MiB")]
 
     assert titles == ["Phase log: requested, MiB", "Largest at the peak, in loss_2"]
 
@@ -38,7 +38,7 @@ def test_a_device_without_an_allocator_has_no_reserved_memory() -> None:
 def test_what_each_phase_left() -> None:
     """MiB. Weights 96; activations 128 and 8 of temporaries on top; logits 100; 96 of gradients for the activations;
     two moments of 96, and 3 of a root; then the gradients go."""
-    rows = notebook_grid(asked_for(two_steps()), "MiB").rows
+    rows = phase_log_table(asked_for(two_steps()), "MiB").rows
 
     assert [row[:4] for row in rows[:10]] == [
         ("baseline", "0.0", "0.0", "0.0"),
@@ -57,14 +57,14 @@ def test_what_each_phase_left() -> None:
 
 def test_micro_batches_that_are_alike_are_one_line() -> None:
     """Gradients of 10 come to life in the first backward and stay: from the second micro-batch on nothing changes."""
-    events, number = [Event(Kind.ALLOC, 0, 100)], 1
+    events, number = [Event(EventType.ALLOC, 0, 100)], 1
     for batch in range(4):
-        events += [Event(Kind.PHASE, phase="forward_1"), Event(Kind.ALLOC, number, 50)]
-        events += [Event(Kind.PHASE, phase="backward_1"), Event(Kind.FREE, number)]
+        events += [Event(EventType.PHASE, phase="forward_1"), Event(EventType.ALLOC, number, 50)]
+        events += [Event(EventType.PHASE, phase="backward_1"), Event(EventType.FREE, number)]
         if batch == 0:
-            events.append(Event(Kind.ALLOC, 99, 10))
+            events.append(Event(EventType.ALLOC, 99, 10))
         number += 1
-    rows = notebook_grid(asked_for(events), "bytes").rows
+    rows = phase_log_table(asked_for(events), "bytes").rows
 
     assert [row[:4] for row in rows] == [
         ("baseline", "100", "+100", "100"),
@@ -77,16 +77,16 @@ def test_micro_batches_that_are_alike_are_one_line() -> None:
 
 def test_a_turn_that_differs_stands_alone() -> None:
     """Of three turns only the second allocates: the third is like the first, but not next to it."""
-    phase = Event(Kind.PHASE, phase="forward_1")
-    events = [phase, Event(Kind.ALLOC, 1, 8), Event(Kind.FREE, 1), phase, phase]
+    phase = Event(EventType.PHASE, phase="forward_1")
+    events = [phase, Event(EventType.ALLOC, 1, 8), Event(EventType.FREE, 1), phase, phase]
 
-    assert [row[0] for row in notebook_grid(asked_for(events), "bytes").rows] == [
+    assert [row[0] for row in phase_log_table(asked_for(events), "bytes").rows] == [
         "baseline",
         "forward_1",
         "forward_1, 2 to 3",
     ]
-    events = [phase, phase, Event(Kind.ALLOC, 1, 8), Event(Kind.FREE, 1), phase]
-    assert [row[0] for row in notebook_grid(asked_for(events), "bytes").rows] == [
+    events = [phase, phase, Event(EventType.ALLOC, 1, 8), Event(EventType.FREE, 1), phase]
+    assert [row[0] for row in phase_log_table(asked_for(events), "bytes").rows] == [
         "baseline",
         "forward_1",
         "forward_1, 2",
@@ -109,21 +109,21 @@ def test_the_largest_tensors_with_the_lines_that_made_them() -> None:
 
 
 def test_what_is_not_known_is_a_dash() -> None:
-    (row, _) = tensor_grid(asked_for([Event(Kind.ALLOC, 1, 100)]), "bytes").rows
+    (row, _) = tensor_grid(asked_for([Event(EventType.ALLOC, 1, 100)]), "bytes").rows
 
     assert row == ("?", "100", "100.0%", "1", "-", "-", "-")
 
 
 def test_no_allocations() -> None:
-    assert tensor_grid(Course(timeline([])), "MiB").rows == [("", "0.0", "", "0", "requested, total", "", "")]
+    assert tensor_grid(MemoryCurve(timeline([])), "MiB").rows == [("", "0.0", "", "0", "requested, total", "", "")]
 
 
 def test_the_parts_of_reserved_memory_sum_up() -> None:
     """30 of 30 in use; 5.25 of 20 in use; 512 bytes of a small segment of 2: reserved 52, of it 35.25 MiB asked for."""
     events = [
-        Event(Kind.ALLOC, 1, 30 * MIB),
-        Event(Kind.ALLOC, 2, 5 * MIB + MIB // 4),
-        Event(Kind.ALLOC, 3, 100),
+        Event(EventType.ALLOC, 1, 30 * MIB),
+        Event(EventType.ALLOC, 2, 5 * MIB + MIB // 4),
+        Event(EventType.ALLOC, 3, 100),
     ]
     (grid,) = fragmentation_grids(pool_uses(replay(events).segments), "bytes")
     figures = {row[0]: row[1:4] for row in grid.rows}
@@ -143,7 +143,7 @@ def test_the_parts_of_reserved_memory_sum_up() -> None:
 
 
 def test_streams_have_a_table_of_their_own() -> None:
-    events = [Event(Kind.ALLOC, 1, 30 * MIB), Event(Kind.ALLOC, 2, 12 * MIB, 7), Event(Kind.FREE, 2)]
+    events = [Event(EventType.ALLOC, 1, 30 * MIB), Event(EventType.ALLOC, 2, 12 * MIB, 7), Event(EventType.FREE, 2)]
     _, streams = fragmentation_grids(pool_uses(replay(events).segments), "MiB")
 
     assert streams.rows == [
@@ -157,6 +157,6 @@ def test_nothing_reserved_has_no_table() -> None:
 
 
 def test_components_without_a_line_of_code() -> None:
-    events = [Event(Kind.ALLOC, 1, 100, component=Component.LIBRARY_WORKSPACE, operator="cuBLAS")]
+    events = [Event(EventType.ALLOC, 1, 100, component=Component.LIBRARY_WORKSPACE, operator="cuBLAS")]
 
     assert tensor_grid(asked_for(events), "bytes").rows[0] == ("K", "100", "100.0%", "1", "-", "-", "cuBLAS")

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.screen import Screen, cells, wants_colour
 from memcalc.report.terminal import draw_grid, draw_line
 
@@ -37,7 +37,7 @@ def test_who_gets_colour(
     assert wants_colour() == colour
 
 
-def drawn(grid: Grid, width: int) -> list[str]:
+def drawn(grid: TextTable, width: int) -> list[str]:
     file = io.StringIO()
     draw_grid(Screen(file, width), grid)
     return file.getvalue().splitlines()
@@ -46,7 +46,7 @@ def drawn(grid: Grid, width: int) -> list[str]:
 def test_wide_letters_keep_columns_in_line() -> None:
     rows = [("模型", "1"), ("a", "22")]
 
-    assert drawn(Grid("", (Column("name"), Column("n", right=True)), rows), 80) == [
+    assert drawn(TextTable("", (Column("name"), Column("n", right=True)), rows), 80) == [
         "  name   n",
         "  模型   1",
         "  a     22",
@@ -57,7 +57,7 @@ def test_wide_letters_keep_columns_in_line() -> None:
 def test_a_long_cell_goes_on_below() -> None:
     rows = [("x", "one two three four")]
 
-    assert drawn(Grid("", (Column("a"), Column("b", wrap=True)), rows), 17) == [
+    assert drawn(TextTable("", (Column("a"), Column("b", wrap=True)), rows), 17) == [
         "  a  b",
         "  x  one two",
         "     three four",

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import component_grid
-from memcalc.report.color_screen import ColourScreen
+from memcalc.report.color_screen import ColorScreen
 from memcalc.report.ledger_csv import ledger_csv
 from memcalc.report.markdown import sizing_markdown
 from memcalc.report.phases import rank_grid
@@ -100,7 +100,7 @@ def test_colour_changes_no_letter(name: str, request: pytest.FixtureRequest) -> 
     plain = screen(result, 80, all_ranks=True, explain="all")
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
-    draw_sizing(ColourScreen(console), result, all_ranks=True, explain="all")
+    draw_sizing(ColorScreen(console), result, all_ranks=True, explain="all")
 
     assert file.getvalue() != plain
     assert re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()) == plain

@@ -10,7 +10,7 @@ import memcalc
 from memcalc.report.screen import Screen
 from memcalc.report.sweeps.screen import draw_sweep
 from memcalc.report.sweeps.svg import cell_of, heat_maps
-from memcalc.sweeping.varying import parse_axes
+from memcalc.sweeping.vary_option import parse_axes
 from tests.records import pin_records
 
 Golden = Callable[[str, str], None]

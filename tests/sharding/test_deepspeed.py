@@ -10,10 +10,10 @@ import pytest
 
 import memcalc
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
-from memcalc.rehearsal.rehearsal import Rehearsal, rehearse, requests_of, why_not
 from memcalc.sharding.engine import ROOT
 from memcalc.sharding.zero3_order import Order
-from memcalc.sharding.zero12 import Waiting, reduced_together
+from memcalc.sharding.zero12 import WaitingGradient, reduced_together
+from memcalc.simulation.simulated_run import SimulatedRun, run_requests, simulate, unsupported_reason
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Requests
@@ -50,7 +50,7 @@ def small(*words: str) -> Spec:
 def asked(spec: Spec, phase: str) -> list[tuple[int, int]]:
     """Stream and bytes of a phase's large requests, in order."""
     found: list[tuple[int, int]] = []
-    for stretch in requests_of(spec).stretches:
+    for stretch in run_requests(spec).stretches:
         if stretch.phase == phase:
             found += [(each >> STREAM_SHIFT, each % (1 << STREAM_SHIFT)) for each in stretch.script if each > 0]
         elif found:
@@ -80,7 +80,7 @@ def test_parameters_are_flattened_and_the_share_has_a_master(stage: int) -> None
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_the_weights_go_when_they_have_been_flattened(stage: int) -> None:
-    stretches = [each for each in requests_of(small(f"zero_stage={stage}")).stretches if each.phase == "optimizer"]
+    stretches = [each for each in run_requests(small(f"zero_stage={stage}")).stretches if each.phase == "optimizer"]
     script = next(each.script for each in stretches if each.after_empty_cache)
     parameters = LAYERS * (len(MATRICES) + 2) + 3
 
@@ -109,7 +109,7 @@ def test_stage_2_adds_micro_batches_up_in_the_ranks_own_gradients() -> None:
     """Each micro-batch has a bucket and gradients of its own, of which the first one's stay."""
     one = asked(small("zero_stage=2"), "backward_1")
     words = ("zero_stage=2", "gradient_accumulation_steps=2")
-    script = [each for each in requests_of(small(*words)).stretches if each.phase == "backward_1"]
+    script = [each for each in run_requests(small(*words)).stretches if each.phase == "backward_1"]
 
     assert len(script) == 2
     assert asked(small(*words), "backward_1") == one
@@ -127,9 +127,14 @@ def test_slices_of_one_rank_are_flattened_together() -> None:
     """A slice alone is not copied; of what is larger than the bucket slices go together until they exceed it."""
     share = 300_000_000
 
-    assert [*reduced_together([Waiting(0, 10, None), Waiting(10, 20, None)], share, 500_000_000)] == [[30]]
-    assert [*reduced_together([Waiting(share - 5, 15, None)], share, 500_000_000)] == [[5, 10]]
-    assert [*reduced_together([Waiting(0, 700_000_000, 1)], share, 500_000_000)] == [[share, share], [100_000_000]]
+    assert [*reduced_together([WaitingGradient(0, 10, None), WaitingGradient(10, 20, None)], share, 500_000_000)] == [
+        [30]
+    ]
+    assert [*reduced_together([WaitingGradient(share - 5, 15, None)], share, 500_000_000)] == [[5, 10]]
+    assert [*reduced_together([WaitingGradient(0, 700_000_000, 1)], share, 500_000_000)] == [
+        [share, share],
+        [100_000_000],
+    ]
 
 
 # -- stage 3 -----------------------------------------------------------------------------------------------------------
@@ -160,7 +165,7 @@ def test_gradients_are_reduced_on_a_third_stream() -> None:
 def test_the_modules_of_a_layer_in_backward() -> None:
     """What holds others begins before them; the last matrix has begun when a layer runs again, and is not released."""
     spec = small("zero_stage=3", "recompute=full")
-    rehearsal = Rehearsal(spec, Requests())
+    rehearsal = SimulatedRun(spec, Requests())
     order = Order(rehearsal.ordered, rehearsal.units, tied=False, stops_inside=True)
     turns = [turn for turn in order.turns(((0,), (1,))) if turn.unit == 1 and turn.backward]
     named = [(next(iter(turn.names)).rpartition(".")[2], turn.again) for turn in turns if turn.names]
@@ -218,7 +223,7 @@ def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
     record = next(each for each in recorded() if each["case"] == case)
     spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
 
-    assert rehearse(spec).reserved_bytes == max(record["reserved"].values())
+    assert simulate(spec).reserved_bytes == max(record["reserved"].values())
 
 
 @pytest.mark.long
@@ -226,8 +231,8 @@ def test_recorded_ranks() -> None:
     errors: list[tuple[float, float]] = []
     for record in recorded():
         spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
-        if not why_not(spec):
-            found = rehearse(spec)
+        if not unsupported_reason(spec):
+            found = simulate(spec)
             allocated = max(whole for whole, _ in found.tops.values())
             of_reserved = abs(max(record["reserved"].values()) / found.reserved_bytes - 1)
             errors.append((of_reserved, abs(max(record["phases"].values()) / allocated - 1)))
@@ -251,4 +256,4 @@ def test_recorded_ranks() -> None:
     ],
 )
 def test_what_is_not_replayed_says_why(words: tuple[str, ...], reason: str) -> None:
-    assert why_not(small(*words)) == f"the order of requests is not known with {reason}"
+    assert unsupported_reason(small(*words)) == f"the order of requests is not known with {reason}"

@@ -10,14 +10,14 @@ import pytest
 
 import memcalc
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
-from memcalc.estimation.optimizers.registered import in_order
-from memcalc.estimation.sharding import stage_parameters
-from memcalc.estimation.stages import stages_of
-from memcalc.rehearsal.rehearsal import rehearse, requests_of, why_not
+from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.stages import stages_of
 from memcalc.sharding.ddp import grouped, in_order_of_first
 from memcalc.sharding.engine import ROOT, by_unit
+from memcalc.simulation.simulated_run import run_requests, simulate, unsupported_reason
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
+from memcalc.states.optimizers.parameter_order import in_order
 
 MIB = 2**20
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
@@ -48,7 +48,7 @@ def small(*words: str) -> Spec:
 
 def on_streams(spec: Spec, phase: str) -> list[tuple[int, int]]:
     """Stream and bytes of the requests of a phase that are not on the default stream, in order."""
-    script = next(stretch.script for stretch in requests_of(spec).stretches if stretch.phase == phase)
+    script = next(stretch.script for stretch in run_requests(spec).stretches if stretch.phase == phase)
     asked = [(change >> STREAM_SHIFT, change % (1 << STREAM_SHIFT)) for change in script if change > 0]
     return [each for each in asked if each[0]]
 
@@ -108,7 +108,7 @@ def test_gradients_are_reduced_once_where_they_accumulate_unsharded() -> None:
     reduced = {
         sync: sum(
             (change >> STREAM_SHIFT) == 2
-            for stretch in requests_of(small(*words, f"fsdp.gradient_sync={sync}")).stretches
+            for stretch in run_requests(small(*words, f"fsdp.gradient_sync={sync}")).stretches
             if stretch.phase == "backward_2"
             for change in stretch.script
             if change > 0
@@ -123,7 +123,7 @@ def test_gradients_are_reduced_once_where_they_accumulate_unsharded() -> None:
 def test_ddp_has_no_streams_of_its_own_that_allocate() -> None:
     spec = small("engine=ddp")
 
-    changes = [change for stretch in requests_of(spec).stretches for change in stretch.script]
+    changes = [change for stretch in run_requests(spec).stretches for change in stretch.script]
     assert max(changes) >> STREAM_SHIFT == 0
 
 
@@ -179,7 +179,7 @@ def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
     record = next(each for each in recorded() if each["case"] == case)
     spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
 
-    assert rehearse(spec).reserved_bytes == max(record["reserved"].values())
+    assert simulate(spec).reserved_bytes == max(record["reserved"].values())
 
 
 @pytest.mark.long
@@ -188,8 +188,8 @@ def test_recorded_ranks() -> None:
     errors: list[float] = []
     for record in recorded():
         spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
-        if not why_not(spec) and " rank=" not in record["case"]:  # the first one is replayed
-            errors.append(abs(max(record["reserved"].values()) / rehearse(spec).reserved_bytes - 1))
+        if not unsupported_reason(spec) and " rank=" not in record["case"]:  # the first one is replayed
+            errors.append(abs(max(record["reserved"].values()) / simulate(spec).reserved_bytes - 1))
     errors.sort()
 
     assert len(errors) >= 100
@@ -215,4 +215,4 @@ def test_recorded_ranks() -> None:
     ],
 )
 def test_what_is_not_replayed_says_why(words: tuple[str, ...], reason: str) -> None:
-    assert why_not(small(*words)) == f"the order of requests is not known with {reason}"
+    assert unsupported_reason(small(*words)) == f"the order of requests is not known with {reason}"

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.estimation.engines.pipelining import received as of_engine
 from memcalc.estimation.estimate import estimate
-from memcalc.estimation.items import BIT
-from memcalc.estimation.sharding import stage_parameters
-from memcalc.estimation.stages import stages_of
-from memcalc.rehearsal.rehearsal import rehearse, requests_of, why_not
+from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.stages import stages_of
+from memcalc.ledger.row_drafts import BIT
 from memcalc.sharding import schedules
 from memcalc.sharding.schedules import actions_of
+from memcalc.simulation.simulated_run import run_requests, simulate, unsupported_reason
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
+from memcalc.states.pipelining import received as of_engine
 from memcalc.verdict.judge import size
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
@@ -61,7 +61,7 @@ def test_everything_of_a_step_is_freed_but_its_states(words: tuple[str, ...]) ->
     for stage in stages_of(spec):
         live: dict[int, int] = {}
         number = 0
-        for stretch in requests_of(spec, stage).stretches:
+        for stretch in run_requests(spec, stage).stretches:
             for change in stretch.script:
                 if change < 0:
                     del live[~change]
@@ -86,8 +86,8 @@ def recorded() -> tuple[dict[str, Any], ...]:
 def test_recorded_stages(record: dict[str, Any]) -> None:
     spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
     rank = int(record["case"].partition(" rank=")[2])
-    assert not why_not(spec)
-    found = rehearse(spec, stage=stages_of(spec)[rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks])
+    assert not unsupported_reason(spec)
+    found = simulate(spec, stage=stages_of(spec)[rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks])
     allocated = max(whole for whole, _ in found.tops.values())
 
     assert abs(max(record["phases"].values()) / allocated - 1) <= 0.001
@@ -109,7 +109,7 @@ def test_formulas_are_no_more_than_the_replay(words: tuple[str, ...]) -> None:
     spec = small("gradient_accumulation_steps=4", *words)
     ledgers = {each.rank["pipeline_stage"]: each.ledger for each in estimate(spec).ranks}
     for stage in stages_of(spec):
-        allocated = max(whole for whole, _ in rehearse(spec, stage=stage).tops.values())
+        allocated = max(whole for whole, _ in simulate(spec, stage=stage).tops.values())
         assert 0.98 * allocated <= ledgers[stage.index].peak_bytes <= allocated
 
 
@@ -117,10 +117,10 @@ def test_formulas_are_no_more_than_the_replay(words: tuple[str, ...]) -> None:
 def test_many_micro_batches_repeat_the_first(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """As many rounds as are played need what all of them need; buffers are for all micro-batches either way."""
     spec = small("gradient_accumulation_steps=24", *words)
-    played = [rehearse(spec, stage=stage).reserved_bytes for stage in stages_of(spec)]
+    played = [simulate(spec, stage=stage).reserved_bytes for stage in stages_of(spec)]
     monkeypatch.setattr(schedules, "ROUNDS_PLAYED", 12)
 
-    assert [rehearse(spec, stage=stage).reserved_bytes for stage in stages_of(spec)] == played
+    assert [simulate(spec, stage=stage).reserved_bytes for stage in stages_of(spec)] == played
 
 
 def test_the_verdict_is_of_the_worst_stage() -> None:
@@ -129,7 +129,7 @@ def test_the_verdict_is_of_the_worst_stage() -> None:
     result = size(spec)
     of_stage = {each.rank["pipeline_stage"]: each.memory().reserved_bytes for each in result.ranks}
 
-    assert of_stage == {stage.index: rehearse(spec, stage=stage).reserved_bytes for stage in stages_of(spec)}
+    assert of_stage == {stage.index: simulate(spec, stage=stage).reserved_bytes for stage in stages_of(spec)}
     assert result.judgement is not None
     assert result.judgement.interval is not None
     assert max(of_stage, key=lambda stage: of_stage[stage] or 0) == 1

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from memcalc.allocator import history
 from memcalc.allocator.pytorch.dump import snapshot as dumped
 from memcalc.events import Event
-from memcalc.replaying import replaying
+from memcalc.replaying import replay_source
 from memcalc.replaying.sources import source_of
 from memcalc.snapshots.packing import pack
 from memcalc.snapshots.reading import unpacked
 from memcalc.snapshots.recording import Snapshot
-from memcalc.snapshots.unpickling import Refused
+from memcalc.snapshots.unpickling import UnsafePickle
 from memcalc.snapshots.verification import verify
 from tests.allocator.running import MIB
 from tests.allocator.streams import event_streams, examples
@@ -122,7 +122,7 @@ def test_nonsense_of_the_right_shape_is_told_apart_and_no_traceback(found: dict[
     snapshot = opened(found)
 
     for recording in snapshot.recordings:
-        replay = replaying(source_of("test", snapshot, recording))
+        replay = replay_source(source_of("test", snapshot, recording))
         assert replay.verification is not None
 
 
@@ -145,7 +145,7 @@ def test_a_value_of_another_type_is_refused_or_does_not_matter(data: st.DataObje
 
     try:
         snapshot = unpacked("test", pack(found))
-    except Refused:
+    except UnsafePickle:
         return
     else:
-        assert all(replaying(source_of("test", snapshot, one)).verification for one in snapshot.recordings)
+        assert all(replay_source(source_of("test", snapshot, one)).verification for one in snapshot.recordings)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from memcalc.allocator import replay
-from memcalc.events import Kind, timeline
+from memcalc.events import EventType, timeline
 from memcalc.ledger.component import Component
-from memcalc.snapshots.beginning import beginning
 from memcalc.snapshots.composition import compose
+from memcalc.snapshots.initial_state import beginning
 from memcalc.snapshots.reading import read_snapshot
-from memcalc.snapshots.recording import Recording, Snapshot
+from memcalc.snapshots.recording import DeviceRecording, Snapshot
 from memcalc.snapshots.stream import events_of
 from memcalc.snapshots.verification import verify
 
@@ -25,7 +25,7 @@ TOLD = {"max-split": "max_split_size_mb:40", "roundup": "roundup_power2_division
 MIB = 2**20
 
 
-def opened(path: Path) -> tuple[Snapshot, Recording]:
+def opened(path: Path) -> tuple[Snapshot, DeviceRecording]:
     snapshot = read_snapshot(path)
     assert len(snapshot.recordings) == 1
     return snapshot, snapshot.recordings[0]
@@ -89,7 +89,7 @@ def test_a_block_at_another_address_is_seen(release: str) -> None:
     at = next(i for i, entry in enumerate(entries) if entry.action == "alloc" and i > 50)
     entries[at] = entries[at]._replace(address=entries[at].address + 512)
 
-    found = verify(snapshot, Recording(0, tuple(entries), recording.segments, ()))
+    found = verify(snapshot, DeviceRecording(0, tuple(entries), recording.segments, ()))
 
     assert not found.agrees
     assert found.agreed <= at
@@ -108,7 +108,7 @@ def test_the_events_have_the_recording_s_sums(path: Path) -> None:
     )
 
     assert timeline(events).totals[-1] == requested
-    assert sum(event.kind is Kind.OOM for event in events) == sum(e.action == "oom" for e in recording.entries)
+    assert sum(event.kind is EventType.OOM for event in events) == sum(e.action == "oom" for e in recording.entries)
     result = replay(events)
     if "ring" not in path.name and not any(e.action in ("segment_free", "segment_unmap") for e in recording.entries):
         assert result.end.reserved == sum(segment.total_size for segment in recording.segments)
@@ -146,7 +146,7 @@ def test_the_leak_is_found(release: str) -> None:
 @pytest.mark.parametrize("release", RELEASES[1:])
 def test_steps_are_phases_of_the_stream(release: str) -> None:
     snapshot, recording = opened(FOLDER / f"training-{release}.pickle.gz")
-    phases = [event.phase for event in events_of(snapshot, recording) if event.kind is Kind.PHASE]
+    phases = [event.phase for event in events_of(snapshot, recording) if event.kind is EventType.PHASE]
 
     assert phases == [phase for step in (1, 2, 3, 4) for phase in (f"step_{step}", f"optimizer_step_{step}")] + [
         "step_5"

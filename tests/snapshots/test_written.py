@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memcalc.allocator import history
 from memcalc.allocator.pytorch.dump import write_snapshot
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from memcalc.ledger.component import Component
 from memcalc.snapshots.reading import read_snapshot
 from memcalc.snapshots.stream import events_of
@@ -23,9 +23,11 @@ def read_again(folder: Path, events: list[Event], config: str = "") -> list[Even
     return events_of(snapshot, recording)
 
 
-def told(events: list[Event]) -> list[tuple[Kind, int, int]]:
+def told(events: list[Event]) -> list[tuple[EventType, int, int]]:
     """Allocations and frees; a flush is listed only if it freed anything."""
-    return [(event.kind, event.bytes, event.stream) for event in events if event.kind in (Kind.ALLOC, Kind.FREE)]
+    return [
+        (event.kind, event.bytes, event.stream) for event in events if event.kind in (EventType.ALLOC, EventType.FREE)
+    ]
 
 
 @examples(10)
@@ -39,10 +41,10 @@ def test_allocations_and_frees_come_back(tmp_path_factory, events: list[Event], 
 
 def test_components_lines_and_flushes_come_back(tmp_path: Path) -> None:
     events = [
-        Event(Kind.ALLOC, 1, 30 * 2**20, component=Component.GRADIENTS, operator="aten.mm", line="model.py:12"),
-        Event(Kind.FREE, 1),
-        Event(Kind.EMPTY_CACHE),
-        Event(Kind.ALLOC, 2, 1000),
+        Event(EventType.ALLOC, 1, 30 * 2**20, component=Component.GRADIENTS, operator="aten.mm", line="model.py:12"),
+        Event(EventType.FREE, 1),
+        Event(EventType.EMPTY_CACHE),
+        Event(EventType.ALLOC, 2, 1000),
     ]
     again = read_again(tmp_path, events)
 

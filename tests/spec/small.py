@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.spec.derive import derive_model
-from memcalc.spec.families import read_hf_config
 from memcalc.spec.model import ModelSpec
+from memcalc.spec.model_families.conversion import read_hf_config
 
 SMALL: dict[str, Any] = {
     "num_hidden_layers": 3,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from memcalc.api import estimate
 from memcalc.errors import InputError
-from memcalc.spec import family_files, family_values
 from memcalc.spec.derive import derive_model
-from memcalc.spec.families import family_defaults, known_families, read_hf_config
-from memcalc.spec.model import Block, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import ConfigBlock, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model_families import field_types, files
+from memcalc.spec.model_families.conversion import family_defaults, known_families, read_hf_config
 from tests.spec.small import model_spec, small_config
 
 
@@ -23,32 +23,32 @@ from tests.spec.small import model_spec, small_config
 def test_each_family_speaks_of_fields_that_exist(name: str) -> None:
     """A field that ModelSpec does not have would be refused only when a user meets it."""
     fields = set(ModelSpec.model_fields)
-    nested: dict[str, type[Block]] = {"moe": MoeSpec, "mla": MlaSpec, "linear_attention": LinearAttentionSpec}
+    nested: dict[str, type[ConfigBlock]] = {"moe": MoeSpec, "mla": MlaSpec, "linear_attention": LinearAttentionSpec}
     fields |= {f"{name}.{field}" for name, block in nested.items() for field in block.model_fields}
-    family = family_files.parsed(name)
+    family = files.parsed(name)
 
     assert set(family.read) <= fields
-    assert set(family_files.flattened(family.fixed)) <= fields
+    assert set(files.flattened(family.fixed)) <= fields
     assert set(family.translate) <= set(family.read)
     assert (
         fields
-        >= family_values.BOOLEANS
-        | family_values.PROBABILITIES
-        | family_values.COUNTS
-        | family_values.CHOICES
-        | family_values.LAYERS
-        | family_values.WINDOWS
+        >= field_types.BOOLEANS
+        | field_types.PROBABILITIES
+        | field_types.COUNTS
+        | field_types.CHOICES
+        | field_types.LAYERS
+        | field_types.WINDOWS
     )
-    assert not set(family.read) & set(family_files.flattened(family.fixed))
+    assert not set(family.read) & set(files.flattened(family.fixed))
     assert all(not rules[-1].when for rules in family.rules.values())
 
 
 @pytest.mark.parametrize("name", known_families())
 def test_a_family_settles_everything_but_sizes(name: str) -> None:
     """`architecture: X` alone gives every flag and choice that distinguishes X, and not one size."""
-    defaults = family_files.flattened(family_defaults(name))
-    kinds = family_values.BOOLEANS | family_values.PROBABILITIES | family_values.CHOICES | family_values.WINDOWS
-    fixed = set(family_files.flattened(family_files.parsed(name).fixed))
+    defaults = files.flattened(family_defaults(name))
+    kinds = field_types.BOOLEANS | field_types.PROBABILITIES | field_types.CHOICES | field_types.WINDOWS
+    fixed = set(files.flattened(files.parsed(name).fixed))
 
     assert set(defaults) - kinds <= fixed
     assert {"position_embedding", "normalization", "mlp", "qkv_bias", "tie_word_embeddings"} <= set(defaults)
@@ -224,7 +224,7 @@ ANYTHING = st.recursive(
 def test_no_config_ends_in_a_traceback(data: st.DataObject) -> None:
     """Whatever a key holds, the reader returns a block or raises our error."""
     name = data.draw(st.sampled_from(known_families()))
-    keys = sorted({key for keys in family_files.parsed(name).read.values() for key in keys})
+    keys = sorted({key for keys in files.parsed(name).read.values() for key in keys})
     config: dict[str, object] = {"model_type": name}
     for key in keys:
         config[key] = data.draw(st.just(8) | ANYTHING, label=key)
@@ -238,7 +238,7 @@ def test_reading_loads_no_heavy_library() -> None:
     """Start-up stays quick: a config is read without torch, transformers or numpy."""
     code = (
         "import sys\n"
-        "from memcalc.spec.families import read_hf_config\n"
+        "from memcalc.spec.model_families.conversion import read_hf_config\n"
         f"read_hf_config({small_config()!r}, 'config.json')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     )

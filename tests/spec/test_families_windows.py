@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memcalc.spec.families import read_hf_config
+from memcalc.spec.model_families.conversion import read_hf_config
 
 CONFIG: dict[str, object] = {
     "num_hidden_layers": 4,

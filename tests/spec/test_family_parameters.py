@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from memcalc.estimation.parameters import buffer_elements, count_parameters
-from memcalc.spec import family_files
-from memcalc.spec.families import known_families
+from memcalc.layout.parameters import buffer_elements, count_parameters
+from memcalc.spec.model_families import files
+from memcalc.spec.model_families.conversion import known_families
 from tests.spec.small import SMALL, model_spec
 
 OWN_NAMES = ("gpt", "gpt3")
@@ -222,7 +222,7 @@ def test_defaults_are_those_of_transformers_configuration_classes(model_type: st
     """A key that config.json leaves out has the value that transformers gives it."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(model_type)
-    for key, ours in family_files.parsed(model_type).defaults.items():
+    for key, ours in files.parsed(model_type).defaults.items():
         # null: we leave the field unset, and derive it as transformers' class does; seq_length is BLOOM's own key, and
         # the classes of Qwen3.5 read full_attention_interval without keeping it.
         if ours is not None and key not in ("seq_length", "full_attention_interval"):
@@ -242,7 +242,7 @@ def test_a_config_with_only_its_sizes_reads_as_transformers_reads_it(model_type:
     """Leaving out every key that has a default changes nothing."""
     config, model = meta_model(model_type, {})
     needed = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
-    keys = {key for field in needed for key in family_files.parsed(model_type).read[field]}
+    keys = {key for field in needed for key in files.parsed(model_type).read[field]}
     sparse = {key: value for key, value in config.items() if key in keys or key == "model_type"}
 
     assert sum(parameter.numel() for parameter in model.parameters()) == count_parameters(model_spec(sparse))

@@ -8,10 +8,10 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.spec.families import read_hf_config
-from memcalc.spec.families_inverse import write_hf_config
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.loading import load
+from memcalc.spec.model_families.conversion import read_hf_config
+from memcalc.spec.model_families.inverse import write_hf_config
 
 
 def block(preset: str = "llama-3-8b", **fields: Any) -> InferenceSpec:

@@ -7,14 +7,14 @@ import pytest
 
 import memcalc
 from memcalc.api.sources import run_of
-from memcalc.changes.run import written_out
-from memcalc.fitting.varying import varied
 from memcalc.importers.loading import load, opened
-from memcalc.planning.configured import with_recompute
+from memcalc.recomputation.config_chain import with_recompute
+from memcalc.search.variants import varied
 from memcalc.spec.limits import Limit
 from memcalc.spec.loading import load_opened
 from memcalc.spec.origin import Origin
 from memcalc.spec.spec import Spec
+from memcalc.suggestions.run_overrides import written_out
 
 LIMITS = (Limit("the reference model of DPO", holds_memory=True, at_least_bytes=5), Limit("logging", False))
 

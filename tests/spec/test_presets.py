@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from memcalc.errors import InputError
-from memcalc.estimation.parameters import buffer_elements, count_parameters, parameter_table
+from memcalc.layout.parameters import buffer_elements, count_parameters, parameter_table
 from memcalc.spec.derive import derive_model
 from memcalc.spec.loading import load
 from memcalc.spec.model import ModelSpec

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.spec.families import read_hf_config
-from memcalc.spec.families_inverse import write_hf_config
 from memcalc.spec.layers import windows_among
 from memcalc.spec.loading import load
 from memcalc.spec.model import ModelSpec
+from memcalc.spec.model_families.conversion import read_hf_config
+from memcalc.spec.model_families.inverse import write_hf_config
 
 SMOLLM3: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, ...]]]] = {
     "each fourth by default": ({}, (4, ())),

@@ -11,7 +11,7 @@ import pytest
 import memcalc
 from memcalc.catalogue.shipped import CatalogueEntry, shipped_entries
 from memcalc.errors import InputError
-from memcalc.estimation.frozen import trainable_parameters
+from memcalc.layout.peft_parameters import trainable_parameters
 from memcalc.ledger.component import Component
 from memcalc.spec.published import read_config
 from memcalc.spec.towers import TOWERS, tower_parameters

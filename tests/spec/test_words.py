@@ -9,8 +9,8 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.spec.cards import find_card
 from memcalc.spec.fields import BLOCKS, NESTED, find_field
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.loading import load
 from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.words import BUDGET, GPUS, advice_for, field_of, is_word, words
@@ -167,7 +167,7 @@ def test_inputs_that_cannot_be_are_refused(overrides: list[str], message: str) -
 
 
 def usable(result: memcalc.Result) -> int:
-    return find_card(str(result.spec.hardware.gpu)).usable_bytes
+    return find_gpu(str(result.spec.hardware.gpu)).usable_bytes
 
 
 def test_a_budget_is_what_a_gpu_may_hold() -> None:

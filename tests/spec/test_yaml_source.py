@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.errors import InputError
-from memcalc.spec.yaml_source import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, Source, parse_yaml
+from memcalc.spec.yaml_source import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, YamlSource, parse_yaml
 
 PLAIN = "Use plain mappings, lists, numbers, words, true and false."
 SYNTAX = "Check indentation, quotes and colons there."
@@ -102,7 +102,7 @@ def test_a_key_given_on_the_command_line_says_so() -> None:
 
 
 def test_a_mapping_in_memory_has_no_lines() -> None:
-    assert Source({"a": 1}, "configuration").where(("a",)) == "configuration: a"
+    assert YamlSource({"a": 1}, "configuration").where(("a",)) == "configuration: a"
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from memcalc.estimation.frozen import all_parameters, trainable_parameters
+from memcalc.layout.peft_parameters import all_parameters, trainable_parameters
 from memcalc.spec.loading import load
 from memcalc.step.causal_lm import build
-from memcalc.step.quantised import elements, quantised_tensors
+from memcalc.step.quantization import elements, quantised_tensors
 
 TINY = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96, "max_position_embeddings": 32}
 LLAMA = {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 96, "tie_word_embeddings": False}

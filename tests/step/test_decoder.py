@@ -9,7 +9,7 @@ import torch
 
 from memcalc.errors import InputError
 from memcalc.estimation.estimate import estimate
-from memcalc.estimation.parameters import count_parameters
+from memcalc.layout.parameters import count_parameters
 from memcalc.ledger.component import Component
 from memcalc.spec.loading import load
 from memcalc.step.causal_lm import build, default_dtype, loss

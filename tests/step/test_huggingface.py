@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memcalc.errors import InputError
-from memcalc.estimation.parameters import count_parameters
+from memcalc.layout.parameters import count_parameters
 from memcalc.spec.loading import load
 from memcalc.step.causal_lm import build
 from memcalc.step.huggingface import build_config

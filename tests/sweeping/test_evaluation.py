@@ -17,9 +17,9 @@ from memcalc.sweeping.arrays import COMPONENTS
 from memcalc.sweeping.grid import assignments
 from memcalc.sweeping.reasons import Reasons
 from memcalc.sweeping.table import Table
-from memcalc.sweeping.terms import CLOSE, DOES_NOT_FIT, FITS
+from memcalc.sweeping.verdict_terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.verdict.judge import verdict_of
-from memcalc.verdict.needs import Need, can_replay, least_bytes, recorded_need
+from memcalc.verdict.needs import MemoryNeed, can_replay, least_bytes, recorded_need
 
 
 def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -> None:
@@ -47,7 +47,7 @@ def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -
             assert_judged(table, index, need, result)
 
 
-def assert_judged(table: Table, index: int, need: Need, result: Result) -> None:
+def assert_judged(table: Table, index: int, need: MemoryNeed, result: Result) -> None:
     """The verdict by recorded runs where no replay is possible; elsewhere what no replay contradicts."""
     assert result.card is not None
     verdict = verdict_of(need, result.card, result.card.usable_bytes, 0, result.limits)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from memcalc.allocator import history
-from memcalc.events import Kind
-from memcalc.spec.cards import find_card
+from memcalc.events import EventType
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.tracing.session import Session, fake_cuda
 
 
@@ -33,7 +33,7 @@ class Notebook:
         found = history(self.session.recorder.events())
         return found.reserved[-1] if found.reserved else 0
 
-    def count(self, kind: Kind) -> int:
+    def count(self, kind: EventType) -> int:
         """How many events of a kind there were."""
         return sum(event.kind is kind for event in self.session.recorder.events())
 
@@ -44,7 +44,7 @@ def notebook_on() -> Callable[[str], object]:
 
     @contextmanager
     def on(card: str) -> Iterator[Notebook]:
-        with fake_cuda(find_card(card)) as session:
+        with fake_cuda(find_gpu(card)) as session:
             yield Notebook(session)
 
     return on

@@ -14,7 +14,7 @@ from memcalc.api import load_to_run
 from memcalc.cli.app import main
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
-from memcalc.spec import families, foreign
+from memcalc.spec.model_families import conversion, transformers_fallback
 
 transformers = pytest.importorskip("transformers")
 
@@ -225,7 +225,7 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
 def test_without_transformers_models_of_several_modalities_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (families, foreign):
+    for module in (conversion, transformers_fallback):
         monkeypatch.setattr(module, "can_read_foreign", lambda: False)
 
     with pytest.raises(InputError, match=r"several modalities.*pip install .*'transformers>="):
@@ -247,7 +247,7 @@ def test_a_configuration_chooses_no_code() -> None:
     text = LLAMA | evil
     file = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": text} | evil
 
-    built = foreign.configuration(json.dumps(file), "config.json")
+    built = transformers_fallback.configuration(json.dumps(file), "config.json")
 
     assert "evil" not in json.dumps(built.to_dict(), default=str)
     assert built._attn_implementation is None
@@ -265,4 +265,4 @@ def test_a_class_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(module, "__getattr__", broken)
     with pytest.raises(InputError, match="cannot import 'BertBroken': Could not import module 'BertBroken'"):
-        foreign.configuration(json.dumps(BERT | {"architectures": ["BertBroken"]}), "config.json")
+        transformers_fallback.configuration(json.dumps(BERT | {"architectures": ["BertBroken"]}), "config.json")

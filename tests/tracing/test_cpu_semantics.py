@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.events import Event, Kind
+from memcalc.events import Event, EventType
 from memcalc.recorder.observer import RecordingObserver
 from memcalc.step.loop import TrainingRun
 from memcalc.tracing.session import fake_cpu, real_cpu
@@ -37,7 +37,7 @@ def events(session: Any, source: str, *overrides: str) -> list[Event]:
 def in_order(recorded: list[Event]) -> list[Event]:
     """Frees that follow each other, sorted: PyTorch empties autocast's cache in the order of addresses."""
     found: list[Event] = []
-    for frees, alike in groupby(recorded, lambda event: event.kind is Kind.FREE):
+    for frees, alike in groupby(recorded, lambda event: event.kind is EventType.FREE):
         run = list(alike)
         found += sorted(run, key=lambda event: event.storage) if frees else run
     return found

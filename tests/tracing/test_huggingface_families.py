@@ -6,7 +6,7 @@ import pytest
 
 import memcalc
 from memcalc.ledger.component import Component
-from memcalc.spec.families import attends_eagerly
+from memcalc.spec.model_families.conversion import attends_eagerly
 
 SIZES: dict[str, object] = {
     "num_layers": 3,

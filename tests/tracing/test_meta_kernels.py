@@ -12,11 +12,11 @@ import pytest
 from torch._subclasses.fake_tensor import FakeTensor
 
 import memcalc
-from memcalc.tracing import known_outputs
-from memcalc.tracing.made import Known, Made
+from memcalc.tracing import output_cache
 from memcalc.tracing.meta_kernels import of_meta_kernel
+from memcalc.tracing.operator_outputs import OperatorOutput, OperatorOutputs
 
-of_output = known_outputs._of_output  # PyTorch's, before it is watched
+of_output = output_cache._of_output  # PyTorch's, before it is watched
 
 SMALL = ("num_layers=1", "vocab_size=640", "sequence_length=128", "micro_batch_size=2")
 
@@ -26,13 +26,13 @@ class Compared:
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
-        self.told: Known | None = None
+        self.told: OperatorOutputs | None = None
 
-    def kernel(self, operator: Any, args: Any, kwargs: Any, given: Sequence[FakeTensor]) -> Known | None:
+    def kernel(self, operator: Any, args: Any, kwargs: Any, given: Sequence[FakeTensor]) -> OperatorOutputs | None:
         self.told = of_meta_kernel(operator, args, kwargs, given)
         return None
 
-    def output(self, operator: Any, given: list[FakeTensor], output: Any) -> Known | None:
+    def output(self, operator: Any, given: list[FakeTensor], output: Any) -> OperatorOutputs | None:
         theirs, ours = of_output(operator, given, output), self.told
         if ours is not None:
             self.asked[str(operator)] += 1
@@ -42,9 +42,9 @@ class Compared:
         return theirs
 
 
-def seen(made: Made | int | None) -> Any:
+def seen(made: OperatorOutput | int | None) -> Any:
     """An output without the strides of axes of one element, which say nothing."""
-    if not isinstance(made, Made):
+    if not isinstance(made, OperatorOutput):
         return made
     strides = tuple(stride for size, stride in zip(made.shape, made.stride, strict=True) if size != 1)
     return made._replace(stride=strides)
@@ -53,8 +53,8 @@ def seen(made: Made | int | None) -> Any:
 def compared(monkeypatch: pytest.MonkeyPatch, config: str, *settings: str, semantics: str = "cuda") -> Counter[str]:
     """How often each operator was compared in a run."""
     comparison = Compared()
-    monkeypatch.setattr(known_outputs, "of_meta_kernel", comparison.kernel)
-    monkeypatch.setattr(known_outputs, "_of_output", comparison.output)
+    monkeypatch.setattr(output_cache, "of_meta_kernel", comparison.kernel)
+    monkeypatch.setattr(output_cache, "_of_output", comparison.output)
     memcalc.trace(memcalc.load(config, *SMALL, *settings), semantics=semantics)
     return comparison.asked
 
@@ -91,7 +91,7 @@ def test_other_kinds(monkeypatch: pytest.MonkeyPatch, config: str, settings: tup
 
 CODE = """
 import sys, memcalc
-from memcalc.step.uncompiled import without_compiler
+from memcalc.step.skip_compiler import without_compiler
 without_compiler()
 memcalc.trace(memcalc.load("llama-3.2-1b.yaml", "num_layers=1", "vocab_size=640"))
 loaded = [name for name in ("sympy", "torch.distributed.tensor", "torch._dynamo.utils") if name in sys.modules]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.events import Kind
+from memcalc.events import EventType
 from memcalc.ledger.component import Component
 from memcalc.recorder.observer import RecordingObserver
 from memcalc.step.module_run import ModuleRun, ModuleStep, default_loss
@@ -108,14 +108,14 @@ def test_autocast_keeps_casts_of_the_weights() -> None:
     """bf16 copies of weight and bias join the input's cast and the output as activations."""
     model, x = nn.Linear(64, 64), torch.zeros(8, 64)
     traced = memcalc.trace(model, x, steps=1, autocast=torch.bfloat16, loss=lambda y: y.float().sum())
-    casts = [event for event in traced.events if event.kind is Kind.ALLOC and event.dtype == "bf16"]
+    casts = [event for event in traced.events if event.kind is EventType.ALLOC and event.dtype == "bf16"]
 
     assert {event.shape for event in casts} >= {(64, 64), (64,), (8, 64)}
 
 
 def test_phases_are_those_of_every_step() -> None:
     phases = [
-        e.phase for e in memcalc.trace(nn.Linear(4, 4), torch.zeros(2, 4), steps=2).events if e.kind is Kind.PHASE
+        e.phase for e in memcalc.trace(nn.Linear(4, 4), torch.zeros(2, 4), steps=2).events if e.kind is EventType.PHASE
     ]
 
     assert phases == ["model", "input"] + [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.events import Kind
+from memcalc.events import EventType
 from memcalc.ledger.component import Component
 
 TINY = ("l=2", "b=1", "s=32", "V=512", "recipe=pure")
@@ -84,7 +84,7 @@ def test_a_copy_of_a_layer_is_one_more_and_no_other() -> None:
     """A MiB each: the layer, its copy, the copy's gradient; products read them where they lie."""
     traced = memcalc.trace(Copying(), torch.zeros(4, 512), steps=1)
 
-    made = [event for event in traced.events if event.kind is Kind.ALLOC and event.bytes == 4 * 512 * 512]
+    made = [event for event in traced.events if event.kind is EventType.ALLOC and event.bytes == 4 * 512 * 512]
     assert [event.operator for event in made] == ["aten.empty_strided", "aten.clone", "aten.mm"]
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from memcalc.spec.cards import find_card
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.tracing.session import Session, fake_cpu, fake_cuda
 from memcalc.tracing.values import LARGEST
 
 
 @pytest.fixture(params=["cuda", "cpu"])
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
-    with fake_cuda(find_card("a100-80gb")) if request.param == "cuda" else fake_cpu() as session:
+    with fake_cuda(find_gpu("a100-80gb")) if request.param == "cuda" else fake_cpu() as session:
         yield session
 
 
@@ -70,7 +70,7 @@ def test_large_tensors_have_no_values(session: Session) -> None:
 
 
 def test_what_the_host_sends_keeps_its_values() -> None:
-    with fake_cuda(find_card("a100-80gb")) as session:
+    with fake_cuda(find_gpu("a100-80gb")) as session:
         sizes = torch.tensor([[1, 14, 14], [1, 8, 6]]).to("cuda")
         there = torch.tensor([3, 4], device="cuda")
 
@@ -82,7 +82,7 @@ def test_what_the_host_sends_keeps_its_values() -> None:
 
 def test_what_was_not_written_is_unknown() -> None:
     """Memory of the shape of a known tensor, and shapes on the meta device, have no values."""
-    with fake_cuda(find_card("a100-80gb")) as session:
+    with fake_cuda(find_gpu("a100-80gb")) as session:
         known = torch.arange(4, device="cuda")
         there = torch.empty_like(torch.empty(4, dtype=torch.long, device="meta"), device="cuda")
 

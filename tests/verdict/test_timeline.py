@@ -69,7 +69,7 @@ def test_components_at_the_highest_point_of_each_phase_are_those_of_the_ledger(
 def test_every_phase_rises_and_ends_as_in_the_trace(overrides: tuple[str, ...]) -> None:
     """The step run in PyTorch on fake tensors: allocated bytes at the end and at the top of each phase are equal."""
     pytest.importorskip("torch")
-    from memcalc.cli.traced import recorded
+    from memcalc.cli.trace_output import recorded
 
     spec = memcalc.load("gpt2", *overrides, gpu="a100-40gb")
     ours, traced = timeline_of(spec).notebook(), recorded(memcalc.trace(spec)).course.notebook()

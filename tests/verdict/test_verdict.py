@@ -9,25 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.estimation.estimate import Played
-from memcalc.ledger.verdict import Answer, Errors, Verdict, observed
-from memcalc.spec.cards import find_card
+from memcalc.estimation.estimate import AllocatorOverhead
+from memcalc.ledger.verdict import Answer, RecordedErrors, Verdict, observed
+from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.limits import Limit
 from memcalc.verdict.judge import is_expected_to_fit, judge, size, verdict_of
-from memcalc.verdict.kinds import kinds_of
-from memcalc.verdict.needs import Need, least_bytes, need_of
-from memcalc.verdict.recorded import ENOUGH, UNRECORDED, replay_errors, reserve_ratio
+from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of
+from memcalc.verdict.recorded_errors import ENOUGH, UNRECORDED, replay_errors, reserve_ratio
+from memcalc.verdict.run_types import kinds_of
 from tests.properties.specs import Config, configs, examples
 from tests.records import RECORDS, pin_records
 
 GIB = 2**30
-CARD = find_card("h100-80gb")
+CARD = find_gpu("h100-80gb")
 PLAIN = "one GPU, plain modules"
 
 
-def need(reserved: int, low: float, high: float, on_card: Answer | None = None) -> Need:
-    errors = Errors("one GPU", 30, 0.001, high, low, high, replayed=True)
-    return Need(reserved, errors, GIB, Played({}, reserved), on_card, None if on_card is None else on_card == "fits")
+def need(reserved: int, low: float, high: float, on_card: Answer | None = None) -> MemoryNeed:
+    errors = RecordedErrors("one GPU", 30, 0.001, high, low, high, replayed=True)
+    return MemoryNeed(
+        reserved, errors, GIB, AllocatorOverhead({}, reserved), on_card, None if on_card is None else on_card == "fits"
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_the_quick_answer_is_that_of_the_estimate(config: Config, gpu: str) -> N
 
     assert quick.answer == whole.verdict
     assert quick.expected is is_expected_to_fit(spec)
-    assert least_bytes(spec, find_card(gpu)) <= (whole.headline.device_bytes or 0)
+    assert least_bytes(spec, find_gpu(gpu)) <= (whole.headline.device_bytes or 0)
 
 
 FRAGMENTED = ("qwen2.5-0.5b", "recipe=pure", "recompute=full", "b=16")
@@ -184,11 +186,11 @@ def test_fragmentation_decides() -> None:
 def test_cached_blocks_are_freed_on_a_card_that_is_full() -> None:
     """Llama-3-8B reserves 84,162,904,064 bytes on 80 GB, as the null device recorded, and more without an end."""
     spec = memcalc.load("llama-3-8b", "b=1", "s=2048", "recipe=pure", gpu="a100-80gb")
-    on_card, endless = need_of(spec, find_card("a100-80gb")), need_of(spec, None)
+    on_card, endless = need_of(spec, find_gpu("a100-80gb")), need_of(spec, None)
 
     assert on_card.gets_through
     assert on_card.reserved_bytes < endless.reserved_bytes
-    assert on_card.device_bytes <= find_card("a100-80gb").usable_bytes
+    assert on_card.device_bytes <= find_gpu("a100-80gb").usable_bytes
 
 
 def test_the_replay_waits_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

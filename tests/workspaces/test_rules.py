@@ -8,7 +8,7 @@ from memcalc.workspaces import attention, embedding, most, norms, sorting
 from memcalc.workspaces.attention import Heads
 from memcalc.workspaces.blas import cublas_workspace
 from memcalc.workspaces.multiprocessors import Multiprocessors
-from memcalc.workspaces.reductions import Reduction, column_sum, reduction
+from memcalc.workspaces.reductions import ReductionShape, column_sum, reduction
 
 A100, H100 = Multiprocessors(108, 2048, 8), Multiprocessors(132, 2048, 9)
 
@@ -27,7 +27,7 @@ A100, H100 = Multiprocessors(108, 2048, 8), Multiprocessors(132, 2048, 9)
 )
 def test_reductions_of_an_h100(outputs: int, inputs: int, contiguous: bool, script: tuple[int, ...]) -> None:
     """Reductions with staging buffers that a real allocator was seen to allocate."""
-    assert reduction(Reduction(outputs, inputs, contiguous, 1 if contiguous else outputs), H100) == script
+    assert reduction(ReductionShape(outputs, inputs, contiguous, 1 if contiguous else outputs), H100) == script
 
 
 def test_a_bias_gradient_of_an_a100() -> None:

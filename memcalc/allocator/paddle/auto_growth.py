@@ -6,11 +6,11 @@ stream_safe_cuda_allocator.cc: one allocator per stream; reuse waits for events 
 
 from __future__ import annotations
 
-from memcalc.allocator.blocks import Block, Shelf
+from memcalc.allocator.blocks import Block, FreeBlockSet
 from memcalc.allocator.driver import Driver
 from memcalc.allocator.paddle.base import PaddleAllocator
 from memcalc.allocator.paddle.device import MIN_CHUNK
-from memcalc.allocator.paddle.settings import Settings
+from memcalc.allocator.paddle.settings import PaddleSettings
 from memcalc.allocator.pools import Pool, PoolPair
 from memcalc.allocator.sizes import multiple
 
@@ -23,16 +23,16 @@ class AutoGrowthAllocator(PaddleAllocator):
         driver: the device; None for a device that never runs out of memory.
     """
 
-    def __init__(self, settings: Settings | None = None, driver: Driver | None = None) -> None:
-        settings = settings or Settings()
+    def __init__(self, settings: PaddleSettings | None = None, driver: Driver | None = None) -> None:
+        settings = settings or PaddleSettings()
         super().__init__(settings, driver or Driver())
         small, large = self.counters.small, self.counters.large
         self._pair = PoolPair(Pool(small, small=True, by_address=True), Pool(large, small=False, by_address=True))
         self.pools = self._pair
         for pool, size in zip(self.pools, (settings.small_pre_alloc, settings.large_pre_alloc), strict=True):
             if size:
-                shelf = pool.shelf(0)
-                shelf.add(self._fetch(shelf, size))
+                free_set = pool.shelf(0)
+                free_set.add(self._fetch(free_set, size))
 
     def malloc(self, size: int, stream: int = 0) -> Block:
         """Allocate the tail of the smallest free block that is large enough; of equal blocks, the lowest address.
@@ -44,8 +44,8 @@ class AutoGrowthAllocator(PaddleAllocator):
             self.uses.process()
         rounded = multiple(size, MIN_CHUNK)
         pool = self._pair.small if rounded <= self.settings.small_pool else self._pair.large
-        shelf = pool.shelf(stream)
-        block = shelf.take(rounded) or self._grow(shelf, rounded)
+        free_set = pool.shelf(stream)
+        block = free_set.take(rounded) or self._grow(free_set, rounded)
         if block.size > rounded:
             block = self._split_tail(block, rounded)
         else:
@@ -53,19 +53,19 @@ class AutoGrowthAllocator(PaddleAllocator):
         self._hand_out(block, size)
         return block
 
-    def _grow(self, shelf: Shelf, size: int) -> Block:
+    def _grow(self, free_set: FreeBlockSet, size: int) -> Block:
         """Allocate a chunk and return it as one block, in no set."""
         settings = self.settings
         if settings.free_when_no_cache_hit:
             self._free_idle_chunks()
         least = settings.chunk
         if settings.small_pool:
-            least = settings.small_chunk if shelf.pool.small else settings.large_chunk
+            least = settings.small_chunk if free_set.pool.small else settings.large_chunk
         chunk = max(size, least, MIN_CHUNK)
-        block = self.memory.fetch(shelf, chunk)
+        block = self.memory.fetch(free_set, chunk)
         if block is None:
             self._free_idle_chunks()
-            block = self._fetch(shelf, chunk)
+            block = self._fetch(free_set, chunk)
         return block
 
     def _free(self, block: Block) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.allocator.base import BlockAllocator
-from memcalc.allocator.blocks import Block, Shelf
+from memcalc.allocator.blocks import Block, FreeBlockSet
 from memcalc.allocator.driver import Driver
 from memcalc.allocator.paddle.device import PaddleMemory
 from memcalc.allocator.paddle.messages import out_of_memory
-from memcalc.allocator.paddle.settings import Settings
-from memcalc.allocator.policy import SegmentView
+from memcalc.allocator.paddle.settings import PaddleSettings
 from memcalc.allocator.pools import Pool
 from memcalc.allocator.snapshot import views
+from memcalc.allocator.views import SegmentView
 from memcalc.errors import OutOfMemory
 
 
@@ -26,7 +26,7 @@ class PaddleAllocator(BlockAllocator):
 
     pools: Iterable[Pool]  # set by every subclass
 
-    def __init__(self, settings: Settings, driver: Driver) -> None:
+    def __init__(self, settings: PaddleSettings, driver: Driver) -> None:
         self.settings = settings
         self.memory = PaddleMemory(driver, settings)
         super().__init__(self.memory)
@@ -44,13 +44,13 @@ class PaddleAllocator(BlockAllocator):
         """Return the chunks, sorted by address."""
         return views((0, chunk) for pool in self.pools for chunk in pool.segments)
 
-    def _fetch(self, shelf: Shelf, size: int) -> Block:
+    def _fetch(self, free_set: FreeBlockSet, size: int) -> Block:
         """Allocate a chunk and return it as one block, in no set.
 
         Raises:
             OutOfMemory: with Paddle's message.
         """
-        block = self.memory.fetch(shelf, size)
+        block = self.memory.fetch(free_set, size)
         if block is None:
             self.counters.num_ooms += 1
             raise OutOfMemory(out_of_memory(size, self.memory.driver, self.settings.limit))
@@ -59,4 +59,4 @@ class PaddleAllocator(BlockAllocator):
     def _free_idle_chunks(self) -> None:
         for pool in self.pools:
             for block in pool.idle_blocks():
-                self.memory.give_back(block)
+                self.memory.free_segments(block)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memcalc.allocator.paddle.settings import Settings
-from memcalc.events.event import Event, Kind
+from memcalc.allocator.paddle.settings import PaddleSettings
+from memcalc.events.event import Event, EventType
 from memcalc.units import whole_number
 
 # Operators that may write their output to the buffer of an input that is freed with them, named as in event streams:
@@ -24,7 +24,7 @@ INPLACE_OPERATORS = frozenset(
 )
 
 
-def transformed(events: Sequence[Event], settings: Settings) -> Sequence[Event]:
+def transformed(events: Sequence[Event], settings: PaddleSettings) -> Sequence[Event]:
     """Return the events that reach the allocator under these flags; unchanged for a dynamic graph."""
     if not settings.static_graph:
         return events
@@ -45,7 +45,7 @@ def reused(events: Sequence[Event]) -> list[Event]:
     living: dict[int, Event] = {}
     found = []
     for index, event in enumerate(events):
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             partner = _dying_input(events, index, living, shared)
             living[event.storage] = event
             if partner is not None:
@@ -53,12 +53,12 @@ def reused(events: Sequence[Event]) -> list[Event]:
                 names[event.storage] = names[events[partner].storage]
                 continue
             names[event.storage] = index
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             living.pop(event.storage, None)
             shared.discard(event.storage)
             if index in merged:
                 continue
-        elif event.kind is Kind.RECORD_STREAM:
+        elif event.kind is EventType.RECORD_STREAM:
             shared.add(event.storage)
         found.append(event._replace(storage=names.get(event.storage, event.storage)))
     return found
@@ -71,7 +71,7 @@ def _dying_input(events: Sequence[Event], index: int, living: dict[int, Event], 
         return None
     for at in range(index + 1, len(events)):
         event = events[at]
-        if event.kind is not Kind.FREE:
+        if event.kind is not EventType.FREE:
             return None
         source = living.get(event.storage)
         if (
@@ -95,7 +95,7 @@ def collected(events: Sequence[Event], threshold: int = 0, fraction: float = 1.0
         fast: False if garbage is reusable only after the operator being launched has its memory, because the collector
             waits for the kernels that use it.
     """
-    return list(_Collector(threshold, fast=fast).run(events, _exempt(events, fraction)))
+    return list(_StreamGarbage(threshold, fast=fast).run(events, _exempt(events, fraction)))
 
 
 def _exempt(events: Sequence[Event], fraction: float) -> set[int]:
@@ -117,11 +117,11 @@ def _exempt(events: Sequence[Event], fraction: float) -> set[int]:
 
     step = 0
     for index, event in enumerate(events):
-        if event.kind is Kind.ALLOC:
+        if event.kind is EventType.ALLOC:
             sizes[event.storage] = event.bytes
-        elif event.kind is Kind.FREE:
+        elif event.kind is EventType.FREE:
             garbage.append((-sizes.pop(event.storage, 0), index))
-        elif event.kind is Kind.PHASE and step_of(event.phase) != step:
+        elif event.kind is EventType.PHASE and step_of(event.phase) != step:
             step = step_of(event.phase)
             end_step()
     end_step()
@@ -133,7 +133,7 @@ def step_of(phase: str) -> int:
     return whole_number(phase.rpartition("_")[2]) or 0
 
 
-class _Collector:
+class _StreamGarbage:
     """The garbage of one stream."""
 
     def __init__(self, threshold: int, *, fast: bool) -> None:
@@ -149,23 +149,23 @@ class _Collector:
         lives: dict[int, tuple[int, int]] = {}  # storage -> number of its current lifetime, bytes
         step = 0
         for index, event in enumerate(events):
-            if event.kind is Kind.ALLOC:
+            if event.kind is EventType.ALLOC:
                 lives[event.storage] = (index, event.bytes)
                 yield event._replace(storage=index)
                 yield from self._landed()
-            elif event.kind is Kind.FREE:
+            elif event.kind is EventType.FREE:
                 life, size = lives.pop(event.storage)
                 freed = event._replace(storage=life)
                 if index in exempt or self._threshold < 0:
                     self._kept.append(freed)
                 else:
                     yield from self._add(freed, size)
-            elif event.kind is Kind.PHASE:
+            elif event.kind is EventType.PHASE:
                 if step_of(event.phase) != step:
                     step = step_of(event.phase)
                     yield from self._end_step()
                 yield event
-            elif event.kind is Kind.FREE_COMPLETED:
+            elif event.kind is EventType.FREE_COMPLETED:
                 continue  # the collector's own delay is longer
             else:
                 life, _ = lives.get(event.storage, (event.storage, 0))

@@ -6,18 +6,18 @@ GpuReallocSize.
 
 from __future__ import annotations
 
-from memcalc.allocator.blocks import Block, Shelf
+from memcalc.allocator.blocks import Block, FreeBlockSet
 from memcalc.allocator.counters import Counters
-from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.device import ReservedDeviceMemory
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.paddle.settings import Settings
-from memcalc.allocator.single import float32
+from memcalc.allocator.float32 import float32
+from memcalc.allocator.paddle.settings import PaddleSettings
 
 MIN_CHUNK = 256  # GpuMinChunkSize: alignment of every chunk and block
 RESERVE = float32(0.05)  # fraction_reserve_gpu_memory: fraction of free memory that stays unused
 
 
-class PaddleMemory(DeviceMemory):
+class PaddleMemory(ReservedDeviceMemory):
     """The device's memory, within FLAGS_gpu_memory_limit_mb.
 
     Args:
@@ -25,15 +25,15 @@ class PaddleMemory(DeviceMemory):
         settings: the limit, and the sizes of chunks.
     """
 
-    def __init__(self, driver: Driver, settings: Settings) -> None:
+    def __init__(self, driver: Driver, settings: PaddleSettings) -> None:
         super().__init__(driver, Counters(counts_rejections=False))
         self.settings = settings
 
-    def fetch(self, shelf: Shelf, size: int) -> Block | None:
+    def fetch(self, free_set: FreeBlockSet, size: int) -> Block | None:
         """Allocate a chunk from the driver; None if the driver or the limit has not enough memory."""
         if self.settings.limit and self.reserved + size > self.settings.limit:
             return None
-        return super().fetch(shelf, size)
+        return super().fetch(free_set, size)
 
     @property
     def available(self) -> int:

@@ -10,7 +10,7 @@ from memcalc.allocator.blocks import FREE, Block
 from memcalc.allocator.driver import Driver
 from memcalc.allocator.paddle.base import PaddleAllocator
 from memcalc.allocator.paddle.device import MIN_CHUNK
-from memcalc.allocator.paddle.settings import NAIVE_BEST_FIT, Settings
+from memcalc.allocator.paddle.settings import NAIVE_BEST_FIT, PaddleSettings
 from memcalc.allocator.pools import Pool
 from memcalc.allocator.sizes import multiple
 
@@ -25,8 +25,8 @@ class NaiveBestFitAllocator(PaddleAllocator):
         driver: the device; the first chunk is a fraction of its capacity.
     """
 
-    def __init__(self, settings: Settings | None = None, driver: Driver | None = None) -> None:
-        super().__init__(settings or Settings(strategy=NAIVE_BEST_FIT), driver or Driver())
+    def __init__(self, settings: PaddleSettings | None = None, driver: Driver | None = None) -> None:
+        super().__init__(settings or PaddleSettings(strategy=NAIVE_BEST_FIT), driver or Driver())
         self._pool = Pool(self.counters.large, small=False, by_address=True)
         self._shelf = self._pool.shelf(0)  # shared by all streams
         self.pools = (self._pool,)

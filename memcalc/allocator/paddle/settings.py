@@ -24,7 +24,7 @@ GROWS_SINCE = (1, 7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PaddleSettings:
     """The values of Paddle's flags. Sizes in bytes; a size of 0 means that the flag is not set."""
 
     strategy: str = AUTO_GROWTH
@@ -85,7 +85,7 @@ _OF_STRATEGY = {
 _OF_POOLS = tuple(name for name in _OF_STRATEGY[AUTO_GROWTH] if "pool" in name and name != "small_pool_size_in_mb")
 
 
-def parse_settings(text: str, strategy: str | None = None, version: str = DEFAULT_VERSION) -> Settings:
+def parse_settings(text: str, strategy: str | None = None, version: str = DEFAULT_VERSION) -> PaddleSettings:
     """Parse "FLAGS_gpu_memory_limit_mb=1024,FLAGS_eager_delete_tensor_gb=1", with or without "FLAGS_".
 
     Two names are not flags of Paddle: static_graph (whether the program is one), and enable_inplace, which is a field
@@ -109,7 +109,7 @@ def parse_settings(text: str, strategy: str | None = None, version: str = DEFAUL
             f"allocator_strategy is {given['allocator_strategy']}, but the requested allocator is {strategy}.",
             "Name one of them.",
         )
-    settings = Settings(
+    settings = PaddleSettings(
         strategy=strategy or default,
         static_graph=release < STATIC_BY_DEFAULT_BEFORE or any(name in given for name in _static(given)),
         collection_threshold=0 if release >= COLLECTS_SINCE else -1,
@@ -141,7 +141,7 @@ def _static(given: dict[str, Any]) -> tuple[str, ...]:
     return (*_COLLECTION, "enable_inplace") if given.get("static_graph", True) else ()
 
 
-def _check(given: dict[str, Any], settings: Settings) -> None:
+def _check(given: dict[str, Any], settings: PaddleSettings) -> None:
     """Raise InputError for flags that contradict each other."""
     if given.get("static_graph") is False:
         for name in (*_COLLECTION, "enable_inplace"):
@@ -170,7 +170,7 @@ def _check(given: dict[str, Any], settings: Settings) -> None:
         )
 
 
-def _notes(given: dict[str, Any], settings: Settings) -> list[str]:
+def _notes(given: dict[str, Any], settings: PaddleSettings) -> list[str]:
     """Return notes on flags that were accepted but have no effect."""
     notes = [f"{name} has no effect: {why}" for name, (why, _) in _WITHOUT_EFFECT.items() if name in given]
     other = NAIVE_BEST_FIT if settings.strategy == AUTO_GROWTH else AUTO_GROWTH

@@ -13,24 +13,30 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from memcalc.allocator.base import BlockAllocator
-from memcalc.allocator.blocks import IN_USE, SIZE_SHIFT, Block, Shelf
+from memcalc.allocator.blocks import IN_USE, SIZE_SHIFT, Block, FreeBlockSet
 from memcalc.allocator.counters import Counters
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.policy import SegmentView
 from memcalc.allocator.pools import Pool, PoolPair
+from memcalc.allocator.pytorch.best_fit import best_fit, splits
 from memcalc.allocator.pytorch.constants import LARGEST_REQUEST, MIN_BLOCK, SMALL_REQUEST
 from memcalc.allocator.pytorch.expandable import grow
-from memcalc.allocator.pytorch.fit import best_fit, splits
 from memcalc.allocator.pytorch.memory import LimitedMemory
-from memcalc.allocator.pytorch.messages import BEYOND_AN_EXABYTE, Process, Shortage, out_of_memory, rejected
+from memcalc.allocator.pytorch.messages import (
+    BEYOND_AN_EXABYTE,
+    DeviceProcess,
+    OutOfMemoryFigures,
+    out_of_memory,
+    rejected,
+)
 from memcalc.allocator.pytorch.private_pools import PrivatePools
-from memcalc.allocator.pytorch.release import collect_garbage, release_oversize, release_pools
+from memcalc.allocator.pytorch.reclaim import collect_garbage, release_oversize, release_pools
 from memcalc.allocator.pytorch.rounding import block_size, segment_size
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.statistics import memory_stats
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION, Version, parse_version
 from memcalc.allocator.sizes import UNLIMITED
 from memcalc.allocator.snapshot import views
+from memcalc.allocator.views import SegmentView
 from memcalc.errors import OutOfMemory
 
 _UP, _BLOCKS = MIN_BLOCK - 1, -MIN_BLOCK  # (n + 511) & -512 is n rounded up to whole blocks
@@ -53,7 +59,7 @@ class CachingAllocator(BlockAllocator):
         version: Version | None = None,
         driver: Driver | None = None,
         device: int = 0,
-        processes: Sequence[Process] = (),
+        processes: Sequence[DeviceProcess] = (),
     ) -> None:
         self.version = version or parse_version(DEFAULT_VERSION)
         settings = settings or Settings()
@@ -100,18 +106,18 @@ class CachingAllocator(BlockAllocator):
         rounded = (size + _UP) & _BLOCKS if plain else block_size(size, self.settings.roundup_power2_divisions)
         pair = (self.private.for_stream(stream) or self.default) if diverted else self.default
         pool = pair.small if rounded <= SMALL_REQUEST else pair.large
-        shelf = pool.shelves.get(stream) or pool.shelf(stream)
+        free_set = pool.shelves.get(stream) or pool.shelf(stream)
 
         block: Block | None
         if plain:
-            keys = shelf.keys
+            keys = free_set.keys
             at = bisect_left(keys, rounded << SIZE_SHIFT)
-            block = shelf.blocks.pop(keys.pop(at)) if at < len(keys) else None
+            block = free_set.blocks.pop(keys.pop(at)) if at < len(keys) else None
         else:
             pool.searches += 1
-            block = best_fit(shelf, rounded, self.settings)
+            block = best_fit(free_set, rounded, self.settings)
         if block is None:
-            block = self._fetch(shelf, rounded, size)
+            block = self._fetch(free_set, rounded, size)
 
         rest = block.size - rounded
         if rest and splits(pool, rounded, rest, self.settings):
@@ -151,30 +157,30 @@ class CachingAllocator(BlockAllocator):
         named = [(0, self.default), *self.private.pools.items()]
         return views((name, segment) for name, pair in named for pool in pair for segment in pool.segments)
 
-    def _fetch(self, shelf: Shelf, size: int, requested: int) -> Block:
+    def _fetch(self, free_set: FreeBlockSet, size: int, requested: int) -> Block:
         """Get a block of at least `size` bytes, in no set, releasing cached memory if necessary. Source: malloc."""
         if requested >= LARGEST_REQUEST:
             raise OutOfMemory(BEYOND_AN_EXABYTE)
         if self._collects:
             collect_garbage(self.memory, self.default.large)
         segment = segment_size(size, self.settings.large_segment_size)
-        block = self._from_driver(shelf, size, segment, requested)
+        block = self._from_driver(free_set, size, segment, requested)
         if block is None and self.version.lends_before_flush:
-            block = self._from_lenders(shelf, size)
-        if block is None and release_oversize(self.memory, shelf, size):
-            block = self._from_driver(shelf, size, segment, requested)
+            block = self._from_lenders(free_set, size)
+        if block is None and release_oversize(self.memory, free_set, size):
+            block = self._from_driver(free_set, size, segment, requested)
         if block is None and not self.private.capturing:
             self.empty_cache()
             self.counters.num_alloc_retries += 1
-            block = self._from_driver(shelf, size, segment, requested)
+            block = self._from_driver(free_set, size, segment, requested)
         if block is None and not self.version.lends_before_flush:
-            block = self._from_lenders(shelf, size)
+            block = self._from_lenders(free_set, size)
         if block is None:
             self.counters.num_ooms += 1
             raise OutOfMemory(out_of_memory(self._shortage(segment), self.version))
         return block
 
-    def _from_driver(self, shelf: Shelf, size: int, segment: int, requested: int) -> Block | None:
+    def _from_driver(self, free_set: FreeBlockSet, size: int, segment: int, requested: int) -> Block | None:
         """Allocate new memory within the limit. Source: alloc_block."""
         memory = self.memory
         if not memory.within_limit(segment):
@@ -183,23 +189,23 @@ class CachingAllocator(BlockAllocator):
             self.counters.num_oom_rejections += 1
             raise OutOfMemory(rejected(requested))
         if self.settings.expandable_segments:
-            return grow(memory, shelf, size)
-        return memory.fetch(shelf, segment)
+            return grow(memory, free_set, size)
+        return memory.fetch(free_set, segment)
 
-    def _from_lenders(self, shelf: Shelf, size: int) -> Block | None:
+    def _from_lenders(self, free_set: FreeBlockSet, size: int) -> Block | None:
         """Return a free block of a memory pool with use_on_oom, or None."""
         for pair in self.private.pools.values():
             if pair.use_on_oom:
-                pool = pair.small if shelf.pool.small else pair.large
-                block = best_fit(pool.shelf(shelf.stream), size, self.settings)
+                pool = pair.small if free_set.pool.small else pair.large
+                block = best_fit(pool.shelf(free_set.stream), size, self.settings)
                 if block is not None:
                     return block
         return None
 
-    def _shortage(self, segment: int) -> Shortage:
+    def _shortage(self, segment: int) -> OutOfMemoryFigures:
         """Return the figures of the out-of-memory message."""
         driver, counters = self.memory.driver, self.counters
-        return Shortage(
+        return OutOfMemoryFigures(
             segment=segment,
             capacity=driver.capacity,
             free=driver.free_bytes,

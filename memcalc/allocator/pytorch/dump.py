@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memcalc.allocator.policy import SegmentView
-from memcalc.allocator.pytorch.diary import Entry, History
+from memcalc.allocator.pytorch.history import History, HistoryEntry
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.sizes import UNLIMITED
-from memcalc.events.event import Event, Kind
+from memcalc.allocator.views import SegmentView
+from memcalc.events.event import Event, EventType
 from memcalc.files import writing
 from memcalc.ledger.component import Component
 from memcalc.units import whole_number
@@ -44,7 +44,7 @@ def snapshot(history: History, device: int = 0) -> dict[str, Any]:
     frames = cache(_frames)  # identical tensors share a stack, which keeps the file small
 
     def stack(event: Event) -> Stack:
-        if event.kind is Kind.EMPTY_CACHE:
+        if event.kind is EventType.EMPTY_CACHE:
             return _EMPTY_CACHE
         place = (event.line, event.operator, event.shape, event.dtype)
         return frames(*place, event.module, event.component, event.phase)
@@ -76,7 +76,7 @@ def snapshot(history: History, device: int = 0) -> dict[str, Any]:
     }
 
 
-def _trace_entry(history: History, entry: Entry, event: Event, frames: Stack) -> dict[str, Any]:
+def _trace_entry(history: History, entry: HistoryEntry, event: Event, frames: Stack) -> dict[str, Any]:
     line = {
         "action": entry.action,
         "addr": entry.address,

@@ -39,14 +39,14 @@ _OTHER_PLACE = 1 << _PLACE_BITS
 _STRIDE = GRANULE // MIN_BLOCK + 1  # places per granule; + 1 separates adjacent segments
 
 
-class Highest(NamedTuple):
+class PeakBytes(NamedTuple):
     """Peak bytes: of allocated blocks, and of requests rounded to whole blocks."""
 
     allocated: int
     asked: int
 
 
-class _Pool:
+class _LeanPool:
     """Free blocks: their sizes, sorted, and the places of each size, sorted; and what `would_repeat` has to know.
 
     `inexact` has the requests since `watch` that got a larger block, each with the size of that block; `made` the
@@ -94,8 +94,8 @@ class LeanAllocator:
         self.peak_reserved_bytes = self.reserved_bytes = 0
         self.retries = 0  # how often the cache was emptied for a request, as num_alloc_retries
         self._addresses = AddressSpace(END_OF_ADDRESSES) if version.tie_break == "address" else None
-        self._small, self._large = _Pool(), _Pool()
-        self._others: dict[int, tuple[_Pool, _Pool]] = {}  # small and large blocks of other streams
+        self._small, self._large = _LeanPool(), _LeanPool()
+        self._others: dict[int, tuple[_LeanPool, _LeanPool]] = {}  # small and large blocks of other streams
         self._starts: dict[int, int] = {}  # place of each free block -> its size
         self._ends: dict[int, int] = {}  # end of each free block -> its place
         self._segments: dict[int, int] = {}  # place of each segment -> its size
@@ -112,7 +112,7 @@ class LeanAllocator:
         """Return whether this allocator models a run with these settings."""
         return settings == Settings(notes=settings.notes) and version.tie_break != "block"
 
-    def play(self, script: Iterable[int]) -> Highest:
+    def play(self, script: Iterable[int]) -> PeakBytes:
         """Serve requests and return the peak bytes, including those before the first and after the last request.
 
         It can be called again, with the requests that follow, unless it raises.
@@ -226,7 +226,7 @@ class LeanAllocator:
                 places.append(0)
                 taken.append(0)
         self._allocated, self._unasked = allocated, unasked
-        return Highest(max(most_allocated, most) * MIN_BLOCK, max(most_asked, most - unasked) * MIN_BLOCK)
+        return PeakBytes(max(most_allocated, most) * MIN_BLOCK, max(most_asked, most - unasked) * MIN_BLOCK)
 
     def watch(self) -> None:
         """Begin to note what `would_repeat` needs to know of the requests that follow."""
@@ -256,14 +256,14 @@ class LeanAllocator:
     def _block(self, number: int) -> tuple[int, int, int]:
         return self._places[number], self._sizes[number], self._rests.get(number, 0)
 
-    def _all_pools(self) -> Iterable[_Pool]:
+    def _all_pools(self) -> Iterable[_LeanPool]:
         return (self._large, self._small, *chain.from_iterable(self._others.values()))
 
-    def _pools(self, stream: int) -> tuple[_Pool, _Pool]:
+    def _pools(self, stream: int) -> tuple[_LeanPool, _LeanPool]:
         if not stream:
             return self._small, self._large
         if stream not in self._others:
-            self._others[stream] = (_Pool(), _Pool())
+            self._others[stream] = (_LeanPool(), _LeanPool())
         return self._others[stream]
 
     def _fetch(self, request: int, stream: int) -> tuple[int, int]:

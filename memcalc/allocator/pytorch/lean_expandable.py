@@ -35,7 +35,7 @@ from memcalc.allocator.pytorch.constants import (
     SMALL_SEGMENT,
     STREAM_SHIFT,
 )
-from memcalc.allocator.pytorch.lean import Highest
+from memcalc.allocator.pytorch.lean import PeakBytes
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
 from memcalc.allocator.sizes import multiple
@@ -49,7 +49,7 @@ _SHIFT = 64  # the sort key of a free block is one integer: its size above its p
 _PLACE = (1 << _SHIFT) - 1
 
 
-class _Pool:
+class _ExpandablePool:
     """The free and unmapped blocks of one pool.
 
     Args:
@@ -77,7 +77,7 @@ class _Pool:
         del self.edges[begin], self.edges[end]
         del self.keys[bisect_left(self.keys, (end - begin << _SHIFT) + begin)]
 
-    def lowest_room(self, request: int) -> int:
+    def least_free(self, request: int) -> int:
         """Return the begin of the lowest run of free and unmapped blocks with room for a request.
 
         At most one free block precedes the first unmapped one. If no run has room, a new segment is reserved.
@@ -144,7 +144,7 @@ class LeanExpandableAllocator:
             capacity = UNKNOWN_CAPACITY if room is None else max(room, 0)
         self._capacity = capacity // MIN_BLOCK
         self._small, self._large = self._two_pools()
-        self._others: dict[int, tuple[_Pool, _Pool]] = {}  # small and large blocks of other streams
+        self._others: dict[int, tuple[_ExpandablePool, _ExpandablePool]] = {}  # small and large blocks of other streams
         self._allocated = 0
         # Of every block so far: its place and its size, and its stream, if it is not the default one.
         self._places: list[int] = []
@@ -159,7 +159,7 @@ class LeanExpandableAllocator:
         """Return whether this allocator models a run with these settings."""
         return settings == Settings(expandable_segments=True, notes=settings.notes) and version.tie_break != "block"
 
-    def play(self, script: Iterable[int]) -> Highest:
+    def play(self, script: Iterable[int]) -> PeakBytes:
         """Serve requests; see `LeanAllocator.play`.
 
         Raises:
@@ -239,7 +239,7 @@ class LeanExpandableAllocator:
                 places.append(0)
                 taken.append(0)
         self._allocated, self._largest = allocated, largest
-        return Highest(most * MIN_BLOCK, most * MIN_BLOCK)
+        return PeakBytes(most * MIN_BLOCK, most * MIN_BLOCK)
 
     def empty_cache(self) -> None:
         """Unmap the whole pages of free blocks."""
@@ -273,22 +273,22 @@ class LeanExpandableAllocator:
     def _block(self, number: int) -> tuple[int, int, int]:
         return self._places[number], self._sizes[number], self._streams.get(number, 0)
 
-    def _all_pools(self) -> Iterable[_Pool]:
+    def _all_pools(self) -> Iterable[_ExpandablePool]:
         return chain((self._large, self._small), *self._others.values())
 
-    def _two_pools(self) -> tuple[_Pool, _Pool]:
+    def _two_pools(self) -> tuple[_ExpandablePool, _ExpandablePool]:
         """Return new pools for small and for large blocks."""
-        small, large = (_Pool(page // MIN_BLOCK, self._capacity) for page in (SMALL_SEGMENT, LARGE_SEGMENT))
+        small, large = (_ExpandablePool(page // MIN_BLOCK, self._capacity) for page in (SMALL_SEGMENT, LARGE_SEGMENT))
         return small, large
 
-    def _pools(self, stream: int) -> tuple[_Pool, _Pool]:
+    def _pools(self, stream: int) -> tuple[_ExpandablePool, _ExpandablePool]:
         if not stream:
             return self._small, self._large
         if stream not in self._others:
             self._others[stream] = self._two_pools()
         return self._others[stream]
 
-    def _fetch(self, pool: _Pool, request: int) -> tuple[int, int]:
+    def _fetch(self, pool: _ExpandablePool, request: int) -> tuple[int, int]:
         """Return the begin and end of a block with newly mapped memory, without its key and its first edge."""
         block = self._grow(pool, request)
         if block is None:
@@ -302,12 +302,12 @@ class LeanExpandableAllocator:
         pool.edges[end] = begin
         return begin, end
 
-    def _grow(self, pool: _Pool, request: int) -> tuple[int, int] | None:
+    def _grow(self, pool: _ExpandablePool, request: int) -> tuple[int, int] | None:
         """Return a free block with enough mapped pages for a request; None if there is no memory for its pages.
 
         Pages that were mapped before memory ran out stay, as a free block.
         """
-        begin = pool.lowest_room(request)
+        begin = pool.least_free(request)
         end = pool.edges.get(begin, begin)
         while end - begin < request:
             limit = pool.unmapped[end]

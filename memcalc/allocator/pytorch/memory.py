@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memcalc.allocator.blocks import SIZE_SHIFT, Block, Segment
 from memcalc.allocator.counters import Counters
-from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.device import ReservedDeviceMemory
 from memcalc.allocator.driver import ADDRESS_BITS, Driver
 from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
@@ -15,7 +15,7 @@ from memcalc.allocator.pytorch.versions import Version
 assert SIZE_SHIFT > ADDRESS_BITS  # the order of a block holds a segment's number above its address
 
 
-class LimitedMemory(DeviceMemory):
+class LimitedMemory(ReservedDeviceMemory):
     """The device's memory, limited to the user's memory fraction.
 
     Args:

@@ -24,7 +24,7 @@ def format_size(size: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class DeviceProcess:
     """A process on the device, as NVML lists it."""
 
     pid: int | None  # None is the process that ran out of memory
@@ -38,7 +38,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
+class OutOfMemoryFigures:
     """The figures of an out-of-memory message, in bytes, after the cache was emptied."""
 
     segment: int  # requested from the driver
@@ -49,10 +49,10 @@ class Shortage:
     private: int = 0  # cached in private pools
     allowed: int | None = None  # None without a memory fraction
     device: int = 0
-    processes: Sequence[Process] = ()  # in NVML's order; empty if NVML is not available
+    processes: Sequence[DeviceProcess] = ()  # in NVML's order; empty if NVML is not available
 
 
-def out_of_memory(shortage: Shortage, version: Version) -> str:
+def out_of_memory(shortage: OutOfMemoryFigures, version: Version) -> str:
     """Return the message of torch.OutOfMemoryError, one line."""
     s = shortage
     advice = (

@@ -5,7 +5,7 @@ Source: torch/cuda/memory.py: memory_stats; torch/csrc/cuda/Module.cpp: THCPModu
 
 from __future__ import annotations
 
-from memcalc.allocator.counters import Counters, Gauge, Peaks, Tally
+from memcalc.allocator.counters import Counter, Counters, Peaks, PoolCounters
 from memcalc.allocator.sizes import UNLIMITED
 
 
@@ -38,11 +38,11 @@ def _four(current: int, peak: int, added: int) -> dict[str, int]:
     return {"current": current, "peak": peak, "allocated": added, "freed": added - current}
 
 
-def _gauge(gauge: Gauge) -> dict[str, int]:
+def _gauge(gauge: Counter) -> dict[str, int]:
     return _four(gauge.current, gauge.peak, gauge.added)
 
 
-def _figures(peaks: Peaks, tallies: tuple[Tally, ...]) -> dict[str, dict[str, int]]:
+def _figures(peaks: Peaks, tallies: tuple[PoolCounters, ...]) -> dict[str, dict[str, int]]:
     """Return the seven quantities that are counted per block.
 
     The peak of active blocks is the larger of two peaks: of the allocations, and of the one recorded while a block

@@ -10,14 +10,14 @@ from __future__ import annotations
 from memcalc.allocator.base import BlockAllocator
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.counters import Counters
-from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.device import ReservedDeviceMemory
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.policy import SegmentView
+from memcalc.allocator.float32 import float32
 from memcalc.allocator.pools import Pool
-from memcalc.allocator.single import float32
 from memcalc.allocator.sizes import MIB, multiple
 from memcalc.allocator.snapshot import views
-from memcalc.allocator.tensorflow.settings import Settings, reserve
+from memcalc.allocator.tensorflow.settings import TensorFlowSettings, reserve
+from memcalc.allocator.views import SegmentView
 from memcalc.errors import OutOfMemory
 
 ALIGNMENT = 256  # kMinAllocationSize
@@ -36,11 +36,14 @@ class BfcAllocator(BlockAllocator):
     """
 
     def __init__(
-        self, settings: Settings | None = None, driver: Driver | None = None, capability_major: int | None = None
+        self,
+        settings: TensorFlowSettings | None = None,
+        driver: Driver | None = None,
+        capability_major: int | None = None,
     ) -> None:
-        self.settings = settings = settings or Settings()
+        self.settings = settings = settings or TensorFlowSettings()
         self.driver = driver or Driver()
-        super().__init__(DeviceMemory(self.driver, Counters(counts_rejections=False)))
+        super().__init__(ReservedDeviceMemory(self.driver, Counters(counts_rejections=False)))
         self._pool = Pool(self.counters.large, small=False, by_address=True)
         self._shelf = self._pool.shelf(0)  # shared by all streams
         if settings.memory_fraction is not None:
@@ -132,7 +135,7 @@ class BfcAllocator(BlockAllocator):
         if not free or size > self.limit - self.device.reserved + sum(block.size for block in free):
             return False
         for block in free:
-            self.device.give_back(block)
+            self.device.free_segments(block)
         return True
 
 

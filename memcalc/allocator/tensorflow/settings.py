@@ -15,7 +15,7 @@ from memcalc.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TensorFlowSettings:
     """The values of GPUOptions and the environment variables."""
 
     allow_growth: bool = False  # whether regions are allocated on demand
@@ -35,7 +35,7 @@ _READERS: dict[str, tuple[str, flags.Reader]] = {
 }
 
 
-def parse_settings(text: str) -> Settings:
+def parse_settings(text: str) -> TensorFlowSettings:
     """Parse "allow_growth=true,per_process_gpu_memory_fraction=0.5", under the options' or the variables' names.
 
     Raises:
@@ -50,7 +50,7 @@ def parse_settings(text: str) -> Settings:
         changes[field] = value
     if changes.get("memory_fraction") == 0:  # the default of the proto: not set
         changes["memory_fraction"] = None
-    return Settings(**changes)
+    return TensorFlowSettings(**changes)
 
 
 def reserve(available: int, capability_major: int | None) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memcalc.estimation.blocks.caching import KEPT, SO_FAR
-from memcalc.estimation.blocks.structure import Cached
+from memcalc.architectures.kv_cache import KEPT, SO_FAR
+from memcalc.architectures.structure import LayerKVCache
 from memcalc.spec.inference import InferenceSpec
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
@@ -44,7 +44,7 @@ class LayerCache(NamedTuple):
         after: tokens per sequence that it holds after the forward.
     """
 
-    how: Cached
+    how: LayerKVCache
     before: int
     after: int
 
@@ -97,7 +97,9 @@ def layer_cache(spec: Spec, forward: Forward, *, windowed: bool) -> LayerCache:
         visible = forward.before
         if windowed:
             visible = min(visible, spec.model.sliding_window - 1)
-        return LayerCache(Cached("paged", first=forward.before == 0, keys=axis), visible, visible + forward.tokens)
+        return LayerCache(
+            LayerKVCache("paged", first=forward.before == 0, keys=axis), visible, visible + forward.tokens
+        )
     grouped = spec.model.num_key_value_heads != spec.model.num_attention_heads
     kind = _dynamic if inference.cache == "dynamic" else _static
     found = kind(spec.model, inference, forward, windowed=windowed)
@@ -117,7 +119,7 @@ def _dynamic(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, wi
     """
     first = forward.before == 0
     if not windowed:
-        return LayerCache(Cached("dynamic", first, KEPT), forward.before, forward.after)
+        return LayerCache(LayerKVCache("dynamic", first, KEPT), forward.before, forward.after)
     seen = model.sliding_window - 1
     visible = min(forward.before, seen)
     in_prompt = forward.before == inference.prompt_length
@@ -125,7 +127,7 @@ def _dynamic(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, wi
     shown = visible + forward.tokens
     # masking_utils.py, _ignore_causal_mask_sdpa: a window no longer than the visible tokens needs its mask.
     masked = inference.attention != "eager" and shown >= model.sliding_window
-    return LayerCache(Cached("dynamic", first, KEPT, window=True, masked=masked), storage, shown)
+    return LayerCache(LayerKVCache("dynamic", first, KEPT, window=True, masked=masked), storage, shown)
 
 
 def _static(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, windowed: bool) -> LayerCache:
@@ -137,5 +139,5 @@ def _static(model: ModelSpec, inference: InferenceSpec, forward: Forward, *, win
     masked = not eager and (not first or full)
     keys = KEPT if (eager or not first or full) and not passes else "s"
     slides = full and not first and forward.before >= room
-    how = Cached("static", first, keys, windowed, masked, slides=slides, passes=passes)
+    how = LayerKVCache("static", first, keys, windowed, masked, slides=slides, passes=passes)
     return LayerCache(how, 0 if first else room, room)

@@ -6,7 +6,7 @@ import re
 from collections.abc import MutableMapping
 
 from memcalc.importers.shell.arithmetic import computed
-from memcalc.importers.shell.marks import Marks, Value, is_open
+from memcalc.importers.shell.marks import MarkTable, Value, is_open
 from memcalc.importers.shell.tokens import ShellError, skip, words_within
 
 _NAME = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?$!-])")
@@ -23,7 +23,7 @@ class Expander:
         marks: for what is open.
     """
 
-    def __init__(self, variables: MutableMapping[str, Value], marks: Marks) -> None:
+    def __init__(self, variables: MutableMapping[str, Value], marks: MarkTable) -> None:
         self.variables = variables
         self.marks = marks
         self._depth = 0

@@ -11,29 +11,29 @@ _MARK = re.compile("\x00(\\d+)\x01")
 Value = str | tuple[str, ...]  # a variable's text, or an array's words
 
 
-class Open(NamedTuple):
+class UndecidedValue(NamedTuple):
     """Something that the text does not decide: how it is written there, and what it may be, where branches say it."""
 
     text: str
     choices: tuple[Value, ...] = ()
 
 
-class Marks:
+class MarkTable:
     """Each open thing has one mark, so that equal things are equal texts."""
 
     def __init__(self) -> None:
-        self._open: list[Open] = []
-        self._numbers: dict[Open, int] = {}
+        self._open: list[UndecidedValue] = []
+        self._numbers: dict[UndecidedValue, int] = {}
 
     def mark(self, text: str, choices: Sequence[Value] = ()) -> str:
         """The mark of something open."""
-        entry = Open(text, tuple(dict.fromkeys(choices)))
+        entry = UndecidedValue(text, tuple(dict.fromkeys(choices)))
         number = self._numbers.setdefault(entry, len(self._open))
         if number == len(self._open):
             self._open.append(entry)
         return f"\x00{number}\x01"
 
-    def whole(self, word: str) -> Open | None:
+    def whole(self, word: str) -> UndecidedValue | None:
         """Return the expansion of a word that is a single mark."""
         match = _MARK.fullmatch(word)
         return self._open[int(match[1])] if match else None

@@ -13,8 +13,18 @@ from dataclasses import dataclass, field
 
 from memcalc.importers.shell.conditions import all_of, any_of, decided
 from memcalc.importers.shell.expansion import Expander
-from memcalc.importers.shell.marks import Marks, Value, is_open, without_marks
-from memcalc.importers.shell.syntax import Block, Case, If, Inverted, Loop, Node, Pair, Simple, parse
+from memcalc.importers.shell.marks import MarkTable, Value, is_open, without_marks
+from memcalc.importers.shell.syntax import (
+    CaseStatement,
+    CommandList,
+    IfStatement,
+    LoopStatement,
+    NegatedCommand,
+    Node,
+    Pair,
+    SimpleCommand,
+    parse,
+)
 from memcalc.importers.shell.tokens import ShellError
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(?:\[\w+\])?(\+?)=(.*)", re.DOTALL)
@@ -27,11 +37,11 @@ _MOST_COMMANDS = 5_000
 _DEEPEST = 100  # commands within each other
 
 
-class _Ends(Exception):
+class _Exit(Exception):
     """`exit`."""
 
 
-class _Returns(_Ends):
+class _Return(_Exit):
     """`return` from a function."""
 
 
@@ -45,7 +55,7 @@ class Script:
         variables: as they are at the end, in the order of their first assignment.
     """
 
-    marks: Marks = field(default_factory=Marks)
+    marks: MarkTable = field(default_factory=MarkTable)
     commands: list[tuple[str, ...]] = field(default_factory=list)
     variables: dict[str, Value] = field(default_factory=dict)
 
@@ -60,13 +70,13 @@ def read_script(text: str, runs: Callable[[str], bool]) -> Script:
     Raises:
         ShellError: the text is no shell script that we can read.
     """
-    walk = _Walk(runs)
-    with suppress(_Ends):
+    walk = _Interpreter(runs)
+    with suppress(_Exit):
         walk.block(parse(without_marks(text).replace("\r\n", "\n")))
     return walk.script
 
 
-class _Walk:
+class _Interpreter:
     def __init__(self, runs: Callable[[str], bool]) -> None:
         self.script = Script()
         self.runs = runs
@@ -78,7 +88,7 @@ class _Walk:
     def expander(self) -> Expander:
         return Expander(self.script.variables, self.script.marks)
 
-    def block(self, block: Block) -> bool | None:
+    def block(self, block: CommandList) -> bool | None:
         before = dict(self.script.variables)
         status: bool | None = True
         for node in block.nodes:
@@ -99,20 +109,20 @@ class _Walk:
             self.depth -= 1
 
     def _node(self, node: Node) -> bool | None:
-        if isinstance(node, Simple):
+        if isinstance(node, SimpleCommand):
             return self.simple(node)
         if isinstance(node, Pair):
             return self.pair(node)
-        if isinstance(node, Inverted):
+        if isinstance(node, NegatedCommand):
             status = self.node(node.node)
             return None if status is None else not status
-        if isinstance(node, Block):
+        if isinstance(node, CommandList):
             return self.block(node)
-        if isinstance(node, If):
+        if isinstance(node, IfStatement):
             return self.conditional(list(node.branches), node.otherwise)
-        if isinstance(node, Case):
+        if isinstance(node, CaseStatement):
             return self.case(node)
-        if isinstance(node, Loop):
+        if isinstance(node, LoopStatement):
             return self.loop(node)
         self.functions[node.name] = node.body
         return True
@@ -130,7 +140,7 @@ class _Walk:
             return all_of(left, right) if node.joint == "&&" else any_of(left, right)
         return left
 
-    def conditional(self, branches: list[tuple[Block, Block]], otherwise: Block) -> bool | None:
+    def conditional(self, branches: list[tuple[CommandList, CommandList]], otherwise: CommandList) -> bool | None:
         if not branches:
             return self.block(otherwise)
         condition, body = branches[0]
@@ -141,9 +151,9 @@ class _Walk:
             return self.conditional(branches[1:], otherwise)
         return self.either([lambda: self.block(body), lambda: self.conditional(branches[1:], otherwise)])
 
-    def case(self, node: Case) -> bool | None:
+    def case(self, node: CaseStatement) -> bool | None:
         subject = self.expander.text(node.word)
-        possible: list[Block] = []
+        possible: list[CommandList] = []
         for patterns, body in node.branches:
             found = [decided([subject, "==", self.expander.text(each)], patterns=True) for each in patterns]
             if any(each is None for each in found) or any(found):
@@ -151,10 +161,10 @@ class _Walk:
             if any(found) or "*" in patterns:
                 break
         else:
-            possible.append(Block(()))
+            possible.append(CommandList(()))
         return self.either([lambda body=body: self.block(body) for body in possible])  # type: ignore[misc]
 
-    def loop(self, node: Loop) -> bool | None:
+    def loop(self, node: LoopStatement) -> bool | None:
         """The body once; a loop over the script's own options is taken to find none."""
         if node.name:
             self.script.variables[node.name] = self.script.marks.mark(f"${node.name}")
@@ -176,12 +186,12 @@ class _Walk:
             self.script.variables = dict(before)
             try:
                 way()
-            except _Ends:
+            except _Exit:
                 continue
             ends.append(self.script.variables)
         if not ends:
             self.script.variables = before
-            raise _Ends
+            raise _Exit
         names = dict.fromkeys(name for each in ends for name in each)
         self.script.variables = {
             name: self._joined(name, [each[name] if name in each else self._unset(name) for each in ends])
@@ -204,7 +214,7 @@ class _Walk:
         rest = self.script.marks.mark(f"${{{name}[@]}}", [each[same:] for each in arrays])
         return (*arrays[0][:same], rest)
 
-    def simple(self, node: Simple) -> bool | None:
+    def simple(self, node: SimpleCommand) -> bool | None:
         words = list(node.words)
         if words[:1] == ["[["]:
             return decided([self.expander.text(word) for word in words[1:-1]], patterns=True)
@@ -246,7 +256,7 @@ class _Walk:
         if name in ("true", ":", "false"):
             return name != "false"
         if name in ("exit", "return"):
-            raise _Ends if name == "exit" else _Returns
+            raise _Exit if name == "exit" else _Return
         if name == "unset":
             for each in words[1:]:
                 self.script.variables[each] = ""
@@ -281,7 +291,7 @@ class _Walk:
             raise ShellError("too deep")
         try:
             self.block(parse(text))
-        except _Ends:
+        except _Exit:
             pass
         finally:
             self.depth -= 1
@@ -292,7 +302,7 @@ class _Walk:
             self.script.variables[str(number)] = words[number - 1] if number <= len(words) else ""
         try:
             return self.node(body)
-        except _Returns:
+        except _Return:
             return None
         finally:
             for name, value in outer.items():
@@ -306,15 +316,15 @@ def _is_test(node: Node) -> bool:
     """Whether a command only decides something."""
     if isinstance(node, Pair):
         return _is_test(node.left)
-    if isinstance(node, Inverted):
+    if isinstance(node, NegatedCommand):
         return _is_test(node.node)
-    first = node.words[0] if isinstance(node, Simple) and node.words else ""
+    first = node.words[0] if isinstance(node, SimpleCommand) and node.words else ""
     return first in ("[", "[[", "test") or first.startswith("((")
 
 
 def _words_of(node: Node) -> str:
-    if isinstance(node, Simple):
+    if isinstance(node, SimpleCommand):
         return " ".join(node.words)
     if isinstance(node, Pair):
         return f"{_words_of(node.left)} {_words_of(node.right)}"
-    return " ".join(map(_words_of, node.nodes)) if isinstance(node, Block) else ""
+    return " ".join(map(_words_of, node.nodes)) if isinstance(node, CommandList) else ""

@@ -12,7 +12,7 @@ _DEEPEST = 60  # commands within each other
 
 
 @dataclass(frozen=True)
-class Simple:
+class SimpleCommand:
     """One command: its words, unexpanded, and the here-documents that it reads."""
 
     words: tuple[str, ...]
@@ -29,14 +29,14 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Inverted:
+class NegatedCommand:
     """`! command`."""
 
     node: Node
 
 
 @dataclass(frozen=True)
-class Block:
+class CommandList:
     """Commands in their order; `apart`: in a subshell."""
 
     nodes: tuple[Node, ...]
@@ -44,42 +44,51 @@ class Block:
 
 
 @dataclass(frozen=True)
-class If:
+class IfStatement:
     """Conditions with what they guard, and what else."""
 
-    branches: tuple[tuple[Block, Block], ...]
-    otherwise: Block
+    branches: tuple[tuple[CommandList, CommandList], ...]
+    otherwise: CommandList
 
 
 @dataclass(frozen=True)
-class Case:
+class CaseStatement:
     """A word, and patterns with what they guard."""
 
     word: str
-    branches: tuple[tuple[tuple[str, ...], Block], ...]
+    branches: tuple[tuple[tuple[str, ...], CommandList], ...]
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopStatement:
     """`for` over words, or `while` and `until` with a condition."""
 
     name: str
-    condition: Block
-    body: Block
+    condition: CommandList
+    body: CommandList
 
 
 @dataclass(frozen=True)
-class Function:
+class FunctionDefinition:
     """A function's body under its name."""
 
     name: str
     body: Node
 
 
-Node = Simple | Pair | Inverted | Block | If | Case | Loop | Function
+Node = (
+    SimpleCommand
+    | Pair
+    | NegatedCommand
+    | CommandList
+    | IfStatement
+    | CaseStatement
+    | LoopStatement
+    | FunctionDefinition
+)
 
 
-def parse(text: str) -> Block:
+def parse(text: str) -> CommandList:
     """The commands of a text.
 
     Raises:
@@ -116,7 +125,7 @@ class _Parser:
         while self.sees("\n"):
             self.at += 1
 
-    def block(self, ends: tuple[str, ...]) -> Block:
+    def block(self, ends: tuple[str, ...]) -> CommandList:
         """Commands up to one of these words, or to the end of the text."""
         self.depth += 1
         if self.depth > _DEEPEST:
@@ -128,7 +137,7 @@ class _Parser:
             else:
                 found.append(self.pairs())
         self.depth -= 1
-        return Block(tuple(found))
+        return CommandList(tuple(found))
 
     def pairs(self) -> Node:
         left = self.pipes()
@@ -141,7 +150,7 @@ class _Parser:
     def pipes(self) -> Node:
         if self.sees("!"):
             self.at += 1
-            return Inverted(self.pipes())
+            return NegatedCommand(self.pipes())
         left = self.command()
         while self.sees("|", "|&"):
             self.at += 1
@@ -178,12 +187,12 @@ class _Parser:
             branches.append((condition, self.block(("elif", "else", "fi"))))
             if self.sees("else", "fi"):
                 break
-        otherwise = Block(())
+        otherwise = CommandList(())
         if self.sees("else"):
             self.at += 1
             otherwise = self.block(("fi",))
         self.expect("fi")
-        return If(tuple(branches), otherwise)
+        return IfStatement(tuple(branches), otherwise)
 
     def case(self) -> Node:
         self.take()
@@ -205,7 +214,7 @@ class _Parser:
                 self.at += 1
             self.pass_newlines()
         self.take()
-        return Case(word, tuple(branches))
+        return CaseStatement(word, tuple(branches))
 
     def loop(self) -> Node:
         name = ""
@@ -217,7 +226,7 @@ class _Parser:
         self.expect("do")
         body = self.block(("done",))
         self.expect("done")
-        return Loop(name, condition, body)
+        return LoopStatement(name, condition, body)
 
     def function(self) -> Node:
         self.take()
@@ -226,14 +235,14 @@ class _Parser:
             self.take()
             self.expect(")")
         self.pass_newlines()
-        return Function(name, self.command())
+        return FunctionDefinition(name, self.command())
 
     def group(self) -> Node:
         opened = self.take().text
         end = "}" if opened == "{" else ")"
         block = self.block((end,))
         self.expect(end)
-        return Block(block.nodes, apart=opened == "(")
+        return CommandList(block.nodes, apart=opened == "(")
 
     def simple(self) -> Node:
         words: list[str] = []
@@ -249,12 +258,12 @@ class _Parser:
                 self.take()
                 self.expect(")")
                 self.pass_newlines()
-                return Function(words[0], self.command())
+                return FunctionDefinition(words[0], self.command())
             else:
                 break
         if not words and not bodies:
             raise ShellError("no command")
-        return Simple(tuple(words), tuple(bodies))
+        return SimpleCommand(tuple(words), tuple(bodies))
 
     def redirections(self) -> list[str]:
         bodies = []

@@ -1,7 +1,7 @@
 """Process groups without other ranks: PyTorch's fake groups, and the groups of a rank that runs alone.
 
 A fake group replaces an NCCL group. The buffers of that group are device memory. They are counted by the same rule
-(memcalc/nullcuda/cards.py), and at the same time: with a group's first collective.
+(memcalc/nullcuda/gpu_description.py), and at the same time: with a group's first collective.
 
 With --world-size one process is one rank of a multi-rank job. Its program is not changed: its process groups are
 NCCL's, of the requested size, and no other rank responds.

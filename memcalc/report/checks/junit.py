@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from xml.sax.saxutils import escape, quoteattr
 
-from memcalc.checking.report import CheckReport, Outcome
+from memcalc.checking.report import CheckOutcome, CheckReport
 from memcalc.report.checks.text import RULES, place, sentence, summary
 from memcalc.text import harmless_lines
 from memcalc.units import Unit
@@ -42,7 +42,7 @@ def junit_xml(report: CheckReport, unit: Unit) -> str:
     )
 
 
-def _case(outcome: Outcome, unit: Unit, *, fails: bool) -> list[str]:
+def _case(outcome: CheckOutcome, unit: Unit, *, fails: bool) -> list[str]:
     said = sentence(outcome, unit)
     if not fails:
         told = "\n".join((said, *outcome.notes))

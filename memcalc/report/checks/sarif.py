@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from memcalc import __version__
-from memcalc.checking.report import CheckReport, Outcome, Status
+from memcalc.checking.report import CheckOutcome, CheckReport, Status
 from memcalc.report.checks.text import RULES, sentence, summary
 from memcalc.units import Unit
 
@@ -92,7 +92,7 @@ def _invocation(report: CheckReport) -> dict[str, Any]:
     return invocation | ({"toolExecutionNotifications": notifications} if notifications else {})
 
 
-def _result(outcome: Outcome, rule: int, unit: Unit) -> dict[str, Any]:
+def _result(outcome: CheckOutcome, rule: int, unit: Unit) -> dict[str, Any]:
     name = RULES[outcome.status][0]
     return {
         "ruleId": name,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memcalc.checking.report import CheckReport, Outcome
+from memcalc.checking.report import CheckOutcome, CheckReport
 from memcalc.report.checks.text import notes, place, summary
-from memcalc.report.grid import Column, Grid, markdown_grid
+from memcalc.report.grid import Column, TextTable, markdown_grid
 from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.terminal import draw_grid, draw_list
 from memcalc.text import harmless
@@ -15,7 +15,7 @@ _LISTED = 12  # of those; a check of a few files against a large baseline omits 
 _WORDS = {"fits": "fits", "does not fit": "too large", "unknown": "cannot say", "grew": "grew"}
 
 
-def check_grid(report: CheckReport, unit: Unit) -> Grid:
+def check_grid(report: CheckReport, unit: Unit) -> TextTable:
     """One line for each configuration that could be read."""
     rows = [
         (
@@ -34,7 +34,7 @@ def check_grid(report: CheckReport, unit: Unit) -> Grid:
     if report.compared:
         columns.append(Column("change", right=True))
     strong = frozenset(index for index, row in enumerate(rows) if row[0] != "fits")
-    return Grid("", tuple(columns), rows, strong)
+    return TextTable("", tuple(columns), rows, strong)
 
 
 def draw_checks(screen: Screen, report: CheckReport, unit: Unit) -> None:
@@ -70,7 +70,7 @@ def _gone(report: CheckReport) -> list[str]:
     return [*report.gone[:_LISTED], f"and {more} more"] if more > 0 else list(report.gone)
 
 
-def _change(outcome: Outcome, unit: Unit) -> str:
+def _change(outcome: CheckOutcome, unit: Unit) -> str:
     if outcome.growth is None:
         return "new"
     difference = outcome.growth.difference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.checking.report import BUDGET, CheckReport, Growth, Outcome, Status
+from memcalc.checking.report import BUDGET, CheckOutcome, CheckReport, PeakGrowth, Status
 from memcalc.report.labels import listed, plural, shortened
 from memcalc.units import Unit, format_bytes
 
@@ -37,12 +37,12 @@ def summary(report: CheckReport) -> str:
     return "; ".join(parts)
 
 
-def place(outcome: Outcome) -> str:
+def place(outcome: CheckOutcome) -> str:
     """The file, and the line where it is known."""
     return outcome.path if outcome.line is None else f"{outcome.path}:{outcome.line}"
 
 
-def sentence(outcome: Outcome, unit: Unit) -> str:
+def sentence(outcome: CheckOutcome, unit: Unit) -> str:
     """Return the sentence about one config."""
     if outcome.sizes is None or outcome.needed_bytes is None or outcome.limit_bytes is None:
         return outcome.message
@@ -54,7 +54,7 @@ def sentence(outcome: Outcome, unit: Unit) -> str:
     return text if outcome.growth is None else f"{text}; {_change(outcome.growth, unit)}"
 
 
-def _rest(outcome: Outcome, unit: Unit) -> str:
+def _rest(outcome: CheckOutcome, unit: Unit) -> str:
     """Return the free or missing memory, or why it is unknown."""
     assert outcome.limit_bytes is not None
     assert outcome.needed_bytes is not None
@@ -94,14 +94,14 @@ def signed(difference: int, unit: Unit) -> str:
     return f"{'+' if difference > 0 else '-'}{format_bytes(abs(difference), unit)}"
 
 
-def _limit(outcome: Outcome, unit: Unit) -> str:
+def _limit(outcome: CheckOutcome, unit: Unit) -> str:
     assert outcome.limit_bytes is not None
     end = format_bytes(outcome.limit_bytes + outcome.margin_bytes, unit)
     words = f"{BUDGET} of {end}" if outcome.limit == BUDGET else f"{end} {outcome.limit}"
     return f"{words} less a margin of {format_bytes(outcome.margin_bytes, unit)}" if outcome.margin_bytes else words
 
 
-def _change(growth: Growth, unit: Unit) -> str:
+def _change(growth: PeakGrowth, unit: Unit) -> str:
     if growth.difference == 0:
         return "as in the baseline"
     text = f"{signed(growth.difference, unit)} ({growth.difference / growth.baseline:+.2%}) since the baseline"

@@ -33,7 +33,7 @@ _DOTS = 100
 _GREY = "#555555"
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A piece of a bar."""
 
     name: str
@@ -41,11 +41,11 @@ class Part(NamedTuple):
     size: float
 
 
-class Bar(NamedTuple):
+class RunBar(NamedTuple):
     """One run: its parts, the words after them, where they should end (None: nowhere), and whether the run fits."""
 
     label: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     words: str
     limit: float | None = None
     fits: bool = True
@@ -55,18 +55,18 @@ class Panel(NamedTuple):
     """Bars of one quantity; the axis names its unit, and `limit` is where bars should end."""
 
     axis: str
-    bars: tuple[Bar, ...]
+    bars: tuple[RunBar, ...]
     limit: str = "usable GPU memory"
 
 
-class Block(NamedTuple):
+class BarGroup(NamedTuple):
     """Runs that are compared, in one quantity or in two side by side, with the same labels on the bars."""
 
     title: str
     panels: tuple[Panel, ...]
 
 
-def save_bars(path: Path, title: str, blocks: Sequence[Block]) -> None:
+def save_bars(path: Path, title: str, blocks: Sequence[BarGroup]) -> None:
     """Write the picture; the suffix of the path decides between PNG and SVG."""
     import matplotlib as mpl
 
@@ -77,7 +77,7 @@ def save_bars(path: Path, title: str, blocks: Sequence[Block]) -> None:
             bars_figure(title, blocks).savefig(file, dpi=_DOTS, metadata=metadata, format=path.suffix.lower()[1:])
 
 
-def bars_figure(title: str, blocks: Sequence[Block]) -> Figure:
+def bars_figure(title: str, blocks: Sequence[BarGroup]) -> Figure:
     """Return the blocks below each other, each as high as its bars, with one legend for all."""
     from matplotlib.figure import Figure
 
@@ -105,7 +105,7 @@ def bars_figure(title: str, blocks: Sequence[Block]) -> Figure:
     return figure
 
 
-def _label(bar: Bar) -> str:
+def _label(bar: RunBar) -> str:
     return fill(drawable(shortened_in_the_middle(bar.label, _LINES * _LABEL)), _LABEL)
 
 
@@ -143,11 +143,11 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str], pixels: float) -> Non
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _length(bar: Bar) -> float:
+def _length(bar: RunBar) -> float:
     return max(sum(part.size for part in bar.parts), bar.limit or 0.0)
 
 
-def _handles(blocks: Sequence[Block]) -> list[Any]:
+def _handles(blocks: Sequence[BarGroup]) -> list[Any]:
     """Return what the legend shows: each part once, and the limit."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -160,5 +160,5 @@ def _handles(blocks: Sequence[Block]) -> list[Any]:
     return handles
 
 
-def _bars(blocks: Iterable[Block]) -> Iterator[Bar]:
+def _bars(blocks: Iterable[BarGroup]) -> Iterator[RunBar]:
     return chain.from_iterable(panel.bars for block in blocks for panel in block.panels)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc.errors import InputError, Unavailable
-from memcalc.events.course import Course
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.extras import installation
 from memcalc.files import write_text
 from memcalc.ledger.result import Source
-from memcalc.report.grid import Grid
+from memcalc.report.grid import TextTable
 from memcalc.text import json_safe
 from memcalc.units import Unit
 
@@ -35,7 +35,7 @@ def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
         _require_matplotlib(f"{path.name}: PNG and SVG are")
 
 
-def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
+def course_figure(curve: MemoryCurve, title: str, unit: Unit = "GiB") -> Figure:
     """Return the picture of a run as a figure of matplotlib.
 
     Raises:
@@ -44,7 +44,7 @@ def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
     _require_matplotlib("Figures are")
     from memcalc.report.plots import matplotlib_figure
 
-    return matplotlib_figure.course_figure(course, title, unit)
+    return matplotlib_figure.curve_figure(curve, title, unit)
 
 
 def _require_matplotlib(what: str) -> None:
@@ -70,17 +70,17 @@ def check_place(path: Path, known: tuple[str, ...]) -> None:
 
 def write_plot(
     path: Path | str,
-    course: Course,
+    curve: MemoryCurve,
     title: str,
     unit: Unit = "GiB",
-    tables: Callable[[], Iterable[Grid]] = tuple,
+    tables: Callable[[], Iterable[TextTable]] = tuple,
     source: Source = "trace",
 ) -> None:
     """Writes the picture of a run.
 
     Args:
         path: .png and .svg are drawn by matplotlib, .html needs nothing; .json has the timeline's document.
-        course: what is drawn.
+        curve: what is drawn.
         title: its heading.
         unit: of all numbers.
         tables: what a page shows below the picture.
@@ -97,12 +97,12 @@ def write_plot(
 
         from memcalc.documents.timeline import timeline_document
 
-        write_text(path, json_safe(json.dumps(timeline_document(course, title, source), ensure_ascii=False)) + "\n")
+        write_text(path, json_safe(json.dumps(timeline_document(curve, title, source), ensure_ascii=False)) + "\n")
     elif path.suffix.lower() == ".html":
-        from memcalc.report.plots.html import course_page
+        from memcalc.report.plots.html import curve_page
 
-        write_text(path, course_page(course, title, unit, tables()))
+        write_text(path, curve_page(curve, title, unit, tables()))
     else:
         from memcalc.report.plots.matplotlib_figure import save_figure
 
-        save_figure(path, course, title, unit)
+        save_figure(path, curve, title, unit)

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.fitting.answer import Fit, Nearest
-from memcalc.fitting.costs import TERMS
-from memcalc.fitting.maxima import Maximum
-from memcalc.fitting.ranking import Best
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict
@@ -16,11 +12,15 @@ from memcalc.report.fit_tables import CARD_WORDS, shown_cards
 from memcalc.report.fit_text import amount, asked_sentence, layouts_sentence, minimum_sentence, short_layout
 from memcalc.report.labels import REST, label
 from memcalc.report.oom_changes import settings
-from memcalc.report.plots.bars import Bar, Block, Panel, Part
+from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar
 from memcalc.report.plots.palette import colour
 from memcalc.report.verdict import because
-from memcalc.spec.cards import find_card
-from memcalc.spec.segments import words as plan_words
+from memcalc.search.costs import TERMS
+from memcalc.search.maxima import Maximum
+from memcalc.search.ranking import BestLayout
+from memcalc.search.result import FitResult, Nearest
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.recompute_plan import words as plan_words
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
 # Paul Tol's "light" scheme, apart from the colors of components: https://personal.sron.nl/~pault/data/colourschemes.pdf
@@ -35,7 +35,7 @@ _MOST_CHANGES = 8
 _NAMES = {"micro_batch_size": "micro-batch", "sequence_length": "sequence length"}
 
 
-def fit_title(answer: Fit, unit: Unit) -> str:
+def fit_title(answer: FitResult, unit: Unit) -> str:
     """Return the answer in a sentence or two; where nothing fits, why."""
     if answer.question.minimize is not None:
         return f"{answer.name}: {minimum_sentence(answer, unit)}"
@@ -49,11 +49,11 @@ def fit_title(answer: Fit, unit: Unit) -> str:
     return f"{answer.name} on {answer.gpus} {answer.card.name}: {sentence}{_cause(answer, unit)}"
 
 
-def _cause(answer: Fit, unit: Unit) -> str:
+def _cause(answer: FitResult, unit: Unit) -> str:
     return "" if answer.reason is None else f". {because(answer.reason, unit)}"
 
 
-def fit_blocks(answer: Fit, unit: Unit) -> list[Block]:
+def fit_blocks(answer: FitResult, unit: Unit) -> list[BarGroup]:
     """Return the blocks of the picture; what the query left out has none."""
     blocks = []
     replaced = any(offer.found for offer in answer.offers)
@@ -64,7 +64,7 @@ def fit_blocks(answer: Fit, unit: Unit) -> list[Block]:
         rows = [_layout(found, unit) for found in answer.best]
         memory = Panel(f"{unit} of the fullest GPU at its peak", (*(memory for memory, _ in rows),))
         seconds = Panel("seconds of a step at peak rates", tuple(seconds for _, seconds in rows))
-        blocks.append(Block("The cheapest layouts that fit", (memory, seconds)))
+        blocks.append(BarGroup("The cheapest layouts that fit", (memory, seconds)))
     rest = [
         *asked,
         *_largest(answer, unit),
@@ -72,53 +72,53 @@ def fit_blocks(answer: Fit, unit: Unit) -> list[Block]:
         *(_change(found, answer, unit) for found in answer.nearest[:_MOST_CHANGES]),
     ]
     if answer.cards:
-        blocks.append(Block("The run on each GPU", (Panel(f"{unit} of a GPU", tuple(_cards(answer, unit))),)))
+        blocks.append(BarGroup("The run on each GPU", (Panel(f"{unit} of a GPU", tuple(_cards(answer, unit))),)))
     elif rest:
         title = (
             "The run, the largest that fit, and the smallest changes that make it fit" if len(rest) > 1 else "The run"
         )
-        blocks.append(Block(title, (Panel(f"{unit} of the fullest GPU at its peak", tuple(rest)),)))
+        blocks.append(BarGroup(title, (Panel(f"{unit} of the fullest GPU at its peak", tuple(rest)),)))
     return blocks
 
 
-def _layout(found: Best, unit: Unit) -> tuple[Bar, Bar]:
+def _layout(found: BestLayout, unit: Unit) -> tuple[RunBar, RunBar]:
     spec, costs = found.result.spec, found.costs
     training = spec.training
     name = f"{short_layout(spec)}, b{training.micro_batch_size} x {training.gradient_accumulation_steps}"
     terms = tuple(
-        Part(f"{term} (s)", _TERM_COLORS[term], getattr(costs, term)) for term in TERMS if getattr(costs, term)
+        BarPart(f"{term} (s)", _TERM_COLORS[term], getattr(costs, term)) for term in TERMS if getattr(costs, term)
     )
-    return _of_result(name, found.result, unit), Bar(name, terms, f"{costs.total:.3g} s")
+    return _of_result(name, found.result, unit), RunBar(name, terms, f"{costs.total:.3g} s")
 
 
-def _of_result(name: str, result: Result, unit: Unit) -> Bar:
+def _of_result(name: str, result: Result, unit: Unit) -> RunBar:
     """A run with the parts of its memory."""
     size, parts = BYTES_PER_UNIT[unit], folded(breakdown(result), _MOST_PARTS)
-    found = [Part(label(part), _color(part), count / size) for part, count in parts.inside.items()]
+    found = [BarPart(label(part), _color(part), count / size) for part, count in parts.inside.items()]
     if outside := sum(parts.outside.values()):
-        found.append(Part("cached, context, NCCL", _OUTSIDE, outside / size))
+        found.append(BarPart("cached, context, NCCL", _OUTSIDE, outside / size))
     limit = None if result.card is None else result.card.usable_bytes / size
     needed = result.headline.device_bytes or result.ledger.peak_bytes
-    return Bar(name, tuple(found), format_bytes(needed, unit), limit, result.verdict != "does-not-fit")
+    return RunBar(name, tuple(found), format_bytes(needed, unit), limit, result.verdict != "does-not-fit")
 
 
 def _color(part: str) -> str:
     return _REST_COLOR if part == REST else colour(Component(part))
 
 
-def _of_verdict(name: str, found: Verdict, usable: int, unit: Unit, words: str = "") -> Bar:
+def _of_verdict(name: str, found: Verdict, usable: int, unit: Unit, words: str = "") -> RunBar:
     """A run of which the parts are not known."""
     least = "at least " * (found.device_bytes is None)
     words = f"{least}{format_bytes(found.needed_bytes, unit)}, {words or CARD_WORDS[found.answer]}"
     return _whole(name, found.needed_bytes, words, usable, unit, fits=found.answer != "does-not-fit")
 
 
-def _whole(name: str, needed: int, words: str, usable: int, unit: Unit, *, fits: bool = True) -> Bar:
+def _whole(name: str, needed: int, words: str, usable: int, unit: Unit, *, fits: bool = True) -> RunBar:
     size = BYTES_PER_UNIT[unit]
-    return Bar(name, (Part("all memory", _WHOLE, needed / size),), words, usable / size, fits)
+    return RunBar(name, (BarPart("all memory", _WHOLE, needed / size),), words, usable / size, fits)
 
 
-def _recomputed(answer: Fit, unit: Unit) -> Iterator[Bar]:
+def _recomputed(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
     """The run with the least recomputation that fits, or with all of it where that is not enough."""
     found = answer.least_recompute
     if answer.all_recomputed is not None:
@@ -130,7 +130,7 @@ def _recomputed(answer: Fit, unit: Unit) -> Iterator[Bar]:
         )
 
 
-def _largest(answer: Fit, unit: Unit) -> Iterator[Bar]:
+def _largest(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
     """Each largest value, and the next one, which does not fit."""
     usable = answer.card.usable_bytes
     for found in answer.maxima.values():
@@ -144,20 +144,20 @@ def _name(found: Maximum) -> str:
     return _NAMES.get(found.what, found.what)
 
 
-def _change(found: Nearest, answer: Fit, unit: Unit) -> Bar:
+def _change(found: Nearest, answer: FitResult, unit: Unit) -> RunBar:
     """A change that makes the run fit, with its price in time."""
     time = "" if found.slowdown is None else f", {round(100 * found.slowdown):+d}% GPU time"
-    usable = find_card(found.change.spec.hardware.gpu or answer.card.name).usable_bytes
+    usable = find_gpu(found.change.spec.hardware.gpu or answer.card.name).usable_bytes
     words = f"{format_bytes(found.change.needed, unit)}{time}"
     return _whole(settings(found.change), found.change.needed, words, usable, unit)
 
 
-def _cards(answer: Fit, unit: Unit) -> Iterator[Bar]:
+def _cards(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
     for sized in shown_cards(answer):
         yield _of_verdict(sized.card.name, sized.verdict, sized.card.usable_bytes, unit, sized.lacks)
 
 
-def _offers(answer: Fit, unit: Unit) -> list[Block]:
+def _offers(answer: FitResult, unit: Unit) -> list[BarGroup]:
     """The GPUs with a price on which the run fits: memory, and the cost of a million tokens."""
     rows = [(offer, offer.found.best[0].result) for offer in answer.offers if offer.found is not None]
     if not rows:
@@ -167,8 +167,10 @@ def _offers(answer: Fit, unit: Unit) -> list[Block]:
     ]
     memory = tuple(_of_result(name, result, unit) for name, (_, result) in zip(names, rows, strict=True))
     costs = tuple(
-        Bar(
-            name, (Part("cost", _WHOLE, offer.of_tokens),), f"{amount(offer.of_tokens)}, {amount(offer.hourly)} an hour"
+        RunBar(
+            name,
+            (BarPart("cost", _WHOLE, offer.of_tokens),),
+            f"{amount(offer.of_tokens)}, {amount(offer.hourly)} an hour",
         )
         for name, (offer, _) in zip(names, rows, strict=True)
     )
@@ -176,4 +178,4 @@ def _offers(answer: Fit, unit: Unit) -> list[Block]:
         Panel(f"{unit} of the fullest GPU at its peak", memory),
         Panel("cost of a million tokens at peak rates", costs),
     )
-    return [Block("The cheapest layout on each GPU that has a price", panels)]
+    return [BarGroup("The cheapest layout on each GPU that has a price", panels)]

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from typing import Any
 
-from memcalc.events.course import Course
-from memcalc.events.outline import Outline
+from memcalc.events.downsampling import DownsampledTimeline
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
-from memcalc.report.grid import Grid
+from memcalc.report.grid import TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.markup import markup, script_data
 from memcalc.report.plots.palette import colour, name
@@ -23,75 +23,75 @@ STRETCHES_OF_PART = 300  # a notebook keeps the text of every output
 _PAPER = "background:#fff;color:#000;padding:4px"  # also where the notebook is dark
 
 
-def course_page(course: Course, title: str, unit: Unit = "GiB", tables: Iterable[Grid] = ()) -> str:
+def curve_page(curve: MemoryCurve, title: str, unit: Unit = "GiB", tables: Iterable[TextTable] = ()) -> str:
     """The page.
 
     Args:
-        course: what is drawn.
+        curve: what is drawn.
         title: its heading.
         unit: of all numbers.
         tables: what else to show, below the legend.
     """
-    outline = course.outline(STRETCHES)
+    outline = curve.outline(STRETCHES)
     template = files("memcalc.report.plots").joinpath("page.html").read_text(encoding="utf-8")
     parts = {
         "TITLE": markup(title),
-        "SUBTITLE": markup(_subtitle(course, outline, unit)),
-        "PICTURE": picture(course, outline, unit),
-        "TABLES": _legend(course, outline, unit) + "".join(map(html_table, tables)),
-        "DATA": script_data(_data(course, outline, unit)),
+        "SUBTITLE": markup(_subtitle(curve, outline, unit)),
+        "PICTURE": picture(curve, outline, unit),
+        "TABLES": _legend(curve, outline, unit) + "".join(map(html_table, tables)),
+        "DATA": script_data(_data(curve, outline, unit)),
     }
     return re.sub(r"%([A-Z]+)%", lambda match: parts[match[1]], template)
 
 
-def course_part(course: Course, title: str, unit: Unit = "GiB", tables: Iterable[Grid] = ()) -> str:
+def curve_part(curve: MemoryCurve, title: str, unit: Unit = "GiB", tables: Iterable[TextTable] = ()) -> str:
     """Return the picture and tables as a part of somebody's page: a notebook's output. It needs no script.
 
     Args:
-        course: what is drawn.
+        curve: what is drawn.
         title: a line above the picture.
         unit: of all numbers.
         tables: shown below the legend.
     """
-    outline = course.outline(STRETCHES_OF_PART)
-    parts = [picture(course, outline, unit), _legend(course, outline, unit), *map(html_table, tables)]
+    outline = curve.outline(STRETCHES_OF_PART)
+    parts = [picture(curve, outline, unit), _legend(curve, outline, unit), *map(html_table, tables)]
     return f'<div style="{_PAPER}">\n<p>{markup(title)}</p>\n{"".join(parts)}</div>'
 
 
-def course_picture(course: Course, unit: Unit = "GiB") -> str:
+def curve_plot(curve: MemoryCurve, unit: Unit = "GiB") -> str:
     """Return the picture with its colors named below it, as a part of somebody's page. It needs no script."""
-    outline = course.outline(STRETCHES_OF_PART)
+    outline = curve.outline(STRETCHES_OF_PART)
     names = [f"{_swatch(component)}{name(component)}" for component in reversed(outline.components)]
-    names += ["dashed: reserved"] if course.reserved is not None else []
-    return f'<div style="{_PAPER}">\n{picture(course, outline, unit)}\n<p>{" &ensp; ".join(names)}</p></div>'
+    names += ["dashed: reserved"] if curve.reserved is not None else []
+    return f'<div style="{_PAPER}">\n{picture(curve, outline, unit)}\n<p>{" &ensp; ".join(names)}</p></div>'
 
 
-def _subtitle(course: Course, outline: Outline, unit: Unit) -> str:
-    phase = course.phase_of(course.peak_event)
+def _subtitle(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str:
+    phase = curve.phase_of(curve.peak_event)
     where = f" in {phase}" if phase else ""
     died = " The run ran out of memory." if outline.failed else ""
     events = plural(outline.length, "event")
-    return f"Peak {format_bytes(course.peak_bytes, unit)} {_verb(course)}{where}; {events} in order.{died}"
+    return f"Peak {format_bytes(curve.peak_bytes, unit)} {_verb(curve)}{where}; {events} in order.{died}"
 
 
-def _verb(course: Course) -> str:
-    return "requested" if course.allocated is None else "allocated"
+def _verb(curve: MemoryCurve) -> str:
+    return "requested" if curve.allocated is None else "allocated"
 
 
-def _data(course: Course, outline: Outline, unit: Unit) -> dict[str, Any]:
+def _data(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> dict[str, Any]:
     """The data under the pointer: for each interval its point, its parts, and its operator."""
     stretches = [
         [
-            stretch.begin,
-            stretch.end,
-            stretch.event,
-            stretch.total,
-            list(stretch.components),
-            stretch.reserved,
-            course.phase_of(stretch.event),
+            interval.begin,
+            interval.end,
+            interval.event,
+            interval.total,
+            list(interval.components),
+            interval.reserved,
+            curve.phase_of(interval.event),
             " ".join(part for part in (event.operator, event.module, event.line) if part),
         ]
-        for stretch, event in zip(outline.stretches, outline.events, strict=True)
+        for interval, event in zip(outline.stretches, outline.events, strict=True)
     ]
     return {
         "unit": unit,
@@ -101,12 +101,12 @@ def _data(course: Course, outline: Outline, unit: Unit) -> dict[str, Any]:
         "width": WIDTH,
         "events": outline.length,
         "components": [name(component) for component in outline.components],
-        "total": _verb(course),
+        "total": _verb(curve),
         "stretches": stretches,
     }
 
 
-def _legend(course: Course, outline: Outline, unit: Unit) -> str:
+def _legend(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str:
     """The components from the top of the stack down, with what each holds at the peak."""
     if not outline.stretches:
         return ""
@@ -118,9 +118,9 @@ def _legend(course: Course, outline: Outline, unit: Unit) -> str:
         for component, size in reversed(list(zip(outline.components, peak.components, strict=True)))
     ]
     total = format_number(peak.total, unit)
-    rows.append(f'<tr class="strong"><td>{_verb(course)}</td><td class="right">{total}</td><td></td></tr>')
-    if course.reserved is not None:
-        held = format_number(course.reserved[course.peak_event], unit)
+    rows.append(f'<tr class="strong"><td>{_verb(curve)}</td><td class="right">{total}</td><td></td></tr>')
+    if curve.reserved is not None:
+        held = format_number(curve.reserved[curve.peak_event], unit)
         rows.append(f'<tr><td>reserved (dashed)</td><td class="right">{held}</td><td></td></tr>')
     head = f'<tr><th>component</th><th class="right">{unit}</th><th class="right">share</th></tr>'
     return f"<h2>At the peak</h2>\n<table>\n{head}\n{_lines(rows)}</table>\n"
@@ -131,7 +131,7 @@ def _swatch(component: Component | None) -> str:
     return f'<span class="swatch" style="{size};background:{colour(component)}"></span>'
 
 
-def html_table(grid: Grid) -> str:
+def html_table(grid: TextTable) -> str:
     """Return a table with its title as a heading."""
 
     def row(cells: Sequence[str], tag: str, kind: str = "") -> str:

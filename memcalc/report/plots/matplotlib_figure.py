@@ -6,13 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.events.course import Course
-from memcalc.events.outline import Outline
+from memcalc.events.downsampling import DownsampledTimeline
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.files import writing
 from memcalc.report.labels import plural
 from memcalc.report.plots.markup import drawable, heading
 from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
-from memcalc.report.plots.steps import Mark, phase_marks, step_marks
+from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes, format_number
 
 if TYPE_CHECKING:
@@ -27,31 +27,31 @@ _SEPARATED = 6.0  # pixels
 _GREY = "#555555"
 
 
-def save_figure(path: Path, course: Course, title: str, unit: Unit = "GiB") -> None:
+def save_figure(path: Path, curve: MemoryCurve, title: str, unit: Unit = "GiB") -> None:
     """Writes the picture; the suffix of the path decides between PNG and SVG."""
     import matplotlib as mpl
 
     # The same run gives the same file, byte for byte; a dollar sign in a name is no formula.
     with mpl.rc_context({"svg.hashsalt": "memcalc", "font.size": 10, "text.parse_math": False}):
-        figure = course_figure(course, title, unit)
+        figure = curve_figure(curve, title, unit)
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {"Software": None}
         with writing(path) as file:
             figure.savefig(file, dpi=_DOTS, metadata=metadata, format=path.suffix.lower()[1:])
 
 
-def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
+def curve_figure(curve: MemoryCurve, title: str, unit: Unit = "GiB") -> Figure:
     """The stacked components, what is reserved above them, the phases below, and the peak with its value."""
     from matplotlib.figure import Figure
 
-    outline = course.outline(STRETCHES)
+    outline = curve.outline(STRETCHES)
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.add_subplot()
     size = BYTES_PER_UNIT[unit]
     if outline.stretches:
         _stack(axes, outline, size)
-        _peak(axes, course, outline, unit)
+        _peak(axes, curve, outline, unit)
     axes.set_title(heading(title), loc="left", fontsize=12, fontweight="bold")
-    what = "requested" if course.allocated is None else "allocated"
+    what = "requested" if curve.allocated is None else "allocated"
     axes.set_ylabel(f"{unit} {what}")
     axes.set_xlim(0, max(outline.length, 1))
     axes.set_ylim(0, max(outline.top, 1) / size * 1.12)  # room for the words at the peak
@@ -65,29 +65,29 @@ def course_figure(course: Course, title: str, unit: Unit = "GiB") -> Figure:
     return figure
 
 
-def _stack(axes: Axes, outline: Outline, size: int) -> None:
+def _stack(axes: Axes, outline: DownsampledTimeline, size: int) -> None:
     """Steps, not slopes: between two events nothing changes. The last value is drawn to the end of the axis."""
     stretches = (*outline.stretches, outline.stretches[-1])
-    places = [stretch.begin for stretch in outline.stretches] + [outline.length]
+    places = [interval.begin for interval in outline.stretches] + [outline.length]
     below = [0.0] * len(places)
     for at, component in enumerate(outline.components):
-        above = [level + stretch.components[at] / size for level, stretch in zip(below, stretches, strict=True)]
+        above = [level + interval.components[at] / size for level, interval in zip(below, stretches, strict=True)]
         axes.fill_between(
             places, below, above, step="post", color=colour(component), linewidth=0, label=name(component), zorder=2
         )
         below = above
     axes.step(places, below, where="post", color="#333333", linewidth=0.6, zorder=3)
     if stretches[0].reserved is not None:
-        held = [(stretch.reserved or 0) / size for stretch in stretches]
+        held = [(interval.reserved or 0) / size for interval in stretches]
         axes.step(places, held, where="post", color=RESERVED, linewidth=1.2, linestyle=(0, (4, 2)), label="reserved")
 
 
-def _peak(axes: Axes, course: Course, outline: Outline, unit: Unit) -> None:
+def _peak(axes: Axes, curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> None:
     """Draw a dot at the peak, its value and phase on the side with more space, and mark an out-of-memory error."""
     size = BYTES_PER_UNIT[unit]
     peak = outline.stretches[outline.peak]
     x, y = peak.event + 0.5, peak.total / size
-    phase = course.phase_of(peak.event)
+    phase = curve.phase_of(peak.event)
     right = peak.event > outline.length / 2
     axes.plot([x], [y], marker="o", markersize=5, color="black", zorder=5)
     axes.annotate(
@@ -110,7 +110,7 @@ def _peak(axes: Axes, course: Course, outline: Outline, unit: Unit) -> None:
         )  # fmt: skip
 
 
-def _phases(axes: Axes, outline: Outline) -> None:
+def _phases(axes: Axes, outline: DownsampledTimeline) -> None:
     """Phases as words under the axis, upright where they are narrow, and steps in a line below them."""
     phases, steps = phase_marks(outline.spans), step_marks(outline.spans)
     axes.set_xticks([mark.begin for mark in phases], [""] * len(phases))
@@ -138,18 +138,18 @@ def _phases(axes: Axes, outline: Outline) -> None:
     )
 
 
-def _fits(mark: Mark, pixels: float) -> bool:
+def _fits(mark: AxisMark, pixels: float) -> bool:
     return (mark.end - mark.begin) * pixels >= len(mark.word) * _PER_LETTER
 
 
-def _word(axes: Axes, mark: Mark, points: float, turned: int, ink: str) -> None:
+def _word(axes: Axes, mark: AxisMark, points: float, turned: int, ink: str) -> None:
     axes.annotate(
         mark.word, ((mark.begin + mark.end) / 2, 0), (0, points), xycoords=("data", "axes fraction"), color=ink,
         textcoords="offset points", ha="center", va="top", rotation=turned, fontsize=9, annotation_clip=False,
     )  # fmt: skip
 
 
-def _legend(axes: Axes, outline: Outline, unit: Unit) -> None:
+def _legend(axes: Axes, outline: DownsampledTimeline, unit: Unit) -> None:
     """Draw the legend next to the plot, from the top of the stack down, each entry with its size at the peak."""
     handles, labels = axes.get_legend_handles_labels()
     if not handles:

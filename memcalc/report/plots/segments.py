@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from memcalc.allocator.policy import BlockView, SegmentView
+from memcalc.allocator.views import BlockView, SegmentView
 from memcalc.events.event import Event
 from memcalc.files import write_text
 from memcalc.report.plots.files import check_place

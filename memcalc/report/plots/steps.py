@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple
 
-from memcalc.events.outline import Span
+from memcalc.events.downsampling import PhaseInterval
 from memcalc.report.plots.markup import drawable
 
 SETUP = "setup"
 TOKENS = "decode"  # phases of generation, which are numbered by token and belong to no step
 
 
-class Mark(NamedTuple):
+class AxisMark(NamedTuple):
     """A word on the axis, over the events `begin` to `end` (not included)."""
 
     word: str
@@ -21,17 +21,17 @@ class Mark(NamedTuple):
     end: int
 
 
-def phase_marks(spans: Iterable[Span]) -> list[Mark]:
+def phase_marks(spans: Iterable[PhaseInterval]) -> list[AxisMark]:
     """The phases without the number of their step: "forward"."""
-    return [Mark(drawable(_parts(span.phase)[0]), span.begin, span.end) for span in spans]
+    return [AxisMark(drawable(_parts(span.phase)[0]), span.begin, span.end) for span in spans]
 
 
-def step_marks(spans: Iterable[Span]) -> list[Mark]:
+def step_marks(spans: Iterable[PhaseInterval]) -> list[AxisMark]:
     """The steps: "setup", "step 1", "step 2"; nothing where no phase belongs to a step."""
     marks = []
     for word, group in groupby(spans, key=lambda span: _parts(span.phase)[1]):
         inside = list(group)
-        marks.append(Mark(word, inside[0].begin, inside[-1].end))
+        marks.append(AxisMark(word, inside[0].begin, inside[-1].end))
     return marks if any(mark.word != SETUP for mark in marks) else []
 
 

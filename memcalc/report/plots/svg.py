@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memcalc.events.course import Course
-from memcalc.events.outline import Outline
+from memcalc.events.downsampling import DownsampledTimeline
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.report.plots.markup import markup
 from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
-from memcalc.report.plots.steps import Mark, phase_marks, step_marks
+from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
 LEFT, TOP, WIDTH, HEIGHT = 70, 34, 1110, 420  # of the field that is drawn on, in pixels
@@ -18,14 +18,14 @@ _STEPS = (1, 2, 5)  # round numbers: these times a power of ten
 _LINES = 6  # of the axis, at most
 
 
-def picture(course: Course, outline: Outline, unit: Unit) -> str:
+def picture(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str:
     """An <svg> element; a line of words where nothing was allocated."""
     if not outline.top:
         return "<p>Nothing was allocated.</p>"
     field = _Field(outline)
-    body = [*field.axis(unit), *field.parts(), *field.reserved(), *field.phases(), *field.peak(course, unit)]
+    body = [*field.axis(unit), *field.parts(), *field.reserved(), *field.phases(), *field.peak(curve, unit)]
     size = f'viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + _BELOW}"'
-    label = markup(f"Memory over the run, stacked by component; peak {format_bytes(course.peak_bytes, unit)}")
+    label = markup(f"Memory over the run, stacked by component; peak {format_bytes(curve.peak_bytes, unit)}")
     lines = "\n".join(body)
     font = 'font-family="system-ui, sans-serif" font-size="12"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img" aria-label="{label}">\n{lines}\n</svg>'
@@ -34,7 +34,7 @@ def picture(course: Course, outline: Outline, unit: Unit) -> str:
 class _Field:
     """Places on the picture."""
 
-    def __init__(self, outline: Outline) -> None:
+    def __init__(self, outline: DownsampledTimeline) -> None:
         self.outline = outline
 
     def x(self, event: float) -> float:
@@ -46,12 +46,12 @@ class _Field:
     def steps(self, sizes: list[int]) -> list[tuple[float, float]]:
         """The corners of a line that jumps at each stretch's begin; corners on a straight line are left out."""
         corners: list[tuple[float, float]] = []
-        for stretch, size in zip(self.outline.stretches, sizes, strict=True):
+        for interval, size in zip(self.outline.stretches, sizes, strict=True):
             height = self.y(size)
             if not corners or corners[-1][1] != height:
                 if corners:
-                    corners.append((self.x(stretch.begin), corners[-1][1]))
-                corners.append((self.x(stretch.begin), height))
+                    corners.append((self.x(interval.begin), corners[-1][1]))
+                corners.append((self.x(interval.begin), height))
         return [*corners, (self.x(self.outline.length), corners[-1][1])]
 
     def axis(self, unit: Unit) -> list[str]:
@@ -71,7 +71,7 @@ class _Field:
         below = [0] * len(outline.stretches)
         shapes = []
         for at, component in enumerate(outline.components):
-            above = [level + stretch.components[at] for level, stretch in zip(below, outline.stretches, strict=True)]
+            above = [level + interval.components[at] for level, interval in zip(below, outline.stretches, strict=True)]
             corners = self.steps(above) + self.steps(below)[::-1]
             shapes.append(
                 f'<path class="part" data-part="{name(component)}" fill="{colour(component)}" '
@@ -82,7 +82,7 @@ class _Field:
 
     def reserved(self) -> list[str]:
         """A broken line over the parts, and the end of the GPU, where they are known."""
-        held = [stretch.reserved for stretch in self.outline.stretches if stretch.reserved is not None]
+        held = [interval.reserved for interval in self.outline.stretches if interval.reserved is not None]
         lines = []
         if held:
             path = _points(self.steps(held))
@@ -116,12 +116,12 @@ class _Field:
                 lines.append(f'<text x="{self.x(mark.begin) + 6}" y="{bottom + 114}">{markup(mark.word)}</text>')
         return lines
 
-    def peak(self, course: Course, unit: Unit) -> list[str]:
+    def peak(self, curve: MemoryCurve, unit: Unit) -> list[str]:
         """A dot with the peak's value and phase, and the line that follows the pointer."""
         peak = self.outline.stretches[self.outline.peak]
         x, y = self.x(peak.event + 0.5), self.y(peak.total)
         right = peak.event > self.outline.length / 2
-        phase = course.phase_of(peak.event)
+        phase = curve.phase_of(peak.event)
         words = markup(f"peak {format_bytes(peak.total, unit)}{f' in {phase}' if phase else ''}")
         anchor = "end" if right else "start"
         side = f'x="{x + (-8 if right else 8)}" text-anchor="{anchor}"'
@@ -137,13 +137,13 @@ class _Field:
             lines.append(f'<text class="strong" transform="{place}">out of memory</text>')
         return [*lines, f'<line id="cursor" y1="{TOP}" y2="{TOP + HEIGHT}"/>']
 
-    def _width(self, mark: Mark) -> float:
+    def _width(self, mark: AxisMark) -> float:
         return round(self.x(mark.end) - self.x(mark.begin), 2)
 
-    def _fits(self, mark: Mark) -> bool:
+    def _fits(self, mark: AxisMark) -> bool:
         return self._width(mark) >= len(mark.word) * _PER_LETTER
 
-    def _word(self, mark: Mark, y: float) -> list[str]:
+    def _word(self, mark: AxisMark, y: float) -> list[str]:
         middle = round((self.x(mark.begin) + self.x(mark.end)) / 2, 2)
         word = markup(mark.word)
         if self._fits(mark):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.report.sweeps.heatmaps import Map
+from memcalc.report.sweeps.heatmaps import HeatMap
 
 MOST_CELLS = 20_000  # of a picture: three megabytes
 MOST_MAPS = 50
@@ -23,7 +23,7 @@ def factors(rows: int, columns: int, most: int) -> tuple[int, int]:
     return down, across
 
 
-def merged(each: Map, down: int, across: int) -> Map:
+def merged(each: HeatMap, down: int, across: int) -> HeatMap:
     """The map with so many rows and columns as one: a cell is that of its configurations which needs most.
 
     So it fits if all of them that are valid do, and does not fit if one of them does not.
@@ -38,7 +38,7 @@ def merged(each: Map, down: int, across: int) -> Map:
     row = np.arange(heights)[:, None] * down + inner // across
     column = np.arange(widths)[None, :] * across + inner % across
     place: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] = (row, column)
-    return Map(
+    return HeatMap(
         each.others,
         _labels(each.rows, down),
         _labels(each.columns, across),

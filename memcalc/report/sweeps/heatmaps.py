@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from memcalc.sweeping.grid import Axis, written
 from memcalc.sweeping.table import Table
-from memcalc.sweeping.terms import DOES_NOT_FIT, FITS, UNJUDGED
+from memcalc.sweeping.verdict_terms import DOES_NOT_FIT, FITS, UNJUDGED
 
 
 class Boundary(NamedTuple):
@@ -28,7 +28,7 @@ class Boundary(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class HeatMap:
     """One map. Arrays are [rows, columns].
 
     Args:
@@ -66,7 +66,7 @@ class Map:
         return found
 
 
-class Landscape:
+class HeatMaps:
     """The maps of a table that holds a whole grid."""
 
     def __init__(self, table: Table) -> None:
@@ -88,7 +88,7 @@ class Landscape:
         """The field along the rows, or nothing."""
         return "" if self.down is None else self.table.grid.axes[self.down].name
 
-    def maps(self) -> Iterator[Map]:
+    def maps(self) -> Iterator[HeatMap]:
         """Every map, in the order of the grid."""
         table, axes = self.table, self.table.grid.axes
         shape = table.grid.shape
@@ -110,7 +110,7 @@ class Landscape:
                 own = own[None]
             elif self.down > self.across:
                 own = own.T
-            yield Map(
+            yield HeatMap(
                 ", ".join(f"{axes[n].name} = {_step(axes[n], step)}" for n, step in zip(others, steps, strict=True)),
                 [""] if self.down is None else _steps(axes[self.down]),
                 _steps(axes[self.across]),

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import plural, shortened
 from memcalc.report.screen import Screen
-from memcalc.report.sweeps.heatmaps import Boundary, Landscape, Map
+from memcalc.report.sweeps.heatmaps import Boundary, HeatMap, HeatMaps
 from memcalc.report.sweeps.text import answer_text, verdict_notes
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.sweeping.front import Front
 from memcalc.sweeping.grid import written
+from memcalc.sweeping.pareto_front import GrowthAxes
 from memcalc.sweeping.table import TOO_LARGE, Table
-from memcalc.sweeping.terms import CLOSE, DOES_NOT_FIT, FITS
+from memcalc.sweeping.verdict_terms import CLOSE, DOES_NOT_FIT, FITS
 from memcalc.units import Unit, format_number
 
 FEW = 32  # configurations that are listed separately
@@ -46,7 +46,7 @@ def draw_sweep(
         listed: list every configuration, however many there are.
         notes: on the file that the grid is of.
     """
-    landscape = Landscape(table)
+    landscape = HeatMaps(table)
     screen.line((_headline(table, landscape, name, card), "bold"))
     screen.line()
     maps = list(landscape.maps())
@@ -75,7 +75,7 @@ def draw_sweep(
     draw_list(screen, "Notes", map(shortened, notes))
 
 
-def _headline(table: Table, landscape: Landscape, name: str, card: str) -> str:
+def _headline(table: Table, landscape: HeatMaps, name: str, card: str) -> str:
     words = f"{name}: {plural(len(table), 'configuration')}"
     possible = int(table.possible.sum())
     out = len(table) - possible
@@ -86,7 +86,7 @@ def _headline(table: Table, landscape: Landscape, name: str, card: str) -> str:
     return words + (f", {out:,} invalid" if out else "")
 
 
-def _legend(screen: Screen, landscape: Landscape) -> None:
+def _legend(screen: Screen, landscape: HeatMaps) -> None:
     if landscape.judged:
         draw_line(screen, "0 to 9: tenths of usable memory; | boundary; ? close; . too large; - invalid", 0)
     else:
@@ -94,7 +94,7 @@ def _legend(screen: Screen, landscape: Landscape) -> None:
     screen.line()
 
 
-def _draw_map(screen: Screen, landscape: Landscape, each: Map) -> None:
+def _draw_map(screen: Screen, landscape: HeatMaps, each: HeatMap) -> None:
     if each.others:
         screen.line((each.others, "bold"))
     labels = max(len(landscape.down_name), *(len(row) for row in each.rows))
@@ -121,12 +121,12 @@ def _draw_map(screen: Screen, landscape: Landscape, each: Map) -> None:
     screen.line()
 
 
-def _boundary_text(each: Map, boundary: Boundary) -> str:
+def _boundary_text(each: HeatMap, boundary: Boundary) -> str:
     fits = "none" if boundary.fits is None else each.columns[boundary.fits]
     return fits if boundary.close is None else f"{fits} (up to {each.columns[boundary.close]} close)"
 
 
-def _sign(each: Map, row: int, column: int) -> str:
+def _sign(each: HeatMap, row: int, column: int) -> str:
     if not each.valid[row, column]:
         return "-"
     if each.verdict[row, column] != FITS:
@@ -136,7 +136,7 @@ def _sign(each: Map, row: int, column: int) -> str:
 
 def _draw_front(screen: Screen, table: Table, unit: Unit) -> None:
     """The configurations of the Pareto front, where several are compared."""
-    numbers = np.flatnonzero(Front(table).members()).tolist() if len(table) > 1 else []
+    numbers = np.flatnonzero(GrowthAxes(table).members()).tolist() if len(table) > 1 else []
     if not numbers:
         return
     title = "Pareto front: the largest that fit or are close"
@@ -153,7 +153,7 @@ def _draw_notes(screen: Screen, table: Table) -> None:
 
 def table_grid(
     table: Table, unit: Unit, *, judged: bool, numbers: Sequence[int] | None = None, title: str = "Configurations"
-) -> Grid:
+) -> TextTable:
     """Configurations as rows.
 
     Args:
@@ -184,4 +184,4 @@ def table_grid(
             replayed = ", replayed" if table.replayed[index] else ""
             cells = (*cells, headroom, f"{answer_text(table, index)}{replayed}")
         rows.append((*values, *cells))
-    return Grid(title, columns, rows, frozenset(strong))
+    return TextTable(title, columns, rows, frozenset(strong))

@@ -10,10 +10,10 @@ import numpy as np
 
 from memcalc.report.plots.markup import markup
 from memcalc.report.sweeps.downsampling import MOST_CELLS, MOST_MAPS, factors, merged
-from memcalc.report.sweeps.heatmaps import Landscape, Map
+from memcalc.report.sweeps.heatmaps import HeatMap, HeatMaps
 from memcalc.report.sweeps.text import answer_text
 from memcalc.sweeping.table import Table
-from memcalc.sweeping.terms import CLOSE, FITS
+from memcalc.sweeping.verdict_terms import CLOSE, FITS
 from memcalc.units import Unit, format_bytes, format_number
 
 LEFT, TOP, GAP = 150, 62, 64  # pixels
@@ -27,7 +27,7 @@ _BOUNDARY = "#CC0000"
 _DARK_FROM = 0.6  # of the GPU: from there on the green is dark, and numbers on it are white
 
 
-class Cell(NamedTuple):
+class CellSize(NamedTuple):
     """The size of a cell, in pixels: few columns are wide, and then have their numbers written in them."""
 
     width: int
@@ -39,10 +39,10 @@ class Cell(NamedTuple):
         return self.width >= _NUMBERED
 
 
-def cell_of(columns: int) -> Cell:
+def cell_of(columns: int) -> CellSize:
     """The cell of a map with so many columns."""
     width = max(_LEAST, min(_MOST, FIELD // max(columns, 1)))
-    return Cell(width, _HIGH if width >= _NUMBERED else _LOW)
+    return CellSize(width, _HIGH if width >= _NUMBERED else _LOW)
 
 
 def cause(table: Table, unit: Unit) -> str:
@@ -58,7 +58,7 @@ def cause(table: Table, unit: Unit) -> str:
 
 def heat_maps(table: Table, title: str, unit: Unit) -> str:
     """An <svg> element with every map below one another."""
-    landscape = Landscape(table)
+    landscape = HeatMaps(table)
     body: list[str] = [f'<text x="10" y="22" font-size="15" font-weight="bold">{markup(title)}</text>']
     if landscape.judged and (why := cause(table, unit)):
         body.append(f'<text x="10" y="42" font-size="13" fill="{_BOUNDARY}">{markup(why)}</text>')
@@ -92,7 +92,7 @@ def heat_map_page(table: Table, title: str, unit: Unit) -> str:
     return f"{head}<body>\n{heat_maps(table, title, unit)}</body></html>\n"
 
 
-def _left_out(table: Table, drawn: int, first: Map, down: int, across: int) -> Iterator[str]:
+def _left_out(table: Table, drawn: int, first: HeatMap, down: int, across: int) -> Iterator[str]:
     """Return what a plot of this size omits."""
     if down * across > 1:
         yield (
@@ -104,7 +104,7 @@ def _left_out(table: Table, drawn: int, first: Map, down: int, across: int) -> I
         yield f"{others:,} more maps are not drawn: vary less at a time"
 
 
-def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit, bound: str) -> list[str]:
+def _map(landscape: HeatMaps, each: HeatMap, top: int, table: Table, unit: Unit, bound: str) -> list[str]:
     lines = [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{markup(each.others)}</text>'] if each.others else []
     cell = cell_of(len(each.columns))
     top += 18
@@ -141,7 +141,7 @@ def _map(landscape: Landscape, each: Map, top: int, table: Table, unit: Unit, bo
     return lines
 
 
-def _boundary(landscape: Landscape, each: Map, top: int) -> str:
+def _boundary(landscape: HeatMaps, each: HeatMap, top: int) -> str:
     """A line to the right of what fits, row by row."""
     if not landscape.judged:
         return ""
@@ -158,7 +158,7 @@ def _boundary(landscape: Landscape, each: Map, top: int) -> str:
     return f'<path d="{path}" fill="none" stroke="{_BOUNDARY}" stroke-width="2"/>'
 
 
-def _fill(each: Map, row: int, column: int) -> str:
+def _fill(each: HeatMap, row: int, column: int) -> str:
     if not each.valid[row, column]:
         return _NONE
     if each.verdict[row, column] != FITS:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.report.labels import listed, plural
-from memcalc.sweeping.front import Front
+from memcalc.sweeping.pareto_front import GrowthAxes
 from memcalc.sweeping.replays import MOST_OF_FRONT
 from memcalc.sweeping.table import Table
-from memcalc.sweeping.terms import ANSWERS, Terms
+from memcalc.sweeping.verdict_terms import ANSWERS, VerdictTerms
 
 
 def answer_text(table: Table, number: int) -> str:
@@ -21,7 +21,7 @@ def verdict_notes(table: Table) -> Iterator[str]:
     replays = int(table.replayed.sum())
     if replays:
         yield f"{plural(replays, 'configuration')} replayed through a model of the PyTorch allocator."
-    waiting = int((Front(table).members() & table.can_replay & ~table.replayed).sum())
+    waiting = int((GrowthAxes(table).members() & table.can_replay & ~table.replayed).sum())
     if waiting:
         yield f"{waiting:,} of the Pareto front not replayed: the front gets at most {MOST_OF_FRONT} replays."
     unmodelled = {terms.unmodelled: None for terms in table.terms(table.valid) if terms.unmodelled}
@@ -38,7 +38,7 @@ def verdict_notes(table: Table) -> Iterator[str]:
     yield from sentences
 
 
-def _range(terms: Terms) -> str:
+def _range(terms: VerdictTerms) -> str:
     errors = terms.errors
     low, high = terms.ratio * (1 + errors.low), terms.ratio * (1 + errors.high)
     span = f"{low:.2f} to {high:.2f} times the allocated memory"

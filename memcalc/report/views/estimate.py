@@ -9,7 +9,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import breakdown, host_grid
 from memcalc.report.explanation import chapters
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.kv_cache import generation_grid
 from memcalc.report.labels import label, meaning, percent, rank_text, shortened
 from memcalc.report.phases import rank_grid
@@ -75,7 +75,7 @@ def verdict_section(result: Result, unit: Unit, reason: Reason | None = None, ad
 
 def bars_section(result: Result, unit: Unit) -> Section:
     """Device, reserved and allocated memory against the GPU, with the interval of device memory."""
-    headline, card, interval = result.headline, result.card, result.interval
+    headline, gpu, interval = result.headline, result.card, result.interval
     sizes = {
         "device": headline.device_bytes,
         "reserved": headline.reserved_bytes,
@@ -86,8 +86,8 @@ def bars_section(result: Result, unit: Unit) -> Section:
         "kind": "bars",
         "title": "Three numbers",
         "limit": None
-        if card is None
-        else {"bytes": card.usable_bytes, "text": f"{format_bytes(card.usable_bytes, unit)} usable on {card.label}"},
+        if gpu is None
+        else {"bytes": gpu.usable_bytes, "text": f"{format_bytes(gpu.usable_bytes, unit)} usable on {gpu.label}"},
         "bars": [
             {"name": name, "bytes": size, "text": format_bytes(size, unit), "note": meanings[name]}
             for name, size in sizes.items()
@@ -139,7 +139,7 @@ def phases_table(result: Result, unit: Unit) -> Section:
     ledger = result.ledger
     rows = [(phase, format_number(ledger.totals[phase], unit)) for phase in ledger.phases]
     strong = frozenset({ledger.phases.index(ledger.peak_phase)})
-    grid = Grid("Phases", (Column("phase"), Column(f"peak allocated, {unit}", right=True)), rows, strong)
+    grid = TextTable("Phases", (Column("phase"), Column(f"peak allocated, {unit}", right=True)), rows, strong)
     shares = [ledger.totals[phase] / ledger.peak_bytes if ledger.peak_bytes else 0.0 for phase in ledger.phases]
     return table_section(grid) | {"shares": [round(share, 4) for share in shares]}
 

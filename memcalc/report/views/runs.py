@@ -16,11 +16,11 @@ from memcalc.units import Unit
 if TYPE_CHECKING:
     from memcalc.checking.comparison import Comparison
     from memcalc.checking.report import CheckReport
-    from memcalc.fitting.answer import Fit
     from memcalc.ledger.result import Result
-    from memcalc.planning.planning import Planning
-    from memcalc.planning.verification import Verified
-    from memcalc.proving.beside import Beside
+    from memcalc.recomputation.recommendation import RecomputeResult
+    from memcalc.recomputation.verification import DeviceVerification
+    from memcalc.search.result import FitResult
+    from memcalc.validation.predicted_vs_measured import PredictedVsMeasured
 
 View = dict[str, Any]
 
@@ -29,7 +29,7 @@ MOST_TIMELINES = 100
 POINTS_OF_ALL = 4000
 
 
-def fit_view(answer: Fit, unit: Unit, *, why: bool = False) -> View:
+def fit_view(answer: FitResult, unit: Unit, *, why: bool = False) -> View:
     """What fits, as `memcalc fit` shows it: the answer, memory over the cheapest layout, and the rest.
 
     `why` adds the excluded layouts.
@@ -62,7 +62,9 @@ def difference_view(difference: Comparison, unit: Unit, timelines: Sequence[Sect
     return view("Two runs compared", [group("", both), *map(table_section, grids)])
 
 
-def recompute_view(planning: Planning, unit: Unit, checked: list[Verified], more: Sequence[Section] = ()) -> View:
+def recompute_view(
+    planning: RecomputeResult, unit: Unit, checked: list[DeviceVerification], more: Sequence[Section] = ()
+) -> View:
     """A plan of activation recomputation, as `memcalc recompute` shows it; `more` is the timeline of the run."""
     from memcalc.report.recompute import draw_planning
 
@@ -71,9 +73,9 @@ def recompute_view(planning: Planning, unit: Unit, checked: list[Verified], more
     return view(f"Activation recomputation: {subject(planning.result).partition(chr(10))[0]}", [*head, *more, *rest])
 
 
-def measured_view(found: Beside, unit: Unit, more: Sequence[Section] = ()) -> View:
+def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section] = ()) -> View:
     """A measured run next to its predictions, as `memcalc measure` shows it; `more` is its timeline."""
-    from memcalc.report.measured import draw_measured
+    from memcalc.report.measurement import draw_measured
 
     measured = found.results[-1]
     sections = drawn_sections(lambda screen: draw_measured(screen, found.results, unit, found.missing))

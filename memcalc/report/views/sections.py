@@ -6,8 +6,8 @@ import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from memcalc.report.grid import Grid
-from memcalc.report.screen import BAD, GOOD, UNSURE, Bar, Line, Screen, Span
+from memcalc.report.grid import TextTable
+from memcalc.report.screen import BAD, GOOD, UNSURE, LetterBar, ProseLine, Screen, Span
 from memcalc.text import harmless
 
 Section = dict[str, Any]
@@ -18,7 +18,7 @@ CLASSES = {GOOD: "bold green", BAD: "bold red", UNSURE: "bold yellow"}
 WIDTH = 120  # columns for lines that screens wrap themselves
 
 
-class Recorder(Screen):
+class SectionScreen(Screen):
     """A screen that keeps what is drawn as sections: tables as tables, lines as lines."""
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Recorder(Screen):
         elif self.sections:
             self.sections[-1]["open"] = False
 
-    def keep(self, part: Grid | Line | Bar) -> bool:
+    def keep(self, part: TextTable | ProseLine | LetterBar) -> bool:
         """Keep a table, or a line of prose. A bar is left out: the table that follows has its numbers."""
-        if isinstance(part, Grid):
+        if isinstance(part, TextTable):
             self.sections.append(table_section(part))
-        elif isinstance(part, Line):
+        elif isinstance(part, ProseLine):
             self._add(*part)
         return True
 
@@ -51,12 +51,12 @@ class Recorder(Screen):
 
 def drawn_sections(draw: Callable[[Screen], None]) -> list[Section]:
     """What a command draws on its screen, as sections."""
-    recorder = Recorder()
+    recorder = SectionScreen()
     draw(recorder)
     return [{name: value for name, value in section.items() if name != "open"} for section in recorder.sections]
 
 
-def table_section(grid: Grid) -> Section:
+def table_section(grid: TextTable) -> Section:
     """A table; a list where it has no head. The column of letters, which only terminals need, is left out."""
     first = 1 if grid.letters else 0
     return {

@@ -6,7 +6,7 @@ from typing import Any
 
 from memcalc.documents.timeline import POINTS, UNATTRIBUTED, TimelineCurve, timeline_document
 from memcalc.errors import InputError
-from memcalc.events.course import Course
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.explanation import row_formula
@@ -39,10 +39,10 @@ def memory_section(result: Result, unit: Unit, points: int = POINTS, *, formulas
 
 
 def timeline_section(
-    course: Course, result: Result, unit: Unit, points: int = POINTS, *, formulas: bool = True
+    curve: MemoryCurve, result: Result, unit: Unit, points: int = POINTS, *, formulas: bool = True
 ) -> Section:
     """Memory after every event of a run; see `memory_section`."""
-    document = timeline_document(course, result.spec.name, result.source, points)
+    document = timeline_document(curve, result.spec.name, result.source, points)
     return _section("Memory over the run", document, result, unit, formulas=formulas)
 
 

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from tools.generation import runs
-from tools.measured import of_gpus
+from tools.measured_runs import of_gpus
 
 
 def test_caches_are_exact() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.fitting.answer import Fit
 from memcalc.report.pareto_plot import front_figure, plan_bars, save_front, together
-from memcalc.report.plots.bars import Bar, Block, Panel, Part, bars_figure, save_bars
+from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar, bars_figure, save_bars
 from memcalc.report.plots.fit_bars import fit_blocks, fit_title
+from memcalc.search.result import FitResult
 
 pytest.importorskip("matplotlib")
 
@@ -29,7 +29,7 @@ ANSWERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 @cache
-def answer(name: str) -> Fit:
+def answer(name: str) -> FitResult:
     source, options = ANSWERS[name]
     return memcalc.fit(*source, **options)
 
@@ -120,9 +120,9 @@ def test_what_does_not_fit_is_marked_and_the_title_says_why() -> None:
 
 
 def test_the_same_runs_give_the_same_file(tmp_path: Path) -> None:
-    bar = Bar("$a$ <b>\x1b[2J", (Part("all", "#4a6fa5", 1.0),), "1 GiB", 2.0)
+    bar = RunBar("$a$ <b>\x1b[2J", (BarPart("all", "#4a6fa5", 1.0),), "1 GiB", 2.0)
     for name in ("a.svg", "b.svg"):
-        save_bars(tmp_path / name, "title " * 60, [Block("runs", (Panel("GiB", (bar,)),))])
+        save_bars(tmp_path / name, "title " * 60, [BarGroup("runs", (Panel("GiB", (bar,)),))])
 
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert "\x1b" not in (tmp_path / "a.svg").read_text()

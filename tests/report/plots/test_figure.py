@@ -8,24 +8,24 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from memcalc.events import Event, Kind
-from memcalc.events.course import Course
+from memcalc.events import Event, EventType
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
-from memcalc.report.plots.matplotlib_figure import course_figure, save_figure
+from memcalc.report.plots.matplotlib_figure import curve_figure, save_figure
 from memcalc.report.plots.palette import colour
 from tests.report.runs import MIB, asked_for, replayed, two_steps
 
 pytest.importorskip("matplotlib")
 
 
-def drawn(course: Course) -> Any:
+def drawn(course: MemoryCurve) -> Any:
     """The axes of the picture."""
-    figure: Any = course_figure(course, "tiny", "MiB")
+    figure: Any = curve_figure(course, "tiny", "MiB")
     (axes,) = figure.axes
     return axes
 
 
-def words(course: Course) -> set[str]:
+def words(course: MemoryCurve) -> set[str]:
     """Everything that is written on the picture."""
     axes = drawn(course)
     return {text.get_text() for text in axes.texts} | {text.get_text() for text in axes.get_legend().get_texts()}
@@ -94,7 +94,7 @@ def test_the_same_run_gives_the_same_svg(tmp_path: Path) -> None:
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
-@pytest.mark.parametrize("events", [[], [Event(Kind.PHASE, phase="model")]])
+@pytest.mark.parametrize("events", [[], [Event(EventType.PHASE, phase="model")]])
 def test_a_run_without_allocations_is_an_empty_picture(events: list[Event], tmp_path: Path) -> None:
     save_figure(tmp_path / "run.svg", asked_for(events), "nothing")
 

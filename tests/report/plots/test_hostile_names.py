@@ -16,7 +16,7 @@ import pytest
 
 from memcalc.cli.app import main
 from memcalc.events import write_events
-from memcalc.events.event import Event, Kind
+from memcalc.events.event import Event, EventType
 from memcalc.text import harmless, json_safe
 
 OWNED = "owned-by-a-name"
@@ -56,10 +56,10 @@ def drawings(name: str, folder: Path) -> dict[str, Path]:
     write_events(
         events,
         [
-            Event(Kind.PHASE, phase=name),
-            Event(Kind.ALLOC, 1, 4 << 20, phase=name, module=name, operator=name, line=name),
-            Event(Kind.ALLOC, 2, 30 << 20, phase=name, module=name, line=name),
-            Event(Kind.FREE, 1),
+            Event(EventType.PHASE, phase=name),
+            Event(EventType.ALLOC, 1, 4 << 20, phase=name, module=name, operator=name, line=name),
+            Event(EventType.ALLOC, 2, 30 << 20, phase=name, module=name, line=name),
+            Event(EventType.FREE, 1),
         ],
     )
     config = folder / "run.yaml"

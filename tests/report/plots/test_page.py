@@ -10,13 +10,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from memcalc.errors import InputError, Unavailable
-from memcalc.events import Event, Kind
-from memcalc.events.course import Course
+from memcalc.events import Event, EventType
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
-from memcalc.report.grid import Column, Grid
+from memcalc.report.grid import Column, TextTable
 from memcalc.report.plots.files import write_plot
-from memcalc.report.plots.html import course_page
-from memcalc.report.plots.steps import Mark, phase_marks, step_marks
+from memcalc.report.plots.html import curve_page
+from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.report.plots.svg import HEIGHT, LEFT, TOP, WIDTH, round_step
 from tests.report.runs import MIB, asked_for, replayed, two_steps
 
@@ -40,7 +40,7 @@ def words(element: ET.Element) -> list[str]:
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
-    page = course_page(replayed(two_steps()), "tiny", "MiB")
+    page = curve_page(replayed(two_steps()), "tiny", "MiB")
 
     assert re.findall(r'(?:src|href)="|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', page) == []
     assert re.findall(r"%[A-Z]+%", page) == []
@@ -48,7 +48,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 
 def test_the_pointer_is_told_every_byte() -> None:
     """78 events, one stretch each; the parts of each sum to its total."""
-    found = data(course_page(replayed(two_steps()), "tiny", "MiB"))
+    found = data(curve_page(replayed(two_steps()), "tiny", "MiB"))
     peak = max(found["stretches"], key=lambda stretch: stretch[3])
 
     assert len(found["stretches"]) == found["events"] == 78
@@ -61,10 +61,10 @@ def test_the_pointer_is_told_every_byte() -> None:
 def test_shapes_reach_where_their_numbers_are() -> None:
     """Two events of 100 and 300 bytes: the first takes a third of the height, over the left half."""
     events = [
-        Event(Kind.ALLOC, 1, 100, component=Component.WEIGHTS),
-        Event(Kind.ALLOC, 2, 200, component=Component.ACTIVATIONS),
+        Event(EventType.ALLOC, 1, 100, component=Component.WEIGHTS),
+        Event(EventType.ALLOC, 2, 200, component=Component.ACTIVATIONS),
     ]
-    element = svg(course_page(asked_for(events), "two", "bytes"))
+    element = svg(curve_page(asked_for(events), "two", "bytes"))
     shapes = {path.get("data-part"): path.get("d") for path in element.iter(f"{SVG}path") if path.get("data-part")}
     third, bottom = TOP + HEIGHT * 2 // 3, TOP + HEIGHT
     middle, end = LEFT + WIDTH // 2, LEFT + WIDTH
@@ -76,7 +76,7 @@ def test_shapes_reach_where_their_numbers_are() -> None:
 
 
 def test_the_peak_the_phases_and_the_steps_are_named() -> None:
-    found = words(svg(course_page(asked_for(two_steps()), "tiny", "MiB")))
+    found = words(svg(curve_page(asked_for(two_steps()), "tiny", "MiB")))
 
     assert {"peak 516.0 MiB in loss_2", "forward", "backward", "setup", "step 1", "step 2", "MiB", "500"} <= set(found)
 
@@ -84,12 +84,12 @@ def test_the_peak_the_phases_and_the_steps_are_named() -> None:
 def test_the_end_of_the_card_is_a_line() -> None:
     near, far = (replace(asked_for(two_steps()), limit=size * MIB) for size in (500, 5000))
 
-    assert "usable GPU memory" in words(svg(course_page(near, "tiny", "MiB")))
-    assert "usable GPU memory" not in words(svg(course_page(far, "tiny", "MiB")))
+    assert "usable GPU memory" in words(svg(curve_page(near, "tiny", "MiB")))
+    assert "usable GPU memory" not in words(svg(curve_page(far, "tiny", "MiB")))
 
 
 def test_phases_without_room_tell_their_name_to_the_pointer() -> None:
-    element = svg(course_page(asked_for(two_steps(layers=40)), "long", "MiB"))
+    element = svg(curve_page(asked_for(two_steps(layers=40)), "long", "MiB"))
     titles = [title.text for title in element.iter(f"{SVG}title")]
 
     assert "loss" not in words(element)
@@ -97,7 +97,7 @@ def test_phases_without_room_tell_their_name_to_the_pointer() -> None:
 
 
 def test_a_run_that_died_says_so() -> None:
-    page = course_page(replayed(two_steps(), capacity=450 * MIB), "tiny", "MiB")
+    page = curve_page(replayed(two_steps(), capacity=450 * MIB), "tiny", "MiB")
 
     assert "The run ran out of memory." in page
     assert "out of memory" in words(svg(page))
@@ -106,9 +106,9 @@ def test_a_run_that_died_says_so() -> None:
 def test_names_are_text_and_never_markup() -> None:
     """A module path or a title cannot break out of where it stands."""
     nasty = "</script><b>&"
-    events = [Event(Kind.PHASE, phase=nasty), Event(Kind.ALLOC, 1, 100, module=nasty)]
-    table = Grid(nasty, (Column(nasty),), [(nasty,)])
-    page = course_page(asked_for(events), nasty, "bytes", [table])
+    events = [Event(EventType.PHASE, phase=nasty), Event(EventType.ALLOC, 1, 100, module=nasty)]
+    table = TextTable(nasty, (Column(nasty),), [(nasty,)])
+    page = curve_page(asked_for(events), nasty, "bytes", [table])
 
     assert nasty not in page
     assert page.count("</script>") == 2
@@ -116,15 +116,17 @@ def test_names_are_text_and_never_markup() -> None:
 
 
 def test_tables_follow() -> None:
-    grid = Grid("Largest", (Column("what"), Column("GiB", right=True)), [("a", "1.00"), ("b", "2.00")], frozenset({1}))
-    page = course_page(asked_for(two_steps()), "tiny", "MiB", [grid])
+    grid = TextTable(
+        "Largest", (Column("what"), Column("GiB", right=True)), [("a", "1.00"), ("b", "2.00")], frozenset({1})
+    )
+    page = curve_page(asked_for(two_steps()), "tiny", "MiB", [grid])
 
     assert "<h2>Largest</h2>" in page
     assert '<tr class="strong"><td>b</td><td class="right">2.00</td></tr>' in page
 
 
 def test_nothing_to_draw() -> None:
-    page = course_page(Course(asked_for([]).timeline), "nothing")
+    page = curve_page(MemoryCurve(asked_for([]).timeline), "nothing")
 
     assert "<p>Nothing was allocated.</p>" in page
     assert data(page)["stretches"] == []
@@ -144,7 +146,7 @@ def test_phases_belong_to_steps() -> None:
 
     assert [mark.word for mark in phase_marks(spans)][:5] == ["model", "optimizer", "input", "zero_grad", "forward"]
     assert [mark.word for mark in steps] == ["setup", "step 1", "step 2"]
-    assert steps[-1] == Mark("step 2", steps[1].end, 78)
+    assert steps[-1] == AxisMark("step 2", steps[1].end, 78)
     assert step_marks(spans[:3]) == []
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from memcalc.events import Event, Kind
-from memcalc.events.course import Course
+from memcalc.events import Event, EventType
+from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
-from memcalc.report.color_screen import ColourScreen
-from memcalc.report.plots.text_chart import draw_course
+from memcalc.report.color_screen import ColorScreen
+from memcalc.report.plots.text_chart import draw_curve
 from memcalc.report.screen import Screen
 from memcalc.units import Unit
 from tests.report.runs import MIB, asked_for, replayed, two_steps
@@ -20,9 +20,9 @@ from tests.report.runs import MIB, asked_for, replayed, two_steps
 Golden = Callable[[str, str], None]
 
 
-def drawn(course: Course, width: int = 80, unit: Unit = "MiB", rows: int = 16) -> str:
+def drawn(course: MemoryCurve, width: int = 80, unit: Unit = "MiB", rows: int = 16) -> str:
     file = io.StringIO()
-    draw_course(Screen(file, width), course, unit, rows)
+    draw_curve(Screen(file, width), course, unit, rows)
     return file.getvalue()
 
 
@@ -49,7 +49,7 @@ def columns(text: str) -> list[str]:
 
 
 def block(storage: int, size: int, component: Component | None) -> Event:
-    return Event(Kind.ALLOC, storage, size, component=component)
+    return Event(EventType.ALLOC, storage, size, component=component)
 
 
 def test_a_cell_has_the_letter_of_its_middle() -> None:
@@ -77,7 +77,7 @@ def test_the_peak_reaches_the_top_and_is_named() -> None:
 
 
 def test_an_early_peak_is_named_on_its_right() -> None:
-    events = [block(1, 100, Component.WEIGHTS), Event(Kind.FREE, 1), block(1, 50, Component.WEIGHTS)]
+    events = [block(1, 100, Component.WEIGHTS), Event(EventType.FREE, 1), block(1, 50, Component.WEIGHTS)]
 
     assert "\n       v peak 100 bytes\n" in drawn(asked_for(events), 60, "bytes")
 
@@ -108,7 +108,7 @@ def test_the_end_of_the_card_is_a_line_of_its_own() -> None:
 
 def test_nothing_to_draw() -> None:
     assert drawn(asked_for([])) == "Memory over the run: nothing was allocated.\n\n"
-    assert drawn(asked_for([Event(Kind.PHASE, phase="model")])).startswith("Memory over the run: nothing")
+    assert drawn(asked_for([Event(EventType.PHASE, phase="model")])).startswith("Memory over the run: nothing")
 
 
 def test_a_very_narrow_terminal() -> None:
@@ -118,6 +118,6 @@ def test_a_very_narrow_terminal() -> None:
 def test_colour_changes_no_letter() -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
-    draw_course(ColourScreen(console), replayed(two_steps()), "MiB")
+    draw_curve(ColorScreen(console), replayed(two_steps()), "MiB")
 
     assert re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()) == drawn(replayed(two_steps()))

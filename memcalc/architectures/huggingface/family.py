@@ -1,0 +1,390 @@
+"""Base class of transformers' families: embedding, LM head, attention kernels, and parts of layers."""
+
+from __future__ import annotations
+
+from memcalc.architectures.kv_cache import cached_attention, write_mask, write_next_token
+from memcalc.architectures.losses import write_loss
+from memcalc.architectures.structure import BlockStructure
+from memcalc.ledger.component import Component
+from memcalc.operators import Operators
+from memcalc.programs.program import SharedTable
+from memcalc.programs.tape import Shape, Tape, Tensor
+
+
+class Family:
+    """Base class of the families.
+
+    Args:
+        c: the structure.
+        tape: records the operators.
+        experts: whether a layer has experts instead of a dense MLP.
+    """
+
+    rotates = True  # RoPE with the model's cos/sin cache, shared by all layers
+    tables: tuple[str, ...] = ("cosines", "sines")
+    wide_tables = False  # the cos/sin cache stays in fp32
+    layers_take_positions = True  # position ids are arguments of the layers
+    spreads_tables = False  # each layer repeats the cos/sin cache for pairs of adjacent features
+    drops_between_tables = False  # embedding dropout comes after the masks and before the RoPE cache
+    renames_embeddings = False  # inputs_embeds is rebound to the result of embedding dropout
+    masks_windows = False  # a separate eager mask for layers with a sliding window
+    window_mask: Shape = ("s", "s")
+    mask_of_sequences: Shape = ("b", "s", "s")
+    turns_windows = False  # a separate RoPE cache for layers with a sliding window
+    eager_only = False
+    positions_first = True  # position ids before the mask, if the position embedding is not learned
+    mask_first = False  # the mask before learned positions
+    names_returned = False  # the model's loop references all that a layer returns, attention weights included
+    wide_probabilities = False  # attention probabilities are not cast after the softmax
+    wide_logits = False  # the model itself returns logits in fp32
+
+    def __init__(self, c: BlockStructure, tape: Tape, *, experts: bool = False) -> None:
+        self.c, self.experts = c, experts
+        self.citation = f"transformers 5.23 modeling_{c.family}.py"
+        self.weights: tuple[Tensor, ...] = ()  # attention weights, returned where they exist
+        self.tape = tape
+        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
+        self.ops.float8 = c.float8
+        self.ops.fp32_modules = c.fp32_modules
+
+    @classmethod
+    def lacks_kernel(cls, c: BlockStructure) -> str:  # noqa: ARG003
+        """Return why PyTorch has no kernel for this attention; empty if it has one."""
+        return ""
+
+    def entry(self) -> Tensor:
+        """Return the layer's input."""
+        shape, dtype = ("b", "s", "d"), self.c.stream
+        return self.tape.input("layer input", shape, dtype, self.citation, grad=not self.c.detached)
+
+    def embedding(self) -> Tensor:
+        """Write token and position embeddings and the shared tables; return the first layer's input."""
+        c, ops = self.c, self.ops
+        x = self.token_embedding()
+        if c.position == "learned":
+            ids = None if c.cache is not None else self.position_ids()
+            if self.mask_first:
+                self.shared_tables()
+            positions = self.positions(ids)
+            # variables inputs_embeds and position_embeds
+            self.tape.names.update((x.storage, positions.storage))
+            x = ops.broadcast_add(x, positions, "embedding sum")
+        elif not self.renames_embeddings:
+            self.tape.names.add(x.storage)  # variable inputs_embeds
+        if self.drops_between_tables:
+            self.masks()
+        elif c.position != "learned" or not self.mask_first:
+            self.shared_tables()
+        x = ops.dropout(self.first_hidden(x), "embedding dropout", c.embedding_dropout)
+        if self.drops_between_tables:
+            self.write_rotary_tables()
+        if self.renames_embeddings:
+            self.tape.names.add(x.storage)
+        return x
+
+    def position_ids(self) -> Tensor:
+        """Return the position ids of a sequence."""
+        counted = self.ops.table("positions so far", ("s",), "int64")
+        return self.argument("embed_positions indices", ("s",), counted)
+
+    def positions(self, ids: Tensor | None) -> Tensor:
+        """Return position embeddings; without `ids`, the ids are created here."""
+        table = (self.c.position_table, "d")
+        if ids is None:
+            return self.ops.embedding("embed_positions", table, ("s",), counts=True)
+        rows = self.ops.embedding("embed_positions", table, ("s",), index=ids)
+        self.name_positions(ids.storage)
+        return rows
+
+    def name_positions(self, indices: int) -> None:
+        """Keep position_ids live until the model returns or, as an argument of recomputed layers, their backward."""
+        self.name_argument(indices, stays=self.c.checkpoints_layers and self.layers_take_positions)
+
+    def name_mask(self, storage: int, readers: str) -> None:
+        """Keep a mask live until the model returns, or until the backward of its last recomputed reader."""
+        c = self.c
+        stays = {"all": c.checkpoints_layers, "windows": c.recomputed_windows, "others": c.recomputed_others}[readers]
+        self.name_argument(storage, stays=stays)
+        if stays:
+            self.tape.read_by[storage] = readers
+
+    def name_argument(self, storage: int, *, stays: bool) -> None:
+        """Keep an argument of layers live: until the model returns or, if it `stays`, until the layers' backward.
+
+        Source: torch/utils/checkpoint.py: the recomputed function references its arguments.
+        """
+        (self.tape.held if stays else self.tape.names).add(storage)
+
+    def first_hidden(self, x: Tensor) -> Tensor:
+        """Return the first layer's input."""
+        return x
+
+    def token_embedding(self) -> Tensor:
+        """Return the embedding of the tokens."""
+        c, ops = self.c, self.ops
+        width, view = "d_e" if c.separate_embedding_size else "d", c.head_gradient_is_a_view
+        x = ops.embedding("embed_tokens", ("V", width), ("b", "s"), tied=c.tied, view=view)
+        return (
+            ops.linear(x, "project_in", ("d", "d_e"), ("b", "s", "d"), bias=False) if c.separate_embedding_size else x
+        )
+
+    def shared_tables(self) -> None:
+        """Write masks and RoPE cos/sin caches, created once per forward and shared by all layers."""
+        self.masks()
+        self.write_rotary_tables()
+
+    def masks(self) -> None:
+        """Write the position ids, where they come first, and the masks."""
+        c, tape = self.c, self.tape
+        write_mask(tape, c)
+        if c.cache is None and self.positions_first and c.position != "learned":
+            self.count_positions()
+        if c.attention == "eager":
+            both = self.masks_windows and c.windows
+            everywhere = c.windows and not self.masks_windows
+            mask = self.eager_mask(
+                SharedTable("causal mask", False if both else None), "causal mask", windowed=everywhere
+            )
+            self.name_mask(mask.storage, "others" if self.masks_windows else "all")
+            if both:
+                mask = self.eager_mask(SharedTable("causal mask", windows=True), "mask of windows", windowed=True)
+                self.name_mask(mask.storage, "windows")
+        if c.padding_mask == "boolean":
+            mask = self.window_truth("padding mask", self.mask_of_sequences, SharedTable("padding mask"))
+            self.name_mask(mask.storage, "all")
+        elif c.padding_mask == "additive":
+            truth = self.causal_truth("padding mask, truth")
+            mask = self.shared_table(
+                "padding mask", self.mask_of_sequences, c.embedded, truth, table=SharedTable("padding mask")
+            )
+            self.name_mask(mask.storage, "all")
+        if c.window_mask:
+            mask = self.window_truth("window mask", self.window_mask, SharedTable("window mask", windows=True))
+            self.name_mask(mask.storage, "windows")
+
+    def write_rotary_tables(self) -> None:
+        """Write the RoPE cos/sin cache of all layers, or one per layer type."""
+        c = self.c
+        if not self.rotates:
+            return
+        own = self.turns_windows and c.windows  # whether layers with a sliding window have a separate cache
+        kinds: tuple[bool | None, ...] = ((False, True) if c.others else (True,)) if own else (None,)
+        for windows in kinds:
+            for table in self.rotary_tables(windows=windows):
+                # a checkpoint references them as arguments
+                self.name_argument(table.storage, stays=c.checkpoints_layers or self.reads_tables)
+
+    def count_positions(self) -> None:
+        """Write position_ids: torch.arange plus the length of the cache."""
+        counted = self.ops.table("positions so far", ("s",), "int64")
+        ids = self.shared_table("position ids", ("s",), "int64", counted)
+        self.name_positions(ids.storage)
+
+    def eager_mask(self, table: SharedTable, name: str, *, windowed: bool = False) -> Tensor:
+        """masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not save it."""
+        c = self.c
+        if c.cache is not None:
+            return self.shared_table(name, self.mask, c.embedded, table=table)
+        truth = self.window_truth(f"{name}, truth") if windowed else self.causal_truth(f"{name}, truth")
+        return self.shared_table(name, self.mask, c.embedded, truth, table=table)
+
+    def _counted(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the indices of queries and of keys, each plus an offset."""
+        found = []
+        for of in ("queries", "keys"):
+            counted = self.ops.table(f"{name}: {of} so far", ("s",), "int64")
+            found.append(self.ops.table(f"{name}: {of}", ("s",), "int64", of=(counted,)))
+        return found[0], found[1]
+
+    def causal_truth(self, name: str) -> Tensor:
+        """masking_utils.py, causal_mask_function: true where a key does not come after a query."""
+        return self.ops.table(name, ("s", self.c.keys), "bool", of=self._counted(name))
+
+    def window_truth(self, name: str, shape: Shape | None = None, table: SharedTable | None = None) -> Tensor:
+        """masking_utils.py, and_masks: true where a key is in a query's window and does not come after it."""
+        ops, shape = self.ops, shape or ("s", self.c.keys)
+        if self.c.cache is not None:
+            return self.shared_table(name, shape, "bool", table=table)
+        counted = self._counted(name)
+        edge = ops.table(f"{name}: edge of the window", ("s",), "int64", of=counted[:1])
+        inside = ops.table(f"{name}: in the window", shape, "bool", of=(edge, counted[1]))
+        first = ops.table(f"{name}: in the window, and allowed", shape, "bool", of=(inside,))
+        causal = ops.table(f"{name}: not behind", shape, "bool", of=counted)
+        both = self.shared_table(name, shape, "bool", first, causal, table=table)
+        self.tape.still_referenced(*counted)
+        return both
+
+    def rotary_tables(self, *, windows: bool | None) -> list[Tensor]:
+        """The model's rotary embedding: cos and sin of angles, times a factor, in the embeddings' dtype."""
+        ops, width, whole = self.ops, self.rotated_size, ("s", self.rotated_size)
+        kind = " of windows" if windows else ""
+        if self.c.cache is not None or len(self.tables) == 1:
+            return [
+                self.shared_table(f"{table}{kind}", whole, self.table_dtype, table=SharedTable(table, windows))
+                for table in self.tables
+            ]
+        positions = ops.table(f"positions in fp32{kind}", ("s",), "fp32")
+        if width.endswith("/2"):
+            halves = angles = ops.table(f"angles{kind}", whole, "fp32", of=(positions,))
+        else:
+            halves = ops.table(f"angles of pairs{kind}", ("s", f"{width}/2"), "fp32", of=(positions,))
+            angles = ops.table(f"angles{kind}", whole, "fp32", of=(halves,))
+        wide: list[Tensor] = []
+        for table in self.tables:
+            plain = ops.table(f"{table}{kind} before their factor", whole, "fp32", of=(angles,))
+            if self.table_dtype == "fp32":
+                wide.append(
+                    self.shared_table(f"{table}{kind}", whole, "fp32", plain, table=SharedTable(table, windows))
+                )
+            else:
+                wide.append(ops.table(f"{table}{kind} in fp32", whole, "fp32", of=(plain,)))
+        if self.table_dtype != "fp32":
+            found = [
+                self.shared_table(f"{t}{kind}", whole, self.table_dtype, w, table=SharedTable(t, windows))
+                for t, w in zip(self.tables, wide, strict=True)
+            ]
+        else:
+            found = wide
+        self.tape.still_referenced(halves, angles, *(w for w in wide if w not in found))
+        return found
+
+    @property
+    def mask(self) -> Shape:
+        """Axes of an additive mask."""
+        return ("b", "s", self.c.keys)
+
+    @property
+    def reads_tables(self) -> bool:
+        """Whether autograd saves the model's RoPE cache, which layers then read unchanged."""
+        return not self.spreads_tables
+
+    def name_table(self, table: Tensor) -> None:
+        """Keep a model's variable live that its layers get as an argument.
+
+        torch/utils/checkpoint.py: a recomputed function references its arguments.
+        """
+        (self.tape.held if self.c.checkpoints_layers else self.tape.names).add(table.storage)
+
+    @property
+    def rotated_size(self) -> str:
+        """Axis of the rotary features of a head."""
+        return "d_rot" if self.c.partial_rotary else "d_h"
+
+    @property
+    def table_dtype(self) -> str:
+        """The dtype of the RoPE cache: by default that of the embeddings."""
+        return "fp32" if self.wide_tables else self.c.embedded
+
+    def shared_table(
+        self, name: str, shape: Shape, dtype: str, *of: Tensor, table: SharedTable | None = None
+    ) -> Tensor:
+        """Return a shared table that counts as a temporary; `table` defaults to one of its name."""
+        return self.ops.table(name, shape, dtype, self.citation, Component.TEMPORARIES, of, table or SharedTable(name))
+
+    def argument(self, name: str, shape: Shape, *of: Tensor) -> Tensor:
+        """Return int64 positions or tokens that count as a temporary."""
+        return self.ops.table(name, shape, "int64", self.citation, Component.TEMPORARIES, of)
+
+    def head(self) -> None:
+        """Write the final norm, the logits and the loss."""
+        c, ops = self.c, self.ops
+        given = self.tape.input("head input", ("b", "s", "d"), c.stream, self.citation)
+        x, width = given, "d"
+        if c.final_norm:
+            x = self.norm(given, "norm", "d")
+            self.tape.still_referenced(given)
+        if c.separate_embedding_size:
+            width = "d_e"
+            x = ops.linear(x, "project_out", ("d_e", "d"), ("b", "s", "d_e"), bias=False)
+        if c.cache is not None:
+            write_next_token(ops, c, x, width)
+        else:
+            with ops.as_stored("lm_head"):
+                write_loss(ops, c, x, width, self.logits, wide_logits=self.wide_logits)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits that the model returns, from the LM head's output."""
+        return x
+
+    def soft_capped(self, x: Tensor, name: str) -> Tensor:
+        """tanh(x / cap) * cap."""
+        ops = self.ops
+        smooth = ops.pointwise(ops.scale(x, f"{name} / cap"), f"tanh of {name}", saves="output")
+        return ops.scale(smooth, f"{name}, capped")
+
+    def norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """The norm before layers and after the last one."""
+        return (
+            self.ops.layer_norm(x, module, width)
+            if self.c.normalization == "layernorm"
+            else self.rms_norm(x, module, width)
+        )
+
+    def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """LlamaRMSNorm: in fp32, then weight * normed in the input's dtype."""
+        if self.c.liger:
+            return self.ops.liger_rms_norm(x, module, width)
+        return self.ops.composite_rms_norm(x, module, width, named=True)
+
+    def scaled_dot_product(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """integrations/sdpa_attention.py: flash attention takes grouped heads; for other kernels they are repeated.
+
+        Flash attention's output has the strides of the queries; the next operator reads it by token.
+        """
+        c, ops = self.c, self.ops
+        if c.cache is not None:
+            return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
+        if c.attention == "flash" and not c.masked:
+            core = ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
+            return ops.copy(core, "attention output by token") if self.rotated_by_head else core
+        if c.grouped:
+            k, v = (self.repeated(x, name, ("b", "s", "h", "d_h"), views=c.masked) for x, name in ((k, "k"), (v, "v")))
+        # An additive mask is shared, unless autocast casts it.
+        shares = c.padding_mask == "additive" and not c.autocast
+        return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked and not shares)
+
+    def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
+        """eager_attention_forward of gpt2 and llama."""
+        c, ops = self.c, self.ops
+        dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast rotated queries are in fp32
+        heads, keys, scores_shape = ("b", "s", "h", "d_h"), ("b", c.keys, "h", "d_h"), ("b", "h", "s", c.keys)
+        if c.grouped:
+            k, v = self.repeated(k, "k", keys), self.repeated(v, "v", keys)
+        named = (k, v)
+        copies = c.batched and (not c.grouped or c.single_key_head)  # bmm needs each of these matrices contiguous
+        of_q = c.batched and not self.rotated_by_head
+        of_k = copies and (c.grouped or not self.rotated_by_head)
+        names = ("q by head" if of_q else "", "k by head" if of_k else "")
+        scores = ops.scale(ops.matmul(q, k, "scores", scores_shape, names), "scaled scores")
+        masked = scores = ops.shift(self.scores(scores), "masked scores", c.embedded)
+        wide = ops.softmax(scores, "attention probabilities", "fp32" if softmax_in_fp32 else "")
+        probabilities = wide if self.wide_probabilities else ops.cast(wide, dtype, "probabilities in dtype")
+        if softmax_in_fp32:
+            self.tape.still_referenced(masked)  # variable attn_weights, until the probabilities are cast
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        self.weights = (dropped,)
+        names = ("", "v by head" if copies else "")
+        core = ops.matmul(dropped, v, "attention output", (*heads[:-1], v.shape[-1]), names)
+        by_token = ops.copy(core, "attention output by token", reorders=c.batched)
+        if c.grouped:
+            self.tape.still_referenced(*named)  # variables key_states, value_states
+        return by_token
+
+    def repeated(self, x: Tensor, name: str, heads: Shape, *, views: bool = True) -> Tensor:
+        """repeat_kv: keys or values per query head; optionally a view of a single shared head."""
+        if views and self.c.single_key_head:
+            return self.ops.expanded(x, f"{name} for each head", heads)
+        return self.ops.copy(x, f"{name} for each head", heads)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the scores to be masked, from scaled scores."""
+        return x
+
+    @property
+    def rotated_by_head(self) -> bool:
+        """Whether rotated queries and keys are contiguous by head, as matmuls read them."""
+        return False
+
+    def layer(self) -> Tensor:
+        """Write a layer; return its output."""
+        raise NotImplementedError  # each family implements it

@@ -1,0 +1,33 @@
+"""GPT-Neo: GPT-2's layers with separate linear layers for q, k and v, and fp32 attention matmuls."""
+
+from __future__ import annotations
+
+from memcalc.architectures.huggingface.gpt2 import Gpt2
+from memcalc.architectures.huggingface.modules.fp32_attention import Fp32Attention
+from memcalc.programs.tape import Tensor
+
+
+class GptNeo(Fp32Attention, Gpt2):
+    """GPTNeoBlock; layers with and without a window differ only in the values of their mask."""
+
+    conv1d = False
+    mask_first = True
+    layers_take_positions = False
+    names_returned = True
+
+    def attention(self, x: Tensor) -> Tensor:
+        """GPTNeoSelfAttention.forward."""
+        c, ops = self.c, self.ops
+        heads = ("b", "s", "h", "d_h")
+        q, k, v = (
+            ops.seen(ops.linear(x, f"attention.{name}_proj", ("d", "d"), heads, bias=False), name) for name in "qkv"
+        )
+        attended = self.linear(self.wide(q, k, v), "attention.o_proj", ("d", "d"), ("b", "s", "d"))
+        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        self.tape.still_referenced(x, q, k, v)
+        return attended
+
+    def scored(self, x: Tensor) -> Tensor:
+        """torch.where with the layer's mask, and a tensor of one number."""
+        self.named = (self.ops.table("mask value", ("1",), x.dtype),)
+        return self.ops.where(x, "scores of earlier tokens", ("s", "s"))

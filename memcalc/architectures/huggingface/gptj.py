@@ -1,0 +1,40 @@
+"""GPT-J: CodeGen's layer with separate linear layers for q, k and v, and RoPE in the dtype of the keys."""
+
+from __future__ import annotations
+
+from memcalc.architectures.huggingface.codegen import ROTATED, CodeGen
+from memcalc.architectures.huggingface.modules.fp32_attention import Fp32Attention
+from memcalc.programs.tape import Tensor
+
+
+class Gptj(Fp32Attention, CodeGen):
+    """GPTJBlock."""
+
+    wide_logits = False
+
+    def attention(self, x: Tensor) -> Tensor:
+        """GPTJAttention.forward; its variables reference their tensors until it returns."""
+        c, ops = self.c, self.ops
+        heads = ("b", "s", "h", "d_h")
+        q, k, v = (ops.linear(x, f"attention.{name}_proj", ("d", "d"), heads, bias=False) for name in "qkv")
+        v = ops.seen(v, "v")
+        tables = self.gathered_tables(k.dtype)
+        cut = {name: ops.slices(x, ROTATED, name) for name, x in (("k", k), ("q", q))}
+        turned = {name: self.rotated(turning, name, k.dtype) for name, (turning, _) in cut.items()}
+        joined = {
+            name: ops.concatenate((turned[name], passing), heads, f"{name} joined")
+            for name, (_, passing) in cut.items()
+        }
+        core = self.wide(joined["q"], joined["k"], v)
+        attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
+        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        self.tape.still_referenced(q, k, v, *tables, *turned.values(), *joined.values())
+        return attended
+
+    def gathered_tables(self, dtype: str) -> tuple[Tensor, ...]:
+        """The layer's copied sin/cos cache, and its rows for the current positions."""
+        ops = self.ops
+        everywhere = ops.table("sines and cosines of all positions", ("S", "d_rot"), "fp32")
+        places = ops.table("positions, repeated", ("s", "d_rot"), "int64")
+        rows = ops.table("sines and cosines", ("s", "d_rot"), "fp32")
+        return everywhere, places, ops.cast(rows, dtype)

@@ -1,0 +1,120 @@
+"""Llama 4: all tokens pass through every expert, scaled by router scores; layers without RoPE scale queries."""
+
+from __future__ import annotations
+
+from memcalc.architectures.huggingface.llama import Llama
+from memcalc.architectures.huggingface.modules.norms import bare_rms_norm
+from memcalc.programs.tape import Tensor
+
+SCORES = ("b", "s", "E")
+COPIES = ("E", "b", "s")
+
+
+class Llama4(Llama):
+    """Llama4TextDecoderLayer: RoPE on complex pairs, followed by QK norms."""
+
+    norms_heads = "after positions"
+    tables = ("turns of pairs",)
+    wide_tables = True
+    masks_windows = True
+    window_mask = ("b", "s", "s")  # chunks start after each sequence's padding
+    wide_probabilities = True
+    router_logits: tuple[Tensor, ...] = ()
+    temperatures: tuple[Tensor, ...] = ()  # and the positions that they are computed from
+
+    def layer(self) -> Tensor:
+        """Llama's layer; variables reference attention's input until the sum, and all outputs of branches."""
+        x = self.entry()
+        normed = self.norm(x, "input_norm", "d")
+        attended = self.attention(normed)
+        total = self.ops.add(x, attended, "attention sum")
+        self.tape.still_referenced(normed)
+        y = self.residual(total, self.mlp, "layer output", before="post_attention_norm")
+        self.tape.still_referenced(attended, *self.router_logits)
+        return y
+
+    def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """Llama4TextRMSNorm: no variable references its fp32 products."""
+        return self.ops.composite_rms_norm(x, module, width)
+
+    def head_norm(self, x: Tensor, name: str) -> Tensor:
+        """Llama4TextL2Norm, in layers with RoPE."""
+        if not self.c.qk_norm or self.c.without_rope:
+            return x
+        return bare_rms_norm(self.ops, x, f"attention.{name}_norm", "d_h")
+
+    def positioned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """apply_rotary_emb: complex64 products; a pair of fp32 numbers is viewed as complex."""
+        ops = self.ops
+        if self.c.without_rope:
+            return q, k
+        wide = [(x, name, ops.cast(x, "fp32", f"{name} in fp32")) for x, name in ((q, "q"), (k, "k"))]
+        turned = [ops.mul_table(each, f"{name} * turns", "fp32", *self.tables) for _, name, each in wide]
+        found = [ops.cast(y, x.dtype) for y, (x, _, _) in zip(turned, wide, strict=True)]
+        self.tape.still_referenced(*turned, *(each for _, _, each in wide))
+        return found[0], found[1]
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values; without RoPE, queries are scaled by position (attn_temperature_tuning)."""
+        q, k, v = super().queries_keys_values(x)
+        if not self.c.without_rope:
+            return q, k, v
+        ops = self.ops
+        positions = ops.table("positions", ("s",), "int64", "aten::arange")
+        scales = ops.table("temperatures", ("s",), "fp32")
+        tempered = ops.cast(ops.mul(q, scales, "tempered q"), q.dtype)
+        self.tape.still_referenced(q)
+        self.temperatures = (positions, scales)
+        return tempered, k, v
+
+    def attended(self, x: Tensor) -> Tensor:
+        """End of attention: its variables are released."""
+        self.tape.still_referenced(*self.temperatures)
+        return x
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention; eager attention in the dtype of its scores."""
+        if self.c.attention == "eager":
+            return self.eager(q, k, v, softmax_in_fp32=False)
+        return self.scaled_dot_product(q, k, v)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """The MLP: experts, in layers that have them."""
+        return self.routed(x) if self.experts else super().mlp(x)
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Llama4TextMoe: a copy of all tokens for each expert."""
+        ops = self.ops
+        tokens = ops.flattened(x, "tokens")
+        logits, scores = self.route(tokens)
+        copies = ops.copy(tokens, "tokens for each expert", (*COPIES, "d"))
+        scaled = ops.weigh(copies, ops.copy(scores, "router scores by expert", COPIES), "tokens by their scores")
+        made = self.every_expert(scaled)
+        shared = self.dense(tokens, "mlp.shared_experts.", "F_s")
+        routed = ops.sum_of_copies(made, x.shape, "sum of experts")
+        total = ops.add_in_place(shared, routed, "experts and shared expert")
+        self.tape.still_referenced(scores, scaled, made, *self.weights)
+        self.router_logits, self.weights = (logits,), ()  # they take over the variable of the attention weights
+        return total
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Llama4Router: sigmoids of the top logits, zeros elsewhere."""
+        ops = self.ops
+        logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=self.c.router_bias)
+        best, chosen = ops.top_k(logits, ("b", "s", "k"), "best router logits")
+        others = ops.placed(best, chosen, SCORES, "best logits among the others")
+        wide = ops.pointwise(ops.cast(others, "fp32"), "router scores in fp32", saves="output")
+        scores = ops.cast(wide, logits.dtype, "router scores")
+        self.tape.still_referenced(best, chosen, others)
+        return logits, scores
+
+    def every_expert(self, x: Tensor) -> Tensor:
+        """Llama4TextExperts."""
+        ops = self.ops
+        both = (*COPIES, "2·F_e")
+        joined = ops.batched_linear(x, "mlp.experts.gate_up_proj", ("E", "d", "2·F_e"), both, bias=False)
+        gate, up = ops.split(joined, ((*COPIES, "F_e"),) * 2, "gate and up")
+        product = ops.mul(up, self.act(gate, "mlp.experts."), "mlp.experts.up * silu(gate)")
+        y = ops.batched_linear(product, "mlp.experts.down_proj", ("E", "F_e", "d"), (*COPIES, "d"), bias=False)
+        self.tape.still_referenced(joined)
+        return y

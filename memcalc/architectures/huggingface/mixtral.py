@@ -1,0 +1,87 @@
+"""Mixtral, and families with Llama's layer and routed experts instead of the MLP."""
+
+from __future__ import annotations
+
+from memcalc.architectures.huggingface.llama import Llama
+from memcalc.architectures.huggingface.llama_variants import Granite
+from memcalc.architectures.huggingface.modules.experts import COPIES, grouped_experts
+from memcalc.programs.program import SharedTable
+from memcalc.programs.tape import Tensor
+
+
+class Mixtral(Llama):
+    """MixtralDecoderLayer: experts selected by MixtralTopKRouter."""
+
+    normalized = True  # the router weights of a token's experts sum to one
+    wide_weights = True  # router weights stay in fp32
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """The MLP: experts, in layers that have them."""
+        return self.routed(x) if self.experts else super().mlp(x)
+
+    def routed(self, x: Tensor) -> Tensor:
+        """MixtralSparseMoeBlock, which references its router's outputs until it returns."""
+        logits, weights, chosen = self.route(x)
+        total = grouped_experts(self.ops, x, weights, chosen)
+        self.tape.still_referenced(logits)
+        return total
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """MixtralTopKRouter: logits, the weights of the top experts, and their indices."""
+        c, ops = self.c, self.ops
+        logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
+        probabilities = ops.softmax(ops.cast(logits, "fp32", "router logits in fp32"), "router probabilities")
+        weights, chosen = ops.top_k(probabilities, COPIES, "router weights")
+        wide = weights
+        if self.normalized:
+            weights = ops.divide_in_place(weights, ops.total(weights, "sum of router weights"), "router weights")
+        if not self.wide_weights:
+            weights = ops.cast(weights, logits.dtype, f"router weights in {logits.dtype}")
+        self.tape.still_referenced(probabilities, wide)
+        return logits, weights, chosen
+
+
+class Qwen3Moe(Mixtral):
+    """Qwen3MoeDecoderLayer: unnormalized weights, cast to the logits' dtype."""
+
+    normalized = False
+    wide_weights = False
+
+
+class Qwen2Moe(Qwen3Moe):
+    """Qwen2MoeDecoderLayer: a gated shared expert in addition to the experts."""
+
+    def shared_tables(self) -> None:
+        """Write a second mask, of an empty window, which no layer uses (Qwen2MoeModel, causal_mask_mapping)."""
+        super().shared_tables()
+        c = self.c
+        if c.cache is None:
+            name = "mask of a window"
+            eager = c.attention == "eager"
+            mask = self.eager_mask(SharedTable(name), name, windowed=True) if eager else self.window_truth(name)
+            self.tape.names.add(mask.storage)
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Qwen2MoeSparseMoeBlock, with tokens as a matrix."""
+        ops = self.ops
+        x = ops.flattened(x, "tokens")
+        common = self.dense(x, "mlp.shared_experts.", "F_s")
+        total = super().routed(x)
+        gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
+        gate = ops.pointwise(gate, "mlp.shared_expert_gate sigmoid", saves="output")
+        gated = ops.weigh(common, gate, "gated shared expert")
+        return ops.add(total, gated, "experts and shared expert")
+
+
+class GraniteMoe(Granite, Mixtral):
+    """GraniteMoeDecoderLayer: Granite's multipliers; the softmax of only the top logits."""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """GraniteMoeTopKRouter."""
+        c, ops = self.c, self.ops
+        logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
+        logits = ops.cast(logits, "fp32", "router logits in fp32")
+        best, chosen = ops.top_k(logits, COPIES, "best router logits")
+        weights = ops.cast(ops.softmax(best, "router weights"), x.dtype, f"router weights in {x.dtype}")
+        self.tape.still_referenced(best)
+        return logits, weights, chosen

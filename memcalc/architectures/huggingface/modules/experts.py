@@ -1,0 +1,66 @@
+"""Routed experts: one grouped GEMM for all experts (transformers 5.23, integrations/moe.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.operators import Operators
+from memcalc.programs.tape import Tensor
+
+COPIES = ("b", "s", "k")
+
+
+def silu_gated(ops: Operators, both: Tensor) -> Tensor:
+    """_default_apply_gate: silu(gate) * up."""
+    gate, up = ops.split(both, ((*COPIES, "F_e"),) * 2, "gate and up")
+    product = ops.mul(ops.pointwise(gate, "mlp.experts.silu"), up, "mlp.experts.silu(gate) * up")
+    ops.tape.still_referenced(both)
+    return product
+
+
+def grouped_experts(
+    ops: Operators,
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    gated: Callable[[Operators, Tensor], Tensor] = silu_gated,
+    *,
+    biases: bool = False,
+) -> Tensor:
+    """grouped_mm_experts_forward, transformers' default: token copies, sorted by expert, through the experts and back.
+
+    Its variables reference their tensors until it returns.
+
+    Args:
+        ops: the operators.
+        x: the tokens, (b, s, d).
+        weights: router weights of each token's experts, (b, s, k).
+        chosen: indices of these experts.
+        gated: function from gate and up to the input of the down projection.
+        biases: whether experts have biases, one row per expert.
+    """
+    rows = (*COPIES, "d")
+    ids, order = ops.sorted_order(chosen, "order of token copies")
+    source = ops.table("tokens of copies", COPIES, "int64", "aten::floor_divide")
+    selected = ops.rows_at(x, source, rows, "tokens by expert", x.shape[:-1])
+    scales = ops.rows_at(weights, order, COPIES, "router weights by expert", COPIES)
+    counted = ops.table("experts of copies", COPIES, "int32", "aten::_to_copy")
+    counts = ops.table("copies of each expert", ("E",), "int32", "aten::histc")
+    ends = ops.table("ends of groups", ("E",), "int32", "aten::cumsum")
+    inner, into, out = (*COPIES, "2·F_e"), "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+    bias = (ops.rows_of_bias(into, ("E", "2·F_e"), ids, inner),) if biases else ()
+    both = ops.grouped_gemm(selected, ends, into, ("E", "2·F_e", "d"), inner)
+    product = gated(ops, ops.add_in_place(both, *bias, f"{into} and bias") if bias else both)
+    before, bias = bias, (ops.rows_of_bias(out, ("E", "d"), ids, rows),) if biases else ()
+    ops.tape.still_referenced(*before)
+    down = ops.grouped_gemm(product, ends, out, ("E", "d", "F_e"), rows)
+    down = ops.add_in_place(down, *bias, f"{out} and bias") if bias else down
+    weighted = ops.weigh(down, scales, "weighted expert outputs")
+    back = ops.table("order of tokens", COPIES, "int64", "aten::empty_like")
+    ops.table("positions of copies", COPIES, "int64", "aten::arange")
+    ordered = ops.rows_at(weighted, back, rows, "weighted expert outputs by token", COPIES)
+    summed = ops.sum_of_copies(ordered, x.shape, "sum of experts")
+    total = ops.cast(summed, x.dtype, f"sum of experts in {x.dtype}")
+    named = (chosen, ids, order, selected, scales, counted, counts, ends, down, back, ordered, summed)
+    ops.tape.still_referenced(*named, *bias, weights)
+    return total

@@ -1,0 +1,33 @@
+"""Attention with fp32 matmuls (GPT-J, GPT-Neo)."""
+
+from __future__ import annotations
+
+from memcalc.architectures.huggingface.modules.mlp import Mlps
+from memcalc.programs.tape import Tensor
+
+
+class Fp32Attention(Mlps):
+    """Families with an `_attn` that casts queries and keys to fp32, before autocast casts them back."""
+
+    named: tuple[Tensor, ...] = ()  # further tensors that its variables reference
+
+    def wide(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """_attn; its variables reference the casts until it returns."""
+        c, ops = self.c, self.ops
+        wide_q, wide_k = ops.cast(q, "fp32", "q in fp32"), ops.cast(k, "fp32", "k in fp32")
+        q, k = (ops.autocast_input(x, f"scores of {name}") for x, name in ((wide_q, "q"), (wide_k, "k")))
+        if c.batched:
+            q, k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
+        scores = self.scored(ops.matmul(q, k, "scores", ("b", "h", "s", "s")))
+        scores = ops.shift(scores, "masked scores", c.embedded)
+        probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        self.weights = (dropped,)
+        values = ops.copy(v, "v by head") if c.batched else v
+        core = ops.matmul(dropped, values, "attention output", ("b", "s", "h", "d_h"))
+        self.tape.still_referenced(wide_q, wide_k, *self.named)
+        return ops.copy(core, "attention output by token", reorders=c.batched)
+
+    def scored(self, x: Tensor) -> Tensor:
+        """Return the scores before the mask is added."""
+        return self.ops.scale(x, "scaled scores")

@@ -1,0 +1,62 @@
+"""MPT: ALiBi added to scores in fp32, masking by torch.where, and no biases."""
+
+from __future__ import annotations
+
+from memcalc.architectures.huggingface.modules.mlp import Mlps
+from memcalc.programs.tape import Tensor
+
+
+class Mpt(Mlps):
+    """MptBlock."""
+
+    rotates = False
+    names_returned = True
+
+    def norm(self, x: Tensor, module: str, width: str) -> Tensor:
+        """PyTorch's LayerNorm without bias."""
+        return self.ops.layer_norm(x, module, width, ("weight",))
+
+    def shared_tables(self) -> None:
+        """Write the mask, which autograd saves, and ALiBi's biases, for as many tokens as the model has positions."""
+        self.tape.hold(self.shared_table("causal mask", ("b", "s", "s"), "bool"))
+        self.name_table(self.shared_table("alibi", ("h", "S"), "fp32"))
+
+    def layer(self) -> Tensor:
+        """Attention, then the MLP; its module adds the residual."""
+        c, ops = self.c, self.ops
+        x = self.entry()
+        normed = self.norm(x, "input_norm", "d")
+        attended = self.attention(normed)
+        total = ops.add(ops.dropout(attended, "attention dropout", c.residual_dropout), x, "attention sum")
+        again = self.norm(total, "post_attention_norm", "d")
+        self.tape.still_referenced(normed)
+        up = ops.linear(again, "mlp.up_proj", ("4·d", "d"), ("b", "s", "4·d"), bias=False)
+        down = ops.linear(self.act(up, "mlp."), "mlp.down_proj", ("d", "4·d"), ("b", "s", "d"), bias=False)
+        output = ops.add(ops.dropout(down, "mlp dropout", c.residual_dropout), total, "layer output")
+        self.tape.still_referenced(attended, again, down)
+        return output
+
+    def attention(self, x: Tensor) -> Tensor:
+        """MptAttention.forward; a variable references masked scores until it returns."""
+        c, ops = self.c, self.ops
+        heads, whole = ("b", "s", "h", "d_h"), ("b", "s", "3·d")
+        qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), whole, bias=False)
+        q, k, v = ops.split(qkv, (heads, heads, heads), "q, k, v")
+        q, v = ops.seen(q, "q"), ops.seen(v, "v")  # the gradient of k is transposed, which is a view of rows
+        if c.batched:
+            read_q, read_k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
+        else:
+            read_q, read_k = q, k
+        scores = ops.scale(ops.matmul(read_q, read_k, "scores", ("b", "h", "s", "s")), "scaled scores")
+        scores = ops.shift(scores, "scores + alibi", "fp32")
+        masked = ops.where(scores, "masked scores", ("b", "s", "s"))
+        self.tape.reads("causal mask")
+        probabilities = ops.cast(ops.softmax(masked, "attention probabilities"), v.dtype, "probabilities in dtype")
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        self.weights = (dropped,)
+        values = ops.copy(v, "v by head") if c.batched else v
+        core = ops.matmul(dropped, values, "attention output", heads)
+        by_token = ops.copy(core, "attention output by token", reorders=c.batched)
+        y = ops.linear(by_token, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
+        self.tape.still_referenced(x, qkv, masked, by_token)
+        return y

@@ -1,0 +1,145 @@
+"""KV cache of generation, and the logits of the next token.
+
+Sources: transformers 5.23 cache_utils.py, DynamicLayer.update, DynamicSlidingWindowLayer.update, StaticLayer.update;
+integrations/sdpa_attention.py; generation/utils.py, GenerationMixin._sample. A paged cache is vLLM's: its kernels
+write and read its blocks in place (vllm/v1/attention/backends/flash_attn.py).
+"""
+
+from __future__ import annotations
+
+from memcalc.architectures.structure import BlockStructure, LayerKVCache
+from memcalc.architectures.tensor_parallel import TensorParallelOps
+from memcalc.ledger.component import Component
+from memcalc.operators import Operators
+from memcalc.programs.tape import NEW, Node, Shape, Tape, Tensor
+
+CACHE = "transformers 5.23 cache_utils.py"
+WITHOUT_GROUPS = ("falcon",)  # passes fewer key heads than query heads to sdpa, without enable_gqa
+KEPT, SO_FAR = "n_c", "n_b"  # tokens that a layer's cache holds after this forward, and before it
+
+
+def write_mask(tape: Tape, c: BlockStructure) -> None:
+    """Write the mask that a kernel needs, created once per forward and shared by all layers and sequences."""
+    if c.cache is not None and c.cache.masked:
+        mask = tape.store("mask", ("s", c.keys), "bool", "transformers 5.23 masking_utils.py: sdpa_mask")
+        tape.held.add(mask)
+
+
+def cached(ops: Operators, cache: LayerKVCache, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Write keys and values of this forward to the cache; return what attention reads.
+
+    A dynamic cache is a new tensor, longer by the new tokens, concatenated from the old cache and the new keys or
+    values. The old one is freed afterwards. The other types are updated in place.
+    """
+    if cache.kind == "paged":
+        return key, value  # the kernel reads the blocks; the pool is persistent
+    keys, *before = _kept(ops, cache, "keys", key)
+    values, *_ = _kept(ops, cache, "values", value)
+    ops.tape.still_referenced(key, value)  # referenced until the attention module has both
+    if cache.window:  # both new windows are created before either replaces its old one
+        ops.tape.still_referenced(*before)
+    return (key, value) if cache.passes else (keys, values)
+
+
+def _kept(ops: Operators, cache: LayerKVCache, name: str, x: Tensor) -> tuple[Tensor, ...]:
+    """Return the cache including x; then the cache before, where that is another tensor."""
+    tape = ops.tape
+
+    def store(axis: str, label: str = name, component: Component = Component.KV_CACHE) -> Tensor:
+        shape = (x.shape[0], axis, *x.shape[2:])
+        return Tensor(tape.store(label, shape, x.dtype, CACHE, component=component), shape, x.dtype, grad=False)
+
+    made = store(KEPT)
+    tape.held.add(made.storage)
+    if cache.kind == "static":
+        if cache.first:
+            tape.record(Node(f"{name} of the cache", (x,), (made,), (), (None,)))
+            return (made,)
+        tape.given.add(made.storage)
+        rolled = (store(KEPT, f"{name} moved by a token", Component.TEMPORARIES),) if cache.slides else ()
+        held = tuple(each.storage for each in rolled)
+        seen = Tensor(made.storage, made.shape, x.dtype, grad=False)
+        tape.record(Node(f"{name} of the cache", (x, made), (seen,), (), (None, None), forward_temporaries=held))
+        return (seen,)
+    before: tuple[Tensor, ...] = ()
+    if not cache.first:
+        before = (store(SO_FAR, f"{name} so far"),)
+        tape.given.add(before[0].storage)
+    tape.record(Node(f"{name} of the cache", (*before, x), (made,), (), (None,) * (1 + len(before))))
+    return made, *before
+
+
+def cached_attention(
+    ops: Operators,
+    c: BlockStructure,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    axes: tuple[str, str, str],
+    out: Shape | None = None,
+) -> Tensor:
+    """Fused attention over the cache; with a mask the memory-efficient kernel.
+
+    Args:
+        ops: the operators.
+        c: the structure.
+        q: queries.
+        k: keys.
+        v: values.
+        axes: query heads, key/value heads, and the head dimension.
+        out: axes of the output, where they differ from those of q.
+    """
+    cache = c.cache
+    assert cache is not None
+    heads, kv_heads, width = axes
+    if c.family in WITHOUT_GROUPS and c.grouped:
+        return _in_separate_operators(ops, q, k, v, heads, cache.keys)
+    if not cache.masked and c.attention == "flash" and not c.pads_heads:
+        return ops.flash_attention(q, k, v, heads, kv_heads, width, ("s", cache.keys), splits=True, out=out)
+    tape = ops.tape
+    if cache.repeats:
+        k = ops.copy(k, "k for each head", ("b", cache.keys, heads, width))
+        v = ops.copy(v, "v for each head", ("b", cache.keys, heads, width))
+    temporaries: tuple[int, ...] = ()
+    if cache.masked:
+        # ATen native/transformers/attention.cpp, convert_boolean_attn_mask
+        citation = "ATen native/transformers/attention.cpp"
+        temporaries = (tape.store("mask in dtype", ("b", "s", cache.keys), q.dtype, citation),)
+    y = tape.new("attention output", out or q.shape, q.dtype, "ATen native/transformers/cuda/attention.cu")
+    tape.record(Node("attention", (q, k, v), (y,), (), (NEW,) * 3, forward_temporaries=temporaries))
+    return y
+
+
+def _in_separate_operators(ops: Operators, q: Tensor, k: Tensor, v: Tensor, heads: str, keys: str) -> Tensor:
+    """ATen native/transformers/attention.cpp, _scaled_dot_product_attention_math: bf16 and fp16 are computed in fp32.
+
+    The matmuls expand keys and values to the query heads, each as a copy.
+    """
+    tape, shape = ops.tape, ("b", heads, "s", keys)
+    given = q
+    q, k, v = (ops.cast(each, "fp32") for each in (q, k, v))
+    whole = ops.copy(k, "k for each head", ("b", keys, heads, "d_h"))
+    scores = ops.matmul(q, whole, "scores", shape)
+    citation = "ATen native/transformers/attention.cpp: _safe_softmax looks for rows without a key"
+    probabilities = tape.new("attention probabilities", shape, "fp32", citation)
+    masked = tape.store("masked scores", shape, "bool", citation)
+    node = Node("attention probabilities", (scores,), (probabilities,), (), (None,), forward_temporaries=(masked,))
+    tape.record(node)
+    spread = ops.copy(v, "v for each head", ("b", keys, heads, "d_h"))
+    return ops.cast(ops.matmul(probabilities, spread, "attention output", given.shape), given.dtype)
+
+
+def write_next_token(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
+    """Write the logits of the last token, and their fp32 copy, from which the next token is selected."""
+    tape, split = ops.tape, TensorParallelOps(ops, c)
+    vocabulary = "V/t" if c.split else "V"
+    last = Tensor(x.storage, ("b", "1", width), x.dtype, grad=False)
+    tape.record(Node("last token", (x,), (last,), (), (None,)))
+    logits = split.column(last, "lm_head", (vocabulary, width), ("b", "1", vocabulary), bias=c.lm_head_bias)
+    whole = logits
+    if c.split:
+        whole = tape.new("logits of all ranks", ("b", "1", "V"), logits.dtype, "all_gather along the vocabulary")
+        tape.record(Node("logits of all ranks", (logits,), (whole,), (), (None,)))
+    wide = tape.new("logits in fp32", ("b", "V"), "fp32", "transformers 5.23 generation/utils.py: _sample")
+    tape.record(Node("logits in fp32", (whole,), (wide,), (), (None,)))
+    tape.still_referenced(x, logits)  # variables of the model's output

@@ -1,0 +1,121 @@
+"""LM head and loss of a model, in the variant that the run uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.architectures.structure import BlockStructure
+from memcalc.architectures.tensor_parallel import TensorParallelOps
+from memcalc.operators import Operators
+from memcalc.programs.tape import Tensor
+from memcalc.spec.training import TOKENWISE
+
+
+def write_loss(
+    ops: Operators,
+    c: BlockStructure,
+    x: Tensor,
+    width: str,
+    finished: Callable[[Tensor], Tensor] | None = None,
+    *,
+    wide_logits: bool = False,
+) -> None:
+    """Write LM head and loss, starting from the last hidden state.
+
+    Args:
+        ops: the operators, with their tape.
+        c: the structure.
+        x: the last hidden state.
+        width: its last axis.
+        finished: function that the model applies to the LM head's output.
+        wide_logits: whether the model returns logits in fp32 (CodeGen).
+    """
+    tape = ops.tape
+    if c.classifies:
+        _score(ops, c, x, width)
+        return
+    vocabulary = "V/t" if c.split else "V"
+    tape.begin_head()
+    if c.loss == "chunked" and not c.recomputes_loss:
+        dtype = "fp32" if c.fp32_output else ""
+        shape, chunks = (vocabulary, width), c.loss_chunks
+        if not c.chunks_head:
+            logits = ops.linear(x, "lm_head", shape, ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
+            logits = ops.cast(logits, dtype or logits.dtype, "logits in fp32")
+            _name(ops, c, logits)
+            tape.end_forward()
+            ops.cross_entropy_by_chunk(ops.chunks_of_logits(logits, chunks))
+            return
+        parts = ops.logits_by_chunk(x, shape, chunks, bias=c.lm_head_bias, tied=c.tied, dtype=dtype)
+        for part in parts:
+            _name(ops, c, part)
+        tape.end_forward()
+        ops.cross_entropy_by_chunk(parts)
+        return
+    if c.loss in TOKENWISE:
+        _name(ops, c, x)  # the step's variable references the hidden state instead of logits
+        tape.end_forward()
+        if c.loss == "tiled":
+            ops.tiled_cross_entropy(x, (vocabulary, width), tied=c.tied)
+        elif c.loss == "fused":
+            ops.fused_cross_entropy(x, (vocabulary, width), tied=c.tied)
+        else:
+            ops.chunked_cross_entropy(x, (vocabulary, width), c.loss_chunks, bias=c.lm_head_bias, tied=c.tied)
+        return
+    split, normed = TensorParallelOps(ops, c), x
+    x = split.module_input(x, "lm_head")
+    logits = split.column(x, "lm_head", (vocabulary, width), ("b", "s", vocabulary), bias=c.lm_head_bias, tied=c.tied)
+    if c.dtensor and c.loss != "vocab-parallel":
+        logits = ops.gathered_columns(logits, "logits", ("b", "s", "V"))
+    if c.dtensor:
+        tape.still_referenced(normed, x)  # the LM head's argument, and its replacement
+    if finished is not None:
+        logits = finished(logits)
+        tape.still_referenced(x)  # hidden_states
+    if c.fp32_output:
+        logits = ops.cast(logits, "fp32", "logits in fp32")
+    _name(ops, c, logits)
+    tape.end_forward()
+    _loss_of(ops, c, logits, wide_logits=wide_logits)
+
+
+def _score(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
+    """transformers modeling_layers.py, GenericForSequenceClassification: scores of all tokens, of which one is used.
+
+    The loss (trl/trainer/reward_trainer.py, compute_loss) is a few numbers per sequence.
+    """
+    ops.tape.begin_head()
+    scores = ops.linear(x, "score", ("n_l", width), ("b", "s", "n_l"), bias=False)
+    pooled = ops.gather(scores, ("b", "n_l"), "pooled scores")
+    _name(ops, c, pooled)
+    ops.tape.end_forward()
+    ops.tape.hold(ops.pointwise(pooled, "loss of each sequence"))
+
+
+def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, wide_logits: bool) -> None:
+    """Write the loss of all logits."""
+    if not c.upcasts_logits:
+        ops.cross_entropy(logits, dtype="fp32" if c.autocast else logits.dtype)
+        return
+    if c.loss == "vocab-parallel" and c.dtensor:
+        ops.loss_parallel(ops.cast(logits, "fp32", "logits in fp32"))
+        return
+    if c.loss == "vocab-parallel":
+        ops.tape.hold(ops.mean_of_tokens(ops.vocab_parallel_cross_entropy(logits)))
+        return
+    if wide_logits:
+        logits = ops.cast(logits, "fp32", "logits in fp32")
+    wide = ops.cast(logits, "fp32", "logits in fp32")
+    if c.shifts_logits:
+        ops.cross_entropy(*ops.shifted_logits(wide, batched=c.batched))
+        return
+    theirs = c.implementation == "huggingface"
+    ops.cross_entropy(wide, labels=ops.shifted_labels(batched=c.batched) if theirs else None)
+
+
+def _name(ops: Operators, c: BlockStructure, output: Tensor) -> None:
+    """Keep the model's output live as the loop references it: through backward, or until the loss exists."""
+    if c.drops_logits:
+        ops.tape.region.add(output.storage)
+    else:
+        ops.tape.hold(output)

@@ -1,0 +1,222 @@
+"""Megatron-Core's decoder of Transformer Engine modules, operator by operator.
+
+Sources: Megatron-LM core_r0.14 core/models/gpt/gpt_layer_specs.py (get_gpt_layer_with_transformer_engine_spec),
+core/transformer/{transformer_layer,attention,mlp}.py; Transformer Engine 2.11. A LLaMA layer sums to
+s·b·d/t·(12 + 4·h_kv/h + 6·F/d) bytes, and 4·b·h·s/t of log-sum-exps.
+"""
+
+from __future__ import annotations
+
+from memcalc.architectures.megatron_mla import latent_attention
+from memcalc.architectures.megatron_moe import MegatronMoe
+from memcalc.architectures.structure import BlockStructure
+from memcalc.ledger.component import Component
+from memcalc.operators import Operators
+from memcalc.programs.tape import Shape, Tape, Tensor
+
+SOURCE = "Megatron-LM core_r0.14 core/transformer/transformer_layer.py"
+
+
+def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
+    """Return the tape of one part of the model, and its output."""
+    if part == "embedding":
+        return _embedding(c)
+    if part == "head":
+        return _head(c)
+    layer = MegatronLayer if c.attention == "flash" else LocalLayer
+    return layer(c, experts=part == "expert layer").layer()
+
+
+def _stream(c: BlockStructure) -> str:
+    return "s/t" if c.sequence_sharded else "s"
+
+
+def _operators(c: BlockStructure, tape: Tape) -> Operators:
+    """Return the operators on a tape. Without Transformer Engine, autograd's hooks accumulate weight gradients."""
+    ops = Operators(tape, c.compute, c.parameters, autocast=False)
+    ops.fuses_weight_gradients = c.attention == "flash"
+    return ops
+
+
+def norm(
+    ops: Operators, c: BlockStructure, x: Tensor, module: str, width: str = "d", out: Shape | None = None
+) -> Tensor:
+    """The model's norm, in one kernel."""
+    tensors: tuple[str, ...] = ("weight",) if c.norm_weight else ()
+    layer_norm = c.normalization == "layernorm"
+    tensors = (*tensors, "bias") if layer_norm and tensors and c.norm_bias else tensors
+    return ops.te_norm(x, module, width, tensors, mean=layer_norm, out=out)
+
+
+class MegatronLayer:
+    """Writes one TransformerLayer.
+
+    Args:
+        structure: the options of the modules.
+        experts: whether this layer's MLP is a mixture of experts.
+    """
+
+    def __init__(self, structure: BlockStructure, *, experts: bool) -> None:
+        self.c = structure
+        self.experts = experts
+        self.tape = Tape()
+        self.ops = _operators(structure, self.tape)
+        self.ops.fp8, self.ops.fp8_columns = structure.fp8, structure.fp8_columns
+        self.stream = _stream(structure)
+
+    def axis(self, name: str) -> str:
+        """Return the axis on one tensor-parallel rank."""
+        return f"{name}/t" if self.c.split else name
+
+    def layer(self) -> tuple[Tape, Tensor]:
+        """Return the tape of a layer, and its output."""
+        c, ops = self.c, self.ops
+        x = self.tape.input("layer input", ("b", self.stream, "d"), c.compute, SOURCE)
+        attended = self.attention(norm(ops, c, x, "input_norm"))
+        attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
+        x = ops.add(x, attended, "attention sum")
+        normed = norm(ops, c, x, "post_attention_norm")
+        fed = self.mlp(normed)
+        if "mlp" in c.recomputed_modules and not self.experts:
+            self.tape.recompute(fed, (normed,))
+        fed = ops.dropout(fed, "mlp dropout", c.residual_dropout)
+        return self.tape, ops.add(x, fed, "layer output")
+
+    def attention(self, x: Tensor) -> Tensor:
+        """SelfAttention: one linear layer for q, k and v with interleaved heads, so q and v are copied."""
+        c, ops = self.c, self.ops
+        core = latent_attention(self, x) if c.mla else self.grouped_attention(x)
+        if c.all_to_all:
+            core = ops.exchanged(core, "attention output of the rank's tokens")
+        return ops.row_parallel(core, "attention.o_proj", ("b", self.stream, "d"), bias=c.output_bias)
+
+    def grouped_attention(self, x: Tensor) -> Tensor:
+        """Attention with grouped (or all) heads, before the output projection."""
+        c, ops = self.c, self.ops
+        h, kv = self.axis("h"), self.axis("h_kv")
+        width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
+        qkv = ops.column_parallel(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.qkv_bias)
+        heads: tuple[Shape, ...] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
+        q, k, v = ops.split(qkv, heads, "q, k, v")
+        q = ops.copy(q, "q")
+        if c.qk_norm:
+            q, k = norm(ops, c, q, "attention.q_norm", "d_h"), norm(ops, c, k, "attention.k_norm", "d_h")
+        if c.position == "rope":
+            q, k = ops.scale(q, "rotated q"), ops.scale(k, "rotated k")
+        else:
+            k = ops.copy(k, "k")
+        v = ops.copy(v, "v")  # Transformer Engine's get_qkv_layout copies tensors of any layout it does not know
+        return self.core(q, k, v, h, kv, "d_h")
+
+    def core(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: str, kv_heads: str, width: str, out: Shape | None = None
+    ) -> Tensor:
+        """TEDotProductAttention; with context parallelism perhaps after an all-to-all from tokens to heads."""
+        c, ops = self.c, self.ops
+        if c.all_to_all:
+            q, k, v = (ops.exchanged(t, f"{name} of the rank's heads") for t, name in ((q, "q"), (k, "k"), (v, "v")))
+        core = ops.flash_attention(q, k, v, heads, kv_heads, width, "s", out=out)
+        if "core_attn" in c.recomputed_modules:
+            self.tape.recompute(core, (q, k, v))
+        return core
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """The MLP: dense, or routed experts."""
+        if self.experts:
+            return MegatronMoe(self).routed(x)
+        return self.dense(x, "mlp.", "4·d" if self.c.usual_intermediate_size else "F")
+
+    def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
+        """linear_fc1 (gate and up in one), activation, linear_fc2."""
+        c, ops = self.c, self.ops
+        inner = self.axis(width)
+        both = self.axis(f"2·{width}") if c.gated_mlp else inner
+        name = f"{prefix}gate_up_proj" if c.gated_mlp else f"{prefix}up_proj"
+        up = ops.column_parallel(x, name, both, ("b", "s", both), bias=c.mlp_bias)
+        if c.gated_mlp:
+            product = ops.fused_glu(up, f"{prefix}activation", ("b", "s", inner))
+        else:
+            product = ops.pointwise(up, f"{prefix}{c.mlp}", saves="input")
+        return ops.row_parallel(product, f"{prefix}down_proj", ("b", self.stream, "d"), bias=c.mlp_bias)
+
+
+class LocalLayer(MegatronLayer):
+    """Writes one TransformerLayer of Megatron-Core's own modules, with attention as separate operators.
+
+    Megatron-LM core_v0.16 core/transformer/dot_product_attention.py, core/fusions/fused_softmax.py. A layer saves the
+    5·b·h·s² bytes of scores that Korthikanti et al. (arXiv 2205.05198), section 4.1, publish, and the causal mask.
+    """
+
+    def grouped_attention(self, x: Tensor) -> Tensor:
+        """SelfAttention: q, k and v are views of one linear layer's output; RoPE copies q and k."""
+        c, ops = self.c, self.ops
+        h, kv = self.axis("h"), self.axis("h_kv")
+        width = self.axis("3·d" if not c.grouped and c.square else "(h+2·h_kv)·d_h")
+        qkv = ops.column_parallel(x, "attention.qkv_proj", width, ("b", "s", width), bias=c.qkv_bias)
+        heads: tuple[Shape, ...] = (("b", "s", h, "d_h"), ("b", "s", kv, "d_h"), ("b", "s", kv, "d_h"))
+        q, k, v = ops.split(qkv, heads, "q, k, v")
+        if c.qk_norm:
+            q, k = norm(ops, c, q, "attention.q_norm", "d_h"), norm(ops, c, k, "attention.k_norm", "d_h")
+        if c.position == "rope":
+            q, k = self.rotated(q, "q"), self.rotated(k, "k")
+        elif c.grouped and not c.qk_norm:
+            q = ops.copy(q, "q")  # query.reshape: query heads alternate with those of keys and values
+        return self.attended(q, k, v)
+
+    def rotated(self, x: Tensor, name: str) -> Tensor:
+        """rope_utils.py, _apply_rotary_pos_emb_bshd: each call computes cosines and sines, which autograd saves."""
+        ops = self.ops
+        tables = [ops.table(f"{each} of {name}", ("s", "d_h"), self.c.compute) for each in ("cosines", "sines")]
+        straight = ops.mul(x, tables[0], f"{name} * cos")
+        turned = ops.mul(ops.copy(x, f"turned {name}"), tables[1], f"turned {name} * sin")
+        return ops.copy(ops.add(straight, turned, f"sum of {name}"), f"rotated {name}")
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """DotProductAttention: saves softmax(scores) and its dropout; the scores are live until it returns."""
+        c, ops = self.c, self.ops
+        heads, entered = self.axis("h"), (q, k, v)
+        if c.grouped:
+            each = ("b", "s", heads, "d_h")
+            k, v = ops.copy(k, "k for each head", each), ops.copy(v, "v for each head", each)
+        scores = ops.biased_matmul(Tensor(-1, ("1",), c.compute), q, k, "scores", ("b", heads, "s", "s"))
+        mask = ops.table("causal mask", ("s", "s"), "bool", "Megatron-LM core_v0.16 core/transformer/utils.py")
+        masked = ops.filled(scores, mask, "masked scores")
+        probabilities = ops.softmax(masked, "attention probabilities")
+        dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)
+        context = ops.matmul(dropped, v, "attention output by head", q.shape)
+        core = ops.copy(context, "attention output")
+        self.tape.still_referenced(*entered, k, v, scores, dropped, context)
+        if "core_attn" in c.recomputed_modules:
+            self.tape.recompute(core, entered)
+        return core
+
+
+def _embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
+    """LanguageModelEmbedding: rows of the rank's part of the vocabulary, summed across ranks."""
+    tape = Tape()
+    ops = _operators(c, tape)
+    vocabulary = "V/t" if c.split else "V"
+    x = ops.embedding("embed_tokens", (vocabulary, "d"), ("b", "s"), tied=c.tied, view=ops.fuses_weight_gradients)
+    if c.position == "learned":
+        positions = ops.embedding("embed_positions", (c.position_table, "d"), ("s",))
+        x = ops.broadcast_add(x, positions, "embedding sum")
+    if c.sequence_sharded:
+        x = ops.scattered_sequence(x, "embedding of the rank's tokens", ("b", "s/t", "d"))
+    return tape, ops.dropout(x, "embedding dropout", c.residual_dropout)
+
+
+def _head(c: BlockStructure) -> tuple[Tape, None]:
+    """The final norm, the output layer, and the vocabulary-parallel loss."""
+    tape = Tape(kind=Component.LOGITS_AND_LOSS)
+    ops = _operators(c, tape)
+    x = tape.input("head input", ("b", _stream(c), "d"), c.compute, SOURCE)
+    if c.final_norm:
+        x = norm(ops, c, x, "norm")
+    vocabulary = "V/t" if c.split else "V"
+    tape.begin_head()
+    out = ("b", "s", vocabulary)
+    logits = ops.column_parallel(x, "lm_head", vocabulary, out, bias=c.lm_head_bias, shared=True, tied=c.tied)
+    tape.end_forward()
+    loss = ops.cross_entropy_in_place(logits) if c.loss == "fused" else ops.vocab_parallel_cross_entropy(logits)
+    tape.hold(loss)
+    return tape, None

@@ -1,0 +1,89 @@
+"""Embedding, final norm, LM head and loss of the reference decoder, and tensors shared by its layers."""
+
+from __future__ import annotations
+
+from memcalc.architectures.kv_cache import write_mask, write_next_token
+from memcalc.architectures.losses import write_loss
+from memcalc.architectures.norms import norm
+from memcalc.architectures.structure import BlockStructure
+from memcalc.architectures.tensor_parallel import TensorParallelOps
+from memcalc.ledger.component import Component
+from memcalc.operators import Operators
+from memcalc.programs.program import SharedTable
+from memcalc.programs.tape import Shape, Tape, Tensor
+
+PAPER = "Korthikanti et al. (arXiv 2205.05198) section 4.1"
+
+
+def plain_embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
+    """Token and position embeddings, summed; and the tensors that all layers share."""
+    tape = Tape()
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
+    ops.float8 = c.float8
+    stream = "s/t" if c.sequence_sharded else "s"
+    width = "d_e" if c.separate_embedding_size else "d"
+    vocabulary = "V/t" if c.split else "V"
+    if c.dtensor:
+        whole = c.unsharded_embedding_gradient
+        rows = ops.split_rows("embed_tokens", width, ("b", "s"), tied=c.tied, whole_gradient=whole)
+        x = TensorParallelOps(ops, c).summed(rows, "embed_tokens output")
+    else:
+        view = c.head_gradient_is_a_view
+        x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.tied, view=view)
+    if c.separate_embedding_size:
+        x = ops.linear(x, "project_in", ("d", "d_e"), ("b", stream, "d"), bias=False)
+    if c.position == "learned":
+        positions = ops.embedding("embed_positions", (c.position_table, "d"), (stream,), counts=True)
+        x = ops.broadcast_add(x, positions, "embedding sum")
+    if c.embedding_norm:
+        x = norm(ops, c, x, "embed_norm")
+    shared_tables(tape, c)
+    return tape, x
+
+
+def shared_tables(tape: Tape, c: BlockStructure) -> None:
+    """Write the causal mask and RoPE cos/sin cache, created once per forward, live until backward has passed."""
+    write_mask(tape, c)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
+    if c.attention == "eager":
+        _held(ops, "causal mask", ("s", c.keys), "bool", ops.table("all tokens", ("s", c.keys), "bool"))
+    if c.position == "rope" and not c.mla:
+        counted = ops.table("positions", ("s",), "fp32")
+        halves = ops.table("angles of pairs", ("s", "d_h/2"), "fp32", of=(counted,))
+        angles = ops.table("angles", ("s", "d_h"), "fp32", of=(halves,))
+        tape.still_referenced(counted, halves)
+        for name, function in (("cosines", "cos"), ("sines", "sin")):
+            if c.compute == "fp32":
+                _held(ops, name, ("s", "d_h"), "fp32", angles)
+            else:
+                wide = ops.table(f"{function} in fp32", ("s", "d_h"), "fp32", of=(angles,))
+                _held(ops, name, ("s", "d_h"), c.compute, wide)
+        tape.still_referenced(angles)
+
+
+def _held(ops: Operators, name: str, shape: Shape, dtype: str, of: Tensor) -> None:
+    citation = "made once in each forward, shared by all layers"
+    ops.tape.hold(ops.table(name, shape, dtype, citation, Component.TEMPORARIES, (of,), SharedTable(name)))
+
+
+def plain_head(c: BlockStructure) -> tuple[Tape, None]:
+    """Final norm, LM head, and the loss on fp32 logits."""
+    tape = Tape(kind=Component.LOGITS_AND_LOSS)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
+    ops.float8 = c.float8
+    stream = "s/t" if c.sequence_sharded else "s"
+    dtype = c.stream
+    x = tape.input("head input", ("b", stream, "d"), dtype, f"{PAPER}.3")
+    if c.final_norm:
+        given = x
+        x = norm(ops, c, x, "norm")
+        tape.still_referenced(given)
+    width = "d"
+    if c.separate_embedding_size:
+        width = "d_e"
+        x = ops.linear(x, "project_out", ("d_e", "d"), ("b", stream, "d_e"), bias=False)
+    if c.cache is not None:
+        write_next_token(ops, c, x, width)
+    else:
+        write_loss(ops, c, x, width)
+    return tape, None

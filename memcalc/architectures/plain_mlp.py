@@ -1,0 +1,106 @@
+"""The MLP of the reference decoder: dense, or routed experts."""
+
+from __future__ import annotations
+
+from memcalc.architectures.grouped_experts import grouped_products
+from memcalc.architectures.plain_base import PlainModule
+from memcalc.programs.tape import Tensor
+
+
+class PlainMlp(PlainModule):
+    """Writes the MLP of a layer."""
+
+    def output(self, x: Tensor) -> Tensor:
+        """The MLP: dense, or routed experts."""
+        x = self.split.module_input(x, "mlp")
+        if self.layer.experts:
+            return self.routed(x)
+        return self.dense(x, "mlp.", "4·d" if self.c.usual_intermediate_size else "F")
+
+    def dense(self, x: Tensor, prefix: str, width: str) -> Tensor:
+        """Up (and gate) projection, activation, down projection."""
+        c, inner = self.c, self.axis(width)
+        weight, into = (inner, "d"), ("b", "s", inner)
+        gate = None
+        if c.gated_mlp and c.implementation == "huggingface":  # down(act(gate(x)) * up(x)), without variables
+            kind = f"{prefix}{'silu' if c.mlp == 'swiglu' else 'gelu'}"
+            if c.fused_gate_up:
+                both = ("b", "s", f"2·{inner}")
+                gate = up = self.split.column(x, f"{prefix}gate_up_proj", (both[-1], "d"), both, bias=c.mlp_bias)
+                gate = Tensor(gate.storage, into, gate.dtype, grad=False)
+            else:
+                gate = self.split.column(x, f"{prefix}gate_proj", weight, into, bias=c.mlp_bias)
+            gate = self.ops.pointwise(gate, kind)
+            if not c.fused_gate_up:
+                up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp_bias)
+            product = self.ops.mul(gate, up, f"{kind}(gate) * up")
+            self.split.returned(*((up,) if c.fused_gate_up else ()))
+            out = self.split.row(product, f"{prefix}down_proj", ("d", inner), bias=c.mlp_bias)
+            self.split.returned(x)
+            return out
+        if c.gated_mlp:
+            gate = self.split.column(x, f"{prefix}gate_proj", weight, into, bias=c.mlp_bias)
+        up = self.split.column(x, f"{prefix}up_proj", weight, into, bias=c.mlp_bias)
+        product = self.activated(up, gate, prefix)
+        out = self.split.row(product, f"{prefix}down_proj", ("d", inner), bias=c.mlp_bias)
+        self.split.returned(x, *(() if gate is None else (gate,)))
+        return out
+
+    def activated(self, up: Tensor, gate: Tensor | None, prefix: str) -> Tensor:
+        """gelu(up), relu(up), or silu(gate) * up."""
+        ops = self.ops
+        if gate is not None:
+            kind = "silu" if self.c.mlp == "swiglu" else "gelu"
+            return ops.mul(ops.pointwise(gate, f"{prefix}{kind}"), up, f"{prefix}{kind}(gate) * up")
+        if self.c.mlp == "relu2":
+            squared = ops.pow(ops.pointwise(up, f"{prefix}relu", saves="output"), f"{prefix}relu²")
+            self.tape.still_referenced(up)
+            return squared
+        return ops.pointwise(up, f"{prefix}{self.c.mlp}", saves="output" if self.c.mlp == "relu" else "input")
+
+    def routed(self, x: Tensor) -> Tensor:
+        """Top-k experts with balanced routing (memcalc/step/mlp.py)."""
+        c, ops = self.c, self.ops
+        if c.implementation == "huggingface":
+            return self.with_shared_expert(x, grouped_products(ops, c, x))
+        experts = "E/e" if c.experts_sharded else "E"
+        copies, rows = ("b", "s", "k", "d"), (experts, "R")
+        inner, bias = f"F_e{c.expert_shard_suffix}", c.expert_bias
+        router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
+        probabilities = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
+        chosen = ops.largest(probabilities, copies[:-1], "chosen experts")
+        weights = ops.gather(probabilities, copies[:-1], "router weights", values=True, index=chosen)
+        weights = ops.normalized(weights, "normalized router weights")
+        _, order = ops.sorted_order(chosen, "order of token copies")
+        source = ops.table("source of each copy", copies[:-1], "int64", "aten::floor_divide", of=(order,))
+        permuted = ops.rows_at(x, source, copies, "permuted tokens", x.shape[:-1])
+        permuted = ops.copy(permuted, "permuted tokens, rounded up", (*rows, "d"))
+        gate = None
+        if c.gated_mlp:
+            gate = ops.batched_linear(permuted, "mlp.experts.gate", (experts, "d", inner), (*rows, inner), bias=bias)
+        up = ops.batched_linear(permuted, "mlp.experts.up", (experts, "d", inner), (*rows, inner), bias=bias)
+        product = self.activated(up, gate, "mlp.experts.")
+        done = ops.batched_linear(product, "mlp.experts.down", (experts, inner, "d"), (*rows, "d"), bias=bias)
+        self.tape.still_referenced(*(() if gate is None or c.cache is not None else (gate,)))
+        done_copies = ops.slices(done, (copies,), "expert outputs of the copies")[0]
+        permuted_weights = ops.rows_at(weights, order, copies[:-1], "permuted router weights", copies[:-1])
+        permuted_weights = ops.cast(permuted_weights, done.dtype)
+        weighted = ops.mul(done_copies, permuted_weights, "weighted expert outputs", reduces=True)
+        summand = ("b", "s" if c.dtensor else self.layer.stream, "d")
+        added = ops.scattered(weighted, summand, "sum of experts", in_place=False)
+        total = self.split.summed(added, "sum of experts")
+        y = self.with_shared_expert(x, total)
+        if c.cache is None:  # until the module returns; a server's kernel in generation has no such variables
+            self.tape.still_referenced(weights, chosen, order, source, permuted, done, weighted)
+        return y
+
+    def with_shared_expert(self, x: Tensor, total: Tensor) -> Tensor:
+        """Add the shared expert's output to that of the routed experts."""
+        c, ops = self.c, self.ops
+        if not c.shared_expert:
+            return total
+        common = self.dense(x, "mlp.shared_experts.", "F_s")
+        if c.shared_gate:
+            gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
+            common = ops.mul(common, ops.pointwise(gate, "shared gate", saves="output"), "gated shared expert")
+        return ops.add(total, common, "sum with shared expert")

@@ -1,0 +1,159 @@
+"""Output of a traced run, and the files written from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memcalc.cli.output import print_json, print_text
+from memcalc.errors import InputError
+from memcalc.ledger.result import ModuleResult, Result
+from memcalc.report.grid import markdown_grid
+from memcalc.units import Unit
+
+if TYPE_CHECKING:
+    from memcalc.recorder.run_analysis import RunAnalysis
+    from memcalc.recorder.trace import ModuleTrace, Trace
+    from memcalc.report.recorded_run import RecordedRun
+    from memcalc.spec.spec import Spec
+
+
+def recorded(traced: Trace | ModuleTrace) -> RecordedRun:
+    """Return the traced run, with the memory limit of the GPU if one is given."""
+    from memcalc.report.recorded_run import RecordedRun
+
+    card = traced.result.card
+    return RecordedRun(traced.timeline, traced.replay, None if card is None else card.usable_bytes - card.context_bytes)
+
+
+def check_files(plots: Iterable[Path], exports: Iterable[Path], html: Path | None = None) -> None:
+    """Refuses files that could not be written, before the run is traced."""
+    if html is not None:
+        from memcalc.report.html_report import check_report
+
+        check_report(html)
+    for path in plots:
+        from memcalc.report.plots.files import check_target
+
+        check_target(path)
+    for path in exports:
+        from memcalc.report.exports import SUFFIXES
+        from memcalc.report.plots.files import check_target
+
+        check_target(path, SUFFIXES)
+
+
+def refuse_options(given: Mapping[str, object], whose: str, why: str) -> None:
+    """Refuse options that would have no effect.
+
+    Args:
+        given: each option with its value; false if it was not given.
+        whose: what the options apply to: "of a module".
+        why: the reason that this run takes none of them.
+
+    Raises:
+        InputError: one of them was given.
+    """
+    found = [option for option, value in given.items() if value]
+    if found:
+        raise InputError(f"{', '.join(found)}: options {whose}, but {why}.", "Leave them out.")
+
+
+def write_files(traced: Trace | ModuleTrace, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
+    """Writes the pictures and the files for other programs."""
+    write_run(traced, traced.result, plots, exports, unit)
+
+
+def write_run(
+    judged: RunAnalysis, result: Result | ModuleResult, plots: Iterable[Path], exports: Iterable[Path], unit: Unit
+) -> None:
+    """Write the plots and exports of a recorded run, with the result as the title."""
+    from memcalc.report.recorded_run import RecordedRun, run_grids
+    from memcalc.report.verdict import subject
+
+    card = result.card
+    limit = None if card is None else card.usable_bytes - card.context_bytes
+    run = RecordedRun(judged.timeline, judged.replay, limit)
+    title = subject(result).partition("\n")[0]
+    for path in plots:
+        from memcalc.report.plots.files import write_plot
+
+        write_plot(path, run.course, title, unit, lambda: run_grids(run, unit), result.source)
+    for path in exports:
+        from memcalc.report.exports import write_export
+
+        # On a simulated device times are those of recording; on a real one, recording slows the step down.
+        write_export(path, run, title, timed=False)
+
+
+def write_trace_report(path: Path, traced: Trace, unit: Unit, others: tuple[Result, ...]) -> None:
+    """Write the report of a traced run: the view of an estimate, its own tables, and the results compared with."""
+    from memcalc.report.html_report import write_report
+    from memcalc.report.recorded_run import run_grids
+    from memcalc.report.views.runs import trace_view
+    from memcalc.report.views.sections import table_section
+    from memcalc.report.views.timeline import timeline_section
+
+    run = recorded(traced)
+    sections = [timeline_section(run.course, traced.result, unit), *map(table_section, run_grids(run, unit))]
+    write_report(path, trace_view(traced.result, unit, sections, others))
+
+
+def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result, ...]:
+    """Return the results to compare with: the estimate, and for the null device a trace on fake tensors.
+
+    These need torch in this Python, and do not run everything that the null device does (DistributedDataParallel).
+
+    Raises:
+        InputError: there are no formulas, so that the estimate would be the same trace once more.
+    """
+    from memcalc import api
+    from memcalc.errors import MemcalcError
+    from memcalc.step.skip_compiler import without_compiler
+
+    found = [api.estimate(spec)]
+    traced = found[0].source == "trace"
+    if traced and device != "null":
+        raise InputError("without formulas the estimate would be the same trace.", "Remove it.", "--compare")
+    if device == "null" and not traced:
+        without_compiler()
+        with suppress(MemcalcError):
+            found.append(api.trace(spec, steps=steps, alloc_conf=alloc_conf).result)
+    return tuple(found)
+
+
+def print_trace(traced: Trace | ModuleTrace, form: str, unit: Unit, *, others: tuple[Result, ...] = ()) -> None:
+    """Print a traced run, with what it is compared with."""
+    run = recorded(traced)
+    if form == "json":
+        from memcalc.documents.result import document_with_sources
+        from memcalc.report.comparison import source_label
+
+        print_json(document_with_sources(traced.result, **{source_label(other): other for other in others}))
+    elif form == "markdown":
+        from memcalc.report.comparison import comparison_grids
+        from memcalc.report.markdown import sizing_markdown
+        from memcalc.report.recorded_run import run_grids
+
+        grids = run_grids(run, unit)
+        if isinstance(traced.result, Result) and others:
+            grids += comparison_grids((*others, traced.result), unit)
+        lines = [line for grid in grids for line in markdown_grid(grid)]
+        print_text(f"{sizing_markdown(traced.result, unit)}\n\n" + "\n".join(lines).rstrip())
+    elif form == "csv":
+        from memcalc.report.ledger_csv import ledger_csv
+
+        print_text(ledger_csv(traced.result))
+    else:
+        from memcalc.report.comparison import draw_comparison
+        from memcalc.report.recorded_run import draw_run
+        from memcalc.report.screen import make_screen
+        from memcalc.report.sizing import draw_sizing
+
+        screen = make_screen()
+        draw_sizing(screen, traced.result, unit)
+        draw_run(screen, run, unit, legend=False)  # the table of components is on the screen
+        if isinstance(traced.result, Result) and others:
+            draw_comparison(screen, (*others, traced.result), unit)

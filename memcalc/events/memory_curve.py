@@ -1,0 +1,77 @@
+"""The memory curve of a run, from which plots and tables are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from memcalc.events.downsampling import DownsampledTimeline, PhaseInterval, downsample, near_events, spans
+from memcalc.events.event import Event
+from memcalc.events.phase_log import PhaseLogLine, phase_log
+from memcalc.events.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """The memory curve of an event stream, optionally with the figures of an allocator replay.
+
+    Args:
+        timeline: the stream.
+        allocated: allocated bytes after each event (`History.allocated`), with fewer entries than events if the run
+            ran out of memory. None without an allocator replay; then requested bytes are used.
+        reserved: reserved bytes after each event, with the same length.
+        limit: bytes of device memory that the allocator may use.
+    """
+
+    timeline: Timeline
+    allocated: Sequence[int] | None = None
+    reserved: Sequence[int] | None = None
+    limit: int | None = None
+
+    @property
+    def totals(self) -> Sequence[int]:
+        """Allocated bytes after each event that completed."""
+        return self.timeline.totals if self.allocated is None else self.allocated
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run ran out of memory before its last event."""
+        return len(self.totals) < len(self.timeline.events)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Peak allocated bytes."""
+        return max(self.totals, default=0)
+
+    @cached_property
+    def top(self) -> int:
+        """The maximum of a plot's y axis in bytes, as in every outline."""
+        value = max(self.peak_bytes, max(self.reserved or (), default=0))
+        return max(value, near_events(self.limit, value) or 0)
+
+    @cached_property
+    def peak_event(self) -> int:
+        """The position of the first event at the peak; -1 for an empty stream."""
+        return self.totals.index(self.peak_bytes) if self.totals else -1
+
+    @cached_property
+    def spans(self) -> tuple[PhaseInterval, ...]:
+        """The event interval of each phase."""
+        return tuple(spans(self.timeline.events, len(self.totals)))
+
+    def phase_of(self, event: int) -> str:
+        """Return the phase that an event belongs to; "" before the first phase."""
+        return next((span.phase for span in reversed(self.spans) if span.begin <= event), "")
+
+    def alive_at_peak(self) -> list[Event]:
+        """Return the allocations that are live at the peak, in allocation order."""
+        return self.timeline.alive(self.peak_event)
+
+    def outline(self, stretches: int) -> DownsampledTimeline:
+        """Return the curve downsampled to at most `stretches` intervals, each represented by its peak."""
+        return downsample(self.timeline, stretches, self.allocated, self.reserved, self.limit)
+
+    def notebook(self) -> list[PhaseLogLine]:
+        """Return one line per phase."""
+        return phase_log(self.timeline, self.allocated)

@@ -1,0 +1,265 @@
+"""Read a mapping with a framework's table: fields mapped, without a memory effect, not modelled, unknown, missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.frameworks.draft import FRAMEWORK, DeferredValue, Draft, OpenQuestion, Untranslatable
+from memcalc.importers.file_format import FileFormat, Meaning
+from memcalc.spec.defaults import DEFAULT_SEQUENCE_LENGTH
+from memcalc.spec.limits import Limit
+from memcalc.spec.origin import Assumption, Origin
+from memcalc.spec.programs import program_name
+from memcalc.units import whole_number
+
+_REFERENCE = re.compile(r"\$\{(\.?)([\w.]{1,200})\}")  # of OmegaConf
+_PRODUCT = re.compile(r"\$\{multiply:\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*,\s*([^,{}]{1,20}|\$\{[\w.]{1,200}\})\s*\}")
+_OFF = (False, 0, "", "no", "none", "null", "false", "off", "disabled", "cpu_none")
+_TAKEN = {"training.sequence_length": f"assuming at most {DEFAULT_SEQUENCE_LENGTH:,}"}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedConfig:
+    """A foreign configuration in our words.
+
+    Args:
+        framework: the framework of the file.
+        blocks: our configuration, block by block.
+        mapped: its field, its value, our field.
+        no_effect: fields that change no byte, each with the reason.
+        not_modelled: fields that change memory in a way that is not modelled, each with the reason.
+        unknown: fields that the table does not know.
+        missing: our fields that a run needs and that it does not say: path, and what it is.
+        notes: what else to know.
+        elsewhere: fields that the command line sets: path, and the fields of memcalc.
+        limits: features that are not modelled, as the verdict uses them.
+        name: of the run, where it is not that of the file.
+        program: the program of the run, with its version, if no file names it.
+        questions: what it leaves open.
+        assumptions: what was taken of that, where it moves the peak.
+    """
+
+    framework: FileFormat
+    blocks: dict[str, Any]
+    mapped: tuple[tuple[str, Any, str], ...]
+    no_effect: tuple[tuple[str, str], ...]
+    not_modelled: tuple[tuple[str, str], ...]
+    unknown: tuple[str, ...]
+    missing: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+    elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    limits: tuple[Limit, ...] = ()
+    name: str = ""
+    program: str = ""
+    questions: tuple[OpenQuestion, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
+
+    def origin(self) -> Origin:
+        """Where a run that is loaded from it comes from."""
+        training = self.blocks.get("training", {})
+        named = program_name(str(training.get("framework")), training.get("versions", {}))
+        return Origin(self.program or named, self.sentences(), self.limits, self.assumptions)
+
+    def sentences(self) -> tuple[str, ...]:
+        """All of it, for the notes of a result."""
+        if self.name:  # of a hub id: there is no file with fields to list
+            return self.notes
+        summary = (
+            f"read as a configuration of {self.framework.name} (fields of {self.framework.version}): "
+            f"{len(self.mapped)} mapped, {len(self.no_effect)} ignored (no effect on memory), "
+            f"{len(self.not_modelled)} not modelled, {len(self.unknown)} unknown."
+        )
+        found = [summary, *self.notes]
+        found += [f"not modelled: {path}: {why}." for path, why in self.not_modelled]
+        if self.unknown:
+            found.append(f"unknown, hence not counted: {', '.join(self.unknown)}.")
+        if self.no_effect:
+            found.append(f"no effect on memory: {', '.join(path for path, _ in self.no_effect)}.")
+        for path, what in self.missing:
+            taken = _TAKEN.get(path, "assuming 1")
+            found.append(f"missing: {what}; {taken}. Set it with --set {path.rpartition('.')[2]}=.")
+        return tuple(found)
+
+
+def read(
+    framework: FileFormat,
+    data: Mapping[str, Any],
+    folder: str,
+    overridden: Mapping[str, Any],
+    answers: Mapping[str, str] | None = None,
+) -> ImportedConfig:
+    """A foreign mapping in our words.
+
+    Args:
+        framework: its table.
+        data: the mapping.
+        folder: its directory.
+        overridden: our fields that the user sets anyway, with their values; a value of theirs that cannot be translated
+            is let be.
+        answers: to questions that the file leaves open, by their field; those without one have their first candidate.
+
+    Raises:
+        InputError: a value that matters cannot be translated.
+    """
+    leaves = list(_leaves(framework, data))
+    said = {path: _resolved(raw, data, path) for path, raw in leaves}
+    draft = Draft(folder, overridden, said, answers or {})
+    mapped: list[tuple[str, Any, str]] = []
+    no_effect: list[tuple[str, str]] = []
+    not_modelled: list[tuple[str, str]] = []
+    unknown: list[str] = []
+    open_fields: set[str] = set()
+    for path, value in said.items():
+        meaning = framework.meaning(path)
+        if meaning is None:
+            unknown.append(path)
+        elif meaning.kind == "no effect":
+            no_effect.append((path, meaning.words))
+        elif isinstance(value, DeferredValue) and meaning.kind == "mapped":
+            asked = _asked(meaning, overridden)
+            open_fields |= {field for field in meaning.words.split(", ") if field.startswith("model.")}
+            if asked:
+                draft.elsewhere.append((path, asked))
+                draft.notes.append(f"{path} = {value} is given elsewhere: use {_settings(asked)}")
+            else:
+                mapped.append((path, value, meaning.words))
+        elif isinstance(value, DeferredValue) or (isinstance(value, str) and value.startswith("$")):
+            draft.notes.append(f"{path} = {value} is given elsewhere")
+        elif meaning.kind == "not modelled":
+            off = (value.lower() if isinstance(value, str) else value) in _OFF if not isinstance(value, list) else False
+            (no_effect if off else not_modelled).append((path, meaning.words))
+            draft.limits += () if off else meaning.limits_of(value)
+        elif value == "auto" and meaning.apply is not None and "precision" not in meaning.words:
+            draft.notes.append(f"{path} is auto: derived from other fields")
+        else:
+            with _refusing(framework, path):
+                meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
+            if not isinstance(value, Mapping):  # a block's own fields come after it
+                mapped.append((path, value, meaning.words))
+    _finish(framework, draft, open_fields)
+    missing = [(path, what) for path, what in framework.expected if not _is_settled(draft, path)]
+    return ImportedConfig(
+        framework,
+        _blocks(draft.values),
+        tuple(mapped),
+        tuple(no_effect),
+        tuple(not_modelled),
+        tuple(unknown),
+        tuple(missing),
+        tuple(draft.notes),
+        tuple(draft.elsewhere),
+        told_once(draft.limits),
+        questions=tuple(draft.questions.values()),
+    )
+
+
+def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
+    """What follows from the fields together; of the model nothing that the user says in the framework's place."""
+    placed = frozenset(draft.values)
+    with _refusing(framework):
+        framework.finish(draft)
+    if framework.framework:
+        draft.default(FRAMEWORK, framework.framework)
+    for path in (open_fields - placed) | _of_the_model(draft):
+        draft.values.pop(path, None)
+
+
+def told_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+    """Each limit once: of several fields with the same limit, the one with the most memory."""
+    found: dict[str, Limit] = {}
+    for limit in limits:
+        known = found.get(limit.what)
+        if known is None or limit[1:] > known[1:]:
+            found[limit.what] = limit
+    return tuple(found.values())
+
+
+def _is_settled(draft: Draft, path: str) -> bool:
+    """Whether a field is said, or follows: a micro-batch is what a whole batch leaves to each step and GPU."""
+    batch = ("training.global_batch_size", "training.gradient_accumulation_steps")
+    follows = path == "training.micro_batch_size" and all(each in draft.values for each in batch)
+    return path in draft.values or path in draft.overridden or follows
+
+
+def _of_the_model(draft: Draft) -> frozenset[str]:
+    """The framework's defaults of a model that the user names in their place."""
+    named = bool(draft.overridden.keys() & {"preset", "hf_config"})
+    return frozenset(path for path in draft.silent if named and path.startswith("model."))
+
+
+def _asked(meaning: Meaning, overridden: Mapping[str, Any]) -> tuple[str, ...]:
+    """Our fields that a field decides, without those that the user sets."""
+    named = bool(overridden.keys() & {"preset", "hf_config"})
+    fields = (path for path in meaning.words.split(", ") if "." in path)
+    return tuple(path for path in fields if path not in overridden and not (named and path.startswith("model.")))
+
+
+def _settings(paths: Iterable[str]) -> str:
+    return " ".join(f"--set {path}=" for path in paths)
+
+
+@contextmanager
+def _refusing(framework: FileFormat, path: str = "") -> Iterator[None]:
+    """What cannot be translated, as a message for the user."""
+    try:
+        yield
+    except Untranslatable as error:
+        raise InputError(
+            f"{path or error.path} = {error.value!r} is not a supported value of {framework.name}.",
+            f"Supported: {error.known}. Or set the field of memcalc: --set {error.path}=.",
+        ) from None
+
+
+def _leaves(framework: FileFormat, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its dotted path, after the blocks that the table maps as a whole; null is silence."""
+    for key, value in data.items():
+        path = f"{prefix}{key}"
+        if value is None:
+            continue
+        if isinstance(value, Mapping):
+            whole = framework.fields.get(path)
+            if whole is not None:
+                yield path, value
+            if whole is None or whole.kind == "mapped":
+                yield from _leaves(framework, value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _resolved(value: Any, data: Mapping[str, Any], path: str) -> Any:
+    """A reference to another field (`${model.encoder_seq_length}`, `${.hidden_size}`) as that field's value."""
+    product = _PRODUCT.fullmatch(value) if isinstance(value, str) else None
+    if product is not None:  # of NeMo's launcher
+        factors = [_number(_resolved(factor, data, path)) for factor in product.groups()]
+        return factors[0] * factors[1] if None not in factors else value
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    names = [*path.split(".")[:-1], *match[2].split(".")] if match[1] else match[2].split(".")
+    found: Any = data
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return value if found is None or isinstance(found, Mapping) else found
+
+
+def _number(value: Any) -> Any:
+    """A whole number, from a text as well; None where it is none."""
+    if isinstance(value, str):
+        return whole_number(value.strip())
+    return value if type(value) is int else None
+
+
+def _blocks(values: Mapping[str, Any]) -> dict[str, Any]:
+    blocks: dict[str, Any] = {}
+    for path, value in values.items():
+        *outer, name = path.split(".")
+        block = blocks
+        for part in outer:
+            block = block.setdefault(part, {})
+        block[name] = value
+    return blocks

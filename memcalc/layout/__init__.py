@@ -1,0 +1,1 @@
+"""Weights of a run on one rank: parameters, pipeline stages, tensor-parallel shards, adapters."""

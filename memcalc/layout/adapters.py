@@ -1,0 +1,163 @@
+"""Trainable parameters of a run with a frozen base model: LoRA adapters and fully trained modules (PEFT)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from memcalc.layout.spec_cache import cached_by_spec
+from memcalc.spec.finetuning import (
+    ATTENTION_TARGETS,
+    LINEAR_ATTENTION_TARGETS,
+    MLP_TARGETS,
+    QKV,
+    LoraSpec,
+    QloraSpec,
+    adapted_modules,
+    packing_dtype,
+)
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.recipes import RECIPES
+from memcalc.spec.spec import Spec
+from memcalc.spec.towers import VISION
+from memcalc.spec.training import TrainingSpec
+
+
+class Quantization(NamedTuple):
+    """4-bit quantization of weight matrices.
+
+    Args:
+        block_size: elements that share one scale.
+        nested: whether the scales are quantized too (double quantization).
+        head: whether the LM head is quantized.
+        storage: dtype of the tensors that hold the packed 4-bit values.
+    """
+
+    block_size: int
+    nested: bool
+    head: bool
+    storage: str = "uint8"
+
+
+class Adapters(NamedTuple):
+    """Adapters of a run. Modules are named by the last part of their names.
+
+    Args:
+        targets: modules with a LoRA adapter.
+        rank: rank of the adapters.
+        dtype: dtype of the adapter weights.
+        dropout: dropout probability at the input of an adapter.
+        saved: modules that are trained in full (`modules_to_save`).
+        quantised: how frozen matrices are quantized; None without quantization.
+        input_gradient: whether the embedding's output requires a gradient.
+        keeps_inputs: whether frozen linear layers, too, save their input, which no gradient needs.
+        joined: with LitGPT's modules, those of q, k and v that share its one adapter; None with PEFT's.
+        joins_unequal_parts: whether k and v have fewer heads than q.
+    """
+
+    targets: tuple[str, ...]
+    rank: int
+    dtype: str
+    dropout: float
+    saved: tuple[str, ...]
+    quantised: Quantization | None
+    input_gradient: bool
+    saves_inputs: bool = False
+    joined: tuple[str, ...] | None = None
+    joins_unequal_parts: bool = False
+
+    @property
+    def separate_qkv(self) -> bool:
+        """Whether plain modules have separate q, k and v projections, each with its own adapter."""
+        return self.joined is None
+
+    def quantizes(self, module: str) -> bool:
+        """Return whether the weight of a linear layer is 4-bit quantized."""
+        name = module.rpartition(".")[2]
+        if self.quantised is None or name in self.saved:
+            return False
+        if module.startswith(VISION):
+            return True
+        linear = name in ATTENTION_TARGETS or name in LINEAR_ATTENTION_TARGETS or name in MLP_TARGETS
+        return linear or (name == "lm_head" and self.quantised.head)
+
+
+@cached_by_spec
+def adapters_of(spec: Spec) -> Adapters | None:
+    """Return the adapters of a run; None for full fine-tuning."""
+    training = spec.training
+    if spec.inference is not None:
+        return frozen_for(spec.inference.quantization)
+    if training.lora is None:
+        return None
+    found = _adapters(
+        training.lora, training.qlora, spec.model, training.implementation, training.dtype, training.recipe
+    )
+    if found.quantised is not None:
+        storage = packing_dtype(training, spec.parallelism)
+        found = found._replace(quantised=found.quantised._replace(storage=storage))
+    # DeepSpeed 0.19 runtime/zero/linear.py: under stage 3 each layer saves input and weight, trained or not.
+    return found._replace(saves_inputs=True) if replaces_linears(spec) else found
+
+
+def replaces_linears(spec: Spec) -> bool:
+    """Return whether DeepSpeed's stage 3 replaces linear layers with its own (runtime/zero/linear.py).
+
+    deepspeed.zero.Init replaces them. 4-bit matrices are built without it and sharded afterwards.
+    """
+    parallelism = spec.parallelism
+    splits = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.shards > 1
+    return splits and spec.training.finetune != "qlora"
+
+
+@lru_cache(maxsize=8)
+def frozen_for(quantization: str) -> Adapters:
+    """Return the adapters of generation: nothing trains, and no adapter is added to the matrices."""
+    # transformers' BitsAndBytesConfig: blocks of 64 elements, scales in fp32, LM head not quantized.
+    quantised = None if quantization == "none" else Quantization(block_size=64, nested=False, head=False)
+    return Adapters((), 0, "", 0.0, (), quantised, input_gradient=False)
+
+
+@lru_cache(maxsize=256)
+def _adapters(
+    lora: LoraSpec,
+    qlora: QloraSpec | None,
+    model: ModelSpec,
+    implementation: str,
+    dtype: str,
+    recipe: str,
+) -> Adapters:
+    quantised = None
+    if qlora is not None:
+        head = qlora.quantize_lm_head and not model.tie_word_embeddings
+        quantised = Quantization(qlora.block_size, qlora.double_quantization, head)
+    targets, joined = adapted_modules(lora, model, implementation), None
+    if lora.implementation == "litgpt":
+        joined = tuple(name for name in targets if name in QKV)
+        targets = (*(("qkv_proj",) if joined else ()), *(name for name in targets if name not in QKV))
+    return Adapters(
+        targets=targets,
+        rank=lora.rank,
+        dtype="fp32" if lora.adapter_dtype == "fp32" or RECIPES[recipe].weights == "fp32" else dtype,
+        dropout=lora.dropout,
+        # PEFT's SEQ_CLS trains the head as well (peft_model.py, PeftModelForSequenceClassification)
+        saved=(*lora.modules_to_save, *(("score",) if model.num_labels else ())),
+        quantised=quantised,
+        input_gradient=lora.input_require_grads or "embed_tokens" in lora.modules_to_save,
+        joined=joined,
+        joins_unequal_parts=model.num_key_value_heads != model.num_attention_heads,
+    )
+
+
+def read_dtype(spec: Spec) -> str:
+    """Return the dtype of the weights that modules read: the dtype of FSDP2's all-gather, else the stored dtype."""
+    return spec.parallelism.fsdp.param_dtype or base_dtype(spec.training)
+
+
+def base_dtype(training: TrainingSpec) -> str:
+    """Return the dtype of the stored weights: from the recipe, or that of the frozen base model."""
+    in_16_bits = training.weight_dtype or training.dtype
+    if training.lora is not None:
+        return "fp32" if training.lora.base_dtype == "fp32" else in_16_bits
+    weights = RECIPES[training.recipe].weights
+    return in_16_bits if weights == "compute" else weights

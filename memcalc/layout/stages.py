@@ -1,0 +1,329 @@
+"""Layers of each pipeline stage and their types: dense or experts, recomputed or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from memcalc.layout.adapters import adapters_of
+from memcalc.layout.schedules import (
+    InFlightMicroBatches,
+    ModelChunk,
+    chunks_in_flight,
+    chunks_of,
+    in_flight_micro_batches,
+)
+from memcalc.spec.layers import applies_no_rope, are_mixed, has_mask, windows_among
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.recompute_plan import has_segments, leaves
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import TrainingSpec
+
+READERS = {"windows": True, "others": False}  # readers of a mask: layers with a sliding window, or without
+
+
+class Stage(NamedTuple):
+    """One pipeline stage, or one chunk of one: layers `first` up to but not including `stop`.
+
+    Args:
+        index: its number in the pipeline, from 0.
+        first: first layer; with several chunks, that of the first chunk.
+        stop: end of the layers; with several chunks, that of the first chunk.
+        has_embedding: whether it holds the embedding.
+        has_head: whether it holds final norm and LM head.
+        in_flight: maximum number of micro-batches (or chunks) with live activations.
+        pieces: its chunks, if there are several.
+        embeddings: maximum number of micro-batches with a live embedding, if it has one.
+        heads: maximum number of micro-batches with live logits.
+        waiting: micro-batches that wait only for the LM head's weight gradient.
+    """
+
+    index: int  # type: ignore[assignment] # hides tuple.index, which no stage needs
+    first: int
+    stop: int
+    has_embedding: bool
+    has_head: bool
+    in_flight: int
+    pieces: tuple[Stage, ...] = ()
+    embeddings: int = 1
+    heads: int = 1
+    waiting: int = 0
+
+    @property
+    def chunks(self) -> tuple[Stage, ...]:
+        """The chunks that forward runs sequentially."""
+        return self.pieces or (self,)
+
+    @property
+    def layers(self) -> int:
+        """The number of layers on the stage."""
+        return sum(piece.stop - piece.first for piece in self.chunks)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of its layers in the model, in the order of forward."""
+        return tuple(number for piece in self.chunks for number in range(piece.first, piece.stop))
+
+
+class LayerTraits(NamedTuple):
+    """What layer types differ in.
+
+    Args:
+        experts: whether the MLP is a mixture of experts.
+        recomputed: whether the layer is recomputed in backward.
+        masked: whether the sequence exceeds its sliding window, which a mask then applies.
+        unturned: whether no RoPE is applied.
+        linear: whether it has linear attention.
+    """
+
+    experts: bool
+    recomputed: bool
+    masked: bool
+    without_rope: bool
+    linear: bool
+
+
+class LayerType(NamedTuple):
+    """Layers of one type on a stage: the traits, and which layers have them.
+
+    Args:
+        experts: see `LayerTraits`.
+        recomputed: see `LayerTraits`.
+        masked: see `LayerTraits`.
+        unturned: see `LayerTraits`.
+        linear: see `LayerTraits`.
+        count: number of such layers.
+        first: the first of them.
+        last: the last of them.
+        detached: whether the input needs no gradient, since nothing before it trains.
+    """
+
+    experts: bool
+    recomputed: bool
+    masked: bool
+    without_rope: bool
+    linear: bool
+    count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
+    first: int
+    last: int
+    detached: bool = False
+
+    @property
+    def traits(self) -> LayerTraits:
+        """The traits that its layers share."""
+        return LayerTraits(self.experts, self.recomputed, self.masked, self.without_rope, self.linear)
+
+
+def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
+    """Return the stages of a pipeline; remaining layers go to the first stages.
+
+    Args:
+        spec: the run.
+        micro_batches: micro-batches per optimizer step, where they differ from the run's.
+    """
+    parallelism = spec.parallelism
+    return _stages_of(
+        spec.model.num_layers,
+        parallelism.pipeline_parallel,
+        parallelism.schedule,
+        parallelism.virtual_stages,
+        micro_batches or spec.training.gradient_accumulation_steps,
+    )
+
+
+@lru_cache(maxsize=256)
+def _stages_of(layers: int, stages: int, schedule: str, virtual: int, micro_batches: int) -> tuple[Stage, ...]:
+    found = []
+    for index in range(stages):
+        in_flight = chunks_in_flight(schedule, stages, virtual, index, micro_batches)
+        held = in_flight_micro_batches(schedule, stages, virtual, index, micro_batches)
+        pieces = [
+            _piece(layers, index, chunk, in_flight, held) for chunk in chunks_of(schedule, stages, virtual, index)
+        ]
+        ends = any(piece.has_embedding for piece in pieces), any(piece.has_head for piece in pieces)
+        whole = Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces), *held)
+        found.append(pieces[0] if len(pieces) == 1 else whole)
+    return tuple(found)
+
+
+def _piece(layers: int, index: int, chunk: ModelChunk, in_flight: int, held: InFlightMicroBatches) -> Stage:
+    share, rest = divmod(layers, chunk.of)
+    first = chunk.part * share + min(chunk.part, rest)
+    stop = first + share + (chunk.part < rest)
+    ends = chunk.part == 0, chunk.part == chunk.of - 1
+    return Stage(index, first, stop, *ends, in_flight, (), *held)
+
+
+def one_in_flight(stage: Stage) -> Stage:
+    """Return the stage, or one chunk, with a single micro-batch in flight."""
+    return stage._replace(index=0, in_flight=1, embeddings=1, heads=1, waiting=0)
+
+
+def kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
+    """Return the layer types of a stage that have layers, in the order of their first layer.
+
+    Above a frozen embedding the first layer is a separate type.
+    """
+    if stage.first > 0 or stage.stop == 0 or not starts_detached(spec):
+        return _kinds_of(spec, stage)
+    first = _kinds_of(spec, stage._replace(stop=1))
+    rest = _kinds_of(spec, stage._replace(first=1)) if stage.stop > 1 else []
+    return [*(layer_type._replace(detached=True) for layer_type in first), *rest]
+
+
+def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
+    """Return a key of what the memory of a stage or chunk depends on, except its micro-batches in flight."""
+    plan, moe = spec.training.recompute, spec.model.moe
+    if has_segments(plan):  # it is simulated layer by layer
+        return stage.first, stage.stop, stage.has_embedding, stage.has_head
+    patterned = plan not in ("none", "selective", "full") or are_mixed(spec)
+    if not patterned and moe is None and not starts_detached(spec):
+        return stage.stop - stage.first, stage.has_embedding, stage.has_head
+    place = (stage.first, stage.stop) if patterned else ()  # the pattern of layers depends on the first layer
+    kinds = ((layer_type.traits, layer_type.count, layer_type.detached) for layer_type in kinds_of(spec, stage))
+    return (*kinds, stage.has_embedding, stage.has_head, place)
+
+
+def stages_that_matter(spec: Spec) -> list[Stage]:
+    """Return one stage of each type, in order: the first of them, which has the most micro-batches in flight.
+
+    Stages are of one type when they hold equally many layers of each type, and agree on holding embedding and LM head.
+    In no schedule does a later stage have more in flight than an earlier one.
+    """
+    return [alike[0] for alike in stages_alike(spec)]
+
+
+def stages_alike(spec: Spec) -> list[list[Stage]]:
+    """Return all stages by type, as `stages_that_matter` has them."""
+    found: dict[object, list[Stage]] = {}
+    for stage in stages_of(spec):
+        found.setdefault(tuple(composition(spec, piece) for piece in stage.chunks), []).append(stage)
+    return list(found.values())
+
+
+def starts_detached(spec: Spec) -> bool:
+    """Return whether the first layer's input needs no gradient."""
+    adapters = adapters_of(spec)
+    return adapters is not None and not adapters.input_gradient
+
+
+def _kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
+    if are_mixed(spec):
+        return _mixed_kinds(spec, stage)
+    dense = dense_layers(spec.model)
+    spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
+    kinds = []
+    masked, unturned, linear = has_mask(spec, 0), applies_no_rope(spec, 0), spec.model.is_linear(0)
+    for experts, lo, hi in spans:
+        recomputed = recomputed_count(spec.training, lo, hi) if hi > lo else 0
+        for again, count in ((False, hi - lo - recomputed), (True, recomputed)):
+            if hi > lo and count > 0:
+                first, last = _ends(spec.training, again, lo, hi)
+                kinds.append(LayerType(experts, again, masked, unturned, linear, count, first, last))
+    return sorted(kinds, key=lambda layer_type: layer_type.first)
+
+
+def _mixed_kinds(spec: Spec, stage: Stage) -> list[LayerType]:
+    """Return `kinds_of` where several layer types alternate; checks each layer."""
+    found: dict[LayerTraits, list[int]] = {}
+    for layer in range(stage.first, stage.stop):
+        found.setdefault(_traits_of(spec, layer), []).append(layer)
+    return [LayerType(*kind, len(layers), layers[0], layers[-1]) for kind, layers in found.items()]
+
+
+def _traits_of(spec: Spec, layer: int) -> LayerTraits:
+    moe = spec.model.moe
+    experts = moe is not None and moe.has_experts(layer)
+    again = recomputed_count(spec.training, layer, layer + 1) == 1
+    linear = spec.model.is_linear(layer)
+    return LayerTraits(experts, again, has_mask(spec, layer), applies_no_rope(spec, layer), linear)
+
+
+def runs_of(spec: Spec, stage: Stage) -> Iterator[LayerType]:
+    """Yield the layers of a stage in order, as runs of identical neighbors, where the plan is a list of layers."""
+    if are_mixed(spec):
+        for kind, layers in groupby(range(stage.first, stage.stop), partial(_traits_of, spec)):
+            run = list(layers)
+            yield LayerType(*kind, len(run), run[0], run[-1])
+        return
+    dense = dense_layers(spec.model)
+    named = set() if isinstance(spec.training.recompute, str) else {*leaves(spec.training.recompute)}
+    borders = {stage.first, stage.stop} | {edge for layer in named for edge in (layer, layer + 1)} | {dense}
+    shared = has_mask(spec, 0), applies_no_rope(spec, 0), spec.model.is_linear(0)
+    edges = sorted(edge for edge in borders if stage.first <= edge <= stage.stop)
+    for lo, hi in pairwise(edges):
+        yield LayerType(lo >= dense, lo in named, *shared, hi - lo, lo, hi - 1)
+
+
+def dense_layers(model: ModelSpec) -> int:
+    """Return the number of leading layers with a dense MLP, where all dense layers come first."""
+    return model.num_layers if model.moe is None else min(model.moe.first_dense_layers, model.num_layers)
+
+
+def count_between(spec: Spec, layer_type: LayerType, lo: int, hi: int) -> int:
+    """Return the number of layers of a type in [lo, hi)."""
+    if layer_type.detached:
+        return int(lo <= 0 < hi)
+    if starts_detached(spec):
+        lo = max(lo, 1)
+    if are_mixed(spec):
+        return sum(_traits_of(spec, layer) == layer_type.traits for layer in range(lo, hi))
+    dense = dense_layers(spec.model)
+    lo, hi = (max(lo, dense), hi) if layer_type.experts else (lo, min(hi, dense))
+    if hi <= lo:
+        return 0
+    recomputed = recomputed_count(spec.training, lo, hi)
+    return recomputed if layer_type.recomputed else hi - lo - recomputed
+
+
+def recomputed_count(training: TrainingSpec, lo: int, hi: int) -> int:
+    """Return the number of layers in [lo, hi) that are recomputed in backward."""
+    plan = training.recompute
+    if not isinstance(plan, str):
+        return sum(lo <= layer < hi for layer in set(leaves(plan)))
+    if plan == "full":
+        return hi - lo
+    if plan.startswith("every-"):
+        k = int(plan.removeprefix("every-"))  # layers k-1, 2k-1, ...
+        return hi // k - lo // k
+    return 0
+
+
+def recomputed_windows(spec: Spec) -> tuple[bool, bool]:
+    """Return whether a layer with a sliding window is recomputed, and whether a layer without one is."""
+    plan = spec.training.recompute
+    if not isinstance(plan, str):
+        found = {spec.model.has_window(layer) for layer in leaves(plan)}
+        return True in found, False in found
+    if plan in ("none", "selective"):
+        return False, False
+    return windows_among(spec.model, int(plan.removeprefix("every-")) if plan != "full" else 1)
+
+
+def first_recomputed_layer(spec: Spec, stage: Stage, readers: str) -> int:
+    """Return the first layer of a stage that reads a mask and is recomputed; `readers`: all, or one of READERS."""
+    wanted = READERS.get(readers)
+    for layer in range(stage.first, stage.stop):
+        if recomputed_count(spec.training, layer, layer + 1) and wanted in (None, spec.model.has_window(layer)):
+            return layer
+    return stage.stop
+
+
+def _ends(training: TrainingSpec, recomputed: bool, lo: int, hi: int) -> tuple[int, int]:
+    """Return the first and last layer in [lo, hi) that is (or is not) recomputed; there must be one."""
+    plan = training.recompute
+    if isinstance(plan, str):
+        if not plan.startswith("every-"):
+            return lo, hi - 1
+        k = int(plan.removeprefix("every-"))
+        if recomputed:
+            return (lo // k + 1) * k - 1, hi // k * k - 1
+        return (lo if (lo + 1) % k else lo + 1), (hi - 1 if hi % k else hi - 2)
+    named = set(leaves(plan))
+    if recomputed:
+        inside = sorted(layer for layer in named if lo <= layer < hi)
+        return inside[0], inside[-1]
+    is_kept: Callable[[int], bool] = lambda layer: layer not in named  # noqa: E731
+    return next(filter(is_kept, range(lo, hi))), next(filter(is_kept, range(hi - 1, lo - 1, -1)))

@@ -1,0 +1,111 @@
+"""Base class of all operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from memcalc.layout.adapters import Adapters
+from memcalc.ledger.component import Component
+from memcalc.programs import operator_workspaces
+from memcalc.programs.tape import NEW, Node, Shape, Tape, Tensor
+
+TIED_SUM = "sum with the tied head's gradient"  # name of this sum in rows
+DERIVATIVES = "torch 2.13 tools/autograd/derivatives.yaml"
+
+
+class Base:
+    """Base class of all operators: the tape, the dtypes, and autocast.
+
+    Args:
+        tape: records the operators.
+        compute: dtype of forward and backward, "bf16", "fp16" or "fp32".
+        parameters: dtype of the weights.
+        autocast: whether torch.autocast is on, in the compute dtype.
+        adapters: adapters of a frozen base model; None: the model's own parameters train.
+    """
+
+    def __init__(
+        self, tape: Tape, compute: str, parameters: str, autocast: bool, adapters: Adapters | None = None
+    ) -> None:
+        self.adapters = adapters
+        self.tape = tape
+        self.compute = compute
+        self.parameters = parameters
+        self.autocast = autocast
+        self.fp8, self.fp8_columns = "none", False  # of Transformer Engine's linear layers
+        self.fuses_weight_gradients = True  # whether Megatron-Core's GEMMs add to the main gradients
+        self.fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
+
+    @contextmanager
+    def in_fp32(self) -> Iterator[None]:
+        """Context in which parameters are in fp32 and autocast is off."""
+        before = self.autocast, self.parameters
+        self.autocast, self.parameters = False, "fp32"
+        try:
+            yield
+        finally:
+            self.autocast, self.parameters = before
+
+    def trains(self, module: str) -> bool:
+        """Return whether a module's own parameters get gradients."""
+        return self.adapters is None or module.rpartition(".")[2] in self.adapters.saved
+
+    def cast(self, x: Tensor, dtype: str, name: str | None = None) -> Tensor:
+        """Cast x to another dtype: a copy, and its gradient a copy in the old dtype. No operator if x has the dtype."""
+        if x.dtype == dtype:
+            return x
+        name = name or f"{self.tape.storages[x.storage].name} in {dtype}"
+        y = self.tape.new(name, x.shape, dtype, "aten::_to_copy", grad=x.grad)
+        self.tape.record(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
+        return y
+
+    def cast_weight(self, module: str, tensor: str, shape: Shape, gradient: int | None) -> Tensor:
+        """Cast a weight to the compute dtype; autocast caches casts of fp32 leaves until its region ends.
+
+        Backward produces the fp32 gradient; a frozen weight has none (None). Only casts of fp32 leaves that require a
+        gradient are cached. Other weights are cast at each use, and the operator that reads a cast saves it.
+        """
+        citation = "ATen autocast_mode.cpp, cached_cast"
+        if gradient is None:
+            frozen = self.tape.new(f"{module}.{tensor} in {self.compute}", shape, self.compute, citation, grad=False)
+            self.tape.record(Node(f"{module}.{tensor} cast", (), (frozen,), (), ()))
+            return frozen
+        if self.parameters != "fp32":
+            made = self.tape.new(f"{module}.{tensor} in {self.compute}", shape, self.compute, citation)
+            self.tape.record(Node(f"{module}.{tensor} cast", (), (made,), (), (), parameters=(gradient,)))
+            return made
+        name = f"{module}.{tensor} in {self.compute} (autocast cache)"
+        storage = self.tape.store(name, shape, self.compute, citation, component=Component.TEMPORARIES)
+        cast = Tensor(storage, shape, self.compute)
+        self.tape.region.add(storage)
+        self.tape.record(Node(f"{module}.{tensor} cast", (), (cast,), (), (), parameters=(gradient,)))
+        return cast
+
+    def autocast_input(self, x: Tensor, module: str) -> Tensor:
+        """Cast an activation under autocast, at each use: only casts of leaves are cached."""
+        return self.cast(x, self.compute, f"{module} input in {self.compute}") if self.autocast else x
+
+    def sorted_indices(self, module: str, tokens: Shape, rows: str) -> int:
+        """Add a storage for what an embedding's backward allocates before its gradient."""
+        rule = operator_workspaces.named(operator_workspaces.sorted_indices, tokens=tokens, rows=rows)
+        return self.tape.store(f"{module} sorted indices", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+
+    def parameter_gradient(self, module: str, tensor: str, shape: Shape, dtype: str) -> int:
+        """Add a storage for the gradient of a parameter, named as its row in the parameter table."""
+        return self.tape.store(
+            f"{module}.{tensor}",
+            shape,
+            dtype,
+            "autograd: torch/csrc/autograd/functions/accumulate_grad.h",
+            component=Component.GRADIENTS,
+            parameter=f"{module}.{tensor}",
+        )
+
+
+def wider(a: str, b: str) -> str:
+    """Return the dtype of a result of two tensors: fp32 if either is fp32, or for bf16 with fp16.
+
+    Source: c10/core/ScalarType.cpp.
+    """
+    return "fp32" if "fp32" in (a, b) or {"bf16", "fp16"} == {a, b} else a

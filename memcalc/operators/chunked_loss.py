@@ -1,0 +1,283 @@
+"""Losses that never store all logits: LM head and cross-entropy on chunks or tiles of tokens."""
+
+from __future__ import annotations
+
+from memcalc.operators.lora_linear import LoraLinear
+from memcalc.operators.loss import Loss
+from memcalc.programs import operator_workspaces
+from memcalc.programs.program import HEAD
+from memcalc.programs.tape import IN_PLACE, NEW, SAME, SUMMED, VIEW, CheckpointSegment, Node, Shape, Tensor
+
+TRL = "TRL 1.16 trl/kernels/chunked_logprob.py"
+_SUMS = ("maximum", "sum", "weighted sum", "sum of squares", "sum of logits", "maximum before", "logit of the label")
+LIGER = "liger-kernel 0.8 ops/fused_linear_cross_entropy.py"
+
+
+class ChunkedLoss(LoraLinear, Loss):
+    """LM head and cross-entropy together, on some of the tokens at a time."""
+
+    def chunked_cross_entropy(self, x: Tensor, weight: Shape, chunks: int, *, bias: bool, tied: bool) -> None:
+        """Checkpoint each chunk: its logits are freed after forward and recomputed in backward."""
+        tape = self.tape
+        parts = tuple(Tensor(x.storage, (axis, weight[1]), x.dtype) for axis in _chunks(chunks))
+        tape.record(Node("chunks of tokens", (x,), parts, (), (NEW,)))
+        shared = self._shared_casts(weight, bias=bias, tied=tied)
+        losses: list[Tensor] = []
+        of_chunks: list[list[Node]] = []
+        for part in parts:
+            start = len(tape.nodes)
+            out = (part.shape[0], weight[0])
+            if shared:
+                logits = self._with_casts(part, shared, out)
+            else:
+                logits = self.linear(part, "lm_head", weight, out, bias=bias, tied=tied)
+            losses.append(self.cross_entropy(self.cast(logits, "fp32", "logits in fp32"), of=" of a chunk"))
+            of_chunks.append(tape.nodes[start:])
+            tape.segments.append(CheckpointSegment(start, len(tape.nodes), (part.storage,)))
+        self._add_up(of_chunks, tied=tied)
+        self._sum_of(losses)
+
+    def logits_by_chunk(
+        self, x: Tensor, weight: Shape, chunks: int, *, bias: bool, tied: bool, dtype: str
+    ) -> tuple[Tensor, ...]:
+        """Run the LM head on each chunk of tokens; the logits stay live, cast to `dtype` if one is given.
+
+        torchtune 0.6.1 modules/transformer.py, chunked_output; LitGPT 0.5.13 litgpt/model.py, lm_head_chunk_size.
+        """
+        tape = self.tape
+        parts = tuple(Tensor(x.storage, (axis, weight[1]), x.dtype) for axis in _chunks(chunks))
+        tape.record(Node("chunks of tokens", (x,), parts, (), (NEW,)))
+        shared = self._shared_casts(weight, bias=bias, tied=tied)
+        of_chunks: list[list[Node]] = []
+        found: list[Tensor] = []
+        for part in parts:
+            start, out = len(tape.nodes), (part.shape[0], weight[0])
+            if shared:
+                logits = self._with_casts(part, shared, out)
+            else:
+                logits = self.linear(part, "lm_head", weight, out, bias=bias, tied=tied)
+            found.append(logits)
+            of_chunks.append(tape.nodes[start:])
+        self._add_up(of_chunks, tied=tied)
+        if dtype:  # the list references all chunks until the last one is cast
+            wide = tuple(self.cast(logits, dtype, "logits in fp32") for logits in found)
+            tape.still_referenced(*found)
+            return wide
+        return tuple(found)
+
+    def chunks_of_logits(self, logits: Tensor, chunks: int) -> tuple[Tensor, ...]:
+        """Views of all logits but those of each sequence's last token; backward fills zeros around their gradients.
+
+        LitGPT 0.5.13 finetune/full.py and litgpt/utils.py, chunked_cross_entropy.
+        """
+        shifted = Tensor(logits.storage, ("b", "s-1", *logits.shape[2:]), logits.dtype)
+        self.tape.record(Node("tokens but the last", (logits,), (shifted,), (), (NEW,)))
+        parts = tuple(Tensor(logits.storage, (axis, logits.shape[2]), logits.dtype) for axis in _chunks(chunks))
+        self.tape.record(Node("chunks of logits", (shifted,), parts, (), (NEW,)))
+        return parts
+
+    def cross_entropy_by_chunk(self, logits: tuple[Tensor, ...]) -> None:
+        """Cross-entropy of one stored chunk at a time, each from an fp32 copy."""
+        self._sum_of(
+            [self.cross_entropy(self.cast(each, "fp32", "logits in fp32"), of=" of a chunk") for each in logits]
+        )
+
+    def _sum_of(self, losses: list[Tensor]) -> None:
+        total = self.tape.new("loss", (), "fp32", "sum over chunks")
+        self.tape.record(Node("sum over chunks", tuple(losses), (total,), (), (SAME,) * len(losses)))
+        self.tape.hold(total)
+
+    def _shared_casts(self, weight: Shape, *, bias: bool, tied: bool) -> list[Tensor]:
+        """Return the casts of parameters that all chunks read from autocast's cache; none without a cache."""
+        shared: list[Tensor] = []
+        if self.autocast and self.trains("lm_head") and self.parameters == "fp32" != self.compute:
+            if bias:  # autocast casts the last argument first
+                gradient = self.parameter_gradient("lm_head", "bias", weight[:1], self.parameters)
+                shared.append(self.cast_weight("lm_head", "bias", weight[:1], gradient))
+            gradient = self.parameter_gradient("lm_head", "weight", weight, self.parameters)
+            shared.append(self.cast_weight("lm_head", "weight", weight, gradient))
+            if tied:
+                self.tape.deferred.add(gradient)
+                self.tape.tied_gradient = gradient
+        return shared
+
+    def _with_casts(self, x: Tensor, shared: list[Tensor], out: Shape) -> Tensor:
+        """Apply the LM head with parameters cast and cached by autocast; recomputation casts them again.
+
+        The graph is that of forward, so all gradients are accumulated at the first cast of each parameter, in its
+        dtype. The weight is the last of `shared`.
+        """
+        for cast in shared:  # recomputed outside the graph: gradients go to the first cast
+            again = Tensor(cast.storage, cast.shape, cast.dtype)
+            self.tape.record(Node("lm_head cast", (), (again,), (), ()))
+        x = self.autocast_input(x, "lm_head")
+        y = self.tape.new("lm_head output", out, self.compute, "torch.nn.functional.linear")
+        # A weight gradient is the transpose of a matmul's result, a bias gradient a view of a sum, see `linear`.
+        inputs: tuple[Tensor, ...] = (*shared, x)
+        kinds: tuple[str, ...] = (VIEW, NEW)
+        sums: tuple[int, ...] = ()
+        if len(shared) > 1:
+            inputs, kinds = (x, *shared), (NEW, SUMMED, VIEW)
+            rule = operator_workspaces.named(operator_workspaces.column_sum, rows=out[:1], columns=out[1:])
+            sums = (self.tape.store("lm_head bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule),)
+        self.tape.record(
+            Node(
+                "lm_head",
+                inputs,
+                (y,),
+                (x.storage, shared[-1].storage),
+                kinds,
+                summed_later=sums,
+                module=HEAD,
+                multiplies=True,
+            )
+        )
+        return y
+
+    def _add_up(self, of_chunks: list[list[Node]], *, tied: bool) -> None:
+        """Accumulate each parameter's gradient over the chunks; the last chunk comes first in backward.
+
+        A weight's first gradient is the transpose of a matmul's result, a view, so nothing is accumulated into it in
+        place. The sum of the first two is a third tensor, into which the others are accumulated (torch 2.13
+        autograd/input_buffer.cpp).
+        """
+        tape = self.tape
+        totals: dict[str, int] = {}
+        firsts: dict[str, int] = {}
+        for nodes in reversed(of_chunks):
+            for node in nodes:
+                for gradient in node.parameters:
+                    storage = tape.storages[gradient]
+                    name = storage.parameter
+                    tape.deferred.add(gradient)
+                    if name not in firsts:
+                        firsts[name] = totals[name] = gradient
+                    elif totals[name] == firsts[name] and name == f"{HEAD}.weight":
+                        tape.storages.append(storage)
+                        totals[name] = len(tape.storages) - 1
+                        node.sums += ((totals[name], firsts[name], gradient),)
+                    else:
+                        node.sums += ((totals[name], gradient),)
+        if tied:  # the embedding's gradient is still to come
+            tape.tied_gradient = totals.get(f"{HEAD}.weight", tape.tied_gradient)
+        else:
+            of_chunks[0][0].completes = tuple(totals.values())
+
+    def fused_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
+        """Liger's fused loss: forward computes both gradients, some rows of logits at a time; backward returns them."""
+        tape = self.tape
+        trains = self.trains("lm_head")
+        dtype = self.compute if self.autocast else x.dtype
+        temporaries = [
+            tape.store("logits of some rows", ("T_f", weight[0]), dtype, LIGER),
+            tape.store("loss of each token", ("b", "s"), "fp32", LIGER),
+            tape.store("tokens that count", ("b", "s"), "bool", LIGER),
+        ]
+        cached: tuple[int, ...] = ()
+        if dtype != self.parameters:
+            # Each chunk casts the weight's transpose; the cast of the weight itself is cached.
+            casts = [
+                tape.store(f"lm_head.weight {what} in {dtype}", weight, dtype, "ATen autocast_mode.cpp, cached_cast")
+                for what in ("transposed", "(autocast cache)")
+            ]
+            caches = trains and self.parameters == "fp32"
+            temporaries += casts if trains and not caches else casts[:1]  # of a frozen weight the transpose alone
+            if caches:
+                cached = (casts[1],)
+                tape.region.add(casts[1])
+        of_x = tape.store(f"gradient of {tape.storages[x.storage].name}", x.shape, x.dtype, LIGER)
+        parameters: tuple[int, ...] = ()
+        if trains:
+            parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
+            if tied:
+                tape.deferred.update(parameters)
+                (tape.tied_gradient,) = parameters
+        loss = tape.new("loss", (), "fp32", LIGER)
+        made = (of_x, *parameters)
+        tape.record(
+            Node(
+                "fused cross_entropy",
+                (x,),
+                (loss,),
+                made,
+                (IN_PLACE,),
+                also_allocates=(*made, *cached),
+                forward_temporaries=tuple(temporaries),
+                parameters=parameters,
+            )
+        )
+        tape.hold(loss)
+
+    def tiled_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
+        """TRL's fused loss on tiles of logits, recomputed in backward; gradients are summed in fp32, then cast.
+
+        An index selects the tokens with a label (all but the last of each sequence), which copies them.
+        """
+        tape = self.tape
+        rows = Tensor(x.storage, ("b", "s-1", weight[1]), x.dtype, x.grad)
+        tape.record(Node("tokens with a label", (x,), (rows,), (), (NEW,)))
+        mask = tape.store("whether a token has a label", ("b", "s-1"), "bool", TRL)
+        hidden = tape.new("hidden states of tokens with a label", ("T_s", weight[1]), x.dtype, TRL, grad=x.grad)
+        found = tape.store("indices of these tokens", ("2", "T_s"), "int64", TRL)
+        tape.record(
+            Node(
+                "hidden states by label",
+                (rows,),
+                (hidden,),
+                (mask,),
+                (NEW,),
+                also_allocates=(mask,),
+                made_first=(mask,),
+                forward_temporaries=(found,),
+                backward_temporaries=(found,),
+            )
+        )
+        trains, dtype = self.trains("lm_head"), self.compute if self.autocast else x.dtype
+        tile = tape.store("tile of logits", ("T_t", "V_t"), dtype, TRL)
+        casts: list[int] = []
+        if hidden.dtype != dtype:
+            casts.append(tape.store(f"hidden states of a tile in {dtype}", ("T_t", weight[1]), dtype, TRL))
+        if self.parameters != dtype:
+            casts.append(tape.store(f"lm_head.weight of a tile in {dtype}", ("V_w", weight[1]), dtype, TRL))
+        sums = [tape.store(f"{name} of each token", ("T_s",), "fp32", TRL) for name in _SUMS]
+        kept = [tape.store(f"{name} of each token", ("T_s",), "fp32", TRL) for name in ("log-sum", "entropy")]
+        labels = tape.store("labels of these tokens", ("T_s",), "int64", TRL)
+        wide: list[int] = []
+        if hidden.dtype != "fp32":
+            wide.append(tape.store("gradient of hidden states in fp32", hidden.shape, "fp32", TRL))
+        parameters: tuple[int, ...] = ()
+        if trains:
+            if self.parameters != "fp32":
+                wide.append(tape.store("gradient of lm_head.weight in fp32", weight, "fp32", TRL))
+            parameters = (self.parameter_gradient("lm_head", "weight", weight, self.parameters),)
+            if tied:
+                tape.deferred.update(parameters)
+                (tape.tied_gradient,) = parameters
+        loss = tape.new("loss", (), "fp32", TRL)
+        made = (labels, *kept)
+        tape.record(
+            Node(
+                "tiled cross_entropy",
+                (hidden,),
+                (loss,),
+                (hidden.storage, *made),
+                (NEW,),
+                also_allocates=made,
+                made_first=(labels,),
+                forward_temporaries=(*sums, tile, *casts),
+                backward_temporaries=(*wide, tile, *casts),
+                parameters=parameters,
+            )
+        )
+        tape.hold(loss)
+
+    def mean_of_tokens(self, losses: Tensor) -> Tensor:
+        """The mean of all tokens' losses; saves nothing."""
+        mean = self.tape.new("loss", (), "fp32", "aten::mean")
+        self.tape.record(Node("mean of tokens", (losses,), (mean,), (), (NEW,)))
+        return mean
+
+
+def _chunks(count: int) -> tuple[str, ...]:
+    """Return the axes of `count` chunks of tokens."""
+    return (*["T/n"] * (count - 1), "T'")

@@ -1,0 +1,118 @@
+"""Operators of linear attention: its convolution, its triangular systems, and the scan over chunks of tokens."""
+
+from __future__ import annotations
+
+from memcalc.operators.base import DERIVATIVES, Base, wider
+from memcalc.programs.tape import CAST, NEW, Node, Shape, Tensor
+
+CHUNKED = "transformers 5.23 models/qwen3_5/modeling_qwen3_5.py, torch_chunk_gated_delta_rule"
+HEADS = ("b", "h_lv")
+
+
+class LinearAttention(Base):
+    """The gated delta rule as PyTorch operators, without the package flash-linear-attention."""
+
+    def depthwise_convolution(self, x: Tensor, module: str, channels: str, out: Shape) -> Tensor:
+        """A convolution of each channel with w_c numbers; saves x and its weight.
+
+        The output has w_c - 1 more positions than the input; a slice of it is read.
+        """
+        tape, trains = self.tape, self.trains(module)
+        dtype = self.compute if self.autocast else self.parameters
+        x = self.cast(x, dtype)
+        weight = (channels, "1", "w_c")
+        casts: tuple[Tensor, ...] = ()
+        parameters: tuple[int, ...] = ()
+        gradient = self.parameter_gradient(module, "weight", weight, self.parameters) if trains else None
+        if self.parameters != dtype:
+            casts = (self.cast_weight(module, "weight", weight, gradient),)
+        elif gradient is not None:
+            parameters = (gradient,)
+        y = tape.new(f"{module} output", ("b", channels, "s+w_c-1"), dtype, "aten::convolution")
+        ordered = tape.store(f"{module} input by channel", x.shape, dtype, "aten::convolution: contiguous input")
+        saved = (*((x.storage,) if trains else ()), *(cast.storage for cast in casts if x.grad))
+        tape.record(
+            Node(
+                module,
+                (*casts, x),
+                (y,),
+                saved,
+                (*(NEW for _ in casts), NEW),
+                forward_temporaries=(ordered,),
+                backward_temporaries=(ordered,),
+                parameters=parameters,
+                keeps_weight=not trains,
+                module=module,
+            ),
+            trains=trains,
+        )
+        return Tensor(y.storage, out, dtype, y.grad, strided=True)
+
+    def times_parameter(self, x: Tensor, module: str, width: str, name: str) -> Tensor:
+        """x times a function of a parameter with few numbers, which is computed in its dtype; saves x."""
+        tape, trains = self.tape, self.trains(module)
+        dtype = wider(x.dtype, "fp32" if self.autocast else self.parameters)
+        y = tape.new(name, x.shape, dtype, DERIVATIVES)
+        gradient = (self.parameter_gradient(module, "weight", (width,), self.parameters),) if trains else ()
+        product = (tape.store(f"{name}: gradient times input", x.shape, dtype, DERIVATIVES),) if trains else ()
+        node = Node(
+            name,
+            (x,),
+            (y,),
+            (x.storage,) if trains else (),
+            (NEW if x.dtype == dtype else CAST,),
+            backward_temporaries=product,
+            parameters=gradient,
+            keeps_weight=not trains,
+            module=module,
+        )
+        tape.record(node)
+        return y
+
+    def squares(self, x: Tensor, name: str) -> Tensor:
+        """x * x; saves x. Its gradient is a sum of two products."""
+        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        second = self.tape.store(f"{name}: second product", x.shape, x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), backward_temporaries=(second,)))
+        return y
+
+    def differences(self, x: Tensor, name: str, pairs: Shape) -> Tensor:
+        """The differences of all pairs of numbers along the last axis; saves nothing. Its gradient is two sums."""
+        y = self.tape.new(name, pairs, x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
+        return y
+
+    def solved(self, system: Tensor, right: Tensor, name: str) -> Tensor:
+        """torch.linalg.solve_triangular; saves the system and the solution, both gradients are new tensors."""
+        y = self.tape.new(name, right.shape, right.dtype, "aten::linalg_solve_triangular")
+        self.tape.record(Node(name, (right, system), (y,), (system.storage, y.storage), (NEW, NEW)))
+        return y
+
+    def scanned(self, values: Tensor, decayed: Tensor, query: Tensor, scores: Tensor, key: Tensor) -> Tensor:
+        """The loop over chunks: reads and updates the state, and fills the output.
+
+        A chunk saves views of the inputs, its corrected values, and the state before it. Under autocast its four
+        matmuls save casts of their factors instead, and the state once more in fp32, for its decay. Backward fills the
+        gradients of the inputs slice by slice; each slice is a tensor of zeros as large as the input.
+        """
+        tape, state = self.tape, (*HEADS, "d_lk", "d_lv", "s_64")
+        y = tape.new("linear attention by chunk", values.shape, "fp32", CHUNKED)
+        saved = [("states", state, "fp32"), ("corrected values", values.shape, "fp32")]
+        if self.autocast:
+            factors = ("decayed keys", decayed), ("queries", query), ("scores", scores), ("keys", key)
+            saved = [("states", state, "fp32"), *((name, x.shape, self.compute) for name, x in factors)]
+            saved += [(f"states, {reader}", state, self.compute) for reader in ("corrected", "read")]
+            saved += [(f"corrected values, {reader}", values.shape, self.compute) for reader in ("read", "written")]
+        kept = tuple(tape.store(f"{name} of chunks", shape, dtype, CHUNKED) for name, shape, dtype in saved)
+        filled = tape.store("output gradient of one chunk", values.shape, "fp32", "autograd: CopySlices")
+        node = Node(
+            "linear attention over chunks",
+            (values, decayed, query, scores, key),
+            (y,),
+            tuple(dict.fromkeys((*kept, *(x.storage for x in (decayed, query, scores, key) if not self.autocast)))),
+            (NEW,) * 5,
+            also_allocates=kept,
+            backward_temporaries=(filled,),
+        )
+        tape.record(node)
+        return y

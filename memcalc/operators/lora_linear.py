@@ -1,0 +1,189 @@
+"""Linear layers of a frozen base model: 4-bit quantized, and with LoRA adapters."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from memcalc.operators.base import DERIVATIVES
+from memcalc.operators.elementwise import Elementwise
+from memcalc.operators.float8 import Float8Linear
+from memcalc.operators.linear import LinearOptions
+from memcalc.programs import operator_workspaces
+from memcalc.programs.tape import NEW, Node, Shape, Tensor
+from memcalc.spec.finetuning import QKV
+from memcalc.workspaces import ceil_div
+
+PEFT = "PEFT 0.21 tuners/lora/layer.py"
+LITGPT = "LitGPT 0.5.13 litgpt/lora.py, LoRAQKVLinear"
+BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit"
+
+
+class LoraLinear(Float8Linear, Elementwise):
+    """Linear layers as bitsandbytes (QLoRA) and PEFT replace them; without frozen parameters, torch's own."""
+
+    def linear(
+        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **how: Unpack[LinearOptions]
+    ) -> Tensor:
+        """See `Float8Linear.linear`; adds the adapter's x A^T B^T, scaled."""
+        adapters = self.adapters
+        if adapters is None:
+            return super().linear(x, module, weight, out, bias=bias, **how)
+        if adapters.quantizes(module):
+            base = self._quantised(x, module, weight, out)
+        else:
+            # A frozen embedding and its tied LM head share a weight that gets no gradient.
+            how["tied"] = how.get("tied", False) and self.trains(module)
+            base = super().linear(x, module, weight, out, bias=bias, **how)
+        if module.rpartition(".")[2] not in adapters.targets:
+            return base
+        if adapters.joined is not None:
+            return self._litgpts_adapter(x, base, module, weight, out)
+        return self._adapter(x, base, module, weight, out)
+
+    def _quantised(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """Dequantize the weight to the compute dtype, in forward and again in backward; saves no activation.
+
+        Forward dequantizes it in the dtype of the input, backward in the weight's original dtype, then casts it
+        (bitsandbytes/_ops.py, _dequant_linear_fallback; autograd/_functions.py, MatMul4Bit.backward).
+        """
+        adapters, tape = self.adapters, self.tape
+        assert adapters is not None
+        assert adapters.quantised is not None
+        given = x.dtype
+        x = self.cast(x, self.compute, f"{module} input in {self.compute}")
+        whole = tape.store(f"{module}.weight dequantised", weight, self.compute, BITSANDBYTES)
+        made: tuple[int, ...] = (whole,)
+        again: tuple[tuple[int, int], ...] = ((whole, 1),)
+        if self.parameters != self.compute:
+            wide = tape.store(
+                f"{module}.weight dequantised in {self.parameters}", weight, self.parameters, BITSANDBYTES
+            )
+            again = ((wide, 1), (whole, 1), (wide, -1))
+        prepares = again
+        if adapters.quantised.nested:
+            rule = operator_workspaces.named(scales, weight=weight, block_size=adapters.quantised.block_size)
+            around_zero, shifted = (
+                tape.store(f"{module}.weight {name}", (), "uint8", BITSANDBYTES, rule=rule)
+                for name in ("scales around zero in fp32", "scales in fp32")
+            )
+            made = (around_zero, shifted, whole)
+            # Backward adds the mean of the scales in place.
+            prepares = ((shifted, 1), again[0], (shifted, -1), *again[1:])
+        y = tape.new(f"{module} output", out, self.compute, BITSANDBYTES)
+        node = Node(
+            module,
+            (x,),
+            (y,),
+            (),
+            (NEW,),
+            made_first=made,
+            prepares=prepares,
+            between=((whole, -1),),
+            module=module,
+            multiplies=True,
+        )
+        tape.record(node)
+        y = self.cast(y, given, f"{module} output in {given}")
+        tape.still_referenced(x)  # bitsandbytes/nn/modules.py, Linear4bit.forward: its cast of the input
+        return y
+
+    def _adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """result + B(A(dropout(x))) * scaling, in the adapter's dtype or, under autocast, the autocast dtype."""
+        adapters, tape = self.adapters, self.tape
+        assert adapters is not None
+        quantised = adapters.quantizes(module)
+        dtype = base.dtype
+        if quantised:
+            base = self.copy(base, f"{module} output, cloned", out)  # tuners/lora/bnb.py
+        into = x
+        if not (quantised and self.autocast):
+            into = self.cast(x, adapters.dtype, f"{module} input for the adapter")
+        dropped = self.dropout(into, f"{module} adapter dropout", adapters.dropout)
+        low = self._matrix(dropped, f"{module}.lora_A", ("r", weight[1]), (*x.shape[:2], "r"))
+        high = self._matrix(low, f"{module}.lora_B", (weight[0], "r"), out)
+        scaled = self.scale(high, f"{module} adapter output")
+        if quantised and not self.autocast:
+            scaled = self.cast(scaled, dtype, f"{module} adapter output in {dtype}")
+        total = self.add(base, scaled, f"{module} with adapter")
+        y = total if quantised else self.cast(total, dtype, f"{module} with adapter in {dtype}")
+        tape.still_referenced(x, into)  # references: the caller's argument, and the variable that replaces it
+        return y
+
+    def _litgpts_adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """pretrained + B(A(dropout(x))) * scaling; of q, k and v together B is a convolution over groups of ranks.
+
+        LitGPT 0.5.13 litgpt/lora.py, LoRALinear.forward and LoRAQKVLinear.forward.
+        """
+        adapters = self.adapters
+        assert adapters is not None
+        dropped = self.dropout(x, f"{module} adapter dropout", adapters.dropout)
+        tokens = x.shape[:-1]
+        if module.rpartition(".")[2] == "qkv_proj":
+            low = self._matrix(dropped, f"{module}.lora_A", ("r_qkv", weight[1]), (*tokens, "r_qkv"))
+            high = self._convolution(low, f"{module}.lora_B")
+            if len(adapters.joined or ()) < len(QKV):
+                high = self._padded_with_zeros(high, f"{module} adapter output, zeros for the rest", out)
+        else:
+            low = self._matrix(dropped, f"{module}.lora_A", ("r", weight[1]), (*tokens, "r"))
+            high = self._matrix(low, f"{module}.lora_B", (weight[0], "r"), out)
+        scaled = self.scale(high, f"{module} adapter output")
+        total = self.add(base, scaled, f"{module} with adapter")
+        self.tape.still_referenced(x, base, scaled)
+        return total
+
+    def _convolution(self, x: Tensor, module: str) -> Tensor:
+        """Apply a convolution of size 1 with a trained weight; save x. With grouped heads the parts are joined."""
+        adapters, frozen, tape = self.adapters, self.parameters, self.tape
+        assert adapters is not None
+        weight: Shape = ("d_qkv", "r")
+        self.parameters = adapters.dtype
+        try:
+            gradient = self.parameter_gradient(module, "weight", weight, adapters.dtype)
+            dtype = self.compute if self.autocast else x.dtype
+            casts = [] if adapters.dtype == dtype else [self.cast_weight(module, "weight", weight, gradient)]
+        finally:
+            self.parameters = frozen
+        x = self.autocast_input(x, module)
+        shape = (*x.shape[:-1], "d_qkv")
+        y = tape.new(f"{module} output", shape, dtype, LITGPT)
+        parts = tape.store(f"{module} outputs, part by part", shape, dtype, LITGPT)
+        node = Node(
+            module,
+            (*casts, x),
+            (y,),
+            (x.storage, *(cast.storage for cast in casts)),
+            (NEW,) * (len(casts) + 1),
+            made_first=(parts,) if adapters.joins_unequal_parts else (),
+            parameters=() if casts else (gradient,),
+            module=module,
+        )
+        tape.record(node)
+        return y
+
+    def _padded_with_zeros(self, x: Tensor, name: str, out: Shape) -> Tensor:
+        """Copy x into zeros (index_copy); save x, for its shape, and its index."""
+        tape = self.tape
+        y = tape.new(name, out, x.dtype, DERIVATIVES)
+        where = tape.store(f"{name}: where", ("d_qkv",), "int64", LITGPT)
+        tape.record(
+            Node(name, (x,), (y,), (x.storage, where), (NEW,), also_allocates=(where,), made_first=(y.storage,))
+        )
+        return y
+
+    def _matrix(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """One of the adapter's two linear layers, which train in the adapter's dtype."""
+        adapters, frozen = self.adapters, self.parameters
+        assert adapters is not None
+        self.adapters, self.parameters = None, adapters.dtype
+        try:
+            return super().linear(x, module, weight, out, bias=False)
+        finally:
+            self.adapters, self.parameters = adapters, frozen
+
+
+def scales(values: operator_workspaces.Values, weight: Shape, block_size: int) -> int:
+    """4·(n/block), rounded up: the 8-bit scales, dequantized to fp32
+
+    bitsandbytes 0.50 functional.py, dequantize_4bit.
+    """
+    return 4 * ceil_div(operator_workspaces.product(values, weight), block_size)

@@ -1,0 +1,86 @@
+"""Fused LayerNorm and RMSNorm."""
+
+from __future__ import annotations
+
+from memcalc.operators.base import Base
+from memcalc.programs import operator_workspaces
+from memcalc.programs.tape import NEW, Node, Shape, Tensor
+from memcalc.spec.recipes import DTYPE_BYTES
+
+
+class Norms(Base):
+    """Fused LayerNorm and RMSNorm."""
+
+    def layer_norm(
+        self,
+        x: Tensor,
+        module: str,
+        width: str,
+        tensors: tuple[str, ...] = ("weight", "bias"),
+        out: Shape | None = None,
+        heads: str = "",
+    ) -> Tensor:
+        """LayerNorm; saves x, and mean and reciprocal deviation in fp32 (ATen native/cuda/layer_norm_kernel.cu).
+
+        `heads`: the second-to-last axis, if each of its entries has a norm with a separate weight.
+        """
+        return self._fused_norm(x, module, width, ("mean", "reciprocal deviation"), tensors, out, heads)
+
+    def rms_norm(
+        self, x: Tensor, module: str, width: str, tensors: tuple[str, ...] = ("weight",), out: Shape | None = None
+    ) -> Tensor:
+        """torch.nn.RMSNorm, fused since torch 2.9; saves x and the reciprocal deviation in fp32."""
+        return self._fused_norm(x, module, width, ("reciprocal deviation",), tensors, out)
+
+    def _fused_norm(
+        self,
+        x: Tensor,
+        module: str,
+        width: str,
+        statistics: tuple[str, ...],
+        tensors: tuple[str, ...],
+        out: Shape | None,
+        heads: str = "",
+    ) -> Tensor:
+        """A fused norm; `out`: the output's shape where it is viewed with other axes.
+
+        Forward and backward copy an input that is not contiguous (`expect_contiguous`).
+        """
+        tape, citation = self.tape, "ATen native/cuda/layer_norm_kernel.cu: x, mean and rstd are saved"
+        if self.autocast:
+            x = self.cast(x, "fp32")  # autocast's fp32 list
+        in_order: tuple[int, ...] = ()
+        if x.strided:
+            in_order = (tape.store(f"{module} input in order", x.shape, x.dtype, citation),)
+        y = tape.new(f"{module} output", out or x.shape, x.dtype, "torch.nn.functional.layer_norm, rms_norm")
+        kept = [tape.store(f"{module} {name}", x.shape[:-1], "fp32", citation) for name in statistics]
+        item_bytes = DTYPE_BYTES[self.parameters]
+        rule = operator_workspaces.named(
+            operator_workspaces.norm_backward,
+            rows=tuple(x.shape[: -2 if heads else -1]),
+            width=width,
+            item_bytes=item_bytes,
+            buffers=len(tensors),
+        )
+        scratch = tape.store(f"{module} partial sums", (), "uint8", citation, rule=rule)
+        weight = (heads, width) if heads else (width,)
+        affine = tuple(Tensor(-1, weight, self.parameters) for _ in tensors)
+        # A frozen weight has no gradient, so no partial sums over rows are allocated.
+        tensors = tensors if self.trains(module) else ()
+        gradients = tuple(self.parameter_gradient(module, t, weight, self.parameters) for t in tensors)
+        node = Node(
+            module,
+            (x,),
+            (y,),
+            (x.storage, *kept),
+            (NEW,),
+            also_allocates=(*in_order, *kept),
+            made_first=in_order,
+            prepares=tuple((index, 1) for index in in_order),
+            backward_temporaries=(scratch,) if tensors else (),
+            parameters=gradients,
+            module=module,
+        )
+        node.variables = (Tensor(x.storage, x.shape, x.dtype), *tape.variables_of(node)[1:], *affine)
+        tape.record(node)
+        return y

@@ -1,0 +1,196 @@
+"""Operators that route tokens to experts by index: top-k, sorting, row copies, and grouped GEMMs."""
+
+from __future__ import annotations
+
+from memcalc.operators.base import DERIVATIVES, wider
+from memcalc.operators.lora_linear import LoraLinear
+from memcalc.programs import operator_workspaces
+from memcalc.programs.tape import CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
+
+INDEXING = "torch 2.13 ATen native/cuda/Indexing.cu, index_put_with_sort_kernel"
+GROUPED = "torch 2.13 derivatives.yaml, _grouped_mm"
+
+
+class Routing(LoraLinear):
+    """Selection of experts, and the operators that follow it."""
+
+    def flattened(self, x: Tensor, name: str) -> Tensor:
+        """View all tokens as one matrix, where the gradients of its readers are accumulated."""
+        y = Tensor(x.storage, x.shape, x.dtype, flat=True)
+        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        return y
+
+    def top_k(self, x: Tensor, out: Shape, name: str) -> tuple[Tensor, Tensor]:
+        """The largest values along the last axis and their int64 indices; saves the indices."""
+        y = self.tape.new(name, out, x.dtype, DERIVATIVES)
+        indices = Tensor(self.tape.store(f"{name} indices", out, "int64", DERIVATIVES), out, "int64", grad=False)
+        self.tape.record(Node(name, (x,), (y,), (indices.storage,), (NEW,), also_allocates=(indices.storage,)))
+        return y, indices
+
+    def fp32_linear(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """linear(x.float(), weight.float()) on a matrix of tokens; saves both copies, each for the other's gradient.
+
+        Autocast chooses the dtype of the matmul itself; fp32 weights are not copied.
+        """
+        tape, trains = self.tape, self.trains(module)
+        x = self.cast(x, "fp32", f"{module} input in fp32")
+        if self.parameters == "fp32":
+            return self.linear(x, module, weight, out, bias=False)
+        wide = tape.new(f"{module}.weight in fp32", weight, "fp32", "aten::_to_copy", grad=trains)
+        gradients = (self.parameter_gradient(module, "weight", weight, self.parameters),) if trains else ()
+        tape.record(Node(f"{module}.weight cast", (), (wide,), (), (), parameters=gradients))
+        y = tape.new(f"{module} output", out, "fp32", "torch.nn.functional.linear")
+        seen = Tensor(wide.storage, weight, "fp32", strided=True)
+        saved = (*((x,) if trains else ()), *((seen,) if x.grad else ()))
+        kinds = (NEW if trains else None, NEW if x.grad else None)
+        node = Node(
+            module,
+            (wide, x),
+            (y,),
+            tuple(t.storage for t in saved),
+            kinds,
+            variables=saved,
+            module=module,
+            multiplies=True,
+        )
+        tape.record(node)
+        return y
+
+    def filled(self, x: Tensor, mask: Tensor, name: str) -> Tensor:
+        """x with a number where a mask is true (masked_fill); saves the mask."""
+        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (mask.storage,), (NEW,)))
+        return y
+
+    def overwritten(self, x: Tensor, index: Tensor, name: str) -> Tensor:
+        """x with a number at some indices of its last axis (scatter); saves the indices."""
+        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,)))
+        return y
+
+    def placed(self, x: Tensor, index: Tensor, out: Shape, name: str) -> Tensor:
+        """A tensor with x at some indices of the last axis (scatter_); saves the indices."""
+        y = self.tape.new(name, out, x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,)))
+        return y
+
+    def sparse_multiplier(self, scores: Tensor, weight: Tensor, chosen: Tensor, given: Tensor, name: str) -> Tensor:
+        """The scaled weight of a selected expert; its gradient reaches only the scores, by the probabilities `given`.
+
+        Source: transformers 5.23 modeling_phimoe.py, PhimoeMultiplier.
+        """
+        tape, citation = self.tape, "transformers 5.23 modeling_phimoe.py, PhimoeMultiplier"
+        y = tape.new(name, weight.shape, weight.dtype, citation)
+        scaled, negated = (
+            tape.store(f"{name}: {step}", weight.shape, weight.dtype, citation)
+            for step in ("scaled gradient", "negated gradient")
+        )
+        saved = (weight.storage, chosen.storage, given.storage)
+        kind, steps = NEW if scores.dtype == given.dtype else CAST, ((scaled, 1), (negated, 1))
+        tape.record(Node(name, (scores,), (y,), saved, (kind,), prepares=steps, between=((negated, -1),)))
+        return y
+
+    def total(self, x: Tensor, name: str) -> Tensor:
+        """The sum over the last axis; saves nothing. Its gradient is expanded, as a view.
+
+        It is on autocast's fp32 list.
+        """
+        x = self.cast(x, "fp32") if self.autocast else x
+        y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        return y
+
+    def divide_in_place(self, x: Tensor, by: Tensor, name: str) -> Tensor:
+        """x /= by, broadcast along the last axis; saves the divisor and a copy of the original x.
+
+        Backward first computes the divisor's gradient, -gradient * ((x / by) / by), each step a tensor as large as x
+        (torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, div_tensor_other_grad).
+        """
+        tape = self.tape
+        before = tape.store(f"{name}, as it was", x.shape, x.dtype, "autograd: a clone, as x is overwritten")
+        return self._divided(Tensor(x.storage, x.shape, x.dtype), x, by, name, (by.storage, before), (before,))
+
+    def divide(self, x: Tensor, by: Tensor, name: str) -> Tensor:
+        """x / by, broadcast along the last axis, in a new tensor; saves both."""
+        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
+        return self._divided(y, x, by, name, (by.storage, x.storage), ())
+
+    def _divided(
+        self, y: Tensor, x: Tensor, by: Tensor, name: str, saved: tuple[int, ...], made: tuple[int, ...]
+    ) -> Tensor:
+        citation = "torch 2.13 FunctionsManual.cpp, div_tensor_other_grad"
+        words, dtype = ("quotient", "its quotient", "negated gradient"), wider(x.dtype, by.dtype)
+        steps = [self.tape.store(f"{name}: {step}", x.shape, dtype, citation) for step in words]
+        on_the_way = (*((step, 1) for step in steps), *((step, -1) for step in reversed(steps)))
+        gradients = (REDUCED, NEW if x.dtype == dtype else CAST)
+        self.tape.record(Node(name, (by, x), (y,), saved, gradients, prepares=on_the_way, also_allocates=made))
+        return y
+
+    def largest(self, x: Tensor, out: Shape, name: str) -> Tensor:
+        """The indices of the largest values along the last axis (topk); nothing reads the values."""
+        values = self.tape.store(f"{name}: their values", out, x.dtype, "aten::topk")
+        chosen = Tensor(self.tape.store(name, out, "int64", "aten::topk"), out, "int64", grad=False)
+        self.tape.record(Node(name, (x,), (chosen,), (), (None,), made_first=(values,)))
+        return chosen
+
+    def sorted_order(self, like: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """torch.sort of all indices in one row: the sorted indices, and their original positions."""
+        tape = self.tape
+        rule = operator_workspaces.named(operator_workspaces.sort_row, length=like.shape)
+        scratch = tape.store(f"{name} scratch", (), "uint8", "ATen native/cuda/Sort.cu", rule=rule)
+        values, order = (
+            Tensor(tape.store(each, like.shape, "int64", "aten::sort"), like.shape, "int64", grad=False)
+            for each in (f"{name}: sorted", name)
+        )
+        tape.record(Node(name, (like,), (values, order), (), (None,), forward_temporaries=(scratch,)))
+        return values, order
+
+    def rows_at(self, x: Tensor, index: Tensor, out: Shape, name: str, rows: Shape) -> Tensor:
+        """x[index] along the first axis, with `rows` rows; saves the index. Backward adds into a tensor of zeros."""
+        tape = self.tape
+        y = tape.new(name, out, x.dtype, "aten::index")
+        rule = operator_workspaces.named(operator_workspaces.add_rows, indices=index.shape, rows=rows)
+        scratch = tape.store(f"{name}: sorted indices", (), "uint8", INDEXING, rule=rule)
+        tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,), backward_temporaries=(scratch,)))
+        return y
+
+    def grouped_gemm(self, x: Tensor, offsets: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+        """Grouped GEMM: groups of rows times one weight each (torch.nn.functional.grouped_mm); saves x and group ends.
+
+        Autocast has no rule for it, so x is cast to the weights' dtype. The weight gradient is computed first.
+        """
+        tape, trains = self.tape, self.trains(module)
+        x = self.cast(x, self.parameters)
+        y = tape.new(f"{module} output", out, x.dtype, GROUPED)
+        parameters = (self.parameter_gradient(module, "weight", weight, self.parameters),) if trains else ()
+        seen = Tensor(-1, weight, self.parameters, strided=True)  # transposed
+        node = Node(
+            module,
+            (x,),
+            (y,),
+            (*((x.storage,) if trains else ()), offsets.storage),
+            (NEW,),
+            parameters=parameters,
+            parameters_first=True,
+            keeps_weight=x.grad,
+            variables=(*((x,) if trains else ()), *((seen,) if x.grad else ()), offsets),
+            module=module,
+        )
+        tape.record(node, trains=trains)
+        return y
+
+    def weigh(self, x: Tensor, weights: Tensor, name: str) -> Tensor:
+        """x times one weight per row; saves both. The weights' gradient is first as large as x, then summed."""
+        y = self.tape.new(name, x.shape, wider(x.dtype, weights.dtype), DERIVATIVES)
+        of_x = NEW if x.dtype == y.dtype else CAST
+        self.tape.record(Node(name, (weights, x), (y,), (x.storage, weights.storage), (REDUCED, of_x)))
+        return y
+
+    def sum_of_copies(self, x: Tensor, out: Shape, name: str) -> Tensor:
+        """Sum the copies of each token; saves nothing. Backward repeats the gradient, since a view needs it contiguous.
+
+        Autocast requests a sum in fp32, which reads x in its own dtype (ATen autocast_mode.cpp, fp32_set_opt_dtype).
+        """
+        y = self.tape.new(name, out, "fp32" if self.autocast else x.dtype, "aten::sum")
+        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
+        return y

@@ -1,0 +1,379 @@
+"""Backward of a tape: the autograd engine's order of allocations and frees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from memcalc.ledger.component import Component
+from memcalc.programs.activation_offload import SOURCE
+from memcalc.programs.program import END, FETCH, START, Activity, BlockOperator, StorageEvent
+from memcalc.programs.tape import CAST, IN_PLACE, REDUCED, SAME, SUMMED, VIEW, CheckpointSegment, Node, Tape, Tensor
+
+UPDATE = "torch.optim: the optimizer's step in a post-accumulate-grad hook of the parameter"
+
+
+class Backward:
+    """The autograd engine on a tape: operators in reverse order, saved tensors freed after use, gradients summed.
+
+    Source: torch 2.13 torch/csrc/autograd/engine.cpp (evaluate_function) and input_buffer.cpp (accumulate): an
+    operator's saved tensors and incoming gradient are released after its outputs exist. A second gradient of a tensor
+    is added into the first in place if nothing else references the first and it is neither a view nor a tensor
+    subclass; otherwise the sum is a third tensor.
+
+    Args:
+        tape: the recorded block.
+        kept: storages that are live between forward and backward.
+        keeps_gradients: whether a parameter's gradient stays allocated once it is produced.
+        main_gradient_dtype: dtype of a second copy of each gradient; None without one.
+        update: dtypes of the temporaries, as large as the gradient, of an optimizer that updates each parameter when
+            its gradient is complete.
+        runs_again: whether the block is recomputed together with other blocks before its backward.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        kept: set[int],
+        keeps_gradients: bool,
+        main_gradient_dtype: str | None,
+        update: tuple[str, ...] = (),
+        *,
+        runs_again: bool = False,
+    ) -> None:
+        self.tape = tape
+        self.runs_again = runs_again
+        self.keeps_gradients = keeps_gradients
+        self.main_gradient_dtype = main_gradient_dtype
+        self.update = update
+        self.events: list[StorageEvent] = []
+        self.references: dict[int, int] = {}
+        self.pending: dict[Tensor, int] = {}
+        self.stand_ins: dict[int, int] = {}
+        self.untouched: dict[CheckpointSegment, list[int]] = {}  # kept results that a recomputation did not reach
+        self.views: set[int] = set()  # gradients that are not accumulated in place
+        self.operator: BlockOperator = START  # the running operator; START for tensors that come from the next block
+        self.ends_checkpoint: CheckpointSegment | None = None  # checkpoint that is freed with the running operator
+        self.checkpoint_end = -1  # number of events until the first checkpoint is freed
+        # tensors shared by all layers -> event at which the first reader has run backward
+        self.reads: dict[str, int] = {}
+        self.inside = {p: segment for segment in tape.segments for p in range(segment.start, segment.stop)}
+        for index in kept:
+            self.references[index] = 0
+        for position, node in enumerate(tape.nodes):
+            if position not in self.inside:
+                self.hold(node.saved)
+        for segment in tape.segments:
+            self.hold((*segment.on_device, *segment.kept))
+        self.hold(tape.held)
+
+    def hold(self, storages: Iterable[int]) -> None:
+        """Add one reference to each of some storages."""
+        for index in storages:
+            self.references[index] = self.references.get(index, 0) + 1
+
+    def run(self, output: Tensor | None) -> list[StorageEvent]:
+        """Return the events of backward, from the gradient of the output (or of the loss) to that of the input."""
+        last = output if output is not None else self.tape.nodes[-1].outputs[0]
+        if last.grad:
+            self.pending[last] = self.gradient_of(last)
+        if output is None:
+            self.hold([self.pending[last]])  # the caller of backward() references the loss gradient until it returns
+        if self.tape.entry is None:
+            self.let_go(self.tape.held)  # the first block: no later one reads the shared tables
+        recomputed: set[CheckpointSegment] = set()
+        nodes = self.tape.nodes
+        first_saver = {
+            segment: next((p for p in range(segment.start, segment.stop) if nodes[p].unpacks), segment.start)
+            for segment in self.tape.segments
+        }
+        for position in range(len(self.tape.nodes) - 1, -1, -1):
+            segment = self.inside.get(position)
+            node = self.tape.nodes[position]
+            if segment is not None and segment not in recomputed and self.unpacks(node):
+                self.recompute(segment)
+                recomputed.add(segment)
+            self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
+            self.operator = self.tape.operator(position)
+            self.step(node, takes=self.runs_again or segment is not None)
+            if self.ends_checkpoint is not None:  # no gradient has reached it
+                self.end_checkpoint()
+        if self.tape.arrives_summed is not None:
+            # The gradient of the tied LM head, which its block counts, is now complete.
+            self.references[self.tape.arrives_summed] = 1
+            self.parameter_arrived(self.tape.arrives_summed)
+        if self.tape.entry is not None and self.tape.entry in self.pending:
+            self.operator = END
+            self.release(self.pending[self.tape.entry])  # the block before counts it as its incoming gradient
+        return self.events
+
+    def end_checkpoint(self) -> None:
+        """Free a checkpoint and the arguments it holds, once its last tensor has been unpacked."""
+        segment, self.ends_checkpoint = self.ends_checkpoint, None
+        assert segment is not None
+        self.let_go((*segment.on_device, *self.untouched.pop(segment, segment.kept)))
+        self.checkpoint_end = len(self.events)
+
+    def unpacks(self, node: Node) -> bool:
+        """Return whether an operator's backward runs now and unpacks a saved tensor."""
+        return node.unpacks and any(tensor in self.pending for tensor in node.outputs)
+
+    def recompute(self, segment: CheckpointSegment) -> None:
+        """Recompute a segment up to its last saved tensor (torch/utils/checkpoint.py stops early).
+
+        A tensor that is still referenced from outside is allocated a second time. A result that the segment has kept is
+        taken out of its store, which then no longer references it.
+        """
+        nodes = self.tape.nodes[segment.start : segment.stop]
+        # live until the segment's autocast region ends
+        lasting = {index for node in nodes for index in node.saved} | self.tape.region
+        last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1)
+        uses: dict[int, int] = {}
+        for position, node in enumerate(nodes):
+            for tensor in (*node.inputs, *node.outputs):
+                uses[tensor.storage] = position
+            uses.update(dict.fromkeys(node.caller_holds, position))
+        self.fetch(segment.on_host)
+        alive: set[int] = set()
+        untouched = self.untouched[segment] = list(segment.kept)
+        for position, node in enumerate(nodes[: last + 1]):
+            made = node.made
+            stops_before_output = position == last and not set(node.saved) & set(made)
+            if stops_before_output:
+                break
+            self.operator = self.tape.operator(segment.start + position, Activity.AGAIN)
+            for index in made:
+                if index not in alive and index not in segment.inputs:
+                    if index in segment.kept:
+                        untouched.remove(index)
+                    else:
+                        self.recompute_tensor(index)
+                    alive.add(index)
+            for index in sorted(alive):
+                if index not in lasting and uses.get(index, position) <= position:
+                    self.release(self.current(index))
+                    alive.discard(index)
+        for node in nodes:
+            self.hold(self.current(index) for index in node.saved)
+        self.let_go(self.current(index) for index in sorted(alive))
+        self.let_go(self.current(index) for index in segment.on_host)
+
+    def fetch(self, inputs: Iterable[int]) -> None:
+        """Copy a segment's inputs back from the host; the copies replace the originals from here on."""
+        self.operator = FETCH
+        for index in inputs:
+            storage = self.tape.storages[index]
+            copy = self.tape.store(f"{storage.name}, fetched", storage.shape, storage.dtype, SOURCE, rule=storage.rule)
+            self.stand_ins[index] = copy
+            self.allocate(copy)
+
+    def recompute_tensor(self, index: int) -> None:
+        """Allocate a storage of a segment again, or a replacement where the first one is still live."""
+        if self.references.get(index, 0):
+            storage = self.tape.storages[index]
+            self.stand_ins[index] = self.tape.store(
+                f"{storage.name} again", storage.shape, storage.dtype, storage.citation, rule=storage.rule
+            )
+        self.allocate(self.current(index))
+
+    def current(self, index: int) -> int:
+        """Return the storage that currently replaces `index`, or `index` itself."""
+        return self.stand_ins.get(index, index)
+
+    def step(self, node: Node, *, takes: bool) -> None:
+        """Run one operator's backward.
+
+        Args:
+            node: the operator.
+            takes: whether the saved tensors come from a checkpoint's recomputation. They are then freed when the
+                operator's backward returns. Only then does the engine cast its results or sum them over broadcast axes
+                (torch 2.13 torch/utils/checkpoint.py, unpack_hook; engine.cpp, validate_outputs).
+        """
+        incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
+        if not incoming and node.outputs:
+            self.let_go(self.current(index) for index in node.saved)
+            return
+        outgoing = self.results(node, incoming, takes=takes or bool(node.fetched))
+        self.let_go(incoming)
+        # Gradients enter the buffers of earlier operators before leaves are processed. With a bias the input is
+        # flattened before the weight is transposed, so the gradient's view is deposited after the weight (ATen
+        # native/Linear.cpp).
+        later = [(index, tensor) for index, tensor in outgoing if node.summed and index in self.views]
+        for index, tensor in outgoing:
+            if (index, tensor) not in later:
+                self.deposit(index, tensor)
+        for index in node.parameters[:: -1 if node.reversed_accumulation else 1]:
+            if index not in self.tape.deferred:
+                self.parameter_arrived(index)
+        for total, *parts in node.sums:
+            if not self.references.get(total, 0):
+                self.allocate(total)
+            self.let_go(parts)
+        self.let_go(node.drops)
+        for index in node.completes:
+            self.parameter_arrived(index)
+        for index, tensor in later:
+            self.deposit(index, tensor)
+
+    def results(self, node: Node, incoming: list[int], *, takes: bool) -> list[tuple[int, Tensor]]:
+        """Allocate an operator's input and parameter gradients; return the former in their dtypes and shapes."""
+        for index in (*node.fetched, *(node.parameters if node.parameters_first else ())):
+            self.allocate(index)
+        self.play(node.prepares)
+        outgoing = self.outgoing(node, incoming)
+        self.play(node.between)
+        early = () if node.parameters_first else (index for index in node.parameters if index not in node.summed)
+        for index in (*early, *node.backward_temporaries):
+            self.allocate(index)
+        self.let_go(node.backward_temporaries)
+        if takes:
+            self.release_saved(node)
+        outgoing = [(self.sum_of(t) if index < 0 else index, t) for index, t in outgoing]
+        for index in (*node.summed, *node.summed_later):
+            self.allocate(index)
+        self.let_go((*node.summed_later, *_left(node)))
+        outgoing = self.as_wanted(node, outgoing)
+        if not takes:
+            self.release_saved(node)
+        if self.ends_checkpoint is not None:
+            self.end_checkpoint()
+        return outgoing
+
+    def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
+        """Allocate the gradients of an operator's inputs, in order; return them with their tensors."""
+        found: list[tuple[int, Tensor]] = []
+        overwritten = iter(node.saved)
+        for tensor, kind in zip(node.inputs, node.gradients, strict=True):
+            written_over = next(overwritten) if kind == IN_PLACE else None
+            if kind is None or not tensor.grad:
+                continue
+            if kind == SUMMED:
+                found.append((-1, tensor))
+                continue
+            if kind in (SAME, IN_PLACE):
+                source = incoming[0] if written_over is None else self.current(written_over)
+                self.references[source] += 1
+                found.append((source, tensor))
+                continue
+            output = node.outputs[0]
+            # An in-place operator's output is its input, perhaps in a lower precision.
+            wide = "fp32" if any(each.dtype == "fp32" for each in (output, *node.inputs)) else output.dtype
+            if kind == REDUCED:
+                made = self.gradient_of(Tensor(tensor.storage, output.shape, wide))
+            else:
+                made = self.gradient_of(tensor, wide if kind == CAST else tensor.dtype)
+            if kind == VIEW:
+                self.views.add(made)
+            found.append((made, tensor))
+        return found
+
+    def as_wanted(self, node: Node, outgoing: list[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+        """Return the gradients in the dtype and shape of their tensors, where the engine casts or sums them.
+
+        The engine follows the order of the operator's arguments; matmuls produce their gradients in the opposite order.
+        Source: torch 2.13 torch/csrc/autograd/engine.cpp, validate_outputs.
+        """
+        kinds = zip(node.inputs, node.gradients, strict=True)
+        others = {tensor for tensor, kind in kinds if kind in (CAST, REDUCED)}
+        if not others:
+            return outgoing
+        found: list[tuple[int, Tensor]] = []
+        for made, tensor in reversed(outgoing):
+            wanted = self.gradient_of(tensor) if tensor in others else made
+            if tensor in others:
+                self.release(made)
+            found.append((wanted, tensor))
+        return found[::-1]
+
+    def release_saved(self, node: Node) -> None:
+        """Release the tensors that an operator has saved, and record when the shared tables were last read."""
+        self.let_go((*(self.current(index) for index in node.saved), *node.fetched))
+        self.reads |= dict.fromkeys(node.tables, len(self.events))
+
+    def play(self, steps: Iterable[tuple[int, int]]) -> None:
+        """Allocate (sign 1) and free (sign -1) an operator's temporaries in order."""
+        for index, sign in steps:
+            if sign > 0:
+                self.allocate(index)
+            else:
+                self.release(index)
+
+    def gradient_of(self, tensor: Tensor, dtype: str = "") -> int:
+        """Allocate a new storage for the gradient of a tensor; in the tensor's dtype unless another is given."""
+        name = f"gradient of {self.tape.storages[tensor.storage].name}"
+        shape, citation = tensor.shape, "autograd: the gradient has its tensor's shape"
+        index = self.tape.store(name, shape, dtype or tensor.dtype, citation)
+        self.allocate(index)
+        return index
+
+    def sum_of(self, tensor: Tensor) -> int:
+        """Allocate a gradient that the engine sums over leading axes; the engine passes on a view of it."""
+        made = self.gradient_of(tensor)
+        self.views.add(made)
+        return made
+
+    def parameter_arrived(self, index: int) -> None:
+        """Copy, keep or free the complete gradient of a parameter, as the recipe sets."""
+        if self.main_gradient_dtype is not None:
+            gradient = self.tape.storages[index]
+            copy = self.tape.store(
+                f"{gradient.name} in {self.main_gradient_dtype}",
+                gradient.shape,
+                self.main_gradient_dtype,
+                "MT-NLG (arXiv 2201.11990) section 3.1: an fp32 copy of each gradient",
+                component=Component.GRADIENTS,
+            )
+            self.allocate(copy)
+        gradient = self.tape.storages[index]
+        temporaries = [
+            self.tape.store(
+                f"update by {gradient.name}", gradient.shape, dtype, UPDATE, component=Component.TEMPORARIES
+            )
+            for dtype in self.update
+        ]
+        for each in temporaries:
+            self.allocate(each)
+        self.let_go(temporaries)
+        if not self.keeps_gradients:
+            self.release(index)
+
+    def deposit(self, index: int, tensor: Tensor) -> None:
+        """Pass a gradient on; a second gradient of the same tensor is added to the first."""
+        if tensor not in self.pending:
+            self.pending[tensor] = index
+            return
+        first = self.pending[tensor]
+        if self.references[first] == 1 and first not in self.views and not tensor.subclass:
+            self.release(index)
+            return
+        total = self.gradient_of(tensor)
+        self.release(first)
+        self.release(index)
+        self.pending[tensor] = total
+
+    def allocate(self, index: int) -> None:
+        """Add a reference; the first one allocates."""
+        self.references[index] = self.references.get(index, 0) + 1
+        if self.references[index] == 1:
+            self.events.append(StorageEvent(index, 1, self.operator))
+
+    def let_go(self, storages: Iterable[int]) -> None:
+        """Remove one reference from each of some storages."""
+        for index in storages:
+            self.release(index)
+
+    def release(self, index: int) -> None:
+        """Remove a reference; the last one frees."""
+        self.references[index] -= 1
+        if self.references[index] == 0:
+            self.events.append(StorageEvent(index, -1, self.operator))
+
+
+def _left(node: Node) -> Iterable[int]:
+    """Return the temporaries that an operator has allocated and not freed."""
+    steps = (*node.prepares, *node.between)
+    if not steps:
+        return ()
+    made = Counter(index for index, sign in steps for _ in range(max(sign, 0)))
+    made.subtract(index for index, sign in steps if sign < 0)
+    return made.elements()

@@ -1,0 +1,328 @@
+"""Program of a block: streams of allocations and frees, evaluated for given sizes, with saved tensors and peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
+
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+
+Stream = Literal["forward", "loss", "backward"]
+
+HEAD = "lm_head"  # the module of the output projection
+
+
+class SharedTable(NamedTuple):
+    """A tensor that the model computes once per forward and all layers read: a mask, a RoPE cos/sin cache.
+
+    Args:
+        name: its name; layers with a sliding window may have a separate one.
+        windows: the layers that read it: with a window (True), without (False), all (None).
+    """
+
+    name: str
+    windows: bool | None = None
+
+
+class Storage(NamedTuple):
+    """One type of tensor in a block.
+
+    Args:
+        name: for display only.
+        shape: its axes in symbols.
+        dtype: its dtype.
+        citation: its source.
+        rule: its bytes, where they are not a product of the axes.
+        component: the component that its bytes count for.
+        parameter: for a parameter's gradient, the parameter's state_dict name within its unit.
+        table: for a tensor shared by layers, which one.
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: str
+    citation: str
+    rule: Callable[[Mapping[str, int]], int] | None = None
+    component: Component | None = None
+    parameter: str = ""
+    table: SharedTable | None = None
+
+    @property
+    def formula(self) -> str:
+        """Bytes of one such tensor in symbols, e.g. "2·b·s·d"."""
+        if self.rule is not None:
+            return (self.rule.__doc__ or "rule").partition("\n")[0].rstrip(".")
+        return "·".join((str(DTYPE_BYTES[self.dtype]), *(f"({axis})" if "+" in axis else axis for axis in self.shape)))
+
+
+class StorageSize(NamedTuple):
+    """Storages of one size: a product of axes and an item's bytes, or a rule with its arguments."""
+
+    axes: tuple[str, ...]
+    item_bytes: int
+    rule: Callable[..., int] | None = None
+    arguments: tuple[tuple[str, object], ...] = ()
+
+    def bytes(self, values: Mapping[str, int]) -> int:
+        """Return the bytes of one such tensor."""
+        if self.rule is not None:
+            return self.rule(values, **dict(self.arguments))
+        size = self.item_bytes
+        for axis in self.axes:
+            size *= values[axis]
+        return size
+
+
+def _kind(storage: Storage) -> StorageSize:
+    rule = storage.rule
+    if rule is None:
+        return StorageSize(storage.shape, DTYPE_BYTES[storage.dtype])
+    if isinstance(rule, partial):  # two partials with the same arguments are not equal
+        return StorageSize((), 1, rule.func, tuple(rule.keywords.items()))
+    return StorageSize((), 1, rule)
+
+
+class Activity(Enum):
+    """What a block is doing at an event."""
+
+    START = auto()  # it receives its input
+    RUN = auto()  # an operator's forward, or its backward
+    AGAIN = auto()  # a checkpoint recomputes an operator
+    FETCH = auto()  # a checkpoint's inputs are copied back from the host
+    END = auto()  # it passes on its output, or the gradient of its input
+
+
+class BlockOperator(NamedTuple):
+    """An operator of a block, as recorded in its events.
+
+    Args:
+        name: for display only.
+        when: first run or recomputation; for events outside operators, what the block is doing.
+        position: its position on the block's tape.
+        module: the module of the parameters that it reads, as in state_dict within its unit; empty: none.
+        output: the storage of its first result.
+        multiplies: whether it is a cuBLAS matmul.
+        in_head: whether it belongs to the LM head or the loss, after the final norm.
+        in_loss: whether it runs after the model's forward has returned.
+    """
+
+    name: str
+    when: Activity = Activity.RUN
+    position: int = -1
+    module: str = ""
+    output: int = -1
+    multiplies: bool = False
+    in_head: bool = False
+    in_loss: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its label on screens."""
+        return f"{self.name} again" if self.when is Activity.AGAIN else self.name
+
+
+START, FETCH, END = (
+    BlockOperator("start", Activity.START),
+    BlockOperator("recompute", Activity.FETCH),
+    BlockOperator("end", Activity.END),
+)
+
+
+class StorageEvent(NamedTuple):
+    """An allocation (+1) or a free (-1) of one storage, inside an operator."""
+
+    storage: int
+    sign: int
+    operator: BlockOperator
+
+
+class StreamPeak(NamedTuple):
+    """The peak of a stream: bytes above its start, and the number of events up to it."""
+
+    bytes: int
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """One compiled block.
+
+    `forward` (and `loss`, for the LM head) ends with what backward needs, plus `names`, freed when the model's forward
+    returns, and `region`, freed at the end of the autocast region. `backward` starts from there; its first event is the
+    incoming gradient.
+    """
+
+    storages: tuple[Storage, ...]
+    forward: tuple[StorageEvent, ...]
+    loss: tuple[StorageEvent, ...]
+    backward: tuple[StorageEvent, ...]
+    region: tuple[int, ...] = ()
+    names: tuple[int, ...] = ()
+    packed: tuple[int, ...] = ()  # storages kept in host memory between forward and backward
+    named_output: tuple[int, ...] = ()  # the output, if it is in `names` although the next block counts it
+    # further outputs that are not saved: referenced by a Python variable until the next layer returns
+    handed: tuple[int, ...] = ()
+    read_by: tuple[tuple[int, str], ...] = ()  # storages kept for recomputed layers, and which layers read them
+    # tensors shared by layers -> number of backward events until they have been read
+    reads: tuple[tuple[str, int], ...] = ()
+    checkpoint_end: int = -1  # number of backward events until the block's checkpoint is freed; -1: none
+    held: tuple[int, ...] = ()  # live until backward has passed: the first block's tensors shared by layers
+    output: int = -1  # its output; -1: the LM head, which ends with the loss
+    tied_gradient: int = -1  # LM head: the gradient of the weight tied to the embedding
+    tied_sum: int = -1  # embedding: the sum of both gradients, where it is a separate tensor
+
+    @cached_property
+    def kinds(self) -> tuple[StorageSize, ...]:
+        """The distinct sizes of its storages; each is computed once."""
+        return tuple(self._kinds)
+
+    @cached_property
+    def kind_of(self) -> tuple[int, ...]:
+        """Index into `kinds` of each storage."""
+        return tuple(self._kinds[_kind(storage)] for storage in self.storages)
+
+    @cached_property
+    def _kinds(self) -> dict[StorageSize, int]:
+        kinds: dict[StorageSize, int] = {}
+        for storage in self.storages:
+            kinds.setdefault(_kind(storage), len(kinds))
+        return kinds
+
+    @cached_property
+    def labels(self) -> tuple[tuple[Component, str, str, str, str], ...]:
+        """Component, name, dtype, formula and citation of each storage."""
+        return tuple(
+            (storage.component or Component.TEMPORARIES, storage.name, storage.dtype, storage.formula, storage.citation)
+            for storage in self.storages
+        )
+
+    def stream(self, name: Stream) -> tuple[StorageEvent, ...]:
+        """Return one of its streams."""
+        return {"forward": self.forward, "loss": self.loss, "backward": self.backward}[name]
+
+    @cached_property
+    def entry(self) -> int:
+        """The storage of the block's input, the first one live in forward."""
+        return next(event.storage for event in self.forward if event.operator.when is Activity.START)
+
+    @cached_property
+    def first_matmul(self) -> int:
+        """Number of backward events until the first matmul has allocated its result."""
+        events = enumerate(self.backward, 1)
+        return next((at for at, event in events if event.operator.multiplies), len(self.backward) + 1)
+
+    @cached_property
+    def gradients(self) -> frozenset[int]:
+        """Positions in backward at which a parameter's gradient is allocated."""
+        return frozenset(
+            position
+            for position, event in enumerate(self.backward, 1)
+            if event.sign > 0 and self.storages[event.storage].component is Component.GRADIENTS
+        )
+
+    def sizes(self, values: Mapping[str, int]) -> list[int]:
+        """Return the requested bytes of each storage, not rounded."""
+        of_kind = [size_class.bytes(values) for size_class in self.kinds]
+        return [of_kind[kind] for kind in self.kind_of]
+
+    def shapes(self, values: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """Return the sizes of the axes of each storage; empty where a rule gives the bytes."""
+        of_kind = [tuple([values[axis] for axis in size_class.axes]) for size_class in self.kinds]
+        return [of_kind[kind] for kind in self.kind_of]
+
+    @cached_property
+    def findings(self) -> dict[object, Any]:
+        """Results that callers cache on the program."""
+        return {}
+
+    @cached_property
+    def _alive(self) -> dict[tuple[Stream, int], tuple[int, ...]]:
+        return {}
+
+    def alive(self, stream: Stream, position: int) -> tuple[int, ...]:
+        """Return the storages live after so many events of a stream; cached by position."""
+        key = (stream, position)
+        if key not in self._alive:
+            start = {"forward": (), "loss": self.after_forward, "backward": self.kept}[stream]
+            self._alive[key] = alive_after(self.stream(stream)[:position], start)
+        return self._alive[key]
+
+    @cached_property
+    def after_forward(self) -> tuple[int, ...]:
+        """Storages live until the model's forward returns."""
+        return alive_after(self.forward)
+
+    @cached_property
+    def saved(self) -> tuple[int, ...]:
+        """Storages live during the loss and at its end, inside the autocast region."""
+        return tuple(index for index in alive_after((*self.forward, *self.loss)) if index not in self.names)
+
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """Storages live when backward starts."""
+        return tuple(index for index in self.saved if index not in self.region)
+
+    @cached_property
+    def awaited(self) -> tuple[int, ...]:
+        """LM head: the storages that its weight gradient needs, namely the matmul's input and its output's gradient.
+
+        All kept storages, where the loss splits the matmul into chunks.
+        """
+        used = [
+            event.storage
+            for event in self.backward
+            if event.sign < 0 and event.operator.module == HEAD and event.operator.when is Activity.RUN
+        ]
+        return tuple(used) if any(storage in self.kept for storage in used) else self.kept
+
+    @cached_property
+    def left(self) -> tuple[int, ...]:
+        """Storages that backward leaves allocated: parameter gradients, and what the step still holds."""
+        return alive_after(self.backward, self.kept)
+
+    @cached_property
+    def left_without_gradients(self) -> tuple[int, ...]:
+        """Storages that backward leaves allocated, without parameter gradients."""
+        return tuple(index for index in self.left if self.storages[index].component is not Component.GRADIENTS)
+
+
+def highest(events: Iterable[StorageEvent], sizes: list[int], since: int = 0) -> StreamPeak:
+    """Return the peak of a stream at event `since` or later; with `since`, also where all is below the start."""
+    current = 0
+    best, position = 0, since
+    begun = not since
+    for index, (storage, sign, _) in enumerate(events, 1):
+        if sign > 0:
+            current += sizes[storage]
+            if index >= since and (current > best or not begun):
+                best, position, begun = current, index, True
+        else:
+            current -= sizes[storage]
+    return StreamPeak(best, position)
+
+
+def highest_among(events: Iterable[StorageEvent], sizes: list[int], positions: frozenset[int]) -> StreamPeak:
+    """Return the highest of some positions of a stream; there must be at least one."""
+    current = 0
+    heights: dict[int, int] = {}
+    for index, (storage, sign, _) in enumerate(events, 1):
+        current += sign * sizes[storage]
+        if index in positions:
+            heights[index] = current
+    position = max(heights, key=heights.__getitem__)
+    return StreamPeak(heights[position], position)
+
+
+def alive_after(events: Iterable[StorageEvent], start: Iterable[int] = ()) -> tuple[int, ...]:
+    """Return the storages live after a stream that starts with the storages of `start`."""
+    alive = dict.fromkeys(start)
+    for storage, sign, _ in events:
+        if sign > 0:
+            alive[storage] = None
+        else:
+            alive.pop(storage, None)
+    return tuple(alive)

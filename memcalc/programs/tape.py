@@ -1,0 +1,265 @@
+"""Tape: the operators of a block in execution order, on symbols instead of numbers.
+
+Each operator records what PyTorch allocates in forward, what autograd saves for backward, and what backward allocates.
+`compilation.compiled` turns the tape into two streams of allocations and frees, forward and backward. Their running
+sums give saved bytes and peaks for any sizes. So formulas for activations, gradients and temporaries are not written
+by hand: they follow from the block's code and its operators' rules.
+
+A tensor's bytes are the product of its axes' symbols and its dtype's size; the formula text uses the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from memcalc.ledger.component import Component
+from memcalc.programs.program import Activity, BlockOperator, SharedTable, Storage
+
+Shape = tuple[str, ...]
+Rule = Callable[[Mapping[str, int]], int]
+
+OF_THE_HOST = -2  # replaces a storage: a tensor that no device holds
+SAME = "same"  # the input's gradient is the output's gradient: no bytes
+NEW = "new"  # the input's gradient is a new tensor of the input's shape and dtype
+VIEW = "view"  # a new tensor that is passed on as a view
+CAST = "cast"  # a new tensor of the output's dtype, which the engine casts to the input's
+REDUCED = "reduced"  # a new tensor of the output's shape, which the engine sums over broadcast axes
+SUMMED = "summed"  # a new tensor that the engine sums from the output's gradient after the operator has returned
+IN_PLACE = "in place"  # the gradient of the n-th such input overwrites the n-th saved tensor
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A tensor on the tape: a storage seen with a shape. Views share the storage, but have separate gradients.
+
+    Args:
+        storage: index of its storage.
+        shape: its axes in symbols.
+        dtype: its dtype.
+        grad: whether it requires a gradient; set by the operator that produces it.
+        subclass: whether its gradients are tensor subclasses, which are never accumulated in place.
+        strided: whether it is not contiguous: transposed, or a slice with gaps.
+        flat: whether it is viewed as a matrix with one row per token.
+    """
+
+    storage: int
+    shape: Shape
+    dtype: str
+    grad: bool = True
+    subclass: bool = False
+    strided: bool = False
+    flat: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One operator: its tensors, and what its backward reads, allocates and frees."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    saved: tuple[int, ...]
+    gradients: tuple[str | None, ...]  # for each input: SAME, NEW, VIEW, CAST, REDUCED, SUMMED, IN_PLACE or None
+    forward_temporaries: tuple[int, ...] = ()
+    backward_temporaries: tuple[int, ...] = ()
+    # (storage, +1 or -1): backward's allocations and frees before its results
+    prepares: tuple[tuple[int, int], ...] = ()
+    between: tuple[tuple[int, int], ...] = ()  # the same, between input gradients and parameter gradients
+    summed_later: tuple[int, ...] = ()  # buffers of the engine's sums, after the operator's backward has returned
+    parameters: tuple[int, ...] = ()
+    summed: tuple[int, ...] = ()  # the `parameters` that the engine sums after the operator has returned
+    reversed_accumulation: bool = False  # of `parameters`: addmm's bias is a leaf, its weight a transposed view
+    parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
+    also_allocates: tuple[int, ...] = ()
+    made_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs
+    caller_holds: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
+    sums: tuple[tuple[int, ...], ...] = ()  # deferred parameter gradients, each with the parts added to it here
+    completes: tuple[int, ...] = ()  # deferred gradients that get their last part here
+    drops: tuple[int, ...] = ()  # temporaries of `sums` that are freed
+    keeps_weight: bool = False  # a frozen weight saved for the input gradient: a saved tensor without new memory
+    variables: tuple[Tensor, ...] | None = None  # saved tensors, where they differ from `saved`: weights, views
+    tables: tuple[str, ...] = ()  # shared tables of the model that it saves
+    staged_first: tuple[int, ...] = ()  # allocated one at a time on the way to the host, before the operator runs
+    staged_last: tuple[int, ...] = ()  # the same, after it has run
+    fetched: tuple[int, ...] = ()  # copies of saved tensors, on the GPU while its backward runs
+    module: str = ""  # module of the parameters it reads, as in state_dict within its unit
+    multiplies: bool = False  # whether it is a cuBLAS matmul
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The storages that forward allocates, in order."""
+        return tuple(dict.fromkeys((*self.made_first, *(y.storage for y in self.outputs), *self.also_allocates)))
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether backward unpacks a saved tensor, which makes a checkpoint recompute."""
+        return bool(self.saved) or self.keeps_weight
+
+
+class CheckpointSegment(NamedTuple):
+    """Checkpointed operators: their inputs and some results are kept, the rest is recomputed in backward."""
+
+    start: int
+    stop: int
+    inputs: tuple[int, ...]
+    kept: tuple[int, ...] = ()
+    fetched: bool = False  # the inputs are in host memory and copied back for recomputation
+
+    @property
+    def on_device(self) -> tuple[int, ...]:
+        """The inputs kept on the device."""
+        return () if self.fetched else self.inputs
+
+    @property
+    def on_host(self) -> tuple[int, ...]:
+        """The inputs kept in host memory."""
+        return self.inputs if self.fetched else ()
+
+
+@dataclass(slots=True)
+class Tape:
+    """Recorder of operators. Block authors call the methods of `Operators`, which calls `record`.
+
+    Args:
+        kind: the component of what the block saves: ACTIVATIONS for layers, LOGITS_AND_LOSS for the LM head.
+    """
+
+    kind: Component = Component.ACTIVATIONS
+    storages: list[Storage] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    held: set[int] = field(default_factory=set)  # live until the whole backward has finished
+    # those of `held` that are freed after these layers (see stages.READERS)
+    read_by: dict[int, str] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)  # live when forward begins, besides the input: the KV cache so far
+    region: set[int] = field(default_factory=set)  # live until the autocast region ends, with the loss
+    names: set[int] = field(default_factory=set)  # live until the model's forward returns: its Python variables
+    handed: set[int] = field(default_factory=set)  # live until the next layer returns, which then references them
+    deferred: set[int] = field(default_factory=set)  # parameter gradients that wait for another block's (tied)
+    arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
+    segments: list[CheckpointSegment] = field(default_factory=list)
+    offloads: bool = False  # saved tensors are in host memory
+    packed: list[int] = field(default_factory=list)  # tensors in host memory, by the storages they are copied back to
+    leaves: dict[int, Node] = field(default_factory=dict)  # results set to require a gradient -> the operator
+    boundary: int = 0  # number of nodes in forward; the rest is the loss
+    head: int | None = None  # number of nodes before the LM head
+    tied_gradient: int = -1  # gradient of an LM head weight tied to the embedding
+    tied_sum: int = -1  # embedding: the sum of both gradients, where it is a separate tensor
+    entry: Tensor | None = None
+
+    def store(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: str,
+        citation: str,
+        *,
+        rule: Rule | None = None,
+        component: Component | None = None,
+        parameter: str = "",
+        table: SharedTable | None = None,
+    ) -> int:
+        """Add a storage to the tape, see `Storage`; return its index."""
+        self.storages.append(Storage(name, shape, dtype, citation, rule, component, parameter, table))
+        return len(self.storages) - 1
+
+    def input(self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True) -> Tensor:
+        """Set the block's input: live when forward begins; backward passes on its gradient."""
+        self.entry = Tensor(self.store(name, shape, dtype, citation), shape, dtype, grad)
+        return self.entry
+
+    def new(self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True) -> Tensor:
+        """Return a new tensor with a new storage."""
+        return Tensor(self.store(name, shape, dtype, citation), shape, dtype, grad)
+
+    def record(self, node: Node, *, trains: bool = False) -> None:
+        """Record the next operator; by autograd's rule it saves nothing if no input or parameter requires a gradient.
+
+        Source: torch 2.13 torch/csrc/autograd/functions/utils.h, compute_requires_grad: only then does an operator get
+        a graph node with saved tensors and a backward.
+
+        Args:
+            node: the operator, as if every input required a gradient.
+            trains: whether it has a trainable parameter that is not in `node.parameters`.
+        """
+        if not (trains or node.parameters or any(tensor.grad for tensor in node.inputs)):
+            for tensor in node.outputs:
+                tensor.grad = False
+            node.saved, node.backward_temporaries, node.keeps_weight, node.variables = (), (), False, None
+            node.gradients = (None,) * len(node.inputs)
+        self.nodes.append(node)
+
+    def forget_gradients(self) -> None:
+        """Drop autograd from the tape: nothing is saved or recomputed."""
+        self.segments.clear()
+        self.leaves.clear()
+        for node in self.nodes:
+            node.saved, node.keeps_weight, node.variables, node.tables = (), False, None, ()
+
+    def still_referenced(self, *tensors: Tensor) -> None:
+        """Keep tensors live until here because a Python variable still references them."""
+        self.nodes[-1].caller_holds += tuple(tensor.storage for tensor in tensors)
+
+    def also_saves(self, *tensors: Tensor) -> None:
+        """Add shared tensors (a mask, a table) to what the last operator saves; they take no new device memory."""
+        node = self.nodes[-1]
+        node.variables = (*self.variables_of(node), *tensors)
+
+    def reads(self, *tables: str) -> None:
+        """Record the shared tables that the last operator saves, if it saves anything."""
+        node = self.nodes[-1]
+        node.tables = tables if any(each is not None for each in node.gradients) else ()
+
+    def variables_of(self, node: Node) -> tuple[Tensor, ...]:
+        """Return the tensors that an operator saves, in the shapes it sees."""
+        if node.variables is not None:
+            return node.variables
+        return tuple(self.whole(index) for index in node.saved)
+
+    def whole(self, index: int) -> Tensor:
+        """Return a storage as a tensor with its full shape."""
+        return Tensor(index, self.storages[index].shape, self.storages[index].dtype)
+
+    def hold(self, tensor: Tensor) -> None:
+        """Keep a tensor live until the step frees it after backward."""
+        self.held.add(tensor.storage)
+
+    def recompute(self, output: Tensor, inputs: tuple[Tensor, ...]) -> None:
+        """Checkpoint the operators from `inputs` to `output`, which must be the last one recorded."""
+        storages = tuple(dict.fromkeys(tensor.storage for tensor in inputs))
+        made = [p for p, node in enumerate(self.nodes) if any(t in inputs for t in node.outputs)]
+        assert output in self.nodes[-1].outputs
+        self.segments.append(CheckpointSegment(max(made) + 1, len(self.nodes), storages))
+
+    def recompute_all(self, kept: tuple[int, ...] = ()) -> None:
+        """Checkpoint the whole block: keep its input and, of its results, only these storages."""
+        assert self.entry is not None
+        self.segments = [CheckpointSegment(0, len(self.nodes), (self.entry.storage,), tuple(dict.fromkeys(kept)))]
+
+    def made_by(self, names: tuple[str, ...]) -> tuple[int, ...]:
+        """Return the storages that operators of these names allocate: results and other persistent buffers."""
+        nodes = [node for node in self.nodes if node.name in names]
+        return tuple(index for node in nodes for index in (*(t.storage for t in node.outputs), *node.also_allocates))
+
+    def begin_head(self) -> None:
+        """Mark the start of the LM head and the loss after it."""
+        self.head = len(self.nodes)
+
+    def operator(self, position: int, when: Activity = Activity.RUN) -> BlockOperator:
+        """Return the operator at a position of the tape, as recorded in events."""
+        node = self.nodes[position]
+        return BlockOperator(
+            node.name,
+            when,
+            position,
+            node.module,
+            node.outputs[0].storage if node.outputs else -1,
+            node.multiplies,
+            in_head=self.head is not None and position >= self.head,
+            in_loss=0 < self.boundary <= position,
+        )
+
+    def end_forward(self) -> None:
+        """Mark the start of the loss."""
+        self.boundary = len(self.nodes)

@@ -1,0 +1,146 @@
+"""From a tape to its program: which tensors are saved, and the allocations and frees of forward, loss and backward."""
+
+from __future__ import annotations
+
+from memcalc.ledger.component import Component
+from memcalc.programs.autograd import Backward
+from memcalc.programs.program import END, START, Program, StorageEvent
+from memcalc.programs.tape import Tape, Tensor
+
+
+def compiled(
+    tape: Tape,
+    output: Tensor | None,
+    *,
+    keeps_gradients: bool,
+    main_gradient_dtype: str | None,
+    update: tuple[str, ...] = (),
+    runs_again: bool = False,
+    trains: bool = True,
+    holds_output: bool = False,
+) -> Program:
+    """Return the tape as streams of allocations and frees.
+
+    Args:
+        tape: the recorded block.
+        output: the block's output tensor; None for the LM head, which ends with the loss.
+        keeps_gradients: whether a parameter's gradient stays allocated; otherwise it is freed at once because it is
+            added to an existing one.
+        main_gradient_dtype: dtype of a second copy of each produced gradient (mixed-20), or None.
+        update: dtypes of the temporaries, as large as the gradient, of an optimizer that steps within backward.
+        runs_again: whether the block is recomputed together with other blocks before its backward.
+        trains: whether there is a backward.
+        holds_output: whether the output, if it is a leaf, is counted here because the next block does not save it.
+    """
+    _hold_leaves(tape, None if holds_output else output)
+    kept = _kept(tape)
+    boundary = tape.boundary or len(tape.nodes)
+    alive = _start(tape)
+    head = () if output is None else (output.storage,)
+    forward = [StorageEvent(index, 1, START) for index in alive]
+    forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
+    loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
+    # With offloaded activations, tensors that Python variables reference stay on the GPU; a frozen embedding packs
+    # nothing.
+    stays = kept | tape.names if tape.offloads else kept
+    forward += [
+        StorageEvent(index, -1, END) for index in head if index not in stays
+    ]  # the next block counts it as its input
+    named = tuple(index for index in head if index in tape.names - stays)
+    backward: list[StorageEvent] = []
+    reads: dict[str, int] = {}
+    checkpoint_end = -1
+    if trains:
+        engine = Backward(tape, kept, keeps_gradients, main_gradient_dtype, update, runs_again=runs_again)
+        backward, reads, checkpoint_end = engine.run(output), engine.reads, engine.checkpoint_end
+    saved = {index for node in tape.nodes for index in node.saved} | kept
+    storages = tuple(
+        storage if storage.component is not None else storage._replace(component=_component(tape, index, saved))
+        for index, storage in enumerate(tape.storages)
+    )
+    region, names = tuple(sorted(tape.region - kept)), tuple(sorted(tape.names - kept - tape.region))
+    packed, handed = tuple(tape.packed), tuple(sorted(tape.handed - kept - tape.region - tape.names))
+    read_by = tuple(sorted((index, layers) for index, layers in tape.read_by.items() if index in kept))
+    return Program(
+        storages,
+        tuple(forward),
+        tuple(loss),
+        tuple(backward),
+        region,
+        names,
+        packed,
+        named,
+        handed,
+        read_by,
+        tuple(reads.items()),
+        checkpoint_end,
+        tuple(sorted(tape.held.difference(*(node.saved for node in tape.nodes)))),
+        -1 if output is None else output.storage,
+        tape.tied_gradient,
+        tape.tied_sum,
+    )
+
+
+def _hold_leaves(tape: Tape, output: Tensor | None) -> None:
+    """Keep a leaf live until backward has reached its AccumulateGrad node, whichever operator reads it.
+
+    The output is counted by the next block. Source: torch 2.13 torch/csrc/autograd/functions/accumulate_grad.h,
+    `variable`.
+    """
+    for storage, node in tape.leaves.items():
+        if output is None or storage != output.storage:
+            node.saved = (storage,)
+
+
+def _start(tape: Tape) -> set[int]:
+    """Return the storages that exist when the block's forward begins: its input, and tables made once and kept."""
+    made = {index for node in tape.nodes for index in node.made}
+    entry = set() if tape.entry is None else {tape.entry.storage}
+    return entry | tape.given | ((tape.held | tape.names) - made)
+
+
+def _kept(tape: Tape) -> set[int]:
+    """Return the storages live between forward and backward: segment inputs, and tensors saved outside segments."""
+    kept = set(tape.held)
+    inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
+    for segment in tape.segments:
+        kept.update((*segment.on_device, *segment.kept))
+    for position, node in enumerate(tape.nodes):
+        if position not in inside:
+            kept.update(node.saved)
+    return kept
+
+
+def _component(tape: Tape, index: int, saved: set[int]) -> Component:
+    if index in saved:
+        return tape.kind
+    # In the LM head, a tensor of the logits' size belongs to the loss, saved for backward or not.
+    in_head = tape.kind is Component.LOGITS_AND_LOSS
+    if in_head and any(axis.startswith("V") for axis in tape.storages[index].shape):
+        return tape.kind
+    return Component.TEMPORARIES
+
+
+def _forward(tape: Tape, positions: range, alive: set[int], kept: set[int]) -> list[StorageEvent]:
+    """Return the events of forward: a storage is freed after its last reader unless it is in `kept`."""
+    last_use: dict[int, int] = {}
+    for position in range(len(tape.nodes)):
+        node = tape.nodes[position]
+        for tensor in (*node.inputs, *node.outputs):
+            last_use[tensor.storage] = position
+        for index in node.caller_holds:
+            last_use[index] = position
+    events: list[StorageEvent] = []
+    for position in positions:
+        node, operator = tape.nodes[position], tape.operator(position)
+        made = node.made
+        new = [index for index in made if index not in alive]
+        events += [StorageEvent(index, sign, operator) for index in node.staged_first for sign in (1, -1)]
+        events += [StorageEvent(index, 1, operator) for index in (*new, *node.forward_temporaries)]
+        alive.update(new)
+        gone = [index for index in sorted(alive) if index not in kept and last_use.get(index, position) <= position]
+        events += [StorageEvent(index, -1, operator) for index in node.forward_temporaries]
+        events += [StorageEvent(index, sign, operator) for index in node.staged_last for sign in (1, -1)]
+        events += [StorageEvent(index, -1, operator) for index in gone]
+        alive.difference_update(gone)
+    return events

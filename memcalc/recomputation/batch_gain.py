@@ -1,0 +1,78 @@
+"""Gain of a plan: the largest micro-batch with and without it, when the larger one is faster, and offload instead."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.recomputation.config_chain import ConfigChain
+from memcalc.recomputation.evaluation import Evaluation
+from memcalc.recomputation.offload import Offload, offload
+from memcalc.recomputation.throughput import break_even
+from memcalc.spec.hardware.gpus import GpuSpec
+from memcalc.spec.hardware.interconnect import system_of
+
+HOST_BYTES_PER_SECOND = 25 * 10**9  # a default, not a measurement: what PCIe 4.0 x16, 31.5 GB/s on paper, may reach
+
+
+class Gain(NamedTuple):
+    """Gain from recomputation.
+
+    Args:
+        without: the largest micro-batch without recomputation; 0: none.
+        most: the largest micro-batch for which a plan fits.
+        slow_down: time per sequence at `most`, relative to no recomputation, by FLOPs.
+        pays_below: fraction of its peak rate that the GPU reaches at `without`, below which the larger batch has the
+            higher throughput; None: never, or there is nothing to compare.
+        replayed: whether both micro-batches, and the next larger ones, have verdicts; else they are estimated.
+    """
+
+    without: int
+    most: int
+    slow_down: float
+    pays_below: float | None
+    replayed: bool
+
+
+class OffloadAlternative(NamedTuple):
+    """Offload of activations to the host, for the same budget.
+
+    Args:
+        offload: the offloaded layers, and the exposed copy time; None: offloading all of them is not enough.
+        step_seconds: of a step without waiting, at the GPU's peak rate.
+        bytes_per_second: of the link to the host, each way.
+        node_ranks: ranks of the run on one node.
+    """
+
+    offload: Offload | None
+    step_seconds: float
+    bytes_per_second: int
+    node_ranks: int
+
+    @property
+    def host_bytes_per_rank(self) -> int:
+        """Host memory of a rank: the activations that its GPU does not keep."""
+        return 0 if self.offload is None else self.offload.freed_bytes
+
+    @property
+    def host_bytes_per_node(self) -> int:
+        """Host memory of all ranks of a node."""
+        return self.node_ranks * self.host_bytes_per_rank
+
+
+def gain_of(batches: tuple[int, int], slow_down: float, *, replayed: bool) -> Gain:
+    """Return the gain from the largest micro-batches without and with a plan."""
+    without, most = batches
+    half = break_even(without, most, slow_down) if 0 < without < most else None
+    return Gain(without, most, slow_down, None if half is None else without / (without + half), replayed)
+
+
+def offloaded(
+    configured: ConfigChain, before: Evaluation, budget: int, gpu: GpuSpec | None, bytes_per_second: int
+) -> OffloadAlternative | None:
+    """Return offload in place of recomputation; None: everything fits, or the GPU's rate is unknown."""
+    if gpu is None or gpu.bf16_tflops is None or before.peak_bytes <= budget:
+        return None
+    rate = gpu.bf16_tflops * 1e12
+    found = offload(configured.chain, before.peak_bytes - budget, bytes_per_second, rate)
+    node_ranks = min(system_of(gpu).node, configured.spec.parallelism.ranks)
+    return OffloadAlternative(found, 3 * configured.chain.flops / rate, bytes_per_second, node_ranks)

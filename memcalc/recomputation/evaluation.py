@@ -1,0 +1,139 @@
+"""Memory and cost of a plan: a simulation of the training step, block by block."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.recomputation.chain import Chain
+from memcalc.recomputation.plan import Plan, Segment, kept_all, leaves
+
+
+class PlanPoint(NamedTuple):
+    """Allocated bytes at one point of the step."""
+
+    bytes: int
+    phase: str  # "forward", "again" or "backward", or a phase that no plan changes
+    block: str
+    position: int  # of the block; -1: none
+
+
+class Evaluation(NamedTuple):
+    """Memory and cost of a plan.
+
+    Args:
+        peak: the peak.
+        kept_bytes: saved activations at the end of forward.
+        flops: of all forwards.
+        again_flops: of recomputation.
+        moments: all points of the step in order, if requested.
+    """
+
+    peak: PlanPoint
+    kept_bytes: int
+    flops: int
+    again_flops: int
+    moments: tuple[PlanPoint, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes at the peak."""
+        return self.peak.bytes
+
+
+class _PlanSimulation:
+    """The state of the simulation: live activation bytes, FLOPs so far, the peak."""
+
+    def __init__(self, chain: Chain, *, record: bool) -> None:
+        self.chain = chain
+        self.held = 0
+        self.flops = 0
+        self.kept_bytes = 0
+        self.peak = PlanPoint(chain.elsewhere, chain.elsewhere_name, "", -1)
+        self.moments: list[PlanPoint] = []
+        self.record = record
+
+    def moment(self, amount: int, phase: str, position: int) -> None:
+        """Record a point of the step with `amount` allocated bytes."""
+        if amount > self.peak.bytes or self.record:
+            moment = PlanPoint(amount, phase, self.chain.blocks[position].name, position)
+            if self.record:
+                self.moments.append(moment)
+            if amount > self.peak.bytes:
+                self.peak = moment
+
+    def run(self, items: Segment, again: int | None) -> None:
+        """Simulate forward and backward of some items; their first input is live and stays live.
+
+        Args:
+            items: in order.
+            again: additional bytes during a recomputation: states, gradients, including the gradient of the items'
+                output.
+                None: the first forward.
+        """
+        blocks, start, last = self.chain.blocks, self.held, items[-1]
+        ends_early = again is not None and isinstance(last, int)
+        for item in items[:-1] if ends_early else items:
+            self.forward(item, again)
+        if again is None:
+            self.kept_bytes = self.held
+        for item in reversed(items):
+            end = item if isinstance(item, int) else list(leaves(item))[-1]
+            block, aside = blocks[end], self.chain.backward_aside[end]
+            if item is last and ends_early:
+                self.moment(self.held - block.input_bytes + block.again_top + aside, "again", end)
+                self.flops += block.flops if block.again_flops is None else block.again_flops
+                continue
+            self.held -= block.output_bytes  # freed by later blocks; its gradient has the same size
+            if isinstance(item, int):
+                self.held -= block.inside_bytes
+                top = block.backward_top if again is None else block.rerun_top
+                self.moment(self.held - block.input_bytes + top + aside, "backward", end)
+            else:
+                self.held -= self.staying(item)  # included in the blocks' tops
+                self.run(item, aside + block.output_bytes)
+        assert self.held == start
+
+    def forward(self, item: int | Segment, again: int | None) -> None:
+        """Simulate the forward of one item; afterwards its output is live, and for a block its activations."""
+        phase = "forward" if again is None else "again"
+        if isinstance(item, int):
+            block = self.chain.blocks[item]
+            aside = self.chain.forward_aside[item] if again is None else again
+            self.moment(self.held - block.input_bytes + block.forward_top + aside, phase, item)
+            self.flops += block.flops
+            self.held += block.inside_bytes + block.output_bytes
+            return
+        passing = 0  # boundary between two blocks of the segment; the first one's input is live
+        for number, position in enumerate(leaves(item)):
+            block = self.chain.blocks[position]
+            aside = self.chain.forward_aside[position] if again is None else again
+            owned = block.input_bytes if number == 0 else 0
+            self.moment(self.held - owned + block.bare_top + aside, phase, position)
+            self.flops += block.flops
+            passing = block.output_bytes
+        self.held += passing + self.staying(item)
+
+    def staying(self, item: Segment) -> int:
+        """Return the bytes that recomputed blocks save."""
+        return sum(self.chain.blocks[position].stays_bytes for position in leaves(item))
+
+
+def evaluate(chain: Chain, plan: Plan | Segment, *, record: bool = False) -> Evaluation:
+    """Return the memory and cost of a plan: the peak over forward, all recomputations, and backward.
+
+    Args:
+        chain: the chain.
+        plan: a plan, or its items.
+        record: whether to keep every point of the step.
+    """
+    items = plan.items if isinstance(plan, Plan) else plan
+    walk = _PlanSimulation(chain, record=record)
+    walk.held = chain.blocks[0].input_bytes
+    walk.run(items, None)
+    kept = walk.kept_bytes - chain.blocks[-1].output_bytes
+    return Evaluation(walk.peak, kept, walk.flops, walk.flops - chain.flops, tuple(walk.moments))
+
+
+def evaluate_all_kept(chain: Chain) -> Evaluation:
+    """Return the memory and cost without recomputation."""
+    return evaluate(chain, kept_all(len(chain)))

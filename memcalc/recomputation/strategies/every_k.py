@@ -1,0 +1,61 @@
+"""Segments of k blocks, each recomputed as a whole, and the k with the lowest peak.
+
+Source: Chen et al., Training deep nets with sublinear memory cost (arXiv 1604.06174).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isqrt
+
+from memcalc.recomputation.chain import Chain
+from memcalc.recomputation.evaluation import evaluate
+from memcalc.recomputation.plan import Plan, Segment, segmented
+
+
+def every_k(chain: Chain, k: int, *, last_kept: bool = False) -> Plan:
+    """Return the plan of segments of k blocks.
+
+    Args:
+        chain: the chain.
+        k: blocks per segment; fewer if a segment would cross a border.
+        last_kept: whether the last segment is saved, as by `torch.utils.checkpoint.checkpoint_sequential`: backward
+            starts there, so recomputing it would cost time and save little.
+    """
+    return Plan(cut(chain, k, last_kept=last_kept), f"every {k}")
+
+
+def cut(chain: Chain, k: int, *, last_kept: bool = False) -> Segment:
+    """Return the items of `every_k`."""
+    spans = list(_spans(chain, k))
+    return segmented(len(chain), iter(spans[:-1] if last_kept else spans))
+
+
+def _spans(chain: Chain, k: int) -> Iterator[tuple[int, int]]:
+    position = 0
+    while position < len(chain):
+        stop = min(position + k, chain.reach[position])
+        if stop > position:
+            yield position, stop
+        position = max(stop, position + 1)
+
+
+def uniform_optimum(blocks: int, inside_bytes: int, boundary_bytes: int) -> int:
+    """sqrt(l·B/A), rounded to an integer of at least 1: the k that minimizes ceil(l/k)·B + k·A.
+
+    Args:
+        blocks: l, all identical.
+        inside_bytes: A, activations of one block.
+        boundary_bytes: B, the boundary between two blocks.
+    """
+    square = blocks * boundary_bytes // max(inside_bytes, 1)
+    low = max(isqrt(square), 1)
+    return min((low, low + 1), key=lambda k: (-(-blocks // k) * boundary_bytes + k * inside_bytes, k))
+
+
+def best_k(chain: Chain) -> Plan:
+    """Return the plan for the k with the lowest peak, trying all, as blocks may differ; the smallest of equals."""
+    longest = max((stop - start for start, stop in enumerate(chain.reach)), default=1)
+    plans = [every_k(chain, k) for k in range(1, max(longest, 1) + 1)]
+    best = min(plans, key=lambda plan: evaluate(chain, plan).peak_bytes)
+    return Plan(best.items, best.strategy)

@@ -1,0 +1,254 @@
+"""The largest micro-batch, sequence and model that fit, everything else unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import lcm
+from typing import NamedTuple
+
+from memcalc.layout.parameters import count_parameters
+from memcalc.ledger.result import Result
+from memcalc.ledger.verdict import Verdict, holding_memory
+from memcalc.search.boundary_search import bracket_and_bisect, fit_boundary
+from memcalc.search.peaks import is_expected, is_hopeless, is_replayed, verdict
+from memcalc.search.scaling import heads_step, scaled
+from memcalc.search.variants import varied, violated_rule
+from memcalc.spec.recompute_plan import leaves
+from memcalc.spec.spec import Spec
+from memcalc.units import divisors
+from memcalc.verdict.judge import size
+
+# Larger than any batch, sequence or model; the longest range that Python can measure with 32-bit sizes, as in a
+# browser.
+MOST = 2**31 - 1
+
+# A replayed search starts at the largest value that its lower bound admits, and first moves down by this fraction of
+# it, because allocators reserve little more than is allocated.
+FIRST_STEP = 1 / 32
+
+# With so many tokens, hidden states of common sizes (multiples of 4,096 16-bit values) fill blocks of 2 MiB.
+ROUND_TOKENS = 256
+
+MAXIMA = ("micro_batch_size", "sequence_length", "layers", "parameters")
+
+
+class Scale(NamedTuple):
+    """A quantity to maximize: its values, the run at each, and why they end."""
+
+    ladder: Sequence[int]
+    run: Callable[[int], Spec]
+    now: int  # the run's value
+    end: str  # why there is no value after the last one
+    note: str  # what changes along with it, or how it is counted
+    round_to: int = 0  # multiples of this may fit beyond others that do not; 0: no such number
+
+
+@dataclass(frozen=True, slots=True)
+class Maximum:
+    """The largest value of one quantity that fits.
+
+    Args:
+        what: one of MAXIMA.
+        value: the largest; 0: none fits.
+        now: the run's value.
+        step: from one value to the next, if constant.
+        next_value: the next larger one; None: there is none.
+        next_verdict: of the run with it; None: there is none, or a rule forbids it.
+        end: why there is no next value, or why it is not allowed; empty if memory is the reason.
+        gaps: smaller values tried that do not fit, although `value` does.
+        above: number of next larger values tried, none of which fits.
+        result: the estimate at `value`; None if `value` is 0.
+        parameters: of the model at `value`.
+        note: how it is counted.
+        words: overrides from the original run to this one, as --set takes them.
+        smallest: the run with the smallest value, if that is valid and does not fit.
+    """
+
+    what: str
+    value: int
+    now: int
+    step: int
+    next_value: int | None
+    next_verdict: Verdict | None
+    end: str
+    gaps: tuple[int, ...]
+    above: int
+    result: Result | None
+    parameters: int
+    note: str
+    words: tuple[str, ...] = ()
+    smallest: Spec | None = None
+
+    @property
+    def next_bytes(self) -> int | None:
+        """Memory of a GPU with the next value; a lower bound if bounds decided."""
+        return None if self.next_verdict is None else self.next_verdict.needed_bytes
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the largest value fits by its replay, but the limit is inside its interval."""
+        return self.result is not None and self.result.verdict == "unknown" and not self.is_at_most
+
+    @property
+    def is_at_most(self) -> bool:
+        """Whether a feature needs memory and is not modelled, so that less may fit."""
+        return self.result is not None and bool(holding_memory(self.result.limits))
+
+
+def maximum(what: str, spec: Spec) -> Maximum:
+    """Return the largest value that fits the GPU, everything else unchanged; see `ladder` for "largest".
+
+    A value fits if its allocator replay finishes. The verdict of `result` reports whether recorded runs of its kind
+    were close enough to their replays to be sure. A run without a replay fits if its verdict is "fits".
+
+    Args:
+        what: one of MAXIMA.
+        spec: the run; `hardware.gpu` is the GPU.
+    """
+    scale = SCALES[what](spec)
+    refused: dict[int, str] = {}
+
+    def allowed(value: int) -> Spec | None:
+        run = scale.run(value)
+        violation = violated_rule(run)
+        if violation is not None:
+            refused[value] = violation.problem
+        return run if violation is None else None
+
+    def fits(value: int) -> bool:
+        run = allowed(value)
+        return run is not None and is_expected(run)
+
+    now = _place(scale.ladder, scale.now)
+    start, step = max(0, now), 1
+    if is_replayed(spec):
+        start = _admitted(scale.ladder, allowed, start)
+        step = max(1, int(start * FIRST_STEP))
+    every = 0
+    if scale.round_to and isinstance(scale.ladder, range):
+        every = lcm(scale.ladder.step, scale.round_to) // scale.ladder.step
+    found = fit_boundary(scale.ladder, fits, start, step, now, every)
+    next_value = found.next_value
+    next_verdict = None
+    if next_value is not None and next_value not in refused:
+        next_verdict = verdict(scale.run(next_value))
+    at = scale.run(found.value) if found.value else None
+    smallest = scale.run(next_value) if next_verdict is not None and next_value is not None and at is None else None
+    return Maximum(
+        what=what,
+        value=found.value,
+        now=scale.now,
+        step=scale.ladder.step if isinstance(scale.ladder, range) else 0,
+        next_value=next_value,
+        next_verdict=next_verdict,
+        end=scale.end if next_value is None else refused.get(next_value, ""),
+        gaps=found.gaps,
+        above=found.above,
+        result=None if at is None else size(at),
+        parameters=0 if at is None else count_parameters(at.model),
+        note=scale.note,
+        smallest=smallest,
+    )
+
+
+def _admitted(ladder: Sequence[int], allowed: Callable[[int], Spec | None], start: int) -> int:
+    """Return an index that the lower bound (no replay) admits while it excludes the successor; else 0."""
+
+    @cache
+    def admits(place: int) -> bool:
+        run = allowed(ladder[place])
+        return run is not None and not is_hopeless(run)
+
+    return max(0, bracket_and_bisect(len(ladder), admits, start))
+
+
+def _place(ladder: Sequence[int], value: int) -> int:
+    """Return the last index with a value up to this one; -1 if there is none."""
+    low, high = -1, len(ladder)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if ladder[middle] <= value:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _micro_batches(spec: Spec) -> Scale:
+    """Return any size; with a global batch, the sizes that divide the sequences of a replica."""
+    training, replicas = spec.training, spec.parallelism.data_parallel
+    total = training.global_batch_size
+    if total is None:
+        steps = training.gradient_accumulation_steps
+        note = f"gradient_accumulation_steps stays {steps}, so the batch of a step grows with it"
+        return Scale(
+            range(1, MOST),
+            lambda size: varied(spec, training={"micro_batch_size": size}),
+            training.micro_batch_size,
+            "",
+            note,
+        )
+    share = total // replicas
+    sizes = divisors(share) if total % replicas == 0 else []
+    return Scale(
+        sizes,
+        lambda size: varied(spec, training={"micro_batch_size": size, "gradient_accumulation_steps": share // size}),
+        training.micro_batch_size,
+        f"each replica's part of global_batch_size = {total} is {share} sequences",
+        f"of the sizes that divide a replica's {share} sequences; gradient accumulation is set accordingly",
+    )
+
+
+def _sequences(spec: Spec) -> Scale:
+    """Return any length that the ranks can shard, up to the learned positions if there are any."""
+    parallelism, model = spec.parallelism, spec.model
+    t = parallelism.tensor_parallel if parallelism.sequence_parallel else 1
+    c = parallelism.context_parallel
+    step = lcm(t, 2 * c * t if c > 1 else 1)
+    learned = model.position_embedding == "learned"
+    most = model.max_position_embeddings if learned else MOST
+    note = "" if learned else f"the model's positions cover {model.max_position_embeddings:,} tokens"
+    return Scale(
+        range(step, most + 1, step),
+        lambda length: varied(spec, training={"sequence_length": length}),
+        spec.training.sequence_length,
+        f"the model has {most:,} learned positions",
+        note,
+        ROUND_TOKENS,
+    )
+
+
+def _layers(spec: Spec) -> Scale:
+    recompute = spec.training.recompute
+    named = max(leaves(recompute), default=0) + 1 if isinstance(recompute, tuple) else 1
+    moe = spec.model.moe
+    dense = 0 if moe is None else max(moe.first_dense_layers, max(moe.dense_layers, default=-1) + 1)
+    least = max(spec.parallelism.pipeline_parallel, named, dense)
+    return Scale(
+        range(least, MOST),
+        lambda layers: varied(spec, model={"num_layers": layers}),
+        spec.model.num_layers,
+        "",
+        "layers of the same type as the model's, nothing else changed",
+    )
+
+
+def _parameters(spec: Spec) -> Scale:
+    step = heads_step(spec.model, spec.parallelism.tensor_parallel)
+    return Scale(
+        range(step, MOST, step),
+        lambda heads: varied(spec, model=scaled(spec.model, heads)),
+        spec.model.num_attention_heads,
+        "",
+        "counted in query heads: sizes and layers grow in proportion to them, head_dim stays",
+    )
+
+
+SCALES: dict[str, Callable[[Spec], Scale]] = {
+    "micro_batch_size": _micro_batches,
+    "sequence_length": _sequences,
+    "layers": _layers,
+    "parameters": _parameters,
+}

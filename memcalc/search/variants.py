@@ -1,0 +1,27 @@
+"""Variants of a run in some fields, without loading it again, checked by the same rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.spec.rule_sets.run import RULES
+from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.spec import Spec
+
+
+def varied(spec: Spec, **blocks: dict[str, Any]) -> Spec:
+    """Return the run with other values, by block: `varied(spec, training={"micro_batch_size": 2})`.
+
+    Values are not validated: they must have the right type, and the caller sets fields that depend on them.
+    """
+    return spec.model_copy(
+        update={name: getattr(spec, name).model_copy(update=fields) for name, fields in blocks.items() if fields}
+    )
+
+
+def violated_rule(spec: Spec) -> Violation | None:
+    """Return the first rule that the run violates; None if it is valid."""
+    for rule in RULES:
+        for broken in rule(spec):
+            return broken
+    return None

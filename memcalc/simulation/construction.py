@@ -1,0 +1,256 @@
+"""Allocations before the first step, in order: the model, its copies, the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from math import prod
+
+from memcalc.layout.adapters import adapters_of, base_dtype
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters, stage_parameters
+from memcalc.layout.parameters import layer_prefixes
+from memcalc.layout.stages import Stage
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
+from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
+from memcalc.simulation.quantization import in_4_bits
+from memcalc.spec.model_families.conversion import family_buffers
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+from memcalc.states.optimizers.parameter_order import in_order
+from memcalc.states.parameter_copies import ParameterCopy, Role
+from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_rows, registered_buffers
+from memcalc.states.recipe_copies import is_made_in_backward, kept_copies
+from memcalc.states.state_options import StateOptions, groups, state_options
+
+
+def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[InitialTensors]:
+    """Yield weights and buffers in the order of module construction, then the recipe's copies, and the batch.
+
+    Workspaces are allocated by the operators that need them, gradients in backward, logits in forward.
+    """
+    parameters = stage_parameters(spec, stage)
+    ordered = tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, stage.numbers)))
+    copies = _copies_of(parameters, options)
+    # Workspaces and logits come with the passes.
+    later = (Component.LIBRARY_WORKSPACE, Component.LOGITS_AND_LOSS)
+    standing = [item for item in persistent_rows(spec, stage, None) if item.component not in later]
+    buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
+    if options.engine == "fsdp2" and options.weights_on_host:
+        yield from (_alone(item) for item in standing)
+        return
+    if is_built_on_meta(spec):
+        weights = _joined(chain.from_iterable(_sized(ordered, copies, options, Role.WEIGHTS)))
+        yield from _given_memory(spec, ordered, weights)
+        yield from _kept_copies(ordered, copies, options)
+        yield from (_alone(item) for item in standing)
+        return
+    base = tuple(held for held in ordered if not _is_adapter(held))
+    sized = _sized(base, copies, options, Role.WEIGHTS)
+    weights = _joined(buffers.among(base, sized if spec.training.qlora is None else in_4_bits(spec, base, sized)))
+    splits = options.partitions_gradients and options.zero_stage == 3
+    yield from chain.from_iterable(_split_at_once(built, options) for built in weights) if splits else weights
+    yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, options)
+    if not options.partitions_gradients:  # DeepSpeed's engine allocates its flat buffers itself
+        yield from _kept_copies(ordered, copies, options)
+    yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def loaded_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[InitialTensors]:
+    """Yield the weights of a loaded model in registration order, then its buffers.
+
+    from_pretrained builds modules on the meta device, and allocates each weight when it is loaded. Tied weights are
+    allocated once.
+    """
+    parameters = stage_parameters(spec, stage)
+    ordered = tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, stage.numbers)))
+    weights = _sized(ordered, _copies_of(parameters, options), options, Role.WEIGHTS)
+    yield from _joined(chain.from_iterable(weights))
+    buffers = registered_buffers(spec, stage)
+    yield from (_alone(item) for item in buffers if item.component is Component.WEIGHTS)
+
+
+def is_built_on_meta(spec: Spec) -> bool:
+    """Return whether modules are built on the meta device, and get memory once they are sharded (FSDP2, DTensor)."""
+    parallelism = spec.parallelism
+    sharded = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
+    return (sharded or parallelism.tensor_parallel > 1) and spec.training.finetune != "qlora"
+
+
+def _given_memory(
+    spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[InitialTensors]
+) -> Iterator[InitialTensors]:
+    """nn.Module.to_empty: allocate shard by shard; a tied head gets separate memory before it is tied again."""
+    yield from weights
+    embedding = next((parameter for parameter in ordered if parameter.module == "embed_tokens"), None)
+    if spec.model.tie_word_embeddings and embedding is not None:
+        options = state_options(spec)
+        elements = prod(options.spread(2).shape(embedding))
+        size = DTYPE_BYTES[embedding.dtype or options.base] * elements
+        yield InitialTensors(mask_of("model"), (InitialTensor(size, stays=False, component=Component.TEMPORARIES),))
+
+
+def _kept_copies(
+    ordered: Sequence[LocalParameter], copies: dict[LocalParameter, list[ParameterCopy]], options: StateOptions
+) -> Iterator[InitialTensors]:
+    """Yield the copies other than the weights, one role after the other."""
+    for role in dict.fromkeys(copy.role for found in copies.values() for copy in found):
+        if role is not Role.WEIGHTS:
+            yield from _joined(chain.from_iterable(_sized(ordered, copies, options, role)))
+
+
+def _is_adapter(parameter: LocalParameter) -> bool:
+    return parameter.module.endswith((".lora_A", ".lora_B"))
+
+
+def _adapters(
+    spec: Spec,
+    ordered: Sequence[LocalParameter],
+    copies: dict[LocalParameter, list[ParameterCopy]],
+    options: StateOptions,
+) -> Iterator[InitialTensors]:
+    """PEFT creates all adapters in the dtype of the adapted weight, then casts them one at a time.
+
+    Source: peft 0.19 tuners/tuners_utils.py, _move_adapter_to_device_of_base_layer and cast_adapter_dtype.
+    """
+    made = list(chain.from_iterable(_sized(ordered, copies, options, Role.WEIGHTS)))
+    if not made:
+        return
+    adapters = adapters_of(spec)
+    assert adapters is not None
+    first = [InitialTensor(each.size) for built in made for each in built.tensors]
+    # For a 4-bit matrix PEFT uses the compute dtype.
+    base = DTYPE_BYTES[options.compute if adapters.quantised is not None else base_dtype(spec.training)]
+    if base < DTYPE_BYTES[adapters.dtype]:
+        narrow = tuple(InitialTensor(each.size * base // DTYPE_BYTES[adapters.dtype]) for each in first)
+        yield InitialTensors(from_phase("model"), tuple(first), narrow)
+    else:
+        yield InitialTensors(from_phase("model"), tuple(first))
+
+
+def _copies_of(parameters: LocalParameters, options: StateOptions) -> dict[LocalParameter, list[ParameterCopy]]:
+    """Return the copies that are kept of each parameter."""
+    found: dict[LocalParameter, list[ParameterCopy]] = {}
+    for alike, own, trains in groups(parameters, options):
+        kept = [copy for copy in kept_copies(own, trains=trains) if not is_made_in_backward(copy, own)]
+        found |= dict.fromkeys(alike, kept)
+    return found
+
+
+def _sized(
+    ordered: Sequence[LocalParameter],
+    copies: dict[LocalParameter, list[ParameterCopy]],
+    options: StateOptions,
+    role: Role,
+) -> Iterator[tuple[InitialTensors, ...]]:
+    """Yield the copies of each parameter that have one role; some parameters have none."""
+    made: dict[LocalParameter, tuple[InitialTensors, ...]] = {}
+    for held in dict.fromkeys(ordered):
+        wanted = [copy for copy in copies[held] if copy.role is role]
+        shapes = [options.spread(copy.sharded_from_stage).copy_shape(copy, held) for copy in wanted]
+        parameter = held if role is Role.WEIGHTS else None
+        made[held] = tuple(
+            InitialTensors(
+                copy.mask,
+                (InitialTensor(DTYPE_BYTES[copy.dtype] * prod(shape), parameter=parameter, component=copy.component),),
+            )
+            for copy, shape in zip(wanted, shapes, strict=True)
+        )
+    return (made[held] for held in ordered)
+
+
+def _joined(built: Iterable[InitialTensors]) -> Iterator[InitialTensors]:
+    """Merge consecutive tensors that are live in the same phases."""
+    for mask, alike in groupby(built, key=lambda each: each.mask):
+        yield InitialTensors(mask, tuple(made for each in alike for made in each.tensors))
+
+
+def _split_at_once(built: InitialTensors, options: StateOptions) -> Iterator[InitialTensors]:
+    """DeepSpeed's zero.Init shards the parameters of each module once the module is constructed.
+
+    Source: deepspeed 0.19 runtime/zero/partition_parameters.py, _post_init_method.
+    """
+    for module, made in groupby(built.tensors, key=lambda each: each.parameter and each.parameter.module):
+        tensors = tuple(made)
+        whole = [DTYPE_BYTES[options.base] * each.parameter.elements for each in tensors if each.parameter is not None]
+        yield InitialTensors(built.mask, tensors, () if module is None else tuple(map(InitialTensor, whole)))
+
+
+def _alone(item: RowDraft) -> InitialTensors:
+    return InitialTensors(item.mask, (InitialTensor(item.each, component=item.component),) * item.count)
+
+
+class _Buffers:
+    """Buffers of transformers' modules, and their position among the parameters.
+
+    Source: transformers 5.23, the constructors of models/<family>/modeling_<family>.py.
+
+    Args:
+        spec: the run.
+        items: the buffers, and an LM head that is allocated before it is tied.
+    """
+
+    def __init__(self, spec: Spec, items: Sequence[RowDraft]) -> None:
+        self.model = spec.model
+        self.family = spec.model.architecture if spec.training.implementation == "huggingface" else None
+        self.own = family_buffers(spec.model.architecture)
+        in_layers = {ROTARY_TABLES} if self.own.sinusoids else set()
+        in_layers |= {CAUSAL_MASKS} if self.own.masks == "layer" else set()
+        self.of_layers = next((item for item in items if item.tensor in in_layers), None)
+        self.rest = [item for item in items if item is not self.of_layers]
+
+    def among(
+        self, ordered: Sequence[LocalParameter], weights: Iterable[tuple[InitialTensors, ...]]
+    ) -> Iterator[InitialTensors]:
+        """Yield the weights with the buffers where modules create them."""
+        before, behind = "", self.own.sinusoids
+        weighted = list(zip(ordered, weights, strict=True))
+        ends = max((at for at, (held, _) in enumerate(weighted) if not _of_output(held)), default=-1)
+        for at, (parameter, made) in enumerate(weighted):
+            here = parameter.module.rpartition("*.")[2].partition(".")[0]
+            if self.of_layers is not None and (before if behind else here) == "attention" and here != before:
+                yield InitialTensors(self.of_layers.mask, (self._of_a_layer(),))
+            before = here
+            yield from made
+            if self.family == "mpt" and "norm" in parameter.module:  # its bias is set to None
+                yield from (InitialTensors(mask_of("model"), (each.tensors[0]._replace(stays=False),)) for each in made)
+            if at == ends:
+                yield from self._after_the_layers()
+
+    def _after_the_layers(self) -> Iterator[InitialTensors]:
+        head: list[InitialTensors] = []  # LM head before it is tied
+        again: list[InitialTensor] = []  # buffers that _init_weights copies
+        for item in self.rest:
+            made = _mask(item.each) if item.tensor == CAUSAL_MASKS else InitialTensor(item.each)
+            made = made._replace(component=item.component)
+            again += [made._replace(stays=False)] * item.count if made.before else []
+            built = InitialTensors(item.mask, (made,) * item.count)
+            if item.component is Component.TEMPORARIES:
+                head.append(InitialTensors(item.mask, (made._replace(stays=False),) * item.count))
+            else:
+                yield built
+        if self.of_layers is not None:
+            again += [self._of_a_layer()._replace(stays=False)] * self.model.num_layers
+        if again:
+            yield InitialTensors(mask_of("model"), tuple(again))
+        yield from head
+
+    def _of_a_layer(self) -> InitialTensor:
+        positions, rotated = self.model.max_position_embeddings, self.model.rotary_dim
+        return _sinusoids(positions, rotated) if self.own.sinusoids else _mask(positions**2)
+
+
+def _of_output(parameter: LocalParameter) -> bool:
+    return parameter.module == "lm_head" or parameter.module.startswith("lm_head.")
+
+
+def _mask(elements: int) -> InitialTensor:
+    """torch.tril(torch.ones(...)), of dtype bool."""
+    return InitialTensor(elements, (elements,))
+
+
+def _sinusoids(positions: int, width: int) -> InitialTensor:
+    """create_sinusoidal_positions of codegen and gptj: the angles, their sines and cosines, and both in one tensor."""
+    angles = 4 * positions * (width // 2)
+    counted = (8 * positions, 4 * positions, -8 * positions, angles, -4 * positions)
+    return InitialTensor(4 * positions * width, (*counted, angles, angles))

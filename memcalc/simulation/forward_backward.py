@@ -1,0 +1,573 @@
+"""Forward, loss and backward of a planned step as requests: the programs of its blocks, in the plan's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+from memcalc.layout.local_parameters import LocalParameter
+from memcalc.ledger.component import Component
+from memcalc.phase_peaks.peak_candidates import SizedBlock
+from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
+from memcalc.programs.program import Activity, SharedTable, StorageEvent
+from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
+from memcalc.spec.recompute_plan import Segment, leaves
+from memcalc.stream.requests import Requests
+
+Step = tuple[StorageEvent, int, int, bool]  # see `ForwardBackward._steps`
+NO_TABLE = SharedTable("")  # kept by the embedding through backward for all layers, although no single layer reads it
+NOTHING: Mapping[int, Callable[[], None]] = {}
+
+
+class BlockFrame(NamedTuple):
+    """A block after its forward: its number, and the live storages of its program."""
+
+    number: int
+    held: dict[int, int]
+
+
+class ForwardBackward:
+    """One step's forward, loss and backward.
+
+    Args:
+        requests: where they are recorded.
+        timeline: the step.
+        plan: its recomputation plan, with all layers.
+        engine: runs hooks before and after its units.
+        parameters: of each unit, by the names of their gradients.
+        workspace_bytes: cuBLAS workspace, allocated by the first matmul of each thread.
+        threads: the threads that have a workspace already; the step adds its own.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        timeline: RecomputeTimeline,
+        plan: Segment,
+        engine: Engine,
+        parameters: Mapping[int, Mapping[str, LocalParameter]],
+        workspace_bytes: int,
+        threads: set[str],
+    ) -> None:
+        self.requests = requests
+        self.timeline = timeline
+        self.plan = plan
+        self.engine = engine
+        self.parameters = parameters
+        self.gradients: list[int] = []  # storages of gradients that stay
+        self.blocks = timeline.blocks
+        self.workspace_bytes = workspace_bytes
+        self.threads = threads
+        self.openings: list[BlockFrame] = []
+        self.layers: dict[int, BlockFrame] = {}
+        self.head = BlockFrame(len(self.blocks) - 1, {})
+        self.named: BlockFrame | None = None  # the layer with further results that a Python variable still references
+        self.shared: dict[
+            SharedTable, int
+        ] = {}  # RoPE caches and masks that the embedding block allocates and layers read
+        self.output = -1  # of a pipeline stage without LM head
+        self.received = -1  # the gradient of its output
+        self.input_gradient = -1  # of a pipeline stage whose input another one has sent
+        self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
+        # Layers that are the last in backward to read storages of the embedding block -> event count -> storages to
+        # free.
+        self.last_readers: dict[int, dict[int, list[tuple[BlockFrame, int]]]] = {}
+
+    def forward(self, hidden: int = -1) -> None:
+        """Run forward until the model returns its logits, or a pipeline stage without LM head its `output`.
+
+        Args:
+            hidden: storage of the input that another stage has sent; -1: the first block makes it.
+        """
+        self.openings, self.layers = [], {}
+        self.engine.before_forward(ROOT)
+        for number, block in enumerate(self.blocks):
+            if block.opens:
+                self.openings.append(frame := BlockFrame(number, {}))
+                if self.engine.wraps_embedding_and_head:
+                    self.engine.before_forward(EMBEDDING)
+                made = self.run(frame, hidden)
+                hidden = made if made >= 0 else hidden
+                if self.engine.wraps_embedding_and_head:
+                    self.engine.after_forward(EMBEDDING)
+                tables = ((block.program.storages[at].table, each) for at, each in frame.held.items())
+                self.shared |= {table: each for table, each in tables if table is not None}
+        for item in self.plan:
+            hidden = self.forward_of(item, hidden)
+        if self.timeline.spec.training.implementation == "plain":
+            self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers run in a separate function
+        if not self.timeline.stage.has_head:
+            self.output = hidden
+            self._take_over_name(None)
+            self._end_of_forward()
+            return
+        if self.engine.wraps_embedding_and_head:
+            self.engine.before_forward(TAIL)
+        self.run(self.head, hidden)
+        self._let_go("names")  # if the LM head is part of the loss
+        self._take_over_name(None)
+        if not self.engine.output_is_loss:
+            self._end_of_forward()
+
+    def _end_of_forward(self) -> None:
+        if self.engine.wraps_embedding_and_head and self.timeline.stage.has_head:
+            self.engine.after_forward(TAIL)
+        self.engine.after_forward(ROOT)
+
+    def loss(self) -> None:
+        """Run the loss until backward begins, outside the autocast region."""
+        block = self.blocks[self.head.number]
+        for event in block.program.loss:
+            self._play(block, self.head, event)
+        if self.engine.output_is_loss:
+            self._end_of_forward()
+        self._let_go("region")
+
+    def backward(self, gradient: int = -1) -> list[int]:
+        """Run backward and return the storages of all gradients.
+
+        Args:
+            gradient: of the output, which another pipeline stage has sent; -1: the loss is computed here.
+        """
+        self.last_readers = self._last_readers()
+        self.gradients, self.received = [], gradient
+        if self.timeline.stage.has_head:
+            arrival = 0 if self.engine.output_is_loss else self._arrival()
+            gradient = self.back(self.head, -1, {arrival: self._reach_model})
+        else:
+            self.engine.before_backward(ROOT)
+        if self.engine.wraps_embedding_and_head:
+            self.gradients += self.engine.after_backward(TAIL, self._produced(self.head, TAIL))
+        gradient = self.backward_of(self.plan, gradient)
+        if self.engine.wraps_embedding_and_head:
+            self.engine.before_backward(EMBEDDING)
+        if self.timeline.stage.has_embedding:
+            for frame in reversed(self.openings):
+                gradient = self.back(frame, gradient)
+        self.input_gradient = gradient
+        if self.engine.wraps_embedding_and_head:  # the root may have other embeddings
+            own = set(self.parameters[EMBEDDING].values())
+            produced = [each for frame in self.openings for each in self._produced(frame, EMBEDDING, ROOT)]
+            self.gradients += self.engine.after_backward(
+                EMBEDDING, [each for each in produced if each.parameter in own]
+            )
+            self.gradients += self.engine.after_backward(ROOT, [e for e in produced if e.parameter not in own])
+            return self.gradients
+        produced = [each for frame in (self.head, *self.openings) for each in self._produced(frame, ROOT)]
+        self.gradients += self.engine.after_backward(ROOT, produced)
+        return self.gradients
+
+    def release(self, *, keeps_output: bool = False) -> list[int]:
+        """Free tensors that the training script references until backward returns, such as the logits.
+
+        Args:
+            keeps_output: whether the script still references the model's output and the loss.
+
+        Returns:
+            The storages of the model's output and the loss, if kept; the caller drops them.
+        """
+        kept: list[int] = []
+        if keeps_output:
+            kept = [self.head.held.pop(at) for at in self.blocks[self.head.number].program.held if at in self.head.held]
+        for frame in self._frames():
+            self.requests.drop(frame.held.values())
+            frame.held.clear()
+        return kept
+
+    def _produced(self, frame: BlockFrame, *units: int) -> list[Gradient]:
+        """Return the gradients that a block's backward has produced, and remove them from its frame."""
+        storages = self.blocks[frame.number].program.storages
+        known = {name: held for unit in units for name, held in self.parameters[unit].items()}
+        made = [at for at in frame.held if storages[at].component is Component.GRADIENTS]
+        return [Gradient(frame.held.pop(at), known.get(storages[at].parameter)) for at in made]
+
+    # -- items of the plan ---------------------------------------------------------------------------------------------
+
+    def forward_of(self, item: int | Segment, hidden: int, *, inside: bool = False) -> int:
+        """Run the forward of a layer or a checkpoint segment; return the storage of its output.
+
+        Only the input of the segment's first layer stays live.
+        """
+        for index, layer in enumerate(leaves(item)):
+            number = self.timeline.block_of(layer, again=not isinstance(item, int))
+            if inside and isinstance(item, int):
+                number = self.timeline.inside[number]
+            frame = self.layers[layer] = BlockFrame(number, {})
+            if not inside:
+                self.engine.before_forward(layer)
+            hidden = self.run(frame, hidden, hands=not inside, again=inside)
+            if not inside:
+                self.engine.after_forward(layer)
+            if (
+                not inside
+            ):  # the model's loop references all results of this layer, and no longer those of the layer before
+                self._take_over_name(frame)
+            if index:
+                self._drop(frame, *self.blocks[number].program.kept)
+            if inside:  # the autocast region of a recomputation ends with it
+                self._drop(frame, *self.blocks[number].program.names, *self.blocks[number].program.region)
+        return hidden
+
+    def backward_of(self, items: Segment, gradient: int) -> int:
+        """Run the backward of the items in reverse; segments are recomputed first."""
+        for item in reversed(items):
+            if isinstance(item, int):
+                gradient = self._backward_of_layer(item, gradient)
+            elif len(item) == 1 and isinstance(item[0], int):  # its program has the recomputation
+                gradient = self._backward_of_layer(item[0], gradient)
+            else:
+                gradient = self._again(item, gradient)
+            self._forget_masks(item if isinstance(item, int) else next(leaves(item)))
+        return gradient
+
+    def _backward_of_layer(self, layer: int, gradient: int) -> int:
+        self.engine.before_backward(layer)
+        readers = self.last_readers.get(layer, {})
+        unread: dict[int, Callable[[], None]] = {
+            position: partial(self._drop_tables, tables) for position, tables in readers.items()
+        }
+        if gradient == self.received >= 0:
+            unread.update(self._sum_apart(self.layers[layer]))
+        gradient = self.back(self.layers[layer], gradient, unread)
+        self._drop_tables(readers.get(len(self._steps(self.layers[layer].number, "backward")), ()))
+        self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))
+        return gradient
+
+    def _sum_apart(self, frame: BlockFrame) -> Mapping[int, Callable[[], None]]:
+        """Allocate the first sum of gradients along the residual stream, which autograd usually computes in place.
+
+        A gradient that another stage has sent stays in its buffer, so it is not overwritten. The first sum is where an
+        operator's input gradient is freed by the operator itself. Source: torch 2.13 csrc/autograd/input_buffer.cpp,
+        can_accumulate_inplace.
+        """
+        exact, steps = self.blocks[frame.number].sized.exact, self._steps(frame.number, "backward")
+        start = newest = steps[0][1]
+        maker = steps[0][0].operator
+        for position, (event, at, *_) in enumerate(steps):
+            if event.operator.when is not Activity.RUN:
+                continue
+            if event.sign > 0 and exact[at] == exact[start]:
+                newest, maker = at, event.operator
+            elif event.sign < 0 and (at, event.operator) == (newest, maker):
+                return {position: partial(self._replace, frame, start, exact[start])}
+        return NOTHING
+
+    def _replace(self, frame: BlockFrame, at: int, size: int) -> None:
+        before, frame.held[at] = frame.held[at], self.requests.take(size, 0, Component.ACTIVATIONS)
+        self.requests.drop((before,))
+
+    def _forget_masks(self, layer: int) -> None:
+        """Free masks that no earlier layer reads."""
+        gone = [index for index, first in self.timeline.unread_bytes_before.items() if layer <= first]
+        for frame in self.openings:
+            self._drop(frame, *gone)
+
+    def _again(self, items: Segment, gradient: int) -> int:
+        first = self.layers[next(leaves(items))]
+        given = first.held[self.blocks[first.number].program.entry]
+        self.requests.hold(given)  # a checkpoint keeps its arguments until the backward of its recomputation ends
+        self._drop(first, *self.blocks[first.number].program.kept)
+        hidden, last = given, items[-1]
+        self.requests.hold(hidden)
+        before = items[:-1] if isinstance(last, int) else items
+        for item in before:
+            hidden = self.forward_of(item, hidden, inside=True)
+        if isinstance(last, int):
+            number = self.timeline.block_of(last, again=True)
+            self.layers[last] = BlockFrame(number, {self.blocks[number].program.entry: hidden})
+            gradient = self._backward_of_layer(last, gradient)
+        else:
+            self.requests.drop((hidden,))
+        gradient = self.backward_of(before, gradient)
+        self.requests.drop((given,))
+        return gradient
+
+    # -- blocks --------------------------------------------------------------------------------------------------------
+
+    def run(self, frame: BlockFrame, given: int, *, hands: bool = False, again: bool = False) -> int:
+        """Run a block's forward, which takes over its input; return its output with one owner.
+
+        Args:
+            frame: the block.
+            given: storage of its input.
+            hands: whether its other results stay live, too.
+            again: whether it is a recomputation during backward.
+        """
+        block = self.blocks[frame.number]
+        program = block.program
+        held, take, drop, storages = frame.held, self.requests.take, self.requests.drop, program.storages
+        output, steps = -1, self._steps(frame.number, "forward")
+        hooks = self._hooks(frame, steps, again=again)
+        for position, (event, at, size, gone) in enumerate(steps):
+            if position in hooks:
+                hooks[position]()
+            operator = event.operator
+            if size and ("forward" in self.threads or not operator.multiplies):
+                held[at] = take(size, 0, storages[at].component or Component.TEMPORARIES)
+            elif gone and at in held:
+                drop((held.pop(at),))
+            elif operator.when is Activity.START and event.storage == program.entry and not block.opens:
+                frame.held[event.storage] = given
+                self.requests.relabel(given, storages[event.storage].component or Component.ACTIVATIONS)
+            elif operator.when is Activity.START and (table := program.storages[event.storage].table) in self.shared:
+                assert table is not None
+                frame.held[event.storage] = self.shared[table]
+                self.requests.hold(self.shared[table])
+            elif operator.when is Activity.END:
+                output = frame.held.pop(event.storage)
+                if event.storage in program.names:
+                    frame.held[event.storage] = output
+                    self.requests.hold(output)
+            elif not (hands and event.sign < 0 and event.storage in program.handed):
+                if operator.in_head:
+                    self._let_go("names")  # the model without its LM head has returned
+                    self._take_over_name(None)
+                self._play(block, frame, event)
+                is_result = event.sign > 0 and operator.multiplies and event.storage == operator.output
+                if is_result and "forward" not in self.threads:
+                    self._workspace("forward")
+        hooks.get(len(steps), _nothing)()
+        return self._kept_output(frame) if output < 0 <= program.output else output
+
+    def _kept_output(self, frame: BlockFrame) -> int:
+        """Return a block's output that its own backward needs, too, with an additional owner."""
+        output = frame.held[self.blocks[frame.number].program.output]
+        self.requests.hold(output)
+        return output
+
+    def _take_over_name(self, frame: BlockFrame | None) -> None:
+        before, self.named = self.named, frame
+        if before is not None:
+            self._drop(before, *self.blocks[before.number].program.handed)
+
+    def back(self, frame: BlockFrame, gradient: int, interruptions: Mapping[int, Callable[[], None]] = NOTHING) -> int:
+        """Run a block's backward, which takes over its output's gradient; return the gradient of its input.
+
+        `interruptions`: calls to make after a number of its events.
+        """
+        block = self.blocks[frame.number]
+        held, take, drop, storages = frame.held, self.requests.take, self.requests.drop, block.program.storages
+        handed_on, steps = -1, self._steps(frame.number, "backward")
+        interruptions = self._hooks(frame, steps, interruptions, backward=True)
+        for position, (event, at, size, gone) in enumerate(steps):
+            if position in interruptions:
+                interruptions[position]()
+            if size and position and ("backward" in self.threads or not event.operator.multiplies):
+                held[at] = take(size, 0, storages[at].component or Component.TEMPORARIES)
+            elif gone and position and at in held:
+                drop((held.pop(at),))
+            elif not position and gradient >= 0:  # absent for the loss, and for frozen embeddings
+                frame.held[event.storage] = gradient
+            elif event.operator.when is Activity.END and not block.opens:
+                handed_on = frame.held.pop(event.storage)
+            elif event.sign < 0 and event.storage in self.timeline.unread_bytes_before and block.opens:
+                self._drop(frame, event.storage)
+            elif event.sign < 0 and event.storage not in frame.held:
+                if block.program.storages[event.storage].component is not Component.GRADIENTS:
+                    continue  # a shared storage that its last reader has freed
+                self._drop(self.head, self._tied)
+            elif event.sign < 0 and event.storage == block.program.tied_sum:
+                self._take_over(frame, event.storage)
+            else:
+                self._play(block, frame, event)
+                if event.sign > 0 and "backward" not in self.threads and event.operator.multiplies:
+                    self._workspace("backward")
+        interruptions.get(len(steps), _nothing)()
+        return handed_on
+
+    # -- hooks of the engine -------------------------------------------------------------------------------------------
+
+    def _reach_model(self) -> None:
+        """Run the hooks for the gradient of the model's output, which backward has just produced."""
+        if self.engine.scales_output_gradient:
+            program, exact = self.blocks[self.head.number].program, self.blocks[self.head.number].sized.exact
+            before = program.stream("backward")[: self._arrival()]
+            at = next(event.storage for event in reversed(before) if event.sign > 0 and event.storage in self.head.held)
+            scaled = self.requests.take(exact[at], 0, Component.LOGITS_AND_LOSS)
+            self.requests.drop((self.head.held[at],))
+            self.head.held[at] = scaled
+        self.engine.before_backward(ROOT)
+        if self.engine.wraps_embedding_and_head:
+            self.engine.before_backward(TAIL)
+
+    def _hooks(
+        self,
+        frame: BlockFrame,
+        steps: Sequence[Step],
+        others: Mapping[int, Callable[[], None]] = NOTHING,
+        *,
+        backward: bool = False,
+        again: bool = False,
+    ) -> Mapping[int, Callable[[], None]]:
+        """Return the calls after each number of a block's events: others first, then gradients, then modules."""
+        found: dict[int, list[Callable[[], None]]] = {}
+        if backward and self.engine.hooks_gradients:
+            for position, storages in self._ready(frame, steps).items():
+                found.setdefault(position, []).append(partial(self._hand_over, frame, storages))
+        if self.engine.hooks_modules:
+            for position, change in self._changes(frame, steps, again=again).items():
+                found.setdefault(position, []).append(change)
+        if not found:
+            return others
+        for position, other in others.items():
+            found.setdefault(position, []).insert(0, other)
+        return {position: partial(_all_of, calls) for position, calls in found.items()}
+
+    def _changes(self, frame: BlockFrame, steps: Sequence[Step], *, again: bool) -> dict[int, Callable[[], None]]:
+        """Return the event counts at which another module begins or ends: at the first event of its operator."""
+        unit = self._unit_of(frame)
+        modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
+        found: dict[int, Callable[[], None]] = {}
+        current = nothing = ("", Activity.RUN)
+        for position, (event, *_) in enumerate(steps):
+            operator = event.operator
+            at_work = (operator.module, operator.when) if operator.module in modules else nothing
+            if at_work != current:
+                runs_again = again or operator.when is Activity.AGAIN
+                found[position] = partial(self._change_module, unit, at_work[0], again=runs_again)
+                current = at_work
+        if current != nothing:
+            found[len(steps)] = self.engine.after_module
+        return found
+
+    def _change_module(self, unit: int, module: str, *, again: bool) -> None:
+        self.engine.after_module()
+        if module:
+            self.engine.before_module(unit, module, again=again)
+
+    def _unit_of(self, frame: BlockFrame) -> int:
+        return next((layer for layer, each in self.layers.items() if each is frame), ROOT)
+
+    def _ready(self, frame: BlockFrame, steps: Sequence[Step]) -> dict[int, list[int]]:
+        """Return the gradients that are ready after each number of events.
+
+        Autograd's hooks run when an operator's backward has ended. The gradient of a tied head is ready when the
+        embedding's gradient has been added to it.
+        """
+        program = self.blocks[frame.number].program
+        found: dict[int, list[int]] = {}
+        for position, (event, *_) in enumerate(steps):
+            made = event.sign > 0 and program.storages[event.storage].component is Component.GRADIENTS
+            if made and event.storage != program.tied_gradient:
+                following = range(position + 1, len(steps))
+                end = next((at for at in following if steps[at][0].operator != event.operator), len(steps))
+                found.setdefault(end, []).append(event.storage)
+        return found
+
+    def _hand_over(self, frame: BlockFrame, storages: Sequence[int]) -> None:
+        known, named = self.parameters[self._unit_of(frame)], self.blocks[frame.number].program.storages
+        for at in storages:
+            if at in frame.held:
+                self.engine.gradient_ready(Gradient(frame.held.pop(at), known.get(named[at].parameter)))
+
+    # -- steps of blocks -----------------------------------------------------------------------------------------------
+
+    def _arrival(self) -> int:
+        """Return the number of events of the head's backward until the gradient of the model's output is produced."""
+        operators = (event.operator for event in self.blocks[self.head.number].program.backward)
+        of_model = (at for at, each in enumerate(operators) if each.when is not Activity.START and not each.in_loss)
+        return next(of_model, 0)
+
+    def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
+        """Return the events of a block, with their common properties computed once for all identical layers.
+
+        Each event comes with its storage, the bytes to allocate if it does nothing else (otherwise 0), and whether it
+        does nothing but free the storage.
+        """
+        if (number, stream) not in self.steps:
+            block = self.blocks[number]
+            exact, scripts = block.sized.exact, block.sized.scripts
+            gone = {*(self.timeline.unread_bytes_before if block.opens else ()), *block.program.handed}
+            steps: list[Step] = []
+            for event in block.program.stream(stream):
+                at, operator = event.storage, event.operator
+                plain = operator.when not in (Activity.START, Activity.END) and not operator.in_head
+                takes = plain and event.sign > 0 and at not in scripts
+                drops = plain and event.sign < 0 and at not in gone and at != block.program.tied_sum
+                steps.append((event, at, exact[at] if takes else 0, drops))
+            self.steps[number, stream] = steps
+        return self.steps[number, stream]
+
+    def _last_readers(self) -> dict[int, dict[int, list[tuple[BlockFrame, int]]]]:
+        """Return, per layer, the shared storages that it is the last to read in backward, by event count.
+
+        A recomputed layer keeps its arguments until its checkpoint is freed; another layer keeps what it saved for
+        backward.
+        """
+        readers: dict[int, dict[int, list[tuple[BlockFrame, int]]]] = {}
+        for frame, at, table in self._tables():
+            for item in self.plan:
+                layer = next(leaves(item))
+                if not isinstance(item, int) and (len(item) > 1 or not isinstance(item[0], int)):
+                    break  # several layers: until the end
+                program = self.blocks[self.layers[layer].number].program
+                is_given = table.windows in (None, self.timeline.spec.model.has_window(layer))
+                position = dict(program.reads).get(table.name, -1) if is_given else -1
+                if not isinstance(item, int) and is_given:
+                    position = program.checkpoint_end
+                if position >= 0:
+                    readers.setdefault(layer, {}).setdefault(position, []).append((frame, at))
+                    break
+        return readers
+
+    def _tables(self) -> Iterator[tuple[BlockFrame, int, SharedTable]]:
+        """Yield the storages that the embedding block keeps until layers have run backward, with their tables."""
+        for frame in self.openings:
+            program = self.blocks[frame.number].program
+            for at in program.held:
+                if at in frame.held:
+                    yield frame, at, program.storages[at].table or NO_TABLE
+
+    def _drop_tables(self, tables: Sequence[tuple[BlockFrame, int]]) -> None:
+        for frame, at in tables:
+            self._drop(frame, at)
+
+    @property
+    def _tied(self) -> int:
+        """The storage of the tied head's gradient, which the embedding's backward completes."""
+        return self.blocks[self.head.number].program.tied_gradient
+
+    def _take_over(self, frame: BlockFrame, total: int) -> None:
+        """Replace the head's gradient of a tied weight by the sum of both gradients."""
+        if self._tied in self.head.held:
+            self._drop(self.head, self._tied)
+            self.head.held[self._tied] = frame.held.pop(total)
+            self.requests.relabel(self.head.held[self._tied], Component.GRADIENTS)
+        else:
+            self._drop(frame, total)
+
+    def _play(self, block: SizedBlock, frame: BlockFrame, event: StorageEvent) -> None:
+        if event.sign > 0:
+            script = block.sized.scripts.get(event.storage)
+            size = block.sized.exact[event.storage]
+            component = block.program.storages[event.storage].component or Component.TEMPORARIES
+            made = self.requests.take(size, 0, component) if script is None else self.requests.play(script, component)
+            frame.held[event.storage] = made
+        else:
+            self._drop(frame, event.storage)
+
+    def _workspace(self, thread: str) -> None:
+        self.threads.add(thread)
+        self.requests.take_once(self.workspace_bytes, Component.LIBRARY_WORKSPACE)
+
+    def _let_go(self, what: str) -> None:
+        for frame in self._frames():
+            self._drop(frame, *getattr(self.blocks[frame.number].program, what))
+
+    def _drop(self, frame: BlockFrame, *storages: int) -> None:
+        self.requests.drop(frame.held.pop(at) for at in storages if at in frame.held)
+
+    def _frames(self) -> Iterator[BlockFrame]:
+        yield from self.openings
+        yield from self.layers.values()
+        yield self.head
+
+
+def _all_of(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _nothing() -> None:
+    """Do nothing: there is no hook."""

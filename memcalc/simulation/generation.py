@@ -1,0 +1,170 @@
+"""Requests of a generation, in order: the loaded model, the prompts, their forward pass, and one for each new token.
+
+A dynamic cache grows by one token per forward pass, and each layer's keys and values move to a larger block. How much
+memory that fragments depends on every pass before, so all of them are replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import islice
+
+from memcalc.estimation.generation.forward_peak import ForwardBlocks, GenerationBlock
+from memcalc.estimation.generation.forwards import Forward, all_forwards
+from memcalc.layout.stages import stages_of
+from memcalc.ledger.component import Component
+from memcalc.programs.program import Activity, SharedTable, StorageEvent
+from memcalc.simulation.construction import loaded_model
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+from memcalc.states.persistent import workspace
+from memcalc.states.state_options import state_options
+from memcalc.stream.requests import Requests
+
+# A forward pass of one layer takes about 70 microseconds to record and replay: a second in all.
+MOST_LAYERS_PLAYED = 16_384
+TOKEN_BYTES = DTYPE_BYTES["int64"]
+
+
+def unsupported_generation_reason(spec: Spec) -> str:
+    """Return why the requests of a generation are not known in order; empty if they are."""
+    inference = spec.inference
+    assert inference is not None
+    reasons = {
+        "generation over several GPUs": spec.parallelism.ranks > 1,
+        "a paged cache": inference.cache == "paged",
+        "4-bit weights in generation": inference.quantization != "none",
+        "generation with modules other than those of transformers": spec.training.implementation != "huggingface",
+    }
+    found = next((reason for reason, holds in reasons.items() if holds), "")
+    if found:
+        return f"the order of requests is not known with {found}"
+    played = spec.model.num_layers * sum(1 for _ in islice(all_forwards(inference), MOST_LAYERS_PLAYED + 1))
+    if played > MOST_LAYERS_PLAYED:
+        return (
+            f"{inference.new_tokens:,} new tokens through {spec.model.num_layers} layers are more than the "
+            f"{MOST_LAYERS_PLAYED:,} layers that are replayed"
+        )
+    return ""
+
+
+class GenerationRequests:
+    """Recorder of a generation's requests.
+
+    Args:
+        spec: the run; `unsupported_generation_reason(spec)` must be empty.
+        requests: where they are recorded.
+    """
+
+    def __init__(self, spec: Spec, requests: Requests) -> None:
+        assert spec.inference is not None
+        self.spec, self.inference, self.requests = spec, spec.inference, requests
+        self.card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+        self.has_workspace = False  # of cuBLAS: allocated by the first matmul
+        self.caches: dict[int, list[int]] = {}  # storages of the KV cache, by layer
+        self.shared: dict[SharedTable, int] = {}  # tensors that the embedding block creates for all layers
+        self.next_tokens = -1  # storage of the tokens that the last forward pass selected
+
+    def record(self) -> Requests:
+        """Record all phases."""
+        self.requests.begin("model")
+        stage = stages_of(self.spec)[0]
+        for built in loaded_model(self.spec, stage, state_options(self.spec)):
+            for made in built.tensors:
+                self.requests.take(made.size, 0, made.component)
+        self.requests.begin("input")
+        prompts = TOKEN_BYTES * self.inference.batch_size * self.inference.prompt_length
+        self.requests.take(prompts, 0, Component.INPUTS)
+        before = -1  # tokens that the pass before selected, referenced until the next ones are
+        for forward in all_forwards(self.inference):
+            self.requests.begin(forward.phase)
+            self._forward(forward)
+            if before >= 0:
+                self.requests.drop((before,))
+            before = self.next_tokens
+        return self.requests
+
+    def _forward(self, forward: Forward) -> None:
+        """Record the model's forward pass and the selection of the next tokens."""
+        blocks = ForwardBlocks(self.spec, self.card, forward)
+        opening = blocks.block("embedding", "embedding")
+        hidden, live = self._block(opening, -1, (), kept=blocks.named(opening.program))
+        tables = ((opening.program.storages[at].table, storage) for at, storage in live.items())
+        self.shared = {table: storage for table, storage in tables if table is not None}
+        left = [live]
+        kinds: dict[tuple[bool, bool], GenerationBlock] = {}
+        for layer in range(self.spec.model.num_layers):
+            kind = blocks.experts(layer), self.spec.model.has_window(layer)
+            if kind not in kinds:
+                kinds[kind] = blocks.layer(*kind, several=False)
+            block = kinds[kind]
+            hidden, live = self._block(block, hidden, self.caches.get(layer, ()))
+            self.caches[layer] = [live.pop(at) for at in block.written]
+            left.append(live)
+        _, live = self._block(blocks.block("head", "head"), hidden, (), selects=True)
+        for each in (*left, live):
+            self.requests.drop(each.values())
+
+    def _block(
+        self,
+        block: GenerationBlock,
+        given: int,
+        caches: Collection[int],
+        kept: Collection[int] = (),
+        *,
+        selects: bool = False,
+    ) -> tuple[int, dict[int, int]]:
+        """Record a block's forward; return its output and the storages that are still live.
+
+        Args:
+            block: the block.
+            given: the storage of its input, which it takes over; -1: none.
+            caches: the layer's KV cache before this pass.
+            kept: storages that a variable references in addition to the output.
+            selects: whether the next tokens are selected before the last storage is freed.
+        """
+        program, requests = block.program, self.requests
+        live = dict(zip(block.found, caches, strict=True))
+        output, last = -1, len(program.forward) - 1
+        for position, event in enumerate(program.forward):
+            at, when = event.storage, event.operator.when
+            if event.sign > 0 and when is Activity.START:
+                if at not in live:
+                    live[at], given = self._started(block, at, given)
+            elif event.sign > 0:
+                live[at] = self._take(block, event)
+            elif when is Activity.END:
+                output = live.pop(at)
+                if at in kept:
+                    live[at] = output
+                    requests.hold(output)
+            else:
+                if selects and position == last:
+                    self.next_tokens = requests.take(TOKEN_BYTES * self.inference.batch_size, 0, Component.INPUTS)
+                requests.drop((live.pop(at),))
+        return output, live
+
+    def _started(self, block: GenerationBlock, at: int, given: int) -> tuple[int, int]:
+        """Return a storage that is live when the block starts, and the input if it is not taken over yet."""
+        table = block.program.storages[at].table
+        if table in self.shared:
+            assert table is not None
+            self.requests.hold(self.shared[table])
+            return self.shared[table], given
+        if given >= 0:
+            return given, -1
+        return self.requests.take(block.sized.exact[at], 0, Component.TEMPORARIES), -1
+
+    def _take(self, block: GenerationBlock, event: StorageEvent) -> int:
+        """Record the allocation of an event, and cuBLAS's workspace after the result of the first matmul."""
+        component = block.program.storages[event.storage].component or Component.TEMPORARIES
+        script = block.sized.scripts.get(event.storage)
+        if script is None:
+            made = self.requests.take(block.sized.exact[event.storage], 0, component)
+        else:
+            made = self.requests.play(script, component)
+        if not self.has_workspace and event.operator.multiplies and event.storage == event.operator.output:
+            self.has_workspace = True
+            self.requests.take(workspace("forward", self.spec, self.card, 0).each, 0, Component.LIBRARY_WORKSPACE)
+        return made

@@ -1,0 +1,43 @@
+"""Tensors that are allocated before the first step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.layout.local_parameters import LocalParameter
+from memcalc.ledger.component import Component
+from memcalc.workspaces import Script
+
+
+class InitialTensor(NamedTuple):
+    """A tensor: its bytes, the temporaries of its construction, and whether it stays allocated.
+
+    Args:
+        size: bytes.
+        before: requests of the construction, freed once the tensor exists.
+        stays: whether the tensor stays allocated.
+        parameter: the parameter that the tensor stores; None for other tensors.
+        several: the requests of several tensors constructed together, instead of `size`; the remaining ones stay.
+        component: of the tensor.
+    """
+
+    size: int
+    before: Script = ()
+    stays: bool = True
+    parameter: LocalParameter | None = None
+    several: Script = ()
+    component: Component = Component.WEIGHTS
+
+
+class InitialTensors(NamedTuple):
+    """Tensors that are allocated in order, and the phases in which they are live.
+
+    Args:
+        mask: bit set of phases.
+        tensors: in order.
+        replaced: as many tensors allocated before; each is freed when its successor exists.
+    """
+
+    mask: int
+    tensors: tuple[InitialTensor, ...]
+    replaced: tuple[InitialTensor, ...] = ()

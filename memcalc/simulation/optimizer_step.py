@@ -1,0 +1,88 @@
+"""Requests of the optimizer step: gradient norms for clipping, the updates, casts for the weight average (EMA)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from math import prod
+
+from memcalc.layout.local_parameters import LocalParameters
+from memcalc.ledger.component import Component
+from memcalc.sharding.engine import Engine
+from memcalc.simulation.optimizer_update import OptimizerUpdate
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.optimizers.optimizer_states import is_hidden_matrix
+from memcalc.states.optimizers.parameter_order import in_order
+from memcalc.states.optimizers.step_temporaries import StepOptions, clipping_items
+from memcalc.states.state_options import StateOptions
+from memcalc.stream.requests import Requests
+
+
+class OptimizerStep:
+    """The optimizer steps of a run.
+
+    Args:
+        requests: where they are recorded.
+        groups: parameters of one dtype, in registration order, and the state options with that dtype.
+        prefixes: of each layer's modules, where layers differ; else empty.
+        engine: allocates its buffers before and after each group's update.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        groups: Sequence[tuple[LocalParameters, StateOptions]],
+        prefixes: Sequence[str],
+        engine: Engine,
+    ) -> None:
+        self.requests = requests
+        self.engine = engine
+        self.groups = groups
+        self.prefixes = prefixes
+        self.updates = [[*self._updates(parameters, choice)] for parameters, choice in groups]
+
+    def build(self) -> None:
+        """Allocate the states that the optimizer's constructor creates."""
+        for each in chain.from_iterable(self.updates):
+            each.build()
+
+    def run(self, *, first: bool) -> None:
+        """Record one step."""
+        for parameters, choice in self.groups:
+            self._clip(parameters, choice)
+        for number, updates in enumerate(self.updates):
+            self.engine.before_update(number)
+            for each in updates:
+                each.run(first=first)
+            self.engine.after_update(number)
+        for parameters, choice in self.groups:
+            self._average(parameters, choice)
+
+    def _clip(self, parameters: LocalParameters, options: StateOptions) -> None:
+        if not options.clips:
+            return
+        step = StepOptions(clips=True, averages_with_casts=False, spread=options.spread(1), card=options.card)
+        items = clipping_items(parameters, options.update, step)
+        take = self.requests.take
+        self.requests.drop([take(item.each, 0, item.component) for item in items for _ in range(item.count)])
+
+    def _average(self, parameters: LocalParameters, options: StateOptions) -> None:
+        """memcalc/step/ema.py: parameters that are not in fp32 are cast one at a time."""
+        if options.ema != "fp32" or options.update.dtype == "fp32":
+            return
+        for held in in_order(parameters, options.update.family, self.prefixes):
+            size = DTYPE_BYTES["fp32"] * prod(options.spread(1).shape(held))
+            self.requests.drop([self.requests.take(size, 0, Component.TEMPORARIES)])
+
+    def _updates(self, parameters: LocalParameters, options: StateOptions) -> Iterator[OptimizerUpdate]:
+        """Yield one update for all parameters. Muon updates hidden weight matrices one at a time; AdamW the others."""
+        requests, update, card, spread = self.requests, options.update, options.card, options.spread(1)
+        if update.optimizer != "muon":
+            yield OptimizerUpdate(requests, parameters, update, card, self.prefixes, spread)
+            return
+        hidden = [held for held in parameters if is_hidden_matrix(held)]
+        others = [held for held in parameters if not is_hidden_matrix(held)]
+        matrices = update._replace(implementation="for-loop")
+        yield OptimizerUpdate(requests, LocalParameters(hidden), matrices, card, self.prefixes, spread)
+        rest = update._replace(optimizer="adamw")
+        yield OptimizerUpdate(requests, LocalParameters(others), rest, card, self.prefixes, spread)

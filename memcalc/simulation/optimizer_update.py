@@ -1,0 +1,158 @@
+"""Requests of one optimizer's update: its states, and the temporaries of the step in order.
+
+`memcalc.states.optimizers` computes the peak; this module gives the order of allocations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.ledger.component import Component
+from memcalc.states.optimizers.for_loop_step import SCRIPTS, creates_states_in_loop, gradient_script
+from memcalc.states.optimizers.foreach_step import DECAYED, DROPPED_BEFORE, foreach_lists
+from memcalc.states.optimizers.optimizer_states import first_phase, own_states, shared_states
+from memcalc.states.optimizers.parameter_order import in_order
+from memcalc.states.optimizers.step_buffers import Alive, Buffer, item_of
+from memcalc.states.optimizers.update_rule import UpdateRule
+from memcalc.states.parameter_copies import UNSHARDED, ShardCounts
+from memcalc.stream.requests import Requests
+from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.reductions import column_sum
+
+
+class OptimizerUpdate:
+    """All updates by one optimizer; the first one allocates the states.
+
+    Args:
+        requests: where they are recorded.
+        parameters: of the optimizer, in registration order.
+        update: the update rule.
+        card: multiprocessors of the GPU, for the scratch memory of reductions.
+        prefixes: of each layer's modules, where layers differ; else empty.
+        spread: the number of ranks that parameters are sharded across.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        parameters: LocalParameters,
+        update: UpdateRule,
+        card: Multiprocessors,
+        prefixes: Sequence[str] = (),
+        spread: ShardCounts = UNSHARDED,
+    ) -> None:
+        self.requests = requests
+        self.parameters = parameters
+        self.in_order = tuple(in_order(parameters, update.family, prefixes))
+        self.update = update
+        self.card = card
+        self.spread = spread
+        self.lazy = first_phase(update) != "optimizer"
+        self.sizes: dict[LocalParameter, list[int]] = {}  # of one parameter's states
+        for held in dict.fromkeys(parameters):
+            states = own_states(held, update, spread)
+            self.sizes[held] = [state.item.each for state in states if not state.paged]
+        shared = (state.item for state in shared_states(parameters, update, spread))
+        self.shared = [item.each for item in shared for _ in range(item.count)]  # allocated with the first parameter's
+
+    def build(self) -> None:
+        """Allocate the states that the optimizer's constructor creates."""
+        if not self.lazy:
+            self._make_states(self.in_order)
+
+    def run(self, *, first: bool) -> None:
+        """Record one step."""
+        foreach = self.update.implementation == "foreach"
+        decayed_before = foreach and self.update.optimizer == "momentum" and self.update.decays
+        on_the_way = creates_states_in_loop(self.update) and not foreach
+        lists: list[int] = self._list(DECAYED) if decayed_before else []
+        if first and self.lazy and not on_the_way:
+            self._make_states(self.in_order)
+        if foreach and self.update.optimizer == "adafactor":
+            self._factored()
+        elif foreach:
+            self._foreach(lists)
+        elif self.update.implementation == "for-loop" and not self.update.paged:
+            self._loop(makes=first and self.lazy and on_the_way)
+        elif first and self.lazy and on_the_way:
+            self._make_states(self.in_order)
+
+    def _make_states(self, parameters: Iterable[LocalParameter]) -> None:
+        for held in parameters:
+            for size in (*self.shared, *self.sizes[held]):
+                self.requests.take(size, 0, Component.OPTIMIZER_STATE)
+            self.shared = []
+
+    def _list(self, name: str) -> list[int]:
+        sizes: dict[int, int] = {}  # of identical layers, which share the same object
+        return [
+            self._temporary(sizes.get(id(held)) or sizes.setdefault(id(held), self._size(held, Buffer(name))))
+            for held in self.in_order
+        ]
+
+    def _foreach(self, lists: list[int]) -> None:
+        """Record a foreach update; `lists` are already allocated."""
+        if self.update.decays and self.update.optimizer in DROPPED_BEFORE:
+            self.requests.drop(self._list(DECAYED))
+        names = foreach_lists(self.update)
+        for name in names[1:] if lists else names:
+            lists += self._list(name)
+        if self.update.optimizer == "rprop":  # torch/optim/rprop.py: torch.where of each parameter four times
+            for held in self.in_order:
+                condition = self._take(held, Buffer("condition", dtype="bool"))
+                self.requests.drop([condition, self._take(held, Buffer("chosen"))])
+        self.requests.drop(lists)
+
+    def _factored(self) -> None:
+        """torch/optim/_adafactor.py, _multi_tensor_adafactor: matrices, then vectors; all updates end together."""
+        matrices = [parameter for parameter in self.in_order if len(parameter.axes) > 1]
+        vectors = [parameter for parameter in self.in_order if len(parameter.axes) == 1]
+        self.requests.drop([self._take(held, Buffer("means of the rows", "rows")) for held in matrices])
+        means: list[int] = []
+        for parameter in matrices:
+            columns = parameter._replace(axes=(*parameter.axes[:-2], parameter.axes[-1]))
+            means.append(self._take(columns, Buffer("means of the columns")))
+            if len(parameter.axes) == len(("out", "in")):  # scratch of a sum over each expert's rows is not modelled
+                self.requests.drop([self._take(parameter, Buffer("norms of the columns", "stage", "uint8"))])
+        self.requests.drop(means)
+        updates = [self._take(held, Buffer("update")) for held in matrices]
+        number = Buffer("mean of the row means")
+        self.requests.drop([self._take(parameter._replace(axes=()), number) for parameter in matrices])
+        self.requests.drop([self._take(held, Buffer("square of gradient")) for held in vectors])
+        updates += [self._take(held, Buffer("update")) for held in vectors]
+        self.requests.drop(updates)
+
+    def _loop(self, *, makes: bool) -> None:
+        """Record a for-loop update, parameter by parameter; a variable keeps its tensor until it is reassigned."""
+        bound: dict[str, int] = {}
+        script_of = SCRIPTS.get(self.update.optimizer)
+        before = len(gradient_script(self.update)) if self.update.optimizer == "momentum" else 0  # clones the gradient
+        for held in self.in_order:
+            script = () if script_of is None else script_of(self.update, held)
+            for position, statement in enumerate(script):
+                if makes and position == before:
+                    self._make_states([held])
+                temporaries = [self._take(held, buffer) for buffer in statement.temporaries]
+                made = None if statement.result is None else self._take(held, statement.result)
+                self.requests.drop(temporaries)
+                if statement.target in bound:
+                    self.requests.drop([bound.pop(statement.target)])
+                if made is not None:
+                    bound[statement.target] = made
+            if makes and len(script) <= before:
+                self._make_states([held])
+        self.requests.drop(bound.values())
+
+    def _take(self, parameter: LocalParameter, buffer: Buffer) -> int:
+        if buffer.shape == "stage":
+            rows, columns = parameter.shape
+            return self.requests.play(column_sum(rows, columns, self.card), Component.TEMPORARIES)
+        return self._temporary(self._size(parameter, buffer))
+
+    def _temporary(self, size: int) -> int:
+        return self.requests.take(size, 0, Component.TEMPORARIES)
+
+    def _size(self, parameter: LocalParameter, buffer: Buffer) -> int:
+        alive = Alive(parameter._replace(count=1), buffer)
+        return item_of(alive, self.update, self.spread, self.card, 0, "").each

@@ -1,0 +1,400 @@
+"""Requests of a whole run, in order, for an allocator replay.
+
+The formulas know the requested bytes. Unsplit remainders of up to 1 MiB and reserved memory depend on which blocks are
+free at each request. So the steps are replayed from the first weight on, with the programs that the formulas use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from memcalc.errors import OutOfMemory
+from memcalc.estimation.evaluation import (
+    ForwardOnlyRecomputeTimeline,
+    evaluated,
+    reference_run,
+    scored_by_reference,
+)
+from memcalc.layout.local_parameters import LocalParameter, stage_parameters
+from memcalc.layout.parameters import layer_prefixes
+from memcalc.layout.stages import Stage, recomputed_count, stages_of
+from memcalc.layout.symbols import symbol_values
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
+from memcalc.phase_peaks.layer_buffers import PerLayerBuffers
+from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
+from memcalc.programs.sized_program import run_sizer, sizer_of
+from memcalc.sharding.ddp import DDP
+from memcalc.sharding.deepspeed import deepspeed_engine, lacks
+from memcalc.sharding.engine import ROOT, Engine, by_unit
+from memcalc.sharding.fsdp2 import FSDP2
+from memcalc.sharding.schedules import lacks as pipeline_lacks
+from memcalc.simulation.backward_updates import UpdatesInBackward
+from memcalc.simulation.construction import built_before_training
+from memcalc.simulation.forward_backward import ForwardBackward
+from memcalc.simulation.generation import GenerationRequests, unsupported_generation_reason
+from memcalc.simulation.initial_tensors import InitialTensors
+from memcalc.simulation.micro_batch import MicroBatch
+from memcalc.simulation.optimizer_step import OptimizerStep
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.recipes import RECIPES
+from memcalc.spec.recompute_plan import Segment, items_of
+from memcalc.spec.spec import Spec
+from memcalc.spec.towers import tower_trains
+from memcalc.spec.training import TOKENWISE
+from memcalc.states.gradient_policy import gradient_policy
+from memcalc.states.optimizers.parameter_order import in_order
+from memcalc.states.persistent import logits_of_the_step_before, returns_loss, workspace
+from memcalc.states.state_options import StateOptions, groups, state_options
+from memcalc.stream.requests import RecordedRequests, Replay, Requests, replay
+
+STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
+STEPS_PLAYED = (*PHASES, *STEADY)  # the steady step twice: its block placement settles in the first one
+# Of a step's micro-batches the first creates gradients, the second adds to them, and the third finds the same free
+# blocks as all later ones.
+MICRO_BATCHES = 3
+NOT_COMPARED = ("galore",)  # not compared with any recorded run: the null CUDA device has no cuSOLVER decompositions
+COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
+
+
+def run_requests(spec: Spec, stage: Stage | None = None) -> Requests:
+    """Return the requests of three steps, or of a whole generation, in order; `unsupported_reason(spec)` must be empty.
+
+    Args:
+        spec: the run.
+        stage: of its ranks the ones of this pipeline stage; None: the first.
+    """
+    if spec.inference is not None:
+        return GenerationRequests(spec, Requests()).record()
+    if spec.parallelism.pipeline_parallel == 1:
+        return SimulatedRun(spec, Requests()).play()
+    from memcalc.simulation.pipeline import SimulatedPipeline  # it extends SimulatedRun
+
+    return SimulatedPipeline(spec, Requests(), stage or stages_of(spec)[0]).play()
+
+
+def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None) -> Replay:
+    """Replay three steps of a run, or a whole generation; `unsupported_reason(spec)` must be empty.
+
+    The replay is limited to the GPU's memory, where the allocator frees cached blocks before it fails. A run that does
+    not fit, or has no GPU, is replayed without a limit.
+
+    Args:
+        spec: the run.
+        alloc_conf: settings as PYTORCH_CUDA_ALLOC_CONF; empty: those of the run.
+        stage: the pipeline stage; None: the first one.
+
+    Raises:
+        InputError: the PyTorch version does not accept these settings.
+    """
+    torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
+    requests = run_requests(spec, stage)
+    if spec.hardware.gpu is None:
+        return replay(requests, settings, torch)
+    gpu = find_gpu(spec.hardware.gpu)
+    try:
+        return replay(requests, settings, torch, gpu.usable_bytes - gpu.context_bytes, gpu.usable_bytes)
+    except OutOfMemory:
+        return replay(requests, settings, torch, capacity=gpu.usable_bytes)
+
+
+class SimulatedRun:
+    """Recorder of a run's requests, phase by phase.
+
+    Args:
+        spec: the run.
+        requests: where they are recorded.
+        stage: the pipeline stage; None: the first.
+    """
+
+    passing_type = ForwardBackward
+
+    def __init__(self, spec: Spec, requests: Requests, stage: Stage | None = None) -> None:
+        self.spec, self.stage, self.choice = spec, stage or stages_of(spec)[0], state_options(spec)
+        card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+        self.values, self.workspace = symbol_values(spec, card), workspace("forward", spec, card, 0)
+        parameters = stage_parameters(spec, self.stage)
+        parts = groups(parameters, self.choice)
+        self.built = [*built_before_training(spec, self.stage, self.choice)]
+        self.requests = requests
+        prefixes = layer_prefixes(spec.model, self.stage.numbers)
+        self.ordered = tuple(in_order(parameters, self.choice.update.family, prefixes))
+        self.units = by_unit(self.ordered, self.stage.numbers, ends=self.choice.wraps_embedding_and_head)
+        self.engine = engine_of(requests, self.ordered, self.units, spec)
+        self.parameters = {
+            unit: {_gradient_name(held, spec.training.implementation): held for held in found}
+            for unit, found in self.units.items()
+        }
+        if (
+            spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1
+        ):  # its gradient is named after the head
+            self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])  # tied embeddings are the root's
+        trained = [(parameters, own) for parameters, own, trains in parts if trains]
+        self.step = OptimizerStep(requests, self.engine.updated(trained), prefixes, self.engine)
+        self.repeats = requests.repeats and self.engine.repeats
+        self.threads: set[str] = set()  # threads with a cuBLAS workspace
+        self.alive: dict[int, list[int]] = {}  # index in `built` -> live storages
+        self.weights: list[int] = []  # storages of parameters
+        self.gradients: list[int] = []
+        self.keeps_output = bool(logits_of_the_step_before(spec, self.stage))
+        self.named: list[int] = []  # output of the previous micro-batch, which a variable still references
+        self.stale: list[int] = []  # gradients of the previous step
+        self.passing: MicroBatch | None = None  # the current micro-batch
+        self.reference: MicroBatch | None = None  # the reference model's micro-batch
+        self.kinds: dict[bool, MicroBatch] = {}  # the micro-batches without and with existing gradients
+        self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
+        self.steady_gradients: list[int] = []  # the gradients it was recorded with
+
+    def play(self) -> Requests:
+        """Record all phases."""
+        training = self.spec.training
+        asked = (self._evaluates("between"), training.completion_length is not None)
+        between = tuple(phase for phase, is_asked in zip((EVALUATION, GENERATION), asked, strict=True) if is_asked)
+        played = (*PHASES, *between, *STEADY) if between else STEPS_PLAYED
+        for phase, following in zip(played, (*played[1:], ""), strict=True):
+            if phase == f"forward_{STEPS}":  # the gradients of the step before are freed
+                self.requests.begin_steady_step()
+            self.requests.begin(phase)
+            if phase == "optimizer":
+                self.engine.wrap(self.weights)
+            for index, each in enumerate(self.built):
+                if each.mask & BIT[phase] and index not in self.alive:
+                    self.alive[index] = self._make(each)
+            self._run(phase)
+            for index in [index for index in self.alive if following and not self.built[index].mask & BIT[following]]:
+                self.requests.drop(self.alive.pop(index))
+        return self.requests
+
+    def _make(self, built: InitialTensors) -> list[int]:
+        found: list[int] = []
+        replaced = [self.requests.take(made.size, 0, made.component) for made in built.replaced]
+        for index, made in enumerate(built.tensors):
+            before = [self.requests.play(made.before, Component.TEMPORARIES)] if made.before else []
+            script = made.several or (made.size,)
+            found.append(self.requests.play(script, made.component))
+            self.requests.drop(before if made.stays else (*before, found.pop()))
+            if made.parameter is not None and made.stays:
+                self.weights.append(found[-1])
+            self.requests.drop(replaced[index : index + 1])
+        return found
+
+    def _run(self, phase: str) -> None:
+        kind, _, number = phase.rpartition("_") if phase[-1].isdigit() else (phase, "", "")
+        if kind == "optimizer":
+            self.step.build()
+        elif kind == "optimizer_step":
+            self._step(first=phase == "optimizer_step_1")
+        elif phase == "zero_grad_1" and self._evaluates("before"):
+            self.requests.begin(EVALUATION)
+            self._evaluate()
+            self.requests.begin(phase)
+        elif kind == "zero_grad" and not self.choice.zeroes_gradients:
+            self.stale, self.gradients = self.gradients, []
+            if not self.choice.zeroes_gradients_before_backward:
+                self._drop_stale()
+        elif kind == EVALUATION:
+            self._evaluate()
+        elif kind == GENERATION:
+            self._generate()
+        elif kind == "forward":
+            for _ in range(min(self.spec.training.gradient_accumulation_steps, MICRO_BATCHES) - 1):
+                self._pass(number)
+            self._forward()
+        elif kind == "loss":
+            self._loss()
+        elif kind == "backward":
+            self._backward()
+
+    def _pass(self, number: str) -> None:
+        """Record a micro-batch other than the last of its step."""
+        self.requests.begin(f"forward_{number}")
+        self._forward(last=False)
+        self.requests.begin(f"loss_{number}")
+        self._loss()
+        self.requests.begin(f"backward_{number}")
+        self._backward(last=False)
+        self.requests.begin(f"forward_{number}")
+
+    def _forward(self, *, last: bool = True) -> None:
+        self.engine.prepare()
+        self.engine.begin(have_gradients=bool(self.gradients), last=last)
+        exist = bool(self.gradients) or self.engine.has_unsharded_gradients
+        if exist not in self.kinds or not self.repeats:
+            sharded = not self.engine.keeps_gradients
+            unsharded = self.engine.has_unsharded_gradients
+            arriving = gradient_policy(self.spec, exist=unsharded or (exist and not sharded), sharded=sharded)
+            if self.engine.hooks_gradients and sharded:
+                arriving = arriving._replace(kept=True, update=())  # until the engine takes it over
+            timeline = RecomputeTimeline(self.spec, self.stage, sizer_of(self.values), arriving, PerLayerBuffers())
+            known = self.kinds.get(exist)
+            passing = (
+                known.passing
+                if known is not None and self.requests.repeats
+                else self.passing_type(
+                    self.requests,
+                    timeline,
+                    plan_of(self.spec),
+                    self.engine,
+                    self.parameters,
+                    self.workspace.each,
+                    self.threads,
+                )
+            )
+            self.kinds[exist] = MicroBatch(self.requests, passing)
+        self.passing = self.kinds[exist]
+        self.passing.forward()
+        if not returns_loss(self.spec):
+            self._forget_output()
+
+    def _evaluates(self, when: str) -> bool:
+        training = self.spec.training
+        return training.evaluation_batch_size is not None and training.evaluation_when in (when, "both")
+
+    def _evaluate(self) -> None:
+        """Record two batches without gradients, after the step's gradients are freed; later ones repeat the second."""
+        if not self.choice.zeroes_gradients:
+            self.requests.drop(self.gradients)
+            self.gradients = []
+        batch = self._without_gradients(evaluated(self.spec))
+        for _ in range(2):
+            if not self.engine.keeps_gradients:  # the first batch leaves units unsharded
+                batch = MicroBatch(self.requests, batch.passing)
+            batch.forward()
+            batch.loss()
+            batch.release()
+        self.engine.after_evaluation()
+
+    def _without_gradients(self, run: Spec) -> MicroBatch:
+        """Record a micro-batch with a forward outside autograd."""
+        card = None if run.hardware.gpu is None else find_gpu(run.hardware.gpu)
+        arriving = gradient_policy(run, exist=False, sharded=False)
+        timeline = ForwardOnlyRecomputeTimeline(run, self.stage, run_sizer(run, card), arriving, PerLayerBuffers())
+        plan = items_of((), run.model.num_layers)
+        passing = self.passing_type(
+            self.requests, timeline, plan, self.engine, self.parameters, self.workspace.each, self.threads
+        )
+        return MicroBatch(self.requests, passing)
+
+    def _generate(self) -> None:
+        """Return the live tensors at the peak of generation, after the gradients of the step are freed."""
+        from memcalc.estimation.rollouts import rollout_items
+
+        if not self.choice.zeroes_gradients:
+            self.requests.drop(self.gradients)
+            self.gradients = []
+        card = None if self.spec.hardware.gpu is None else find_gpu(self.spec.hardware.gpu)
+        items = rollout_items(self.spec, self.stage, card)
+        self.requests.drop([self.requests.take(i.each, 0, i.component) for i in items for _ in range(i.count)])
+
+    def _loss(self) -> None:
+        assert self.passing is not None
+        self.passing.loss()
+        if scored_by_reference(self.spec) and self.choice.data_parallel == 1:
+            self.reference = self.reference or self._without_gradients(reference_run(self.spec))
+            self.reference.forward()
+            self.reference.loss()
+            self.reference.release()
+        self._forget_output()
+
+    def _forget_output(self) -> None:
+        """Free the output of the previous micro-batch: its variable now references the current one."""
+        self.requests.drop(self.named)
+        self.named = []
+
+    def _drop_stale(self) -> None:
+        self.requests.drop(self.stale)
+        self.stale = []
+
+    def _backward(self, *, last: bool = True) -> None:
+        assert self.passing is not None
+        self._drop_stale()
+        self.gradients += self.passing.backward()
+        if last:
+            self.gradients = self.engine.after_last_backward(self.gradients)
+        self.named = self.passing.release(keeps_output=self.keeps_output)
+
+    def _step(self, *, first: bool) -> None:
+        given = self.gradients if self.engine.hooks_gradients else []
+        if self.steady_step is not None and self.repeats:
+            self.requests.again(self.steady_step, dict(zip(self.steady_gradients, given, strict=True)))
+        else:
+            mark = self.requests.mark()
+            self.engine.before_step(given)
+            self.step.run(first=first)
+            self.engine.after_step()
+            self.steady_step, self.steady_gradients = None if first else self.requests.since(mark), given
+        if given:
+            self.gradients = []
+
+
+def unsupported_reason(spec: Spec) -> str:
+    """Return why the order of the run's allocations is not modelled; "" if it is."""
+    if spec.inference is not None:
+        return unsupported_generation_reason(spec)
+    options = state_options(spec)
+    reasons = {
+        "a vision tower that trains": tower_trains(spec.model, spec.training),
+        "Megatron's buffers": options.engine == "megatron",
+        "DeepSpeed's offload to the host": options.engine == "deepspeed" and spec.parallelism.offload != "none",
+        f"optimizer {options.update.optimizer}": options.update.optimizer in NOT_COMPARED,
+        f"optimizer {options.update.optimizer} on several GPUs": options.update.optimizer in COMPARED_ALONE
+        and spec.parallelism.ranks > 1,
+        **_reasons_of_ranks(spec, options),
+    }
+    return next((f"the order of requests is not known with {reason}" for reason, is_so in reasons.items() if is_so), "")
+
+
+def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
+    """Return the properties of a multi-rank run that prevent its replay."""
+    parallelism, training = spec.parallelism, spec.training
+    alone = options.data_parallel == 1
+    if parallelism.ranks == 1:
+        return {"a sharding engine on one rank": parallelism.zero_stage > 0}
+    fsdp2 = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
+    deepspeed = parallelism.engine == "deepspeed"
+    return {
+        **(dict.fromkeys(pipeline_lacks(spec), True) if parallelism.pipeline_parallel > 1 else {}),
+        "context parallelism": parallelism.context_parallel > 1,
+        "expert parallelism": parallelism.expert_parallel > 1,
+        "a sharding engine on one rank": alone and parallelism.zero_stage > 0,
+        **dict.fromkeys(lacks(spec, plan_of(spec)) if deepspeed else (), True),
+        "fp32 gradients in addition to autograd's on several ranks": not (deepspeed or alone)
+        and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
+        "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
+        "layers in one checkpoint segment under FSDP2": fsdp2
+        and not all(isinstance(item, int) or len(item) == 1 for item in plan_of(spec)),
+        "evaluation under DeepSpeed": deepspeed and training.evaluation_batch_size is not None,
+        "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in TOKENWISE,
+    }
+
+
+def engine_of(
+    requests: Requests, ordered: Sequence[LocalParameter], units: Mapping[int, Sequence[LocalParameter]], spec: Spec
+) -> Engine:
+    """Return the sharding engine of a run."""
+    options = state_options(spec)
+    if options.updates_in_backward:
+        return UpdatesInBackward(requests, ordered)
+    if options.data_parallel == 1:
+        return Engine(requests)
+    if options.engine == "deepspeed":
+        return deepspeed_engine(requests, ordered, units, spec, plan_of(spec))
+    if options.engine == "fsdp2":
+        return FSDP2(requests, units, options)
+    return DDP(requests, ordered, options)
+
+
+def _gradient_name(parameter: LocalParameter, implementation: str) -> str:
+    """Return the name of a parameter's gradient in its block's program."""
+    module = parameter.module.rpartition("*.")[2]
+    if parameter.routed and implementation == "plain":  # "mlp.experts.up" for the matmuls of all experts
+        module = module.removesuffix("_proj")
+    return f"{module}.{parameter.tensor}"
+
+
+def plan_of(spec: Spec) -> Segment:
+    """Return the recomputation plan with all layers, for every notation of `recompute`."""
+    training, layers = spec.training, spec.model.num_layers
+    if not isinstance(training.recompute, str):
+        return items_of(training.recompute, layers)
+    return items_of(tuple(n for n in range(layers) if recomputed_count(training, n, n + 1)), layers)

@@ -1,0 +1,1 @@
+"""The table of GPUs, their machines, and what kernels read of them."""

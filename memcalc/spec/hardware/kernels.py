@@ -1,0 +1,64 @@
+"""GPU properties that kernels depend on, with defaults if no GPU is given."""
+
+from __future__ import annotations
+
+from memcalc.spec.hardware.gpus import GpuSpec
+from memcalc.workspaces.multiprocessors import Multiprocessors
+
+# NVIDIA's A100, if no GPU is given, or one without CUDA.
+DEFAULT_CAPABILITY = (8, 0)
+DEFAULT_MULTIPROCESSORS = 108
+DEFAULT_THREADS = 2048
+
+
+def capability(gpu: GpuSpec | None) -> tuple[int, int]:
+    """Return (major, minor) of the GPU's compute capability."""
+    return (gpu and gpu.compute_capability) or DEFAULT_CAPABILITY
+
+
+def multiprocessors(gpu: GpuSpec | None) -> Multiprocessors:
+    """Return the properties that decide the launch geometry of kernels."""
+    return Multiprocessors(
+        (gpu and gpu.multiprocessors) or DEFAULT_MULTIPROCESSORS,
+        (gpu and gpu.max_threads_per_multiprocessor) or DEFAULT_THREADS,
+        capability(gpu)[0],
+    )
+
+
+def gpu_omissions(gpu: GpuSpec | None) -> tuple[str, ...]:
+    """Return what memcalc does not know about a GPU's kernels."""
+    if gpu is None or gpu.compute_capability is not None:
+        return ()
+    return (f"kernels of the {gpu.label} and their workspaces: assumed to be those of CUDA on an A100",)
+
+
+# FlashAttention-2, and PyTorch's copies of its kernels, need Ampere or later.
+FLASH = (8, 0)
+
+
+def missing_units(dtype: str, attention: str, gpu: GpuSpec) -> list[str]:
+    """Return what a GPU lacks for a run: matrix units for its dtype, an attention kernel.
+
+    Args:
+        dtype: `training.dtype`.
+        attention: `training.attention`.
+        gpu: the GPU.
+    """
+    lacks = []
+    if dtype == "bf16" and gpu.bf16_tflops is None:
+        lacks.append("no bf16 matrix units")
+    if attention == "flash" and (gpu.compute_capability or FLASH) < FLASH:
+        lacks.append("no flash attention")
+    return lacks
+
+
+def needs_columns(recipe: str, gpu: GpuSpec | None) -> bool:
+    """Return whether a second copy is made for the matmuls of backward.
+
+    Before Blackwell, and on consumer Blackwell GPUs, FP8 tensor cores support one layout only, so a transposed copy is
+    made. MXFP8 and blocks of 128 need a copy with scales along the other axis. Without a GPU, Hopper is assumed.
+    Transformer Engine 2.11 pytorch/utils.py: is_non_tn_fp8_gemm_supported.
+    """
+    capability = None if gpu is None else gpu.compute_capability
+    in_any_layout = capability is not None and ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
+    return recipe in ("mxfp8", "blockwise") or not in_any_layout

@@ -1,0 +1,1 @@
+"""Model families of transformers: config.json to a `model:` block, and back."""

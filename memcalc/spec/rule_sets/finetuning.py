@@ -1,0 +1,94 @@
+"""Rules of fine-tuning: which blocks require each other, and which modules and precisions are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.finetuning import adaptable_modules, adapted_modules
+from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.spec import Spec
+
+
+def finetuning(spec: Spec) -> Iterator[Violation]:
+    """Yield violations of the rules of the blocks `lora` and `qlora`."""
+    training = spec.training
+    for name, ways in (("lora", ("lora", "qlora")), ("qlora", ("qlora",))):
+        if getattr(training, name) is not None and training.finetune not in ways:
+            yield Violation(
+                ("training", name),
+                f"the block {name} is set, but finetune = {training.finetune}.",
+                f"Set finetune: {name}, or remove the block.",
+            )
+    if training.lora is not None:
+        yield from _modules(spec)
+        yield from _targets(spec)
+        yield from _precisions(spec)
+        yield from _parallel(spec)
+
+
+def _modules(spec: Spec) -> Iterator[Violation]:
+    training = spec.training
+    if training.lora is None or training.lora.implementation != "litgpt":
+        return
+    if training.implementation != "plain" or spec.model.mla is not None:
+        yield Violation(
+            ("training", "lora", "implementation"),
+            "lora.implementation = litgpt with "
+            + ("latent attention" if spec.model.mla is not None else f"implementation = {training.implementation}")
+            + ", which LitGPT does not have.",
+            "Set lora.implementation: peft, or implementation: plain.",
+        )
+
+
+def _targets(spec: Spec) -> Iterator[Violation]:
+    lora, model = spec.training.lora, spec.model
+    assert lora is not None
+    implementation = spec.training.implementation
+    there, wanted = adaptable_modules(model, implementation, lora.implementation), lora.target_modules
+    missing = [] if isinstance(wanted, str) else [name for name in wanted if name not in there]
+    if missing or not adapted_modules(lora, model, implementation):
+        yield Violation(
+            ("training", "lora", "target_modules"),
+            f"target_modules names {', '.join(missing) or wanted}, which the layers of this model do not have.",
+            f"They have {', '.join(there)}.",
+        )
+    if lora.modules_to_save and model.tie_word_embeddings:
+        yield Violation(
+            ("training", "lora", "modules_to_save"),
+            f"modules_to_save names {lora.modules_to_save[0]}, but the embedding and the LM head share one weight.",
+            "Set model.tie_word_embeddings: false, or leave it out.",
+        )
+
+
+def _precisions(spec: Spec) -> Iterator[Violation]:
+    lora, recipe = spec.training.lora, spec.training.recipe
+    assert lora is not None
+    if lora.adapter_dtype == "fp32" and recipe.startswith("mixed"):
+        yield Violation(
+            ("training", "lora", "adapter_dtype"),
+            f"adapter_dtype = fp32, but recipe {recipe} stores fp32 master weights of 16-bit weights.",
+            "Set adapter_dtype: compute, or recipe: pure.",
+        )
+    if lora.base_dtype == "fp32" and recipe not in ("fp32", "amp"):
+        yield Violation(
+            ("training", "lora", "base_dtype"),
+            f"base_dtype = fp32, but recipe {recipe} computes in {spec.training.dtype} without autocast.",
+            "Set recipe: amp, which casts, or base_dtype: compute.",
+        )
+
+
+def _parallel(spec: Spec) -> Iterator[Violation]:
+    training, parallelism = spec.training, spec.parallelism
+    if training.implementation not in ("plain", "huggingface"):
+        yield Violation(
+            ("training", "implementation"),
+            f"finetune = {training.finetune} with implementation = {training.implementation} is not modelled.",
+            "Set implementation: plain or huggingface.",
+        )
+    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
+        if getattr(parallelism, name) > 1:
+            yield Violation(
+                ("parallelism", name),
+                f"{name} = {getattr(parallelism, name)} with finetune = {training.finetune} is not modelled.",
+                f"Set {name}: 1; data_parallel is modelled.",
+            )

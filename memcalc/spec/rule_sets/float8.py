@@ -1,0 +1,78 @@
+"""Rules of torchao's FP8 linear layers: supported combinations, and matrix dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.spec import Spec
+from memcalc.spec.yaml_source import Path
+
+STEP = 16  # torch 2.13 aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_mm: trailing dimensions divisible by 16
+
+KEY: Path = ("training", "fp8")
+
+
+def float8_rules(spec: Spec) -> Iterator[Violation]:
+    """Yield violations of these rules."""
+    training = spec.training
+    if training.finetune != "full":
+        yield Violation(
+            KEY,
+            f"fp8 = {training.fp8} with finetune = {training.finetune}; torchao's layers with adapters are not "
+            "modelled.",
+            "Set fp8: none, or finetune: full.",
+        )
+    if spec.parallelism.tensor_parallel > 1:
+        yield Violation(
+            KEY,
+            f"fp8 = {training.fp8} with tensor_parallel = {spec.parallelism.tensor_parallel}; torchao's layers that "
+            "DTensor splits are not modelled.",
+            "Set fp8: none, tensor_parallel: 1, or implementation: megatron.",
+        )
+    if spec.model.tie_word_embeddings and not skips(spec, "lm_head"):
+        yield Violation(
+            ("training", "fp8_skip"),
+            "fp8_skip without lm_head, which shares the embedding's weight: its matmuls in torchao are not modelled.",
+            "Add lm_head to fp8_skip.",
+        )
+    for name, width in _sides(spec).items():
+        if width % STEP:
+            yield Violation(
+                KEY,
+                f"fp8 = {training.fp8} needs matrix dimensions that are multiples of {STEP}; {name} is {width}.",
+                "Choose other sizes, add the layers of that size to fp8_skip, or set fp8: none.",
+            )
+    tokens = training.micro_batch_size * (training.sequence_length // spec.parallelism.context_parallel)
+    if tokens % STEP:
+        yield Violation(
+            KEY,
+            f"fp8 = {training.fp8} needs a multiple of {STEP} tokens; b·s is {tokens} on a rank.",
+            "Choose another sequence_length, or set fp8: none.",
+        )
+
+
+def skips(spec: Spec, module: str) -> bool:
+    """Return whether a layer is excluded from FP8."""
+    return any(part in module for part in spec.training.fp8_skip)
+
+
+def _sides(spec: Spec) -> dict[str, int]:
+    """Return the dimensions of the FP8 matmuls, by their names in the model block."""
+    model = spec.model
+    sides: dict[str, tuple[str, int]] = {
+        "hidden_size": ("attention.o_proj", model.hidden_size),
+        "intermediate_size": ("mlp.up_proj", model.intermediate_size),
+        "num_attention_heads · head_dim": ("attention.o_proj", model.query_size),
+        "num_key_value_heads · head_dim": ("attention.k_proj", model.num_key_value_heads * model.head_dim),
+        "vocab_size": ("lm_head", model.vocab_size),
+    }
+    if model.moe is not None:
+        sides["num_experts"] = ("mlp.router", model.moe.num_experts)
+        sides["shared_expert_intermediate_size"] = (
+            "mlp.shared_expert.up_proj",
+            model.moe.shared_expert_intermediate_size,
+        )
+        if model.moe.shared_expert_gate:
+            sides["the shared expert's gate"] = ("mlp.shared_expert_gate", 1)
+    return {name: width for name, (module, width) in sides.items() if not skips(spec, module)}

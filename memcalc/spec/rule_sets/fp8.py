@@ -1,0 +1,129 @@
+"""Rules of FP8 matmuls: supported modules, GPUs and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.errors import InputError
+from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
+from memcalc.spec.rule_sets.float8 import float8_rules
+from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import Fp8
+from memcalc.spec.yaml_source import Path
+
+# Transformer Engine 2.11 pytorch/quantization.py: check_fp8_support, check_mxfp8_support,
+# check_fp8_block_scaling_support; torchao 0.18 float8/README.md.
+LEAST_CAPABILITY: dict[Fp8, tuple[int, int]] = {
+    "delayed": (8, 9),
+    "tensorwise": (8, 9),
+    "mxfp8": (10, 0),
+    "blockwise": (9, 0),
+    "rowwise": (8, 9),
+    "rowwise-gw-hp": (8, 9),
+}
+TRANSFORMER_ENGINE = ("delayed", "tensorwise", "mxfp8", "blockwise")
+TORCHAO = ("tensorwise", "rowwise", "rowwise-gw-hp")
+# pytorch/utils.py, assert_dim_for_fp8_exec; pytorch/tensor/mxfp8_tensor.py, make_empty.
+MULTIPLE_OF_WIDTH = {"delayed": 16, "tensorwise": 16, "mxfp8": 32, "blockwise": 16}
+MULTIPLE_OF_TOKENS = {"delayed": 8, "tensorwise": 8, "mxfp8": 32, "blockwise": 8}
+
+KEY: Path = ("training", "fp8")
+
+
+def fp8(spec: Spec) -> Iterator[Violation]:
+    """Yield violations of these rules."""
+    training, recipe = spec.training, spec.training.fp8
+    if recipe == "none":
+        yield from _without(spec)
+        return
+    megatron = training.implementation == "megatron"
+    recipes, library = (TRANSFORMER_ENGINE, "Transformer Engine") if megatron else (TORCHAO, "torchao")
+    if recipe not in recipes:
+        yield Violation(
+            KEY,
+            f"fp8 = {recipe} with implementation = {training.implementation}, which uses the matmuls of {library}.",
+            f"Set fp8: {' or '.join(recipes)}, or implementation: {'plain' if megatron else 'megatron'}.",
+        )
+        return
+    if megatron and not training.transformer_engine:
+        yield Violation(KEY, f"fp8 = {recipe} with Megatron-Core's own modules (attention: eager).", "Set fp8: none.")
+    if training.dtype == "fp32":
+        yield Violation(KEY, f"fp8 = {recipe} with dtype = fp32.", "Set dtype: bf16 or fp16.")
+    gpu, least = _card(spec), LEAST_CAPABILITY[recipe]
+    if gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < least:
+        found, needed = (".".join(map(str, each)) for each in (gpu.compute_capability, least))
+        yield Violation(
+            KEY,
+            f"fp8 = {recipe} needs compute capability {needed}; {gpu.label} has {found}.",
+            "Use a newer GPU, or set fp8: none.",
+        )
+    yield from _options(spec)
+    yield from _sizes(spec, recipe) if megatron else float8_rules(spec)
+
+
+def _without(spec: Spec) -> Iterator[Violation]:
+    """Yield violations by FP8 options without FP8."""
+    for name in ("fp8_all_gather", "fp8_params"):
+        if getattr(spec.training, name):
+            yield Violation(("training", name), f"{name} with fp8 = none.", f"Set fp8, or {name}: false.")
+
+
+def _options(spec: Spec) -> Iterator[Violation]:
+    """Yield violations by options that the implementation lacks."""
+    training, parallelism = spec.training, spec.parallelism
+    if training.fp8_params and training.implementation != "megatron":
+        yield Violation(
+            ("training", "fp8_params"),
+            f"fp8_params with implementation = {training.implementation}; torchao's weights stay in 16 or 32 bits.",
+            "Set fp8_params: false, or implementation: megatron.",
+        )
+    elif training.fp8_params and not parallelism.zero_stage:
+        yield Violation(
+            ("training", "fp8_params"),
+            "fp8_params with zero_stage = 0; Megatron-LM has it with its distributed optimizer alone.",
+            "Set fp8_params: false, or zero_stage: 1.",
+        )
+    if not training.fp8_all_gather:
+        return
+    if training.implementation == "megatron" or training.fp8 != "tensorwise":
+        yield Violation(
+            ("training", "fp8_all_gather"),
+            f"fp8_all_gather with fp8 = {training.fp8}, implementation = {training.implementation}; torchao gathers "
+            "weights with one scale each.",
+            "Set fp8_all_gather: false, or fp8: tensorwise and another implementation.",
+        )
+    elif parallelism.engine != "fsdp2" or parallelism.data_parallel == 1:
+        yield Violation(
+            ("training", "fp8_all_gather"),
+            f"fp8_all_gather with engine = {parallelism.engine}, data_parallel = {parallelism.data_parallel}; it is "
+            "FSDP2 that gathers.",
+            "Set fp8_all_gather: false, or engine: fsdp2 on several ranks.",
+        )
+
+
+def _card(spec: Spec) -> GpuSpec | None:
+    try:
+        return None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    except InputError:  # reported separately, with its own place
+        return None
+
+
+def _sizes(spec: Spec, recipe: str) -> Iterator[Violation]:
+    model, ranks = spec.model, spec.parallelism.tensor_parallel
+    widths = {"hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size // ranks}
+    step = MULTIPLE_OF_WIDTH[recipe]
+    for name, width in widths.items():
+        if width % step:
+            yield Violation(
+                KEY,
+                f"fp8 = {recipe} needs matrix dimensions that are multiples of {step}; {name} is {width} on a rank.",
+                "Choose other sizes, or set fp8: none.",
+            )
+    tokens = spec.training.micro_batch_size * (spec.training.sequence_length // spec.parallelism.context_parallel)
+    if tokens % MULTIPLE_OF_TOKENS[recipe]:
+        yield Violation(
+            KEY,
+            f"fp8 = {recipe} needs a multiple of {MULTIPLE_OF_TOKENS[recipe]} tokens; b·s is {tokens} on a rank.",
+            "Choose another sequence_length, or set fp8: none.",
+        )

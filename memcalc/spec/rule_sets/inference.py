@@ -1,0 +1,151 @@
+"""Rules of generation: valid combinations of caches, dtypes and parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.errors import InputError
+from memcalc.spec.model_families.transformers_fallback import fallback_family
+from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.spec import Spec
+from memcalc.spec.yaml_source import Path
+
+# Fields of training steps, each with its neutral value.
+OF_TRAINING = {
+    "zero_stage": 0,
+    "context_parallel": 1,
+    "sequence_parallel": False,
+    "data_parallel_replicate": 1,
+    "virtual_stages": 1,
+    "schedule": "1f1b",
+    "offload": "none",
+    "offload_pin_memory": False,
+}
+
+
+def inference(spec: Spec) -> Iterator[Violation]:
+    """Yield violations of these rules."""
+    asked = spec.inference
+    if asked is None:
+        return
+    if spec.model.transformers_config is not None:
+        yield Violation(
+            ("inference",),
+            f"inference of {fallback_family(spec.model)}, for which memcalc has no formulas.",
+            "Dry-run its generation script: `memcalc dry-run --gpu GPU -- python script.py`.",
+        )
+    positions = spec.model.max_position_embeddings
+    if spec.model.position_embedding == "learned" and asked.context_length > positions:
+        yield Violation(
+            ("inference", "context_length"),
+            f"context_length = {asked.context_length} (prompt {asked.prompt_length} + new tokens {asked.new_tokens}) "
+            f"is longer than the {positions} learned positions.",
+            f"Lower it to {positions}, or raise model.max_position_embeddings.",
+        )
+    yield from _cache(spec)
+    yield from _spread(spec)
+
+
+def _cache(spec: Spec) -> Iterator[Violation]:
+    asked = spec.inference
+    assert asked is not None
+    if asked.cache == "paged":
+        for field, value in (("implementation", "plain"), ("attention", "flash")):
+            if (given := getattr(asked, field)) != value:
+                yield Violation(
+                    ("inference", field),
+                    f"{field} = {given} with cache = paged: its kernel reads keys and values block by block.",
+                    f"Set {field}: {value}, or cache: dynamic.",
+                )
+        return
+    if asked.block_size is not None:
+        yield Violation(
+            ("inference", "block_size"),
+            f"block_size = {asked.block_size} with cache = {asked.cache}, which has no blocks.",
+            "Set cache: paged, or leave block_size out.",
+        )
+    if asked.kv_cache_dtype != "compute":
+        yield Violation(
+            ("inference", "kv_cache_dtype"),
+            f"kv_cache_dtype = {asked.kv_cache_dtype} with cache = {asked.cache}: transformers' caches have the dtype "
+            "of the model's keys and values.",
+            "Set cache: paged, or kv_cache_dtype: compute.",
+        )
+    if asked.prefill_chunk is not None and asked.prefill_chunk < asked.prompt_length:
+        yield Violation(
+            ("inference", "prefill_chunk"),
+            f"prefill_chunk = {asked.prefill_chunk} with cache = {asked.cache} is not modelled: later chunks of the "
+            "prompt need a mask, which selects other kernels.",
+            "Set cache: paged, or leave prefill_chunk out.",
+        )
+
+
+def _spread(spec: Spec) -> Iterator[Violation]:
+    asked, parallelism = spec.inference, spec.parallelism
+    assert asked is not None
+    for field, neutral in OF_TRAINING.items():
+        if (value := getattr(parallelism, field)) != neutral:
+            yield Violation(
+                ("parallelism", field),
+                f"{field} = {value} belongs to training, but inference: is set.",
+                "Leave it out: weights and caches are split by tensor_parallel, pipeline_parallel and expert_parallel.",
+            )
+    if asked.implementation == "huggingface" and parallelism.tensor_parallel > 1:
+        yield Violation(
+            ("parallelism", "tensor_parallel"),
+            f"tensor_parallel = {parallelism.tensor_parallel} with transformers' modules is not modelled.",
+            "Set inference.implementation: plain.",
+        )
+    if asked.quantization != "none" and parallelism.tensor_parallel > 1:
+        yield Violation(
+            ("inference", "quantization"),
+            f"quantization = {asked.quantization} with tensor_parallel = {parallelism.tensor_parallel} is not "
+            "modelled: bitsandbytes packs only whole weight matrices.",
+            "Set tensor_parallel: 1, or quantization: none.",
+        )
+
+
+def of_training(spec: Spec, verb: str) -> Spec:
+    """Return the run, for commands that support training only.
+
+    Raises:
+        InputError: the configuration has an inference: block.
+    """
+    if spec.inference is not None:
+        raise InputError(
+            f"{verb} supports training only, but this configuration has an inference: block.",
+            REMEDIES.get(verb, "Use `memcalc estimate`, or remove the inference: block."),
+            "inference",
+        )
+    return spec
+
+
+REMEDIES = {
+    "fit": "`memcalc estimate --gpu GPU` lists the largest batch and the longest context that fit.",
+    "measure": "`memcalc dry-run --gpu GPU -- python script.py` dry-runs a script that generates.",
+    "trace --device null": "Leave --device out; or `memcalc dry-run --gpu GPU -- python script.py` a script.",
+}
+
+
+LEFT_ASIDE = "The training: block has no effect, because inference: is set."
+
+
+def refuse_training_fields(overridden: dict[Path, str]) -> None:
+    """Reject training fields that were set on the command line.
+
+    Raises:
+        InputError: there is one.
+    """
+    from memcalc.spec.inference import InferenceSpec
+
+    names = {"micro_batch_size": "batch_size", "sequence_length": "prompt_length"}
+    for path, where in overridden.items():
+        if path[0] == "training":
+            name = str(path[-1])
+            own = names.get(name, name)
+            remedy = (
+                f"Set inference.{own} instead."
+                if own in InferenceSpec.model_fields
+                else "Remove it: generation trains nothing."
+            )
+            raise InputError(f"{name} is set, a field of training, but inference: is set.", remedy, where)

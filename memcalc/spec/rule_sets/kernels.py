@@ -1,0 +1,32 @@
+"""Rules of kernels that replace a model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.model_families.conversion import attends_eagerly
+from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.spec import Spec
+
+
+def kernels(spec: Spec) -> Iterator[Violation]:
+    """Yield violations: Liger and masks for windows need transformers' modules; some of those lack fused attention."""
+    training, architecture = spec.training, spec.model.architecture
+    if training.attention != "eager" and attends_eagerly(architecture, training.implementation):
+        yield Violation(
+            ("training", "attention"),
+            f"transformers' {architecture} has eager attention only, but attention = {training.attention}.",
+            "Set training.attention: eager.",
+        )
+    if training.kernels == "liger" and training.implementation != "huggingface":
+        yield Violation(
+            ("training", "kernels"),
+            f"kernels = liger replace modules of transformers, but implementation = {training.implementation}.",
+            "Set implementation: huggingface, or kernels: torch.",
+        )
+    if training.attention_windows == "mask" and training.implementation != "huggingface":
+        yield Violation(
+            ("training", "attention_windows"),
+            f"attention_windows = mask needs transformers' modules, but implementation = {training.implementation}.",
+            "Set implementation: huggingface, or attention_windows: kernel.",
+        )

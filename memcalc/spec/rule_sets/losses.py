@@ -1,0 +1,97 @@
+"""Rules of losses computed on chunks of the tokens or on a sharded vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
+
+
+def loss(spec: Spec) -> Iterator[Violation]:
+    """Yield violations of the rules of each loss."""
+    training, model = spec.training, spec.model
+    kind = training.loss
+    yield from _classification(spec)
+    if not training.loss_upcast and (training.implementation != "plain" or kind != "materialized"):
+        yield Violation(
+            ("training", "loss_upcast"),
+            f"loss_upcast = false with implementation {training.implementation} and loss {kind}, which makes the copy.",
+            "Set loss_upcast: true, or implementation: plain and loss: materialized.",
+        )
+    whole = kind not in TOKENWISE or not training.loss_recompute
+    if not training.loss_recompute and kind != "chunked":
+        yield Violation(
+            ("training", "loss_recompute"),
+            f"loss_recompute = false with loss = {kind}, which has no chunks to checkpoint.",
+            "Set loss: chunked, or leave loss_recompute out.",
+        )
+    if not training.chunked_head and training.loss_recompute:
+        yield Violation(
+            ("training", "chunked_head"),
+            "chunked_head = false, but each chunk is recomputed from its hidden states.",
+            "Set loss: chunked and loss_recompute: false, or leave chunked_head out.",
+        )
+    for field in ("repeat_kv", "heads_first"):
+        if getattr(training, field) and training.implementation != "plain":
+            yield Violation(
+                ("training", field),
+                f"{field} = true has no effect with implementation {training.implementation}: its modules decide.",
+                f"Leave {field} out, or set implementation: plain.",
+            )
+    if training.norm_dtype == "fp32" and training.implementation != "plain":
+        yield Violation(
+            ("training", "norm_dtype"),
+            f"norm_dtype = fp32 with implementation {training.implementation}, which has its own norms.",
+            "Set norm_dtype: input, or implementation: plain.",
+        )
+    if training.logits_dtype == "fp32" and (training.implementation in ("megatron", "torchtitan") or not whole):
+        yield Violation(
+            ("training", "logits_dtype"),
+            f"logits_dtype = fp32 with implementation {training.implementation} and loss {kind}: the model returns no "
+            "logits to convert.",
+            "Set logits_dtype: compute.",
+        )
+    if kind not in TOKENWISE or training.implementation == "megatron":
+        return
+    if spec.parallelism.tensor_parallel > 1 or spec.parallelism.context_parallel > 1:
+        yield Violation(
+            ("training", "loss"),
+            f"loss = {kind} is not modelled with a vocabulary or a sequence that is sharded.",
+            "Set loss: vocab-parallel or materialized, or tensor_parallel and context_parallel: 1.",
+        )
+    if kind in ("fused", "tiled") and model.lm_head_bias:
+        yield Violation(
+            ("training", "loss"),
+            f"loss = {kind}, but the LM head has a bias, which is not modelled with this loss.",
+            "Set loss: chunked, or model.lm_head_bias: false.",
+        )
+    if kind in ("fused", "tiled") and training.qlora is not None and training.qlora.quantize_lm_head:
+        yield Violation(
+            ("training", "loss"),
+            f"loss = {kind} needs an unquantized LM head, but quantize_lm_head quantizes it to 4 bits.",
+            "Set loss: chunked, or quantize_lm_head: false.",
+        )
+
+
+def _classification(spec: Spec) -> Iterator[Violation]:
+    """Yield violations by fields that do not apply to a classification head."""
+    training, model, parallelism = spec.training, spec.model, spec.parallelism
+    if not model.num_labels:
+        return
+    fields = {
+        ("training", "implementation"): (training.implementation, ("plain", "huggingface")),
+        ("model", "tie_word_embeddings"): (model.tie_word_embeddings, (False,)),
+        ("model", "lm_head_bias"): (model.lm_head_bias, (False,)),
+        ("training", "loss"): (training.loss, ("materialized",)),
+        ("parallelism", "tensor_parallel"): (parallelism.tensor_parallel, (1,)),
+        ("parallelism", "pipeline_parallel"): (parallelism.pipeline_parallel, (1,)),
+    }
+    for key, (value, known) in fields.items():
+        if value not in known:
+            yield Violation(
+                key,
+                f"{key[1]} = {str(value).lower()} with num_labels = {model.num_labels}, a head without a vocabulary.",
+                f"Set {key[1]}: {' or '.join(str(each).lower() for each in known)}, or num_labels: 0.",
+            )

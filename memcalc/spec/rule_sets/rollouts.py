@@ -1,0 +1,43 @@
+"""The rules of completions that a model generates to train on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.spec import Spec
+
+
+def rollouts(spec: Spec) -> Iterator[Violation]:
+    """A completion follows a prompt; generation is that of one rank that has all weights."""
+    training, parallelism = spec.training, spec.parallelism
+    if training.completion_length is None:
+        if training.steps_per_generation is not None:
+            yield Violation(
+                ("training", "steps_per_generation"),
+                f"steps_per_generation = {training.steps_per_generation} without completion_length: nothing is "
+                "generated.",
+                "Set completion_length, or leave steps_per_generation out.",
+            )
+        return
+    if training.completion_length >= training.sequence_length:
+        yield Violation(
+            ("training", "completion_length"),
+            f"completion_length = {training.completion_length} leaves no prompt in sequence_length = "
+            f"{training.sequence_length}.",
+            "Raise sequence_length, which is the prompt and the completion.",
+        )
+    fields = {
+        ("training", "implementation"): (training.implementation, ("plain", "huggingface")),
+        ("parallelism", "zero_stage"): (parallelism.zero_stage, (0, 1, 2)),
+        ("parallelism", "tensor_parallel"): (parallelism.tensor_parallel, (1,)),
+        ("parallelism", "pipeline_parallel"): (parallelism.pipeline_parallel, (1,)),
+        ("parallelism", "context_parallel"): (parallelism.context_parallel, (1,)),
+    }
+    for key, (value, known) in fields.items():
+        if value not in known:
+            yield Violation(
+                key,
+                f"{key[1]} = {value} with completion_length = {training.completion_length} is not modelled.",
+                f"Modelled: {', '.join(map(str, known))}; or leave completion_length out.",
+            )

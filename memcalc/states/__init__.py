@@ -1,0 +1,1 @@
+"""Model states on one rank: weights, gradients, optimizer states; and other persistent tensors."""

@@ -1,0 +1,45 @@
+"""What happens to a parameter's gradient once it is produced: stored, added or copied."""
+
+from __future__ import annotations
+
+from memcalc.architectures.catalogue import GradientPolicy
+from memcalc.layout.adapters import read_dtype
+from memcalc.spec.recipes import RECIPES
+from memcalc.spec.spec import Spec
+from memcalc.states.optimizers.step_temporaries import update_of_one
+from memcalc.states.state_options import state_options
+
+
+def _adds_in_place(spec: Spec) -> bool:
+    """Return whether autograd adds to the unsharded gradients of earlier micro-batches, which FSDP2 has not reduced.
+
+    Gradients reduced in another dtype are accumulated in a separate tensor of that dtype (torch 2.13 _fsdp_param.py,
+    to_accumulated_grad...).
+    """
+    fsdp = spec.parallelism.fsdp
+    return fsdp.gradient_sync == "last" and fsdp.reduce_dtype in (None, read_dtype(spec))
+
+
+def gradient_policy(spec: Spec, *, exist: bool, sharded: bool) -> GradientPolicy:
+    """Return whether a produced gradient is stored or added to an existing one, and whether an fp32 copy is made.
+
+    Args:
+        spec: the run.
+        exist: whether the gradient of an earlier micro-batch or step still exists.
+        sharded: whether gradients are sharded. They are then unsharded until their layer's backward has finished, and
+            copies are made of the shard.
+    """
+    if sharded and exist and _adds_in_place(spec):
+        return GradientPolicy(kept=False, main_dtype=None)
+    if sharded:
+        # DeepSpeed's stage 2 copies each gradient into its bucket and frees it at once; FSDP2 waits for the whole
+        # layer.
+        return GradientPolicy(kept=spec.parallelism.engine != "deepspeed", main_dtype=None)
+    if spec.training.optimizer_in_backward:
+        update = state_options(spec).update
+        return GradientPolicy(kept=False, main_dtype=None, update=update_of_one(update))
+    recipe = RECIPES[spec.training.recipe]
+    if exist or recipe.gradients is None:
+        return GradientPolicy(kept=False, main_dtype=None)
+    main = recipe.main_gradients if recipe.main_gradients_live == "backward" else None
+    return GradientPolicy(kept=True, main_dtype=main)

@@ -1,0 +1,64 @@
+"""Megatron-LM's contiguous buffers of weights and main gradients, and how the distributed optimizer shards them.
+
+Sources: Megatron-LM core_r0.14 core/distributed/param_and_grad_buffer.py (layout in reverse order, starts padded to 64
+elements, the end to a multiple of lcm(N, 128)) and core/optimizer/distrib_optimizer.py (each rank takes an equal
+contiguous slice, with a separate tensor for every parameter in it). Without overlap there is one bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import lcm
+
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.ledger.component import Component
+from memcalc.spec.recipes import DTYPE_BYTES
+
+START_MULTIPLE = 64  # elements; cuBLAS and 128-byte alignment of every parameter
+END_MULTIPLE = 128  # elements
+
+
+def is_in_buffer(component: Component, zero_stage: int) -> bool:
+    """Return whether a copy is in a buffer: main gradients; weights only with the distributed optimizer.
+
+    The distributed optimizer all-gathers weights in the buffer.
+    """
+    return component is Component.GRADIENTS or (component is Component.WEIGHTS and zero_stage >= 1)
+
+
+def buffer_sizes(parameters: LocalParameters, dtype: str) -> list[int]:
+    """Return the bytes of the buffers of one copy: one for routed experts, one for all others."""
+    groups = (_laid_out(parameters, routed=routed) for routed in (False, True))
+    return [DTYPE_BYTES[dtype] * group[-1][1] for group in groups if group]
+
+
+def shard_sizes(parameters: LocalParameters, dtype: str, ranks: int, expert_ranks: int) -> list[int]:
+    """Return the bytes of the tensors in the first rank's slices of one copy."""
+    found: list[int] = []
+    for routed, count in ((False, ranks), (True, expert_ranks)):
+        spans = _laid_out(parameters, routed=routed)
+        if spans:
+            step = lcm(count, END_MULTIPLE)
+            stop = -(-spans[-1][1] // step) * step // count
+            found += [DTYPE_BYTES[dtype] * (min(end, stop) - start) for start, end in spans if start < stop]
+    return found
+
+
+def _laid_out(parameters: LocalParameters, *, routed: bool) -> list[tuple[int, int]]:
+    """Return the start and end of each parameter, in elements."""
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for parameter in _reversed(parameters):
+        if parameter.routed == routed:
+            start = -(-end // START_MULTIPLE) * START_MULTIPLE
+            end = start + parameter.elements
+            spans.append((start, end))
+    return spans
+
+
+def _reversed(parameters: LocalParameters) -> Iterator[LocalParameter]:
+    """Yield one entry per tensor, from the LM head back to the embedding; layer types follow one another."""
+    for where in ("head", "layer", "embedding"):
+        group = [parameter for parameter in reversed(parameters) if parameter.where == where]
+        for _ in range(max((parameter.count for parameter in group), default=0) if where == "layer" else 1):
+            yield from group

@@ -1,0 +1,100 @@
+"""Model states on one rank: weights, master weights, gradients and optimizer states, with sizes and phases.
+
+The recipe's copies are in `recipe_copies`, the optimizer's states and temporaries in `optimizers`; `sharding` gives
+the size of a rank's shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+from memcalc.layout.local_parameters import LocalParameters, stage_parameters
+from memcalc.layout.spec_cache import cached_by_spec
+from memcalc.layout.stages import Stage
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Rows
+from memcalc.ledger.row_drafts import RowDraft, phases_of, run_phases
+from memcalc.ledger.row_writer import write_rows
+from memcalc.spec.spec import Spec
+from memcalc.states.optimizer_step import optimizer_step_rows
+from memcalc.states.optimizers.optimizer_states import optimizer_states
+from memcalc.states.parameter_copies import copy_row
+from memcalc.states.recipe_copies import is_on_host, kept_copies
+from memcalc.states.state_options import StateOptions, groups, state_options
+from memcalc.states.state_remainders import state_remainders
+
+
+def state_rows(spec: Spec, stage: Stage, *, tails: bool = True) -> Rows:
+    """Return the rows of all model states, parameter by parameter; `tails`: with unsplit remainders."""
+    return _state_rows(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
+
+
+def state_sums(spec: Spec, stage: Stage, *, tails: bool = True) -> Mapping[tuple[str, Component], int]:
+    """Return the bytes of model states by phase and component; faster than building the rows."""
+    return _state_sums(stage_parameters(spec, stage), _choice(spec), run_phases(spec), tails=tails)
+
+
+def state_peak(spec: Spec, stage: Stage) -> int:
+    """Return the bytes of model states in the phase that has most."""
+    return _state_peak(stage_parameters(spec, stage), _choice(spec), run_phases(spec))
+
+
+@cached_by_spec
+def _choice(spec: Spec) -> StateOptions:
+    """Return the options of a run; without sharding the number of ranks is set to 1."""
+    options = state_options(spec)
+    return options if options.zero_stage else options._replace(data_parallel=1, expert_shards=1)
+
+
+@lru_cache(maxsize=1024)
+def _state_rows(parameters: LocalParameters, options: StateOptions, phases: tuple[str, ...], *, tails: bool) -> Rows:
+    items, rests = _state_items(parameters, options)
+    return write_rows(items, "model states", rests if tails else {}, phases)
+
+
+@lru_cache(maxsize=1024)
+def _state_sums(
+    parameters: LocalParameters, options: StateOptions, phases: tuple[str, ...], *, tails: bool
+) -> Mapping[tuple[str, Component], int]:
+    items, remainders = _state_items(parameters, options)
+    alike = {(Component.BLOCK_ROUNDING, mask): amount for mask, amount in remainders.items() if tails}
+    for item in items:
+        exact = item.count * item.each
+        key, rounding = (item.component, item.mask), (Component.BLOCK_ROUNDING, item.mask)
+        alike[key] = alike.get(key, 0) + exact
+        alike[rounding] = alike.get(rounding, 0) + item.count * item.block - exact
+    sums: dict[tuple[str, Component], int] = {}
+    for (component, mask), amount in alike.items():
+        for phase in phases_of(mask, phases) if amount else ():
+            sums[phase, component] = sums.get((phase, component), 0) + amount
+    return MappingProxyType(sums)
+
+
+@lru_cache(maxsize=1024)
+def _state_peak(parameters: LocalParameters, options: StateOptions, phases: tuple[str, ...]) -> int:
+    held: dict[str, int] = {}
+    for (phase, _), amount in _state_sums(parameters, options, phases, tails=False).items():
+        held[phase] = held.get(phase, 0) + amount
+    return max(held.values(), default=0)  # 0 where all of it is in host memory
+
+
+@lru_cache(maxsize=1024)
+def _state_items(parameters: LocalParameters, options: StateOptions) -> tuple[tuple[RowDraft, ...], Mapping[int, int]]:
+    """Return the items of model states, and unsplit remainders by phase mask."""
+    items: list[RowDraft] = []
+    tails: dict[int, int] = {}
+    for group, own, trains in groups(parameters, options):
+        copies = [copy for copy in kept_copies(own, trains=trains) if not is_on_host(copy, own)]
+        for copy in copies:
+            spread = own.spread(copy.sharded_from_stage)
+            items += [copy_row(copy, held, spread) for held in group]
+        stays = trains and not own.offloads
+        states = []
+        if stays:
+            states = [state for state in optimizer_states(group, own.update, own.spread(1)) if not state.paged]
+            items += optimizer_step_rows(group, own, states)
+        for mask, amount in state_remainders(group, own, copies, states).items():
+            tails[mask] = tails.get(mask, 0) + amount
+    return tuple(items), MappingProxyType(tails)

@@ -1,0 +1,68 @@
+"""Memory of the optimizer step: optimizer states it creates, and the temporaries at its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memcalc.allocator.pytorch.block_sizes import rounded
+from memcalc.layout.gradient_order import first_rank_slice
+from memcalc.layout.local_parameters import LocalParameters
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import BIT, STEPS, RowDraft, mask_of
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.optimizers.optimizer_states import OptimizerState
+from memcalc.states.optimizers.step_temporaries import StepOptions, part_of, step_temporaries
+from memcalc.states.state_options import StateOptions
+
+FP64 = 8  # bytes per element
+
+
+def optimizer_step_rows(
+    parameters: LocalParameters, options: StateOptions, states: Sequence[OptimizerState]
+) -> Iterator[RowDraft]:
+    """Yield states and step temporaries; states created after the first step's peak appear later."""
+    if options.updates_in_backward:  # the temporaries are events of backward
+        yield from _states_of_each(states)
+        return
+    update = options.update
+    made: dict[str, int] = {}
+    for state in states:
+        if not state.item.mask & BIT["optimizer"]:
+            part = part_of(state.held, update)
+            made[part] = made.get(part, 0) + state.item.block * state.item.count
+    casts = options.ema == "fp32" and update.dtype != "fp32"
+    step = StepOptions(options.clips, casts, options.spread(1), options.card)
+    highest = step_temporaries(parameters, update, step, made)
+    for state in states:
+        item = state.item
+        late = part_of(state.held, update) not in highest.made
+        yield item._replace(mask=item.mask & ~BIT["optimizer_step_1"]) if late else item
+    yield from highest.items
+    if options.partitions_gradients and options.zero_stage < 3 and not options.offloads:
+        yield from _norms(parameters, options, sum(item.count * item.block for item in highest.items) // STEPS)
+
+
+def _states_of_each(states: Sequence[OptimizerState]) -> Iterator[RowDraft]:
+    """Yield the states where each parameter has an optimizer for itself, and with it the maps of 8-bit states."""
+    scales = sum(state.item.count for state in states if state.item.tensor.endswith("scales"))
+    for state in states:
+        shared = state.held.module == "optimizer"  # optimizers/states.py, shared_states: one map for each kind of scale
+        yield state.item._replace(count=scales) if shared else state.item
+
+
+def _norms(parameters: LocalParameters, options: StateOptions, temporaries: int) -> Iterator[RowDraft]:
+    """Yield the bytes of DeepSpeed's gradient norm beyond those of the update, if positive.
+
+    DeepSpeed 0.19 runtime/zero/stage_1_and_2.py: copy_grads_in_partition allocates full parameters, however small the
+    rank's part of them. get_grad_norm_direct casts one slice at a time to fp64, before fp32 gradients and the update's
+    temporaries exist.
+    """
+    touched, piece = first_rank_slice(parameters, options.data_parallel)
+    share = -(-sum(parameter.count * parameter.elements for parameter in parameters) // options.data_parallel)
+    gradient = DTYPE_BYTES[options.base]
+    beyond = gradient * (touched - share) + FP64 * piece - DTYPE_BYTES["fp32"] * share - temporaries
+    if beyond > 0:
+        kind, name = Component.TEMPORARIES, "norm of a gradient in fp64, beyond the update"
+        citation = "DeepSpeed 0.19 runtime/zero/stage_1_and_2.py: get_grad_norm_direct"
+        mask, block = mask_of("optimizer_step_1", "optimizer_step_2"), rounded(beyond)
+        yield RowDraft(kind, "norm", name, (beyond,), "uint8", 1, beyond, block, mask, "8·P_piece", citation)

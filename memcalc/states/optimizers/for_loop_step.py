@@ -1,0 +1,240 @@
+"""The for-loop implementation of the optimizer step: a few buffers of one parameter, and variables of the previous one.
+
+Each script follows the allocating statements of the function _single_tensor_* of torch/optim/<optimizer>.py (torch
+2.13); all were compared with the allocator of the CUDA build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import NamedTuple
+
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.states.optimizers.foreach_step import DECAYED
+from memcalc.states.optimizers.optimizer_states import is_hidden_matrix, is_in_four_bits
+from memcalc.states.optimizers.parameter_order import registered
+from memcalc.states.optimizers.step_buffers import ALL, PARTS, Alive, Buffer, StepPoint
+from memcalc.states.optimizers.update_rule import UpdateRule
+
+TEMPORARY = Buffer("temporary")
+MOMENTS = ("first", "second")
+
+
+class Assign(NamedTuple):
+    """A statement that binds `target` to a new tensor computed from temporaries; its old tensor is freed afterwards.
+
+    Without a result, `target` is bound to a persistent tensor. Without a target, the result is freed.
+    """
+
+    target: str
+    result: Buffer | None = None
+    temporaries: tuple[Buffer, ...] = ()
+
+
+Script = tuple[Assign, ...]
+NEWTON_SCHULZ_STEPS = 5  # torch.optim.Muon, ns_steps
+
+
+def creates_states_in_loop(update: UpdateRule) -> bool:
+    """Return whether the first step creates states parameter by parameter, not all at its start."""
+    return update.paged or update.optimizer in (
+        "momentum",
+        "lamb",
+        "adam-8bit",
+        "lion-8bit",
+        "adam-4bit",
+        "galore",
+        "adafactor-hf",
+    )
+
+
+def for_loop_points(parameters: LocalParameters, update: UpdateRule) -> Iterator[StepPoint]:
+    """Yield every point of a step that updates one parameter at a time."""
+    bound: dict[str, Alive] = {}
+    script_of = SCRIPTS.get(update.optimizer)
+    if script_of is None or update.paged:
+        return  # kernels that update in place
+    for held, behind in _in_order(parameters, update):
+        made = behind if creates_states_in_loop(update) else ALL
+        for statement in script_of(update, held):
+            alive = [*bound.values(), *(Alive(held, buffer) for buffer in statement.temporaries)]
+            if statement.result is not None:
+                alive.append(Alive(held, statement.result))
+            if statement.result is not None or statement.temporaries:
+                yield StepPoint(alive, made)
+            bound.pop(statement.target, None)
+            if statement.result is not None:
+                bound[statement.target] = Alive(held, statement.result)
+
+
+def _in_order(parameters: LocalParameters, update: UpdateRule) -> Iterator[tuple[LocalParameter, frozenset[str]]]:
+    """Yield the parameters in loop order, with the parts of the model that have states by then.
+
+    Two layers represent all: the first follows the embedding, the last follows all other layers.
+    """
+    embedding, layer, head = registered(parameters, update.family)
+    for part, behind in ((embedding, 1), (layer, 1), (layer, 2), (head, 3)):
+        for parameter in part:
+            yield parameter._replace(count=1), frozenset(PARTS[:behind])
+
+
+def gradient_script(update: UpdateRule) -> Script:
+    """Return the statement `grad = grads[i]`, which frees the previous gradient, and L2 decay."""
+    return (Assign("grad"), Assign("grad", Buffer(DECAYED))) if update.decays else (Assign("grad"),)
+
+
+def _sgd(update: UpdateRule, _: LocalParameter) -> Script:
+    if update.optimizer != "momentum":
+        return gradient_script(update)
+    ahead = Assign("grad", Buffer("gradient ahead")) if update.nesterov else Assign("grad")
+    return (*gradient_script(update), ahead)
+
+
+def _adam(update: UpdateRule, _: LocalParameter) -> Script:
+    l2 = update._replace(decays=update.decays and update.optimizer == "adam")
+    return (*gradient_script(l2), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+
+
+def _adagrad(update: UpdateRule, _: LocalParameter) -> Script:
+    return (*gradient_script(update), Assign("std", Buffer("sqrt of the sum")))
+
+
+def _adadelta(update: UpdateRule, _: LocalParameter) -> Script:
+    return (*gradient_script(update), Assign("std", Buffer("sqrt of mean square")), Assign("delta", Buffer("update")))
+
+
+def _adamax(update: UpdateRule, _: LocalParameter) -> Script:
+    return (*gradient_script(update), Assign("", None, (Buffer("absolute gradient"),)))
+
+
+def _nadam(update: UpdateRule, _: LocalParameter) -> Script:
+    return (*gradient_script(update), Assign("denom", Buffer("denominator"), (TEMPORARY,)))
+
+
+def _radam(update: UpdateRule, _: LocalParameter) -> Script:
+    """Return the script from the sixth step on, when the variance is rectified; earlier steps allocate less."""
+    return (
+        *gradient_script(update),
+        Assign("bias_corrected_exp_avg", Buffer("corrected first moment")),
+        Assign("product", Buffer("scaled first moment")),
+        Assign("rates", Buffer("learning rates"), (TEMPORARY, Buffer("reciprocal"))),
+        Assign("product", None, (Buffer("update"),)),
+        Assign("rates"),
+    )
+
+
+def _rmsprop(update: UpdateRule, _: LocalParameter) -> Script:
+    return (*gradient_script(update), Assign("avg", Buffer("sqrt of mean square")))
+
+
+def _rprop(_: UpdateRule, __: LocalParameter) -> Script:
+    mask = Assign("", None, (Buffer("mask", dtype="bool"),))  # sign.gt(0), sign.lt(0), sign.eq(0); sign.eq(etaminus)
+    return (
+        Assign("grad"),
+        Assign("sign", Buffer("sign"), (TEMPORARY,)),
+        *(mask, mask, mask),
+        Assign("grad", Buffer("gradient")),
+        mask,
+        Assign("", None, (Buffer("sign of gradient"),)),
+    )
+
+
+def _asgd(update: UpdateRule, _: LocalParameter) -> Script:
+    return gradient_script(update)  # up to step t0 = 1,000,000 the average is a copy of the parameter
+
+
+def _adafactor(_: UpdateRule, parameter: LocalParameter) -> Script:
+    if len(parameter.axes) != 2:
+        return (Assign("update", Buffer("update")),)
+    rows = Assign("row_mean", Buffer("norms of the rows", "rows"))
+    columns = Assign("", None, (Buffer("norms of the columns", "stage", "uint8"),))
+    return (rows, columns, Assign("update", Buffer("update")))
+
+
+def _adafactor_of_transformers(update: UpdateRule, parameter: LocalParameter) -> Script:
+    """Return the script of transformers 5.23 optimization.py, Adafactor.step: all in fp32, for weights of any dtype."""
+
+    def wide(name: str) -> Buffer:
+        return Buffer(name, dtype="fp32")
+
+    cast = update.dtype != "fp32"
+    gradient = (Assign("grad"), *((Assign("grad", wide("gradient in fp32")),) if cast else ()))
+    weight = (Assign("p_data_fp32"), *((Assign("p_data_fp32", wide("weight in fp32")),) if cast else ()))
+    # grad**2, then + eps; the factors of a matrix, or the square root of a vector; then -update
+    squared = Assign("update", wide("squared gradient and eps"), (wide("squared gradient"),))
+    factor = (Buffer("factor of the rows", "rows", "fp32"),) if len(parameter.axes) == 2 else ()
+    return (*gradient, *weight, squared, Assign("update", wide("update"), factor), Assign("", None, (wide("-update"),)))
+
+
+def _lion(_: UpdateRule, __: LocalParameter) -> Script:
+    return (Assign("", None, (Buffer("update"),)),)  # memcalc/step/lion.py
+
+
+def _lamb(update: UpdateRule, _: LocalParameter) -> Script:
+    """Return the script of bitsandbytes 0.50 functional.py, optimizer_update_32bit: torch.norm(p.data.float())."""
+    return () if update.dtype == "fp32" else (Assign("", None, (Buffer("weight in fp32", dtype="fp32"),)),)
+
+
+def _muon(update: UpdateRule, _: LocalParameter) -> Script:
+    """Return the script of torch/optim/_muon.py: Newton-Schulz iterations in bf16 on the whole matrix.
+
+    They return the update, so the previous matrix's update is live until the next one replaces it.
+    """
+    ahead = (Assign("update", Buffer("update")),) if update.nesterov else ()
+    orthogonal, gram = Buffer("orthogonal update", dtype="bf16"), Buffer("gram matrix", "gram", "bf16")
+    cast = () if update.dtype == "bf16" else (Assign("ortho_grad", orthogonal),)
+    iteration = (Assign("gram_matrix", gram), Assign("gram_update", gram), Assign("ortho_grad", orthogonal))
+    returned = tuple(Assign(name) for name in ("update", "gram_matrix", "gram_update"))
+    return (*ahead, Assign("ortho_grad"), *cast, *iteration * NEWTON_SCHULZ_STEPS, *returned)
+
+
+def _four_bit(_: UpdateRule, parameter: LocalParameter) -> Script:
+    """Return the script of torchao 0.18 optim/adam.py, compiled: per moment new scales, fp32 values, 4-bit codes.
+
+    The codes are computed as int64. States that are not in 4 bits are updated by one kernel without temporaries.
+    """
+    if not is_in_four_bits(prod(parameter.shape)):
+        return ()
+    of_each = (Buffer("scales", "blocks", "fp32"), Buffer("moment", dtype="fp32"), Buffer("codes", dtype="int64"))
+    return (Assign("", None, tuple(buffer for buffer in of_each for _ in MOMENTS)),)
+
+
+def _galore(update: UpdateRule, parameter: LocalParameter) -> Script:
+    """Return the script of galore_torch 1.0 adamw.py; every 200 steps, from the first, it recomputes the projector."""
+    if not is_hidden_matrix(parameter):
+        return (Assign("grad"), Assign("denom", Buffer("denominator")), Assign("norm_grad", Buffer("update")))
+    copies = 1 if update.dtype == "fp32" else 2  # the matrix in fp32, and the copy that cuSOLVER overwrites
+    whole, gram = Buffer("singular vectors", dtype="fp32"), Buffer("singular vectors", "gram", "fp32")
+    decomposed = (*(Buffer("matrix in fp32", dtype="fp32"),) * copies, whole, gram)
+    return (
+        Assign("grad"),
+        Assign("", None, decomposed),
+        Assign("grad", Buffer("projected gradient", "low")),
+        Assign("denom", Buffer("denominator", "low")),
+        Assign("norm_grad", Buffer("projected update", "low")),
+        Assign("norm_grad", Buffer("update"), (Buffer("update before scaling"),)),
+    )
+
+
+SCRIPTS: dict[str, Callable[[UpdateRule, LocalParameter], Script]] = {
+    "sgd": _sgd,
+    "momentum": _sgd,
+    "adam": _adam,
+    "adamw": _adam,
+    "adagrad": _adagrad,
+    "adadelta": _adadelta,
+    "adamax": _adamax,
+    "nadam": _nadam,
+    "radam": _radam,
+    "rmsprop": _rmsprop,
+    "rprop": _rprop,
+    "asgd": _asgd,
+    "adafactor": _adafactor,
+    "adafactor-hf": _adafactor_of_transformers,
+    "lion": _lion,
+    "lamb": _lamb,
+    "muon": _muon,
+    "galore": _galore,
+    "adam-4bit": _four_bit,
+}

@@ -1,0 +1,100 @@
+"""Temporaries of the optimizer step: their shapes and dtypes relative to a parameter, and their items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import NamedTuple
+
+from memcalc.allocator.pytorch.block_sizes import blocks
+from memcalc.layout.local_parameters import LocalParameter
+from memcalc.layout.parameters import Axis
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import RowDraft
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.states.optimizers.update_rule import UpdateRule
+from memcalc.states.parameter_copies import UNSHARDED, ParameterCopy, ShardCounts, copy_row
+from memcalc.workspaces import most
+from memcalc.workspaces.multiprocessors import Multiprocessors
+from memcalc.workspaces.reductions import column_sum
+
+# parts of a model; some optimizers create the states of one part after those of another
+PARTS = ("embedding", "layer", "head")
+ALL = frozenset(PARTS)
+BLOCK_4BIT = 128  # elements that share a scale: torchao 0.18 optim/adam.py
+
+
+class Buffer(NamedTuple):
+    """One temporary.
+
+    Args:
+        name: in rows.
+        shape: that of the parameter ("whole"), short side x short side ("gram"), long side x rank ("low"), one number
+            per row ("rows"), one number per block of 128 elements ("blocks"), or the staging buffer of a sum over the
+            rows ("stage").
+        dtype: a dtype, or "update" for the dtype of the updated tensors.
+    """
+
+    name: str
+    shape: str = "whole"
+    dtype: str = "update"
+
+
+class Alive(NamedTuple):
+    """A tensor live at the peak of the step, and its parameter; there is one per such parameter."""
+
+    held: LocalParameter
+    buffer: Buffer
+
+
+class StepPoint(NamedTuple):
+    """A point in the step.
+
+    Args:
+        alive: live tensors.
+        made: parts of the model that have states by then, in the first step.
+    """
+
+    alive: list[Alive]
+    made: frozenset[str] = ALL
+
+
+def bytes_of(alive: Alive, update: UpdateRule, shards: ShardCounts, card: Multiprocessors) -> int:
+    """Return the bytes of all tensors of this type, rounded to allocator blocks."""
+    item = item_of(alive, update, shards, card, 0, "")
+    return item.block * item.count
+
+
+def items_of(
+    moment: Iterable[Alive], update: UpdateRule, shards: ShardCounts, card: Multiprocessors, mask: int, citation: str
+) -> list[RowDraft]:
+    """Return the items live at a point of the step."""
+    return [item_of(alive, update, shards, card, mask, citation) for alive in moment]
+
+
+def item_of(
+    alive: Alive, update: UpdateRule, shards: ShardCounts, card: Multiprocessors, mask: int, citation: str
+) -> RowDraft:
+    """Return one temporary of a parameter as an item."""
+    parameter, buffer = alive
+    dtype = update.dtype if buffer.dtype == "update" else buffer.dtype
+    if buffer.shape == "rows":
+        parameter, shards = parameter._replace(axes=parameter.axes[:-1]), UNSHARDED
+    elif buffer.shape == "blocks":
+        parameter, shards = (
+            parameter._replace(axes=(("n/128", prod(shards.shape(parameter)) // BLOCK_4BIT),)),
+            UNSHARDED,
+        )
+    elif buffer.shape != "whole":
+        short, long = sorted(parameter.axes, key=lambda axis: axis[1])
+        axes: tuple[Axis, ...]
+        if buffer.shape == "stage":
+            size = most(blocks(column_sum(parameter.shape[-2], parameter.shape[-1], card)))
+            axes = ((f"stage({parameter.formula})", size // DTYPE_BYTES[dtype]),)
+        else:
+            low = (long, ("r", min(update.rank, short[1])))
+            axes = {"gram": (short, short), "low": low}[buffer.shape]
+        parameter, shards = parameter._replace(axes=axes), UNSHARDED
+    return copy_row(
+        ParameterCopy(Component.TEMPORARIES, f" {buffer.name}", dtype, 1, mask, citation), parameter, shards
+    )

@@ -1,0 +1,74 @@
+"""Update rule: the optimizer options that the step's memory depends on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memcalc.spec.optimizers import GALORE_RANK, momentum, nesterov, weight_decay
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.training import TrainingSpec
+
+
+class UpdateRule(NamedTuple):
+    """An optimizer and the options that its memory depends on.
+
+    Args:
+        optimizer: its name.
+        implementation: foreach, fused or for-loop.
+        decays: whether weight decay is added to the gradients instead of changing the weights.
+        amsgrad: whether it keeps the maximum of second moments.
+        nesterov: whether it uses Nesterov momentum.
+        centered: whether it keeps the mean gradient.
+        momentum: whether its momentum is above 0.
+        rank: GaLore's rank.
+        paged: whether states are in unified memory.
+        embeddings_32bit: whether the states of embeddings stay in fp32.
+        dtype: dtype of the updated tensors: the master weights, else the weights.
+        moments: dtype of torch's states.
+        family: the transformers family that sets the order of parameters; else "".
+    """
+
+    optimizer: str
+    implementation: str
+    decays: bool
+    amsgrad: bool
+    nesterov: bool
+    centered: bool
+    momentum: bool
+    rank: int
+    paged: bool
+    embeddings_32bit: bool
+    dtype: str
+    moments: str
+    family: str
+
+    @property
+    def item(self) -> int:
+        """Bytes per element of the updated tensors."""
+        return DTYPE_BYTES[self.dtype]
+
+    def of_weights(self, recipe: str, weights: str) -> UpdateRule:
+        """Return the same update for weights of this dtype, for which the recipe may keep master weights."""
+        facts = RECIPES[recipe]
+        moments = weights if facts.moments == "compute" else facts.moments
+        return self._replace(dtype=facts.master or weights, moments=moments)
+
+
+def update_of(training: TrainingSpec, weights: str, architecture: str | None) -> UpdateRule:
+    """Return the update rule of a run with weights of this dtype."""
+    name, options = training.optimizer, training.optimizer_options
+    return UpdateRule(
+        optimizer=name,
+        implementation=training.optimizer_implementation,
+        decays=weight_decay(name, options) > 0,
+        amsgrad=options.amsgrad,
+        nesterov=nesterov(name, options),
+        centered=options.centered,
+        momentum=momentum(name, options) > 0,
+        rank=options.rank or GALORE_RANK,
+        paged=options.paged,
+        embeddings_32bit=options.embeddings_32bit,
+        dtype=weights,
+        moments=weights,
+        family=(architecture or "") if training.implementation == "huggingface" else "",
+    ).of_weights(training.recipe, weights)

@@ -1,0 +1,114 @@
+"""Copies of the parameters (weights, master weights, gradients ...): dtype, sharding and phases of each."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from memcalc.allocator.pytorch.block_sizes import rounded
+from memcalc.layout.local_parameters import LocalParameter, formula_of, shard_shape
+from memcalc.layout.parameters import Axis
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import RowDraft
+from memcalc.spec.recipes import DTYPE_BYTES
+
+
+class ShardCounts(NamedTuple):
+    """Number of ranks that a copy is sharded across.
+
+    Args:
+        ranks: ranks for all parameters but routed experts.
+        expert_ranks: ranks for routed experts.
+        engine: the engine that shards, which sets the padding.
+    """
+
+    ranks: int
+    expert_ranks: int
+    engine: str
+
+    def over(self, parameter: LocalParameter) -> int:
+        """Return the number of ranks that one parameter is sharded across."""
+        if parameter.beside:
+            return 1
+        return self.expert_ranks if parameter.routed else self.ranks
+
+    def shape(self, parameter: LocalParameter) -> tuple[int, ...]:
+        """Return the shape of one rank's shard of a parameter."""
+        return _share(parameter.axes, self.over(parameter), self.engine)[0]
+
+    def copy_shape(self, copy: ParameterCopy, parameter: LocalParameter) -> tuple[int, ...]:
+        """Return the shape of one rank's shard of a copy of a parameter."""
+        return _share(copy.axes(parameter), self.over(parameter), self.engine)[0]
+
+
+UNSHARDED = ShardCounts(1, 1, "")
+
+
+class Role(Enum):
+    """What a copy of the parameters is used for."""
+
+    WEIGHTS = auto()
+    MASTER_WEIGHTS = auto()
+    GRADIENTS = auto()  # in autograd's dtype
+    SUMMED_GRADIENTS = auto()  # accumulated over micro-batches
+    MASTER_GRADIENTS = auto()  # read by the optimizer along with master weights
+    AVERAGE = auto()
+    REFERENCE = auto()  # of a frozen copy of the model
+    OTHER = auto()
+
+
+class ParameterCopy(NamedTuple):
+    """One copy of every parameter of a rank.
+
+    Args:
+        component: the component that its bytes count for.
+        name: suffix after the parameter's name, for display only.
+        dtype: its dtype.
+        sharded_from_stage: the first ZeRO stage at which a rank holds only its shard.
+        mask: the phases in which it is live.
+        citation: its source.
+        as_made: whether it is as large as autograd's gradient.
+        role: what it is used for.
+    """
+
+    component: Component
+    name: str
+    dtype: str
+    sharded_from_stage: int
+    mask: int
+    citation: str
+    as_made: bool = False
+    role: Role = Role.OTHER
+
+    def axes(self, parameter: LocalParameter) -> tuple[Axis, ...]:
+        """Return the axes of this copy of a parameter before sharding."""
+        return parameter.gradient if self.as_made and parameter.gradient else parameter.axes
+
+
+def copy_row(copy: ParameterCopy, parameter: LocalParameter, shards: ShardCounts) -> RowDraft:
+    """Return the copy of one parameter on one rank as an item."""
+    shape, elements, formula = _share(copy.axes(parameter), shards.over(parameter), shards.engine)
+    item_bytes = DTYPE_BYTES[copy.dtype]
+    each = item_bytes * elements
+    return RowDraft(
+        copy.component,
+        parameter.module,
+        parameter.tensor + copy.name,
+        shape,
+        copy.dtype,
+        parameter.count,
+        each,
+        rounded(each),
+        copy.mask,
+        f"{item_bytes}·{formula}",
+        copy.citation,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _share(axes: tuple[Axis, ...], ranks: int, engine: str) -> tuple[tuple[int, ...], int, str]:
+    """Return one rank's shard of a parameter: shape, number of elements, and that number in symbols."""
+    shape = shard_shape(tuple(size for _, size in axes), ranks, engine)
+    return shape, prod(shape), formula_of(axes) + ("/N" if ranks > 1 else "")

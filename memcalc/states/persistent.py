@@ -1,0 +1,196 @@
+"""Persistent memory besides model states: the batch, module buffers, library workspaces."""
+
+from __future__ import annotations
+
+from memcalc.allocator.pytorch.block_sizes import rounded
+from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.parameters import mask_elements, table_elements
+from memcalc.layout.peft_parameters import adapters_follow_the_head, loads_weights
+from memcalc.layout.spec_cache import cached_by_spec
+from memcalc.layout.stages import Stage
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import EVALUATION, RowDraft, from_phase, mask_of
+from memcalc.spec.hardware.gpus import GpuSpec
+from memcalc.spec.model_families.conversion import family_buffers
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
+from memcalc.states import megatron_buffers
+from memcalc.states.pipelining import uses_pipelining
+from memcalc.states.state_options import state_options
+
+ROTARY_TABLES, CAUSAL_MASKS = "RoPE cos/sin caches", "causal masks"  # tensor names of module buffers, as in rows
+
+
+def persistent_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
+    """Return the persistent items of one stage.
+
+    The backward thread's workspace is added within backward_1 by the timeline.
+    """
+    items = [*registered_buffers(spec, stage), *inputs(spec), *logits_of_the_step_before(spec, stage)]
+    if spec.training.implementation == "torchtitan":
+        items.append(complex_table(spec))
+    if spec.training.framework == "torchtune":
+        items += rotary_cache(spec)
+    if spec.training.implementation == "megatron":
+        items += megatron_buffers.persistent_buffers(spec, stage, stage_parameters(spec, stage), gpu)
+    if uses_torch_products(spec, stage):
+        items.append(workspace("forward", spec, gpu, from_phase("forward_1")))
+        items.append(workspace("backward", spec, gpu, from_phase("optimizer_step_1")))
+    return items
+
+
+def logits_of_the_step_before(spec: Spec, stage: Stage) -> list[RowDraft]:
+    """Return the logits that a loop's variable references until the next forward returns.
+
+    In backward they are counted with the LM head.
+    """
+    training = spec.training
+    whole = training.loss not in TOKENWISE or not training.loss_recompute
+    if training.logits_until != "step" or not whole or not stage.has_head or spec.model.num_labels:
+        return []
+    passes = ("forward", "loss") if returns_loss(spec) else ("forward",)
+    passing = (f"{each}_2" for each in passes)
+    mask = mask_of("optimizer_step_1", "zero_grad_2", *passing, "optimizer_step_2", EVALUATION)
+    if training.gradient_accumulation_steps > 1:
+        mask |= mask_of(*(f"{each}_1" for each in passes))
+    dtype = "fp32" if training.logits_dtype == "fp32" else training.dtype
+    vocabulary = -(-spec.model.vocab_size // spec.parallelism.tensor_parallel)
+    shape = (training.sequences, training.row_length // spec.parallelism.context_parallel, vocabulary)
+    size = DTYPE_BYTES[dtype]
+    each = size * shape[0] * shape[1] * shape[2]
+    kind, citation = Component.LOGITS_AND_LOSS, "a variable of the training loop, until it is assigned again"
+    name, formula = "logits of the micro-batch before", f"{size}·b·s·V"
+    return [RowDraft(kind, "head", name, shape, dtype, 1, each, rounded(each), mask, formula, citation)]
+
+
+def returns_loss(spec: Spec) -> bool:
+    """Whether the model computes the loss, as nanoGPT's does (`logits, loss = model(X, Y)`): transformers' too."""
+    return spec.training.framework == "loop" or state_options(spec).loss_in_model
+
+
+def uses_torch_products(spec: Spec, stage: Stage) -> bool:
+    """Return whether PyTorch's matmuls run: with Transformer Engine only the output layer and the router use them."""
+    routes = any(spec.model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
+    return not spec.training.transformer_engine or stage.has_head or routes
+
+
+def registered_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
+    """Return the buffers that transformers' modules register: RoPE caches and router biases, a stage's part of them.
+
+    While the model is built, also a separate LM head, which is freed when it is tied to the embedding.
+    """
+    if spec.training.implementation != "huggingface":
+        return []
+    model, buffers, mask = spec.model, family_buffers(spec.model.architecture), from_phase("model")
+    citation = "transformers 5.23: nn.Buffer in the modelling files"
+    # the dtype that models are built in (transformers modeling_utils.py, local_torch_dtype)
+    base = state_options(spec).base
+    corrections = model.moe.num_experts if model.moe is not None and model.moe.router_correction_bias else 0
+    routers = sum(model.layers_with_experts(piece.first, piece.stop) for piece in stage.chunks)
+    kinds = (
+        (ROTARY_TABLES, table_elements(model) * stage.layers // model.num_layers, 1, "fp32"),
+        (CAUSAL_MASKS, mask_elements(model) * stage.layers // model.num_layers, 1, "bool"),
+        ("scales", buffers.scalars, 1, base),
+        ("constants of activations", 1, buffers.layer_scalars * stage.layers, base),
+        ("router biases", corrections, routers, base if buffers.narrow_corrections else "fp32"),
+    )
+    items = []
+    for name, elements, count, dtype in kinds:
+        size, axes = DTYPE_BYTES[dtype], (elements,)
+        each = size * elements
+        given = (each, rounded(each), mask, f"{size}·n", citation)
+        if each * count:
+            items.append(RowDraft(Component.WEIGHTS, "buffers", name, axes, dtype, count, *given))
+    # A model that is loaded is made without weights (from_pretrained), so no head is made unnecessarily.
+    in_vain = not loads_weights(spec) and (spec.training.finetune == "full" or adapters_follow_the_head(spec))
+    if spec.model.tie_word_embeddings and stage.has_head and in_vain:
+        dtype = state_options(spec).base
+        shape = (spec.model.vocab_size, spec.model.embedding_size)
+        size = DTYPE_BYTES[dtype] * shape[0] * shape[1]
+        citation = "transformers 5.23 modeling_utils.py: tie_weights follows construction"
+        formula = f"{DTYPE_BYTES[dtype]}·V·{'d' if shape[1] == spec.model.hidden_size else 'd_e'}"
+        head = RowDraft(
+            Component.TEMPORARIES,
+            "lm_head",
+            "weight before it is tied",
+            shape,
+            dtype,
+            1,
+            size,
+            rounded(size),
+            mask_of("model"),
+            formula,
+            citation,
+        )
+        items.append(head)
+    return items
+
+
+def rotary_cache(spec: Spec) -> list[RowDraft]:
+    """Return torchtune's RoPE cos/sin cache for all positions of the model: fp32 buffers shared by its layers."""
+    model = spec.model
+    if spec.training.implementation != "plain" or model.position_embedding != "rope":
+        return []
+    shape = (model.max_position_embeddings, model.rotary_dim)
+    each = 4 * shape[0] * shape[1]
+    citation = "torchtune 0.6.1 models/llama3_1/_position_embeddings.py, build_rope_cache"
+    given = (each, rounded(each), from_phase("model"), "4·S·d_rot", citation)
+    return [RowDraft(Component.WEIGHTS, "buffers", ROTARY_TABLES, shape, "fp32", 1, *given)]
+
+
+def complex_table(spec: Spec) -> RowDraft:
+    """Return torchtitan's RoPE cache: a complex64 number for each position and pair of features, a model buffer."""
+    shape = (spec.training.sequence_length, spec.model.head_dim // 2)
+    each = 8 * shape[0] * shape[1]
+    citation = "torchtitan ba2469780 torchtitan/models/llama/model.py: freqs_cis"
+    mask = from_phase("model")
+    return RowDraft(
+        Component.WEIGHTS,
+        "buffers",
+        "RoPE cos/sin cache",
+        shape,
+        "int64",
+        1,
+        each,
+        rounded(each),
+        mask,
+        "4·s·d_h",
+        citation,
+    )
+
+
+@cached_by_spec
+def inputs(spec: Spec) -> list[RowDraft]:
+    """Return token ids and labels, int64, on the device from the phase `input` on.
+
+    PyTorch's pipeline schedules split a batch of all micro-batches.
+    """
+    whole = uses_pipelining(spec)
+    b = spec.training.sequences * (spec.training.gradient_accumulation_steps if whole else 1)
+    s = -(-spec.training.row_length // spec.parallelism.context_parallel)
+    each = 8 * b * s
+    mask = from_phase("input")
+    formula = f"8·{'m·' if whole else ''}b·s{'/c' if spec.parallelism.context_parallel > 1 else ''}"
+    citation = "torch.int64 token ids"
+    return [
+        RowDraft(Component.INPUTS, "batch", name, (b, s), "int64", 1, each, rounded(each), mask, formula, citation)
+        for name in ("token ids", "labels")
+    ]
+
+
+def workspace(thread: str, spec: Spec, gpu: GpuSpec | None, mask: int) -> RowDraft:
+    """Return the cuBLAS workspace of one thread, from its first matmul on.
+
+    torch ATen/cuda/CublasHandlePool.cpp, chosen workspace size: 32 MiB on compute capability 9.0, and since torch 2.12
+    on all from 9.0 on (12.x included), else 2 x 4096 KiB + 8 x 16 KiB. Verified in the versions 2.6 to 2.13.
+    """
+    capability = (0, 0) if gpu is None or gpu.compute_capability is None else gpu.compute_capability
+    large = capability >= (9, 0) if spec.training.torch >= (2, 12) else capability == (9, 0)
+    each = 32 * 2**20 if large else (2 * 4096 + 8 * 16) * 2**10
+    formula = "32 MiB" if large else "2·4096 KiB+8·16 KiB"
+    citation = f"torch {spec.training.torch_version[1:]} ATen/cuda/CublasHandlePool.cpp"
+    name = f"workspace of the {thread} thread"
+    return RowDraft(
+        Component.LIBRARY_WORKSPACE, "cuBLAS", name, (each,), "uint8", 1, each, each, mask, formula, citation
+    )

@@ -1,0 +1,65 @@
+"""Buffers of torch.distributed.pipelining: what a stage receives, and the batch of all micro-batches.
+
+Sources: torch 2.13 distributed/pipelining/stage.py, _setup_forward_recv_info, _create_grad_recv_info.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from memcalc.allocator.pytorch.block_sizes import rounded
+from memcalc.layout.stages import Stage
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
+from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.spec import Spec
+
+BACKWARD = mask_of(*(f"backward_{step}" for step in (1, 2)))
+PASSES = BACKWARD | mask_of(*(f"{each}_{step}" for step in (1, 2) for each in ("forward", "loss")))
+
+
+def uses_pipelining(spec: Spec) -> bool:
+    """Return whether stages run in PyTorch's schedules: neither Megatron's nor DeepSpeed's."""
+    parallelism = spec.parallelism
+    other = parallelism.engine in ("megatron", "deepspeed") or spec.training.implementation == "megatron"
+    return parallelism.pipeline_parallel > 1 and not other
+
+
+def received(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
+    """Yield what a stage holds for others, from the first step on.
+
+    It receives into one buffer for each micro-batch and direction, which stay. In the passes, blocks count those of
+    micro-batches in flight as their inputs, and one gradient as that of their output. What a stage sends is referenced
+    until backward has returned; under 1F1B, gradients until the next ones are sent.
+    """
+    micro_batches = spec.training.gradient_accumulation_steps
+    before = micro_batches * sum(not chunk.has_embedding for chunk in stage.chunks)
+    behind = micro_batches * sum(not chunk.has_head for chunk in stage.chunks)
+    sends_back = before and spec.parallelism.schedule == "1f1b"
+    steps = from_phase("forward_1") & ~PASSES
+    flying = min(before, stage.in_flight)
+    found = (
+        ("activations received", before - flying, PASSES | steps, "_setup_forward_recv_info"),
+        ("activations received", flying, steps, "_setup_forward_recv_info"),
+        ("gradients received", behind - 1, PASSES | steps, "_create_grad_recv_info"),
+        ("gradients received", 1 if behind else 0, steps, "_create_grad_recv_info"),
+        ("activations sent", stage.in_flight - 1 if behind else 0, PASSES, "forward_one_chunk, fwd_cache"),
+        ("activation sent", 1 if behind else 0, BACKWARD, "forward_one_chunk, fwd_cache"),
+        ("gradient sent", 1 if sends_back else 0, PASSES, "get_bwd_send_ops"),
+    )
+    for name, count, mask, source in found:
+        if count > 0:
+            citation = f"torch 2.13 distributed/pipelining/stage.py: {source}"
+            yield passed_on(spec)._replace(tensor=name, count=count, mask=mask, citation=citation)
+
+
+def passed_on(spec: Spec) -> RowDraft:
+    """Return the hidden states of one micro-batch, which stages pass on: of a rank's part of the sequence."""
+    training, parallelism = spec.training, spec.parallelism
+    ranks = parallelism.context_parallel * (parallelism.tensor_parallel if parallelism.sequence_parallel else 1)
+    shape = (training.sequences, -(-training.row_length // ranks), spec.model.hidden_size)
+    size = DTYPE_BYTES[training.dtype]
+    each = size * prod(shape)
+    given = (each, rounded(each), PASSES, f"{size}·b·s{'/(c·t)' if ranks > 1 else ''}·d", "")
+    return RowDraft(Component.COMMUNICATION_BUFFERS, "engine", "", shape, training.dtype, 1, *given)

@@ -1,0 +1,150 @@
+"""Copies of the parameters that a recipe keeps (memcalc/spec/recipes.py), and a moving average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import BIT, from_phase, mask_of
+from memcalc.spec.recipes import RECIPES
+from memcalc.states.optimizers.ema import average
+from memcalc.states.parameter_copies import ParameterCopy, Role
+from memcalc.states.state_options import StateOptions
+
+NEVER = 4  # beyond ZeRO's last stage: never sharded
+PASSES = mask_of(*(f"{phase}_{step}" for phase in ("forward", "loss", "backward") for step in (1, 2)))
+ZERO = "ZeRO (arXiv 1910.02054) section 3"
+
+
+def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCopy]:
+    """Yield every copy of the parameters that is live in several phases; only the weights of frozen parameters."""
+    # FSDP2 always shards weights: its stage 2 keeps gathered parameters from forward to backward.
+    weights_from = 2 if options.engine == "fsdp2" else 3
+    citation = "the parameters that forward reads"
+    made = "optimizer" if options.late_adapters else "model"
+    held_in = options.stored_dtype or options.base
+    yield ParameterCopy(Component.WEIGHTS, "", held_in, weights_from, from_phase(made), citation, role=Role.WEIGHTS)
+    if options.has_reference_model:
+        citation = "the weights of a reference model (arXiv 2305.18290), loaded as the policy is"
+        name = " of the reference model"
+        yield ParameterCopy(Component.WEIGHTS, name, held_in, 3, from_phase("optimizer"), citation, role=Role.REFERENCE)
+    if not trains:
+        return
+    recipe = RECIPES[options.recipe]
+    copied = options.zero.copies_fp32_weights and options.partitions_gradients and options.zero_stage == 3
+    if recipe.master is not None or (copied and options.base == "fp32"):
+        citation = f"{ZERO}.1: an fp32 copy that the optimizer updates"
+        made = "input" if options.creates_masters_after_flattening else "optimizer"
+        phases, role = from_phase(made), Role.MASTER_WEIGHTS
+        yield ParameterCopy(
+            Component.MASTER_WEIGHTS, " master", recipe.master or "fp32", 1, phases, citation, role=role
+        )
+    # DeepSpeed's stage 1 reduces and frees them after backward
+    gradients_from = 1 if options.engine == "deepspeed" else 2
+    if recipe.gradients is not None and not options.updates_in_backward:  # then they are events of backward
+        citation = "autograd: .grad, from backward to zero_grad"
+        mask = _gradient_mask(options)
+        copy = ParameterCopy(
+            Component.GRADIENTS,
+            " gradient",
+            options.base,
+            gradients_from,
+            mask,
+            citation,
+            as_made=True,
+            role=Role.GRADIENTS,
+        )
+        yield from _unsharded_sums(copy, options) if options.sums_unsharded else _whole_until_reduced(copy, options)
+    if recipe.main_gradients is not None:
+        yield from _main_gradients(options, recipe.main_gradients, gradients_from)
+    yield from average(options.ema, options.base, weights_from)
+
+
+def _main_gradients(options: StateOptions, dtype: str, gradients_from: int) -> Iterator[ParameterCopy]:
+    recipe = RECIPES[options.recipe]
+    mask = {
+        "always": from_phase("optimizer"),
+        "backward": _gradient_mask(options),
+        "step": mask_of("optimizer_step_1", "optimizer_step_2"),
+    }[recipe.main_gradients_live]
+    sharded_from = 1 if recipe.main_gradients_live == "step" else gradients_from
+    if options.gradients is not None:
+        citation = "Megatron-LM --grad-reduce-in-bf16: gradients are summed in dtype"
+        role = Role.SUMMED_GRADIENTS
+        yield ParameterCopy(
+            Component.GRADIENTS, " main gradient", options.gradients, sharded_from, mask, citation, role=role
+        )
+        mask, sharded_from = mask_of("optimizer_step_1", "optimizer_step_2"), 1
+    citation = f"recipe {options.recipe} ({recipe.imitates}): an fp32 copy of the gradients"
+    made = recipe.main_gradients_live != "always"  # otherwise it has the parameter's layout
+    role = Role.MASTER_GRADIENTS
+    copy = ParameterCopy(
+        Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, as_made=made, role=role
+    )
+    yield from _whole_until_reduced(copy, options) if recipe.main_gradients_live == "backward" else (copy,)
+
+
+def _whole_until_reduced(copy: ParameterCopy, options: StateOptions) -> Iterator[ParameterCopy]:
+    """Yield the unsharded gradients of DeepSpeed's stage 1 until backward ends, and the shard afterwards.
+
+    Stage 1 accumulates micro-batches in unsharded gradients and reduces them after the last one (DeepSpeed 0.19
+    runtime/zero/stage_1_and_2.py, process_gradients and reduce_gradients).
+    """
+    passes = copy.mask & PASSES
+    if not options.reduces_after_backward or not passes:
+        yield copy
+        return
+    yield copy._replace(name=copy.name.replace("gradient", "whole gradient"), mask=passes, sharded_from_stage=2)
+    yield copy._replace(mask=copy.mask & ~PASSES)
+
+
+def _unsharded_sums(copy: ParameterCopy, options: StateOptions) -> Iterator[ParameterCopy]:
+    """Yield the unsharded sums of FSDP2 without gradient sync, and the shards after the last micro-batch.
+
+    torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed. The last backward frees the
+    sums unit by unit; they are counted until it ends.
+    """
+    name = copy.name.replace("gradient", "unsharded gradient")
+    yield copy._replace(name=name, dtype=options.summed, mask=copy.mask & PASSES, sharded_from_stage=NEVER)
+    yield copy if options.zeroes_gradients else copy._replace(mask=copy.mask & ~PASSES)
+
+
+def _gradient_mask(options: StateOptions) -> int:
+    """Return the phases in which all gradients are live: optimizer step, next zero_grad, and between them if kept.
+
+    The backward that produces them is evaluated event by event (timeline.py), unless they exist before it starts.
+    """
+    if options.updates_in_backward:
+        return 0
+    if options.partitions_gradients and options.zero_stage == 3:
+        return from_phase("optimizer")  # stage3.py: one flat buffer of the rank's shard, allocated once
+    mask = mask_of("optimizer_step_1", "optimizer_step_2")
+    if not options.partitions_gradients:  # DeepSpeed frees them at the end of its step
+        mask |= mask_of("zero_grad_2")
+    if options.accumulates:
+        mask |= mask_of("forward_1", "loss_1", "backward_1", "forward_2", "loss_2", "backward_2")
+    if options.zeroes_gradients and not options.partitions_gradients:
+        mask |= mask_of("forward_2", "loss_2", "backward_2")
+    if options.zeroes_gradients_before_backward and not options.partitions_gradients:
+        mask |= mask_of("forward_2", "loss_2")
+    return mask
+
+
+def gradients_exist(options: StateOptions, step: int) -> bool:
+    """Return whether all gradients exist before the (last micro-batch's) backward of a step starts."""
+    return bool(_gradient_mask(options) & BIT[f"backward_{step}"])
+
+
+def is_made_in_backward(copy: ParameterCopy, options: StateOptions) -> bool:
+    """Return whether a copy is of gradients that this backward allocates (timeline.py)."""
+    if copy.role is Role.GRADIENTS and options.sums_unsharded:
+        return True
+    return copy.component is Component.GRADIENTS and copy.mask == _gradient_mask(options)
+
+
+def is_on_host(copy: ParameterCopy, options: StateOptions) -> bool:
+    """Return whether a copy of the parameters is in host memory: the optimizer's copies, the weights, or all."""
+    if copy.component is Component.WEIGHTS:
+        return options.weights_on_host
+    updated = (Component.MASTER_WEIGHTS, Component.GRADIENTS)
+    return options.offloads and (options.weights_on_host or copy.component in updated)

@@ -1,0 +1,165 @@
+"""Options of a run that model states depend on; and groups of parameters with identical options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memcalc.architectures.structure import float8_of
+from memcalc.layout.adapters import adapters_of, base_dtype
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
+from memcalc.layout.peft_parameters import adapters_follow_the_head
+from memcalc.layout.spec_cache import cached_by_spec
+from memcalc.operators.float8 import Float8
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.hardware.kernels import multiprocessors
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
+from memcalc.spec.spec import Spec
+from memcalc.spec.zero import DEFAULT as ZERO
+from memcalc.spec.zero import ZeroSpec
+from memcalc.states.optimizers.update_rule import UpdateRule, update_of
+from memcalc.states.parameter_copies import ShardCounts
+from memcalc.states.transformer_engine import in_8_bits
+from memcalc.workspaces.multiprocessors import Multiprocessors
+
+
+class StateOptions(NamedTuple):
+    """Options that model states depend on, apart from the parameters themselves."""
+
+    recipe: str
+    compute: str
+    gradients: str | None  # dtype in which gradients are accumulated, where it differs from the recipe's
+    update: UpdateRule
+    clips: bool
+    ema: str
+    zeroes_gradients: bool
+    zeroes_gradients_before_backward: bool  # gradients of the previous step are live during the next forward and loss
+    accumulates: bool
+    zero_stage: int
+    data_parallel: int  # ranks that ZeRO shards across
+    expert_shards: int  # ranks that routed experts are sharded across
+    engine: str
+    base: str  # dtype of the weights that forward reads
+    card: Multiprocessors
+    torch: tuple[int, int] = (2, 13)
+    gathered: str = ""  # dtype of FSDP2's all-gather; "": that of the parameters
+    reduced: str = ""  # dtype of FSDP2's reduce-scatter; "": that of the gradients
+    wraps_embedding_and_head: bool = False  # the embedding is an FSDP unit; final norm and LM head are another
+    loss_in_model: bool = False  # the model's forward computes the loss
+    gathers_last_layer_once: bool = False  # the last layer is not resharded after forward
+    sums_unsharded: bool = False  # gradients are reduced only in the last micro-batch
+    late_adapters: bool = False  # adapters are created after the peak of model construction
+    offloads: bool = False  # master weights, gradients and optimizer states are in host memory
+    weights_on_host: bool = False  # weights are in host memory
+    pins: bool = False  # host memory is pinned
+    recomputes: bool = False  # every layer is recomputed; DeepSpeed's stage 3 then gathers modules in another order
+    detached: bool = False  # the first layer's input needs no gradient
+    replicates: bool = False  # HSDP: several groups all-reduce the gradients that each has reduced
+    fp8_weights: bool = False  # Transformer Engine's linear layers store FP8 weights alone
+    stored_dtype: str = ""  # dtype of the stored weights, where it is not `base`
+    has_reference_model: bool = False  # a frozen reference copy of the model is resident
+    zero: ZeroSpec = ZERO  # DeepSpeed's buffer sizes
+    updates_in_backward: bool = False  # each parameter is updated as soon as its gradient is complete
+    float8_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in FP8
+
+    @property
+    def summed(self) -> str:
+        """The dtype in which FSDP2 accumulates unsharded gradients of micro-batches: that of the reduce-scatter."""
+        return self.reduced or self.gathered or self.base
+
+    @property
+    def partitions_gradients(self) -> bool:
+        """Whether DeepSpeed takes every gradient as it is produced and keeps a shard of the reduced gradient."""
+        return self.engine == "deepspeed" and self.zero_stage >= 1 and self.data_parallel > 1
+
+    @property
+    def reduces_after_backward(self) -> bool:
+        """Whether gradients stay unsharded until backward ends: DeepSpeed's stage 1, without overlap."""
+        return self.partitions_gradients and self.zero_stage == 1
+
+    @property
+    def creates_masters_after_flattening(self) -> bool:
+        """Whether DeepSpeed's stages 1 and 2 peak while weights are flattened, before master weights exist.
+
+        A second copy of the weights compares with 4P/N of master weights and 4P/N of zeros: it is larger in bf16 or
+        fp16 with more than four ranks.
+        """
+        later = 8 if RECIPES[self.recipe].master else 4
+        more = DTYPE_BYTES[self.base] * self.data_parallel > later
+        return self.partitions_gradients and self.zero_stage < 3 and more
+
+    def spread(self, from_stage: int) -> ShardCounts:
+        """Return the shard counts of a copy that is sharded from a ZeRO stage on."""
+        if self.zero_stage < from_stage:
+            return ShardCounts(1, 1, self.engine)
+        return ShardCounts(self.data_parallel, self.expert_shards, self.engine)
+
+
+@cached_by_spec
+def state_options(spec: Spec) -> StateOptions:
+    """Return the options of a run."""
+    training, base, fsdp = spec.training, base_dtype(spec.training), spec.parallelism.fsdp
+    recipe, adapters = RECIPES[training.recipe], adapters_of(spec)
+    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    return StateOptions(
+        training.recipe,
+        training.dtype,
+        None if training.gradient_dtype in (None, recipe.main_gradients) else training.gradient_dtype,
+        update_of(training, base, spec.model.architecture),
+        training.gradient_clipping is not None,
+        training.ema,
+        training.zero_grad == "zero",
+        training.zero_grad_before == "backward",
+        # GPipe's forwards all come before the first backward: they and it meet no gradients of earlier micro-batches.
+        training.gradient_accumulation_steps > 1 and spec.parallelism.schedule != "gpipe",
+        spec.parallelism.zero_stage,
+        spec.parallelism.shards,
+        spec.parallelism.expert_shards,
+        # Megatron-Core's modules use its optimizer and buffers even where nothing is sharded.
+        "megatron" if training.implementation == "megatron" else spec.parallelism.engine,
+        base,
+        multiprocessors(card),
+        training.torch,
+        fsdp.param_dtype or "",
+        fsdp.reduce_dtype or fsdp.param_dtype or "",
+        # Tied, embedding and LM head are one unit, gathered and reduced with the root module.
+        fsdp.wrap == "layers-and-ends" and not spec.model.tie_word_embeddings,
+        # transformers computes its own loss; memcalc's step and custom loops may compute the loss from the logits.
+        training.implementation == "huggingface" and training.framework not in (None, "loop"),
+        # torchtitan at ba2469780; later versions wrap embedding and LM head as well.
+        training.implementation == "torchtitan" and fsdp.wrap == "layers",
+        fsdp.gradient_sync == "last" and training.gradient_accumulation_steps > 1,
+        adapters_follow_the_head(spec),
+        spec.parallelism.offload in ("optimizer", "all"),
+        spec.parallelism.weights_on_host,
+        spec.parallelism.offload_pin_memory,
+        spec.parallelism.engine == "deepspeed" and spec.parallelism.zero_stage == 3 and training.recompute == "full",
+        adapters is not None and not adapters.input_gradient,
+        spec.parallelism.data_parallel_replicate > 1,
+        training.fp8_params,
+        has_reference_model=training.reference_model,
+        zero=spec.parallelism.zero_optimization,
+        updates_in_backward=training.optimizer_in_backward,
+        float8_gather=float8_of(spec) if training.fp8_all_gather else None,
+    )
+
+
+def groups(parameters: LocalParameters, options: StateOptions) -> Iterator[tuple[LocalParameters, StateOptions, bool]]:
+    """Yield groups of parameters with the same dtype, their options, and whether they train."""
+    found: dict[tuple[str, bool], list[LocalParameter]] = {}
+    for parameter in parameters:
+        found.setdefault((parameter.dtype, parameter.trains), []).append(parameter)
+    if len(found) == 1 and ("", True) in found:
+        # FP8 weights have separate buffers (Megatron-LM core/distributed/param_and_grad_buffer.py)
+        if options.fp8_weights:
+            narrow = LocalParameters(each for each in parameters if in_8_bits(each))
+            yield LocalParameters(each for each in parameters if not in_8_bits(each)), options, True
+            yield narrow, options._replace(stored_dtype="uint8"), True
+            return
+        yield parameters, options, True
+        return
+    for (dtype, trains), rows in found.items():
+        own = options
+        if dtype:
+            own = options._replace(base=dtype, compute=dtype, update=options.update.of_weights(options.recipe, dtype))
+        yield LocalParameters(rows), own._replace(late_adapters=own.late_adapters and trains), trains

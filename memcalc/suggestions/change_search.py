@@ -1,0 +1,222 @@
+"""The smallest changes that make a run fit: single ones, and pairs of which neither half is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from memcalc.errors import InputError
+from memcalc.estimation.estimate import estimate
+from memcalc.ledger.result import Result
+from memcalc.spec.spec import Spec
+from memcalc.suggestions.candidates import ALLOCATOR, NONE, OTHER_CARD, RESULTS, SAME, ChangeCandidate
+from memcalc.suggestions.run_overrides import UserRun, joined
+
+MOST_PAIRS = 2  # per kind of result
+
+# Returns the bytes that a run needs, and whether they fit; None if there is no limit.
+Judge = Callable[[Result], tuple[int, bool | None]]
+
+Price = Callable[["SuggestedChange"], tuple[float, ...]]  # sort key of changes with the same kind of result
+
+
+@dataclass(frozen=True, slots=True)
+class SuggestedChange:
+    """One or two changes, and their savings. Bytes.
+
+    Args:
+        levers: the kinds of change.
+        overrides: as --set takes them.
+        cost: in time or money, as text.
+        result: one of RESULTS; the most costly among the changes.
+        asks: number of changes that require more than time.
+        allocated: estimated peak.
+        saved: reduction of the estimated peak.
+        needed: according to the judge.
+        fits: None if there is no limit.
+        spec: the changed run.
+    """
+
+    levers: tuple[str, ...]
+    overrides: tuple[str, ...]
+    cost: str
+    result: str
+    asks: int
+    allocated: int
+    saved: int
+    needed: int
+    fits: bool | None
+    spec: Spec
+
+
+class ChangeSearch:
+    """Search for changes of one run.
+
+    Args:
+        run: the run.
+        offered: the changes to try, cheapest first; of each lever the mildest first.
+        peak: allocated bytes of the unchanged run.
+        judge: returns the need of an estimate, and whether it fits.
+        hopeless: returns, faster than an estimate, whether a pair's run cannot fit, so that it is skipped.
+        price: sort key of changes; default: number of GPUs, then number of changes that require more than time.
+        words: overrides from the run as written to the changed one, added to each change.
+    """
+
+    def __init__(
+        self,
+        run: UserRun,
+        offered: Iterable[ChangeCandidate],
+        peak: int,
+        judge: Judge,
+        hopeless: Callable[[Spec], bool] = lambda _: False,
+        price: Price = lambda change: (change.spec.parallelism.ranks, change.asks),
+        words: Sequence[str] = (),
+    ) -> None:
+        self._run, self._words = run, words
+        self._peak, self._judge, self._hopeless, self._price = peak, judge, hopeless, price
+        tried = [(candidate, self._evaluated((candidate,))) for candidate in offered]
+        self._possible = [(candidate, change) for candidate, change in tried if change is not None]
+
+    def singles(self) -> list[SuggestedChange]:
+        """Return single changes that help: per lever the mildest that fits, else the strongest; fitting ones first."""
+        kept: dict[str, SuggestedChange] = {}
+        for candidate, change in self._possible:
+            known = kept.get(candidate.lever)
+            if _helps(change) and (known is None or (not known.fits and (change.fits or change.saved > known.saved))):
+                kept[candidate.lever] = change
+        fitting = [change for change in kept.values() if change.fits]
+        others = [change for change in kept.values() if not change.fits]
+        return [*fitting, *sorted(others, key=lambda change: -change.saved)]
+
+    def pairs(self) -> list[SuggestedChange]:
+        """Return pairs that fit although neither half does alone; the mildest pair of each two levers.
+
+        The cheapest pairs of each kind of result are returned, because a user without more GPUs needs alternatives that
+        change the training result. Within one kind no lever is repeated; levers of pairs that keep the result without
+        more GPUs are not repeated in other kinds, either.
+        """
+        enough = {candidate.lever for candidate, change in self._possible if change.fits}
+        levers: dict[tuple[str, str], list[ChangeCandidate]] = {}
+        for candidate, _ in self._possible:
+            if candidate.lever not in enough:
+                levers.setdefault((candidate.lever, candidate.result), []).append(candidate)
+        found: list[SuggestedChange] = []
+        free: set[str] = set()  # levers of pairs that require neither GPUs nor another training result
+        for result in RESULTS:
+            paired = set(free)
+            for change in self._of_kind(result, [*levers.values()], free):
+                if paired.isdisjoint(change.levers) and len(paired) < len(free) + 2 * MOST_PAIRS:
+                    found.append(change)
+                    paired.update(change.levers)
+            if result == SAME:
+                free = paired
+        return found
+
+    def _of_kind(self, result: str, levers: list[list[ChangeCandidate]], passed: set[str]) -> list[SuggestedChange]:
+        """Return the mildest pair of each two levers with this kind of result, the cheapest first."""
+        found = []
+        for one, other in combinations(levers, 2):
+            kinds = (one[0].result, other[0].result)
+            if max(kinds, key=RESULTS.index) == result and passed.isdisjoint((one[0].lever, other[0].lever)):
+                change = self._mildest((one, other))
+                if change is not None:
+                    found.append(change)
+        return sorted(found, key=self._price)
+
+    def _mildest(self, levers: tuple[list[ChangeCandidate], list[ChangeCandidate]]) -> SuggestedChange | None:
+        """Return the mildest pair that fits, the cheapest of equally mild ones.
+
+        The strongest pair is tried first: if it does not fit, milder ones are skipped.
+        """
+        pairs = {steps: pair for steps, pair in _pairs_of(levers) if _apart(pair)}
+        weak: list[tuple[int, int]] = []
+        for steps in reversed(pairs):
+            if _within(steps, weak):
+                continue
+            spec = self._loaded(pairs[steps])
+            if spec is None:
+                continue  # invalid, but a milder change may be valid
+            if self._fitting(pairs[steps], spec) is not None:
+                break
+            weak.append(steps)
+        else:
+            return None
+        found: list[tuple[int, SuggestedChange]] = []
+        for steps in sorted(pairs, key=sum):
+            if found and sum(steps) > found[0][0]:
+                break
+            spec = None if _within(steps, weak) else self._loaded(pairs[steps])
+            change = None if spec is None else self._fitting(pairs[steps], spec)
+            if change is not None:
+                found.append((sum(steps), change))
+        return min((change for _, change in found), key=self._price)
+
+    def _fitting(self, parts: tuple[ChangeCandidate, ...], spec: Spec) -> SuggestedChange | None:
+        """Return the changed run, or None if it does not fit or is not modelled."""
+        if self._hopeless(spec):
+            return None
+        change = self._sized(parts, spec)
+        return change if change is not None and change.fits else None
+
+    def _loaded(self, parts: tuple[ChangeCandidate, ...]) -> Spec | None:
+        """Return the changed run, or None if the changes contradict the rest of it."""
+        try:
+            return self._run.changed(self._overrides(parts))
+        except InputError:
+            return None
+
+    def _evaluated(self, parts: tuple[ChangeCandidate, ...]) -> SuggestedChange | None:
+        spec = self._loaded(parts)
+        return None if spec is None else self._sized(parts, spec)
+
+    def _sized(self, parts: tuple[ChangeCandidate, ...], spec: Spec) -> SuggestedChange | None:
+        """Return the estimate with the changes; None if it is not modelled."""
+        try:
+            result = estimate(spec)
+        except InputError:
+            return None
+        needed, fits = self._judge(result)
+        allocated = result.ledger.peak_bytes
+        return SuggestedChange(
+            levers=tuple(part.lever for part in parts),
+            overrides=self._overrides(parts),
+            cost="; ".join(dict.fromkeys(part.cost for part in parts if part.cost != NONE)) or NONE,
+            result=max((part.result for part in parts), key=RESULTS.index),
+            asks=sum(part.result != SAME for part in parts),
+            allocated=allocated,
+            saved=self._peak - allocated,
+            needed=needed,
+            fits=fits,
+            spec=result.spec,
+        )
+
+    def _overrides(self, parts: tuple[ChangeCandidate, ...]) -> tuple[str, ...]:
+        """Return all `--set` overrides of the changed run, each field once."""
+        changes = (override for part in parts for override in part.overrides)
+        return joined(dict(word.split("=", 1) for word in (*self._words, *changes)))
+
+
+def _pairs_of(
+    levers: tuple[list[ChangeCandidate], list[ChangeCandidate]],
+) -> Iterator[tuple[tuple[int, int], tuple[ChangeCandidate, ChangeCandidate]]]:
+    """Yield every pair with the number of its step of each lever."""
+    for (first, one), (second, other) in product(*map(enumerate, levers)):
+        yield (first, second), (one, other)
+
+
+def _within(steps: tuple[int, int], weak: Iterable[tuple[int, int]]) -> bool:
+    """Return whether a pair that saves at least as much is known not to be enough."""
+    return any(steps[0] <= first and steps[1] <= second for first, second in weak)
+
+
+def _helps(change: SuggestedChange) -> bool:
+    """Return whether a change is worth showing. Allocator settings reduce fragmentation, not allocated memory."""
+    settings = ALLOCATOR in change.levers and change.fits is not False
+    return change.saved > 0 or change.result == OTHER_CARD or settings
+
+
+def _apart(pair: tuple[ChangeCandidate, ...]) -> bool:
+    """Return whether two changes set different fields."""
+    fields = [override.partition("=")[0] for part in pair for override in part.overrides]
+    return len(set(fields)) == len(fields)

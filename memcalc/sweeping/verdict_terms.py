@@ -1,0 +1,173 @@
+"""Verdicts of a grid's configurations: by a lower bound, and by the reserved memory of recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memcalc.errors import InputError
+from memcalc.estimation.limits import limits_of
+from memcalc.layout.stages import stages_of
+from memcalc.ledger.verdict import RecordedErrors, holding_memory
+from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
+from memcalc.spec.spec import Spec
+from memcalc.states.model_states import state_sums
+from memcalc.sweeping.arrays import changed
+from memcalc.sweeping.vector_int import Numbers as Batch
+from memcalc.sweeping.vector_int import elementwise
+from memcalc.verdict.needs import can_replay
+from memcalc.verdict.recorded_errors import reserve_ratio
+from memcalc.verdict.run_types import kinds_of
+
+Integers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+Verdicts = npt.NDArray[np.int8]
+
+SweepAnswer = Literal["fits", "close", "does-not-fit"]
+
+# Verdicts as numbers in a table, in the order of ANSWERS.
+FITS, CLOSE, DOES_NOT_FIT = range(3)
+UNJUDGED = -1  # no GPU was given, or the configuration is invalid
+AT_A_TIME = 16_384  # configurations handled at a time: they stay in the processor's cache
+ANSWERS: tuple[SweepAnswer, ...] = ("fits", "close", "does-not-fit")
+
+
+class VerdictTerms(NamedTuple):
+    """How the verdict of a configuration is found.
+
+    Args:
+        ratio: median of reserved over allocated memory of recorded runs of its kind.
+        errors: the full range of these runs around the median.
+        replays: whether an allocator replay can decide it.
+        remainders: most bytes of the allocated peak that the formulas assume and no bound contains: unsplit remainders
+            of model states. 0 if `replays` is false: then nothing more exact is known.
+        unmodelled: requested features that need memory and are not modelled.
+        unmodelled_bytes: a lower bound of their bytes.
+    """
+
+    ratio: float
+    errors: RecordedErrors
+    replays: bool
+    remainders: int
+    unmodelled: tuple[str, ...]
+    unmodelled_bytes: int
+
+
+class TermsList:
+    """The distinct terms of a grid's configurations."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[VerdictTerms, int] = {}
+
+    @property
+    def terms(self) -> tuple[VerdictTerms, ...]:
+        """The terms by their index."""
+        return tuple(self._numbers)
+
+    def numbers(self, batches: Mapping[str, Batch], spec: Spec) -> int | Integers:
+        """Return the index of a run's terms; an array if they differ between batches.
+
+        Args:
+            batches: values of the fields of `BATCH` for each configuration. [n]
+            spec: the run with any of these values.
+        """
+        whole = _without_limits(spec)
+        if not spec.origin.limits:  # limits of the run itself are the same for all batches
+            return self._number(_with_limits(whole, spec))
+        found = elementwise(lambda some: {"": self._number(_with_limits(whole, changed(spec, **some)))}, batches)
+        numbers: int | Integers = found[""]
+        return numbers
+
+    def _number(self, terms: VerdictTerms) -> int:
+        return self._numbers.setdefault(terms, len(self._numbers))
+
+
+def _without_limits(spec: Spec) -> VerdictTerms:
+    ratio, errors = reserve_ratio(kinds_of(spec))
+    replays = can_replay(spec)
+    return VerdictTerms(ratio, errors, replays, _remainders(spec) if replays else 0, (), 0)
+
+
+def _with_limits(terms: VerdictTerms, spec: Spec) -> VerdictTerms:
+    limits = holding_memory(limits_of(spec))
+    names, amount = tuple(limit.what for limit in limits), sum(limit.at_least_bytes for limit in limits)
+    return terms._replace(unmodelled=names, unmodelled_bytes=amount)
+
+
+def _remainders(spec: Spec) -> int:
+    """Return the bytes of unsplit remainders of model states in the phase that has most of them."""
+    try:
+        reject_without_formulas(spec)
+        (stage,) = stages_of(spec)
+        exact = state_sums(spec, stage, tails=False)
+        found: dict[str, int] = {}
+        for (phase, component), amount in state_sums(spec, stage).items():
+            found[phase] = found.get(phase, 0) + amount - exact.get((phase, component), 0)
+    except InputError:  # not modelled, so there is no estimate either
+        return 0
+    return max(found.values(), default=0)
+
+
+class JudgedPeaks(NamedTuple):
+    """Reserved memory and verdicts that follow from allocated peaks.
+
+    Args:
+        reserved_bytes: allocated peak times the median ratio of recorded runs. [n]
+        verdict: indices into `ANSWERS`. [n]
+    """
+
+    reserved_bytes: Integers
+    verdict: Verdicts
+
+
+def judged(
+    peak: Integers, outside: Integers, usable: Integers, numbers: Numbers, terms: tuple[VerdictTerms, ...]
+) -> JudgedPeaks:
+    """Return verdicts as in `memcalc.verdict.needs.recorded_need`, except for configurations that can be replayed.
+
+    For these only a lower bound decides "does not fit", which no replay contradicts.
+
+    Args:
+        peak: allocated bytes of the rank with the highest peak. [n]
+        outside: bytes of the CUDA context and the communication library. [n]
+        usable: usable bytes of the GPU; -1: no GPU was given. [n]
+        numbers: index of each configuration's terms. [n]
+        terms: the terms by their index.
+    """
+    reserved, verdict = np.empty_like(peak), np.empty(len(peak), dtype=np.int8)
+    several = len(terms) > 1
+    for start in range(0, len(peak), AT_A_TIME):
+        some = slice(start, start + AT_A_TIME)
+        numbers_of = numbers[some] if several else numbers
+        reserved[some], verdict[some] = _judged(peak[some], usable[some] - outside[some], numbers_of, terms)
+    no_card = usable < 0
+    if no_card.any():
+        verdict[no_card] = UNJUDGED
+    return JudgedPeaks(reserved, verdict)
+
+
+def _judged(
+    peak: Integers, room: Integers, numbers: Numbers, terms: tuple[VerdictTerms, ...]
+) -> tuple[npt.NDArray[np.float64], Verdicts]:
+    """Return reserved bytes and verdicts; `room` is usable bytes minus bytes outside the allocator."""
+    reserved = np.ceil(peak * of_each([each.ratio for each in terms], numbers))
+    fits = reserved * of_each([1 + each.errors.high for each in terms], numbers) <= room
+    if any(each.unmodelled for each in terms):
+        fits &= of_each([not each.unmodelled for each in terms], numbers)
+    room = room - of_each([each.unmodelled_bytes for each in terms], numbers)
+    beyond = peak - of_each([each.remainders for each in terms], numbers) > room
+    if not all(each.replays for each in terms):
+        low = reserved * of_each([0.0 if each.replays else 1 + each.errors.low for each in terms], numbers)
+        beyond |= low >= room + 1
+    # A configuration is never both: FITS is CLOSE - 1, and DOES_NOT_FIT is CLOSE + 1.
+    return reserved, CLOSE - fits.view(np.int8) + beyond.view(np.int8)
+
+
+def of_each(values: list[Any], numbers: Numbers) -> Any:
+    """Return the value of each configuration by the index of its terms; a single value if all are equal."""
+    if len(set(values)) > 1:
+        return np.array(values)[numbers]
+    return values[0] if values else 0  # no configuration is valid

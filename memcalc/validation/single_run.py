@@ -1,0 +1,110 @@
+"""Measurement of one run, with a preflight check, and an explanation if it runs out of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memcalc.measuring.measure import MeasurementOutOfMemory, measure
+from memcalc.measuring.measurement import MeasuredDevice, Measurement
+from memcalc.measuring.ranks import RankPlace, device_of_rank, measure_rank, refuse_other_ranks
+from memcalc.measuring.records import RECORDS
+from memcalc.spec.spec import Spec
+from memcalc.step.packages import require
+from memcalc.validation import preflight as room
+from memcalc.validation.oom_analysis import opinion
+from memcalc.validation.workers import worker_for
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """Options of a measurement.
+
+    Args:
+        device: "cuda", "cuda:1", "cpu", or "null:<gpu>"; None: the GPU.
+        steps: optimizer steps.
+        record: file that the record is appended to.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": as in the environment.
+        python: for a null device, an interpreter with a CUDA build of torch.
+        headroom: reject a run if its estimate exceeds the device's memory.
+        force: run it nevertheless, also on a busy device.
+        warn: called with the reason that `force` overrides.
+    """
+
+    device: str | None = None
+    steps: int = 3
+    record: str | Path | None = None
+    alloc_conf: str = ""
+    python: str | None = None
+    headroom: bool = False
+    force: bool = False
+    warn: Callable[[str], None] | None = None
+
+
+def measure_run(spec: Spec, how: MeasureOptions) -> Measurement:
+    """Measure a run in a separate process.
+
+    Raises:
+        Unavailable: a requirement is missing or busy; or `headroom` is set and the run cannot fit.
+        InputError: the step cannot run the spec.
+        OutOfMemory: the run ran out of memory; the message has the simulated allocator's result and changes that fit.
+        NotKept: the record could not be written.
+    """
+    if how.record is not None:
+        RECORDS.check(Path(how.record))
+    if how.device is None or not how.device.startswith("null"):
+        require("measure", spec)
+    with worker_for(how.device, how.python) as (worker, device):
+        if how.headroom:
+            _look_ahead(spec, worker.describe(device)[0], how)
+        try:
+            return measure(
+                spec,
+                device,
+                how.steps,
+                how.record,
+                worker=worker,
+                alloc_conf=how.alloc_conf,
+                force=how.force,
+                weight_bytes=0 if how.force or device == "cpu" else room.weight_bytes(spec),
+            )
+        except MeasurementOutOfMemory as error:
+            raise _explained(error) from error
+
+
+def measure_one_rank(
+    spec: Spec, how: MeasureOptions, here: RankPlace
+) -> tuple[Measurement, tuple[dict[str, Any], ...]]:
+    """Measure this rank of several, in this process, and gather the records of all ranks.
+
+    Raises:
+        Unavailable, InputError, OutOfMemory: see `measure_run`.
+    """
+    if how.record is not None:
+        RECORDS.check(Path(how.record))
+    device = device_of_rank(how.device, here)
+    refuse_other_ranks(spec, here.ranks)
+    require("measure", spec)
+    if how.headroom:
+        from memcalc.measuring.run_process import found_device
+
+        _look_ahead(spec, found_device(device), how)
+    try:
+        return measure_rank(spec, here, device, how.steps, how.record, alloc_conf=how.alloc_conf, force=how.force)
+    except MeasurementOutOfMemory as error:
+        raise _explained(error) from error
+
+
+def _explained(error: MeasurementOutOfMemory) -> MeasurementOutOfMemory:
+    """Return the error with the simulated allocator's result appended."""
+    return MeasurementOutOfMemory(f"{error}\n{opinion(error.measurement)}".rstrip(), error.measurement)
+
+
+def _look_ahead(spec: Spec, device: MeasuredDevice, how: MeasureOptions) -> None:
+    """Reject a run that cannot fit, or warn about it if forced."""
+    if not how.force:
+        room.refuse(spec, device)
+    elif how.warn is not None and (found := room.warning(spec, device)) is not None:
+        how.warn(found)

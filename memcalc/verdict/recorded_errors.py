@@ -1,0 +1,73 @@
+"""Errors of estimates for recorded runs, by kind: memcalc/data/recorded_errors.json.
+
+The file is generated from the raw records by tools/recorded_errors.py; docs/explanations/verdict.md shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memcalc.ledger.verdict import RecordedErrors
+
+FILE = Path(__file__).parents[1] / "data" / "recorded_errors.json"
+
+# Number of runs from which on a kind's own figures are used, instead of the next wider kind's: 20 for the central 95 %
+# of errors to be meaningful, 10 for a full range.
+ENOUGH, ENOUGH_FOR_A_RANGE = 20, 10
+UNRECORDED = 0.1  # allowed error on both sides for a kind without records
+
+
+def replay_errors(kinds: Iterable[str]) -> RecordedErrors:
+    """Return the errors of allocator replays, relative to the replay's reserved memory.
+
+    The interval is the central 95 % of the errors of the first kind that has ENOUGH runs.
+    """
+    table: dict[str, dict[str, Any]] = _table()["replayed"]
+    names = tuple(kinds)
+    for kind in names:
+        found = table.get(kind)
+        if found is not None and found["runs"] >= ENOUGH:
+            return RecordedErrors(
+                kind=kind,
+                runs=found["runs"],
+                median=found["median"],
+                worst=found["worst"],
+                low=min(found["low"], 0.0),
+                high=max(found["high"], 0.0),
+                replayed=True,
+            )
+    return _unrecorded(names[0], replayed=True)
+
+
+def reserve_ratio(kinds: Iterable[str]) -> tuple[float, RecordedErrors]:
+    """Return the ratio of reserved to allocated memory of recorded runs, for runs that cannot be replayed.
+
+    Returns:
+        The median ratio, and the errors around it: the full recorded range. A kind with fewer than ENOUGH_FOR_A_RANGE
+        runs uses the next wider one.
+    """
+    table: dict[str, dict[str, Any]] = _table()["reserved over allocated"]
+    names = tuple(kinds)
+    for kind in names:
+        found = table.get(kind)
+        if found is not None and found["runs"] >= ENOUGH_FOR_A_RANGE:
+            middle = found["median"]
+            low, high = found["least"] / middle - 1, found["most"] / middle - 1
+            worst = max(low, high, key=abs)
+            return middle, RecordedErrors(kind, found["runs"], found["spread"], worst, low, high, replayed=False)
+    middle = table[""]["median"]  # of all runs
+    return middle, _unrecorded(names[0], replayed=False)
+
+
+def _unrecorded(kind: str, *, replayed: bool) -> RecordedErrors:
+    return RecordedErrors(kind, 0, 0.0, 0.0, -UNRECORDED, UNRECORDED, replayed)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found

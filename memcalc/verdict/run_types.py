@@ -1,0 +1,65 @@
+"""The kinds of runs with separate error statistics, from the narrowest to the widest."""
+
+from __future__ import annotations
+
+from memcalc.sharding.schedules import lacks
+from memcalc.spec.spec import Spec
+from memcalc.spec.training import TrainingSpec
+
+ONE_GPU, SEVERAL_GPUS, GENERATION = "one GPU", "several GPUs", "generation"
+EXPANDABLE, SETTINGS = "one GPU, expandable segments", "one GPU, allocator settings"
+SEVERAL_EXPANDABLE = "several GPUs, expandable segments"
+SEVERAL_SETTINGS = "several GPUs, allocator settings"
+_MODULES = {"huggingface": "transformers modules"}
+_ENGINES = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "megatron": "Megatron-Core"}
+
+
+def kinds_of(spec: Spec) -> tuple[str, ...]:
+    """Return the kinds of a run, narrowest first; the first one with enough recorded runs gives its errors.
+
+    Allocator settings form a separate kind: runs under default settings do not predict them.
+    """
+    if spec.inference is not None:
+        return _of_generation(spec), GENERATION
+    if spec.training.alloc_conf and spec.parallelism.ranks > 1:
+        return (SEVERAL_EXPANDABLE,) if _expands(spec.training) else (SEVERAL_SETTINGS,)
+    return _on_one_gpu(spec.training) if spec.parallelism.ranks == 1 else _on_several_gpus(spec)
+
+
+def _of_generation(spec: Spec) -> str:
+    """Return the type of a generation: a family with its own forward pass modelled, or the general block."""
+    from memcalc.architectures.huggingface.catalogue import WITH_CACHE  # a training step does not need it
+
+    modelled = spec.model.architecture in WITH_CACHE
+    return f"{GENERATION}, {'modules of the family' if modelled else 'general block'}"
+
+
+def _on_one_gpu(training: TrainingSpec) -> tuple[str, ...]:
+    if training.alloc_conf:
+        return (EXPANDABLE,) if _expands(training) else (SETTINGS,)
+    if training.offload_activations != "none":
+        narrow = "offloaded activations"
+    elif training.finetune != "full":
+        narrow = "QLoRA" if training.finetune == "qlora" else "LoRA"
+    else:
+        narrow = _MODULES.get(training.implementation, f"{training.implementation} modules")
+    return f"{ONE_GPU}, {narrow}", ONE_GPU
+
+
+def _expands(training: TrainingSpec) -> bool:
+    return "expandable_segments:True" in training.alloc_conf
+
+
+def _on_several_gpus(spec: Spec) -> tuple[str, ...]:
+    parallelism = spec.parallelism
+    if spec.training.implementation == "megatron" or parallelism.engine == "megatron":
+        return "Megatron-Core", SEVERAL_GPUS
+    if parallelism.offload != "none":
+        return "offload to the host", SEVERAL_GPUS
+    if parallelism.engine == "deepspeed":
+        return f"DeepSpeed stage {parallelism.zero_stage}", "DeepSpeed", SEVERAL_GPUS
+    if parallelism.pipeline_parallel > 1 and not any(lacks(spec)):  # other pipelines were not recorded
+        return "pipeline stages", SEVERAL_GPUS
+    if parallelism.tensor_parallel > 1:
+        return "tensor parallelism", SEVERAL_GPUS
+    return _ENGINES.get(parallelism.engine, parallelism.engine), SEVERAL_GPUS

@@ -1,0 +1,75 @@
+"""The ranking against every choice sized one by one; and a published layout among those that fit."""
+
+import pytest
+
+import memcalc
+from memcalc.search.costs import costs_of
+from memcalc.search.layouts import Space
+from memcalc.search.ranking import chosen, micro_batches, rank, recompute_choices
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.hardware.interconnect import system_of
+
+NOTHING: frozenset[str] = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "gpus", "gpu"),
+    [
+        ("gpt2-xl", ("attention=eager", "b=2"), 4, "rtx-4090"),
+        ("llama-3.2-1b", ("s=8192",), 4, "l40s"),
+        ("granite-3.0-1b-a400m", ("b=4",), 4, "rtx-4090"),
+        ("gpt2-large", ("b=4",), 1, "rtx-4090"),
+    ],
+)
+def test_pruning_loses_nothing(name: str, overrides: tuple[str, ...], gpus: int, gpu: str) -> None:
+    """Of each layout the cheapest choice of all that fit, each an estimate of its own."""
+    card = find_gpu(gpu)
+    spec = memcalc.load(name, *overrides, gpu=card.name)
+    system = system_of(card)
+    space = Space(spec, gpus, system.node, 2 * gpus)
+    expected = {}
+    for layout in list(space.layouts())[::3]:
+        runs = [
+            chosen(layout, recompute, size)
+            for recompute in recompute_choices(spec, NOTHING)
+            for size in micro_batches(spec, layout, NOTHING)
+        ]
+        fitting = [costs_of(run, system).total for run in runs if memcalc.estimate(run).fits]
+        if fitting:
+            expected[layout.spec.parallelism] = min(fitting)
+    found = {ranked.spec.parallelism: ranked for ranked in rank(space, system, spec).fitting}
+
+    assert expected
+    for spread, seconds in expected.items():
+        assert found[spread].costs.total == pytest.approx(seconds)
+        result = memcalc.estimate(found[spread].spec)
+        assert result.fits
+        assert result.headline.device_bytes == found[spread].device_bytes
+        assert costs_of(result.spec, system) == pytest.approx(found[spread].costs)
+
+
+@pytest.mark.long
+def test_the_published_layout_of_gpt3_is_found() -> None:
+    """Korthikanti et al., arXiv 2205.05198, table 3: 175B with tensor 8, pipeline 8, 3 chunks a stage, micro-batch 1."""
+    answer = memcalc.fit("gpt3", gpu="a100-80gb", gpus=1024)
+    assert answer.ranking is not None
+    published = [
+        found
+        for found in answer.ranking.fitting
+        if (found.spec.parallelism.tensor_parallel, found.spec.parallelism.pipeline_parallel) == (8, 8)
+        and found.spec.parallelism.sequence_parallel
+        and found.spec.parallelism.virtual_stages == 3
+    ]
+
+    assert published
+    assert all(memcalc.estimate(found.spec).fits for found in published)
+    totals = [found.costs.total for found in answer.ranking.fitting]
+    assert totals == sorted(totals)
+    assert published[0].costs.total < 1.1 * totals[0]
+
+
+def test_selective_recomputation_is_for_kernels_that_keep_maps() -> None:
+    assert recompute_choices(memcalc.load("gpt2", "attention=eager"), NOTHING) == ["none", "selective", "full"]
+    assert recompute_choices(memcalc.load("gpt2"), NOTHING) == ["none", "full"]
+    assert recompute_choices(memcalc.load("gpt2", "recompute=every-2"), NOTHING) == ["none", "every-2", "full"]
+    assert recompute_choices(memcalc.load("gpt2"), frozenset({"recompute"})) == ["none"]

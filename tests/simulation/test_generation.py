@@ -1,0 +1,132 @@
+"""The replay of generations: against recorded runs of transformers on the null CUDA device, and against the ledger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memcalc
+from memcalc.estimation.generation.forwards import DECODE, FIRST, LAST, PREFILL, all_forwards
+from memcalc.simulation.simulated_run import simulate, unsupported_reason
+from memcalc.spec.spec import Spec
+from memcalc.verdict.run_types import kinds_of
+
+FILE = "benchmarks/recordings/generation/reserved-null-h100-80gb-torch-2.13.0.jsonl"
+LINES = (Path(__file__).parents[2] / FILE).read_text(encoding="utf-8").splitlines()
+RECORDS = {record["case"]: record for record in map(json.loads, LINES)}
+SMALL = ("l=2", "d=64", "h=4", "num_key_value_heads=2", "V=512")
+
+
+def run_of(case: str) -> Spec:
+    preset, *fields = case.split()
+    return memcalc.load(preset, *(f"inference.{field}" for field in fields), gpu="h100-80gb")
+
+
+def generation(*fields: str, preset: str = "llama-3-8b", given: tuple[str, ...] = SMALL) -> Spec:
+    return memcalc.load(preset, *given, *(f"inference.{field}" for field in fields), gpu="h100-80gb")
+
+
+MODELLED = sorted(case for case in RECORDS if kinds_of(run_of(case))[0].endswith("modules of the family"))
+
+
+@pytest.mark.parametrize("case", [case for case in MODELLED if int(case.split("new_tokens=")[1].split()[0]) <= 64])
+def test_reserved_memory_of_recorded_runs(case: str) -> None:
+    """Families with a modelled forward pass: within 0.7 %, with every request of each layer and token replayed."""
+    found, record = simulate(run_of(case)), RECORDS[case]
+
+    assert abs(found.reserved_bytes / record["reserved_bytes"] - 1) < 0.007
+    assert abs(max(whole for whole, _ in found.tops.values()) / max(record["phases"].values()) - 1) < 0.007
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", MODELLED)
+def test_reserved_memory_of_all_recorded_runs(case: str) -> None:
+    assert abs(simulate(run_of(case)).reserved_bytes / RECORDS[case]["reserved_bytes"] - 1) < 0.007
+
+
+def test_every_token_has_a_forward_pass() -> None:
+    spec = generation("batch_size=2", "prompt_length=100", "new_tokens=4")
+    assert spec.inference is not None
+
+    passes = [(each.phase, each.tokens, each.before) for each in all_forwards(spec.inference)]
+    assert passes == [
+        (PREFILL, 100, 0),
+        (FIRST, 1, 100),
+        (DECODE, 1, 101),
+        (DECODE, 1, 102),
+        (LAST, 1, 103),
+    ]
+
+
+def test_identical_passes_of_a_static_cache_are_played_twice() -> None:
+    spec = generation("batch_size=2", "prompt_length=100", "new_tokens=900", "cache=static")
+    assert spec.inference is not None
+
+    assert [each.phase for each in all_forwards(spec.inference)] == [PREFILL, FIRST, DECODE, DECODE, LAST]
+
+
+@pytest.mark.parametrize("fields", [(), ("cache=static",), ("attention=eager",)])
+@pytest.mark.parametrize("preset", ["llama-3-8b", "gpt2", "qwen3-8b", "mixtral-8x7b", "gemma-3-1b", "opt-1.3b"])
+def test_the_replay_requests_what_the_ledger_has(preset: str, fields: tuple[str, ...]) -> None:
+    """In whole blocks, each phase: the formulas look at one layer of each type, the replay at all of them in turn."""
+    given = ("l=3", "V=512") if preset in ("gpt2", "opt-1.3b", "gemma-3-1b") else (*SMALL, "l=3")
+    spec = generation("batch_size=4", "prompt_length=40", "new_tokens=6", *fields, preset=preset, given=given)
+    found = simulate(spec)
+    ledger = memcalc.estimate(spec, rehearse=False).ledger
+
+    assert set(ledger.totals) <= set(found.tops)
+    for phase, total in ledger.totals.items():
+        whole, asked = found.tops[phase]
+        assert asked <= whole
+        assert total <= whole <= total + 2**20  # the blocks of tensors in turn leave remainders of up to 1 MiB
+
+
+def test_a_growing_cache_fragments_memory() -> None:
+    """A dynamic cache of 328 tokens: each layer's keys move to a larger block at each token, holes of all sizes stay."""
+    dynamic = generation("batch_size=32", "prompt_length=128", "new_tokens=64", preset="phi-2", given=("l=16",))
+    static = generation(
+        "batch_size=32", "prompt_length=128", "new_tokens=64", "cache=static", preset="phi-2", given=("l=16",)
+    )
+    cache = memcalc.estimate(dynamic).ledger.totals["decode_last"] - memcalc.estimate(dynamic).ledger.totals["model"]
+
+    assert simulate(dynamic).reserved_bytes - simulate(static).reserved_bytes > cache / 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (("cache=paged",), "the order of requests is not known with a paged cache"),
+        (("quantization=nf4",), "the order of requests is not known with 4-bit weights in generation"),
+        (("new_tokens=8191",), "8,191 new tokens through 32 layers are more than the 16,384 layers that are replayed"),
+    ],
+)
+def test_what_is_not_replayed(fields: tuple[str, ...], reason: str) -> None:
+    spec = generation("batch_size=1", "prompt_length=1", *fields, given=())
+
+    assert unsupported_reason(spec) == reason
+    assert f"Allocator not replayed: {reason}." in memcalc.estimate(spec).replayed.notes
+
+
+def test_several_gpus_are_not_replayed() -> None:
+    spec = memcalc.load(
+        "llama-3-8b", "inference.batch_size=1", "inference.implementation=plain", "tensor_parallel=2", gpu="h100-80gb"
+    )
+
+    assert unsupported_reason(spec) == "the order of requests is not known with generation over several GPUs"
+
+
+def test_the_largest_batch_is_the_one_whose_replay_fits() -> None:
+    given: tuple[Any, ...] = ("inference.prompt_length=512", "inference.new_tokens=8")
+    found = memcalc.estimate("llama-3.2-1b", *given, "inference.batch_size=2", gpu="a10g").generation
+    assert found is not None
+    assert found.largest is not None
+    most = found.largest.batch_size
+
+    fits = memcalc.estimate("llama-3.2-1b", *given, f"inference.batch_size={most}", gpu="a10g")
+    beyond = memcalc.estimate("llama-3.2-1b", *given, f"inference.batch_size={most + 1}", gpu="a10g")
+    assert fits.verdict == "fits"
+    assert beyond.verdict != "fits"
+    assert fits.replayed.confidence == "replay"
