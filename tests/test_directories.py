@@ -38,8 +38,8 @@ KINDS = {
 HOLDS = f"""
 import sys, time
 from pathlib import Path
-from memcalc.directories import temporary_folder
-with temporary_folder({KIND!r}, Path(sys.argv[1])) as folder:
+from memcalc.directories import temporary_directory
+with temporary_directory({KIND!r}, Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(60)
 """
@@ -119,10 +119,10 @@ def test_every_temporary_directory_is_of_a_kind_that_is_cleaned() -> None:
             and isinstance(node.targets[0], ast.Name)
             and isinstance(node.value, ast.Constant)
         }
-        if "temporary_folder(REPORTS)" in text and "REPORTS" not in constants:
+        if "temporary_directory(REPORTS)" in text and "REPORTS" not in constants:
             constants["REPORTS"] = REPORTS
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "temporary_folder":
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "temporary_directory":
                 kind = node.args[0]
                 found.add(str(kind.value if isinstance(kind, ast.Constant) else constants[ast.unparse(kind)]))
         if path.name != "folders.py":

@@ -27,6 +27,9 @@ class DryRunCommand(TyperCommand):
     allow_interspersed_args = False
 
 
+CommandClass = DryRunCommand  # see memcalc/cli/tree.py
+
+
 def command(
     words: Annotated[list[str], typer.Argument(metavar="[--] COMMAND [ARGS]...", help="Training command to run.")],
     *,

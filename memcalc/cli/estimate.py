@@ -33,6 +33,9 @@ class EstimateCommand(ShorthandCommand):
         return super().parse_args(ctx, fill_in_explain(args) if "--explain" in args else args)
 
 
+CommandClass = EstimateCommand  # see memcalc/cli/tree.py
+
+
 def complete_component(incomplete: str) -> list[str]:
     """What --explain takes, for the shell's completion."""
     from memcalc.report.explanation import EXPLAINABLE

@@ -251,7 +251,7 @@ def test_a_layout_is_written_as_another_programs_file(
             ("--write", "run.json", "--as", "axolotl"),
             "run.json: a file of axolotl ends in .yaml or .yml. Write run.yaml.",
         ),
-        (("--write", "run.yaml", "--as", "axolotl", "--maximize", "layers"), "the search for layers lists none."),
+        (("--write", "run.yaml", "--as", "axolotl", "--maximize", "layers"), "the search for layers lists no layouts."),
         (("--write", "run.yaml", "--as", "nemo"), "'nemo' is not one of"),
     ],
 )

@@ -222,7 +222,7 @@ class Name:
 def rows():
     type("Owner", (), {{"name": Name()}})
 
-m.card_rows = rows
+m.gpu_rows = rows
 """
 
 

@@ -104,7 +104,7 @@ def test_a_full_disk(command: str) -> None:
 
 
 def test_a_bug_does_not_read_as_a_no(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import memcalc.report.listings as m; m.card_rows = lambda: 1 / 0\n")
+    (tmp_path / "sitecustomize.py").write_text("import memcalc.report.listings as m; m.gpu_rows = lambda: 1 / 0\n")
     process = shell("memcalc gpus", PYTHONPATH=f"{tmp_path}:{ROOT}")
 
     assert process.returncode == 70

@@ -131,7 +131,7 @@ def test_a_lock_that_is_kept_is_not_waited_for_without_end(tmp_path: Path, monke
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(InputError, match=r"--record .*: is locked by another process"):
             RECORDS.check(path)
-        with pytest.raises(NotWritten, match=r"could not be written: is locked by another process.*not kept"):
+        with pytest.raises(NotWritten, match=r"could not be written: is locked by another process.*not saved"):
             RECORDS.append((record(2),), path)
     RECORDS.append((record(3),), path)
     assert [found["number"] for found in RECORDS.read(path)] == [1, 3]

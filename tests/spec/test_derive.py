@@ -42,7 +42,7 @@ def test_latent_attention_gives_the_width_of_a_head() -> None:
     mla = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
 
     assert derive_model(SIZES | {"mla": mla})["head_dim"] == 192
-    with pytest.raises(InputError, match=r"head_dim = 64.*128 \+ 64 = 192 wide.*Leave head_dim out"):
+    with pytest.raises(InputError, match=r"head_dim = 64.*128 \+ 64 = 192.*Leave head_dim out"):
         derive_model(SIZES | {"mla": mla, "head_dim": 64})
 
 

@@ -74,7 +74,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("hunyuan_v1_dense", SMALL | {"head_dim": 24, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     ("nemotron", SMALL | {"head_dim": 16, "num_key_value_heads": 2}),
     ("nemotron", SMALL | {"head_dim": 24, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
-    ("flex_olmo", SMALL_MOE | {"num_experts": 4, "intermediate_size": 40}),
+    ("flex_olmo", SMALL_MOE | {"num_experts": 4, "intermediate_size": 40, "pad_token_id": 0}),
     ("gemma", {}),
     ("gemma", SMALL | {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True}),
     ("gemma", SMALL | {"num_key_value_heads": 2, "tie_word_embeddings": False, "intermediate_size": 96}),

@@ -156,8 +156,8 @@ def test_nonsense_is_refused_in_a_short_message(name: str) -> None:
 def test_the_table_loads_no_heavy_library() -> None:
     code = (
         "import sys\n"
-        "from memcalc.spec.hardware.gpus import find_card\n"
-        "find_card('h200')\n"
+        "from memcalc.spec.hardware.gpus import find_gpu\n"
+        "find_gpu('h200')\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -22,9 +22,10 @@ SIZES: dict[str, Any] = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_token": 2, "expert_intermediate_size": 32}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
+LINEAR = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8}
 WITH_EXPERTS = tuple(
-    "deepseek_v2 deepseek_v3 ernie4_5_moe glm4_moe gpt_oss granitemoe llama4_text minimax_m2 mixtral olmoe phimoe "
-    "qwen2_moe qwen3_moe".split()
+    "deepseek_v2 deepseek_v3 ernie4_5_moe flex_olmo glm4_moe gpt_oss granitemoe llama4_text minimax_m2 mixtral olmoe "
+    "phimoe qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next".split()
 )
 BY_DEFAULT = {("gpt2", "new"), ("gptj", "new"), ("phi", "new"), ("gpt_neox", "exact")}  # not written
 
@@ -41,13 +42,23 @@ def small_model(family: str, **changes: Any) -> ModelSpec:
         "glm4_moe",
         "ernie4_5_moe",
         "qwen2_moe",
+        "qwen3_5_moe_text",
+        "qwen3_next",
     ):  # always have one shared
         model["moe"] = EXPERTS | {"shared_expert_intermediate_size": 32}
-    if family in ("mixtral", "olmoe", "phimoe", "granitemoe", "gpt_oss", "minimax_m2"):
+    if family in ("mixtral", "olmoe", "flex_olmo", "phimoe", "granitemoe", "gpt_oss", "minimax_m2"):
         model["intermediate_size"] = 32
     if family.startswith("deepseek"):
         model["mla"] = LATENT
-    return load({"model": model, "training": {"sequence_length": 16}}).model
+    if family.startswith(("qwen3_5", "qwen3_next")):
+        model["linear_attention"] = LINEAR | {"fused_projections": family == "qwen3_next"}
+    return load({"model": model, "training": training(family)}).model
+
+
+def training(family: str) -> dict[str, Any]:
+    """Short sequences; modules of transformers for the families of which no others are modelled."""
+    own = family == "apertus" or family.startswith(("qwen3_5", "qwen3_next"))
+    return {"sequence_length": 16} | ({"implementation": "huggingface"} if own else {})
 
 
 @pytest.mark.parametrize("family", known_families())
@@ -55,7 +66,7 @@ def test_what_is_written_reads_as_it_was(family: str) -> None:
     model = small_model(family)
     config = write_hf_config(model)
 
-    again = load({"model": read_hf_config(config, "config.json"), "training": {"sequence_length": 16}}).model
+    again = load({"model": read_hf_config(config, "config.json"), "training": training(family)}).model
     assert again.model_copy(update={"architecture": family}) == model
 
 
@@ -82,8 +93,8 @@ def test_transformers_builds_as_many_parameters(family: str) -> None:
     transformers = pytest.importorskip("transformers")
     from memcalc.step.huggingface import build_config
 
-    training = {"sequence_length": 16, "implementation": "huggingface", "attention": "eager"}
-    spec = load({"model": small_model(family).model_dump(exclude_none=True), "training": training})
+    eager = {"sequence_length": 16, "implementation": "huggingface", "attention": "eager"}
+    spec = load({"model": small_model(family).model_dump(exclude_none=True), "training": eager})
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(build_config(spec))
 

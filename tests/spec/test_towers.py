@@ -115,7 +115,7 @@ def test_adapters_are_beside_the_language_model_alone_and_4_bits_hold_both() -> 
     """QLoRA: bitsandbytes replaces the tower's linear layers too; its tables, norms and biases stay in bf16."""
     result = memcalc.estimate("google/gemma-3-4b-it", "finetune=qlora", "sequence_length=256")
     rows = [row for row in result.ledger.rows if row.module.startswith("vision.") and "model" in row.phases]
-    packed = {row.module for row in rows if row.tensor == "weight in 4 bits"}
+    packed = {row.module for row in rows if row.tensor == "weight, 4-bit"}
 
     assert "vision.layers.*.attention.q_proj" in packed
     assert "vision.projector.mm_input_projection_weight" not in packed

@@ -130,7 +130,7 @@ def test_embedding_norms_and_head_stay_whole() -> None:
 def test_an_untied_head_is_quantised_if_asked_for() -> None:
     run = ledger("qlora.quantize_lm_head=true", finetune="qlora")
 
-    assert [row.bytes for row in run.alive("model", W) if row.module == "lm_head" and "4 bits" in row.tensor][:1] == [
+    assert [row.bytes for row in run.alive("model", W) if row.module == "lm_head" and "4-bit" in row.tensor][:1] == [
         V * D // 2
     ]
 
