@@ -1,8 +1,8 @@
 """One rank of a pipeline: the reference decoder's layers of one stage, in torch.distributed.pipelining's schedules.
 
 Every rank has the batch of all micro-batches, and no outputs are merged (return_outputs=False), as in torchtitan 0.2.2
-(torchtitan/train.py, forward_backward_step). The other ranks are PyTorch's fake process group, so stages are told what
-they would agree on: that all of them know the shapes of what they pass on.
+(torchtitan/train.py, forward_backward_step). The other ranks are PyTorch's fake process group, so stages get what
+they would agree on: all of them know the shapes of what they send.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class _Run(NamedTuple):
 
 
 def _by_release(program: str) -> list[_Run]:
-    """The example at the newest releases, then at each older one that is told apart, package by package."""
+    """The example at the newest releases, then at each older one that differs, package by package."""
     newest = {package: known.candidates[0] for package, known in RELEASES.items()}
     found = [_Run("", "", _read(program, newest))]
     for package, known in RELEASES.items():
@@ -160,7 +160,7 @@ def _periods(values: list[tuple[_Run, Any]]) -> list[tuple[Any, str]]:
     found: list[tuple[Any, str]] = []
     current = newest
     for package, known in RELEASES.items():
-        last = ""  # the release whose value `current` is
+        last = ""  # the release that `current` belongs to
         for run, value in values:
             if run.package != package:
                 continue

@@ -19,7 +19,7 @@ _COMPILED = "    model = torch.compile(model)\n"  # nanoGPT, train.py: before DD
 
 
 def draw_compiled_loop(draw: Draw) -> Program:
-    """A loop whose script compiles the model."""
+    """A loop with a script that compiles the model."""
     program = draw_loop(draw)
     before, scaler, after = program.files["train.py"].partition(_SCALER)
     assert scaler
@@ -28,7 +28,7 @@ def draw_compiled_loop(draw: Draw) -> Program:
 
 
 def draw_compiled_trainer(draw: Draw) -> Program:
-    """A script around Trainer whose file has `torch_compile`."""
+    """A script around Trainer; its file sets `torch_compile`."""
     program = draw_trainer(draw)
     files = {**program.files, program.sized.file: program.files[program.sized.file] + "torch_compile: true\n"}
     return replace(program, files=files, timeout=TIMEOUT)

@@ -45,7 +45,7 @@ class CellsDocument(TypedDict):
 
 
 def cells_document(cells: GridCells) -> CellsDocument:
-    """Return the document of a sweep whose cells have all been answered."""
+    """Return the document of a sweep; all its cells have an answer."""
     return {
         "schema_version": SCHEMA_VERSION,
         "source": "sweep",

@@ -27,7 +27,7 @@ class Action(NamedTuple):
             none does, and none references the output.
         chunk: number of the chunk on this stage.
         micro_batch: number of the micro-batch.
-        newest: whether it is a backward of the micro-batch whose forward came last.
+        newest: whether it is the backward of the micro-batch with the latest forward.
     """
 
     kind: Literal["forward", "backward", "assign"]

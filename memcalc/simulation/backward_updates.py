@@ -1,6 +1,6 @@
 """An optimizer that steps within backward: each parameter is updated in a hook, once its gradient is complete.
 
-torchtune 0.6 training/memory.py, register_optim_in_bwd_hooks: one optimizer for each parameter, whose step and
+torchtune 0.6 training/memory.py, register_optim_in_bwd_hooks: one optimizer for each parameter; its step and
 zero_grad run in the parameter's post-accumulate-grad hook.
 """
 
@@ -16,7 +16,7 @@ from memcalc.stream.requests import Requests
 
 
 class UpdatesInBackward(Engine):
-    """One GPU whose gradients are freed as soon as they have updated their parameters.
+    """One GPU; each gradient is freed as soon as it has updated its parameter.
 
     Args:
         requests: where they are recorded.
@@ -60,7 +60,7 @@ class UpdatesInBackward(Engine):
         self.requests.drop((gradient.storage,))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:  # noqa: ARG002 -- of any unit
-        """Update parameters whose gradients were not complete before, such as a tied embedding."""
+        """Update parameters with gradients that were not complete before, such as a tied embedding."""
         for gradient in gradients:
             self.gradient_ready(gradient)
         return []

@@ -68,7 +68,7 @@ class ForwardBackward:
         ] = {}  # RoPE caches and masks that the embedding block allocates and layers read
         self.output = -1  # of a pipeline stage without LM head
         self.received = -1  # the gradient of its output
-        self.input_gradient = -1  # of a pipeline stage whose input another one has sent
+        self.input_gradient = -1  # of a pipeline stage that has received its input
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
         # Layers that are the last in backward to read storages of the embedding block -> event count -> storages to
         # free.

@@ -159,7 +159,7 @@ class ModelSpec(ConfigBlock):
         None, description="linear attention in the layers without full attention (Qwen3.5)"
     )
     vision_config: str | None = Field(
-        None, description="the config.json, as text, of a vision-language model, whose vision tower is counted too"
+        None, description="the config.json, as text, of a vision-language model; its vision tower is counted too"
     )
     transformers_config: str | None = Field(
         None, description="the config.json, as text, of a family without formulas, which transformers builds"

@@ -351,7 +351,7 @@ TOWERS: dict[str, tuple[Callable[[_Tower], None], dict[str, Any]]] = {
 
 
 def tower_trains(model: ModelSpec, training: TrainingSpec) -> bool:
-    """Return whether a run trains a vision tower, whose activations are not modelled."""
+    """Return whether a run trains a vision tower; the activations of the tower are not modelled."""
     return model.vision_config is not None and training.vision_tower == "trained" and training.finetune == "full"
 
 

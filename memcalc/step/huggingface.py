@@ -248,7 +248,7 @@ def whole_config(text: str, language: dict[str, Any], head_dim: int) -> Any:
     Args:
         text: its config.json.
         language: keys of the language model.
-        head_dim: of its heads, whose halves the sections of a multimodal RoPE divide.
+        head_dim: of its heads; the sections of a multimodal RoPE divide their halves.
     """
     whole = json.loads(text)
     family = whole.pop("model_type")

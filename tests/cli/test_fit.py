@@ -231,7 +231,7 @@ def test_a_layout_is_written_as_another_programs_file(
     assert code == 0
     jsonschema.validate(found, result_schema())
     assert "Wrote run.yaml for Accelerate. Add these settings, which it cannot contain:" in screen
-    command = shlex.split(screen.partition("beside it:\n")[2].replace("\\\n", " "))
+    command = shlex.split(screen.partition("it cannot contain:\n")[2].replace("\\\n", " "))
     assert command == shlex.split(found["written"]["command"])
     assert command[:5] == ["memcalc", "estimate", "run.yaml", "--gpu", "t4"]
     again = json.loads(run(*command[1:], "--format", "json").out)

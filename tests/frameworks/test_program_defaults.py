@@ -11,7 +11,7 @@ from memcalc.spec.programs import PROGRAMS
 from tools.program_defaults import EXAMPLES, program_defaults_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "frameworks" / "programs.md"
-# Sized as SFT, with a limit that says so (frameworks/trl.py); and NeMo and GPT-NeoX, whose files say everything.
+# Sized as SFT, with a limit that says so (frameworks/trl.py); and NeMo and GPT-NeoX: their files contain everything.
 WITHOUT = {"kto", "orpo", "ppo", "nemo", "gpt-neox"}
 
 

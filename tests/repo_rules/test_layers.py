@@ -80,6 +80,7 @@ THIRD_PARTY = {
     "numpy": EVERYWHERE - BASE,
     "pydantic": EVERYWHERE - BASE,
     "pydantic_core": {"spec"},
+    "typing_extensions": {"documents"},
     "yaml": EVERYWHERE - BASE,
 }
 

@@ -226,7 +226,7 @@ def test_without_transformers_models_of_several_modalities_name_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (conversion, transformers_fallback):
-        monkeypatch.setattr(module, "can_read_foreign", lambda: False)
+        monkeypatch.setattr(module, "can_read_with_transformers", lambda: False)
 
     with pytest.raises(InputError, match=r"several modalities.*pip install .*'transformers>="):
         load_to_run(config(tmp_path, CONFIGS["LlavaForConditionalGeneration"], "LlavaForConditionalGeneration"))

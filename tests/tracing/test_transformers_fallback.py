@@ -100,7 +100,7 @@ def test_modules_without_formulas_are_traced_by_estimate(capsys: pytest.CaptureF
 
 
 def test_without_transformers_modules_without_formulas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("memcalc.tracing.trace"), "can_read_foreign", lambda: False)
+    monkeypatch.setattr(import_module("memcalc.tracing.trace"), "can_read_with_transformers", lambda: False)
 
     with pytest.raises(
         InputError, match=r"or set implementation: plain\. .* pip install 'torch>=2\.6' .*'transformers>=4\.51'"

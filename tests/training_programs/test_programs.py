@@ -112,8 +112,8 @@ BARS = {
     "trl-dpo": (0.5, 0.4),
     "trl-grpo": (2.0, 0.2),
 }
-# axolotl's fused kernels of adapters, which are said to be overcounted; two loops over two GPUs (causes.md); and two
-# whose data decide: one that is padded, and one whose sequences are shorter than the file's longest.
+# axolotl's fused kernels of adapters, which a note reports as overcounted; two loops over two GPUs (causes.md); and two
+# that depend on their data: one is padded, and one has sequences shorter than the file's longest.
 BEYOND = {
     ("loop", "development", 0),
     ("loop", "development", 4),

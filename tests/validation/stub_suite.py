@@ -15,7 +15,7 @@ from memcalc.validation.suite import load_suite, run_suite
 WORKER = """
 import sys, time, types
 from memcalc.events import write_events
-from memcalc.events.event import Event, Kind
+from memcalc.events.event import Event, EventType
 from memcalc.ledger.component import Component
 
 DEVICE = {"kind": "cpu", "identifier": "cpu", "name": "stub"}
@@ -24,7 +24,7 @@ VERSIONS = {"torch": "2.13.0"}
 def answer(job):
     time.sleep(0.02)
     write_events(job.events, [
-        Event(Kind.PHASE, phase="model"), Event(Kind.ALLOC, 0, 64, component=Component.WEIGHTS, phase="model"),
+        Event(EventType.PHASE, phase="model"), Event(EventType.ALLOC, 0, 64, component=Component.WEIGHTS, phase="model"),
     ])
     phase = {"name": "model", "peak_allocated_bytes": 64, "end_allocated_bytes": 64}
     return {"device": DEVICE, "versions": VERSIONS, "allocator": "", "phases": [phase], "parameters": 32,

@@ -66,7 +66,7 @@ class _LeanPool:
 
         A request gets the smallest free block that is large enough, of equal ones that of the older segment. So it
         gets the same block unless a later segment is large enough, too, and smaller than that block. A block of just
-        the size of its request is never passed over.
+        the size of its request is always taken.
         """
         later: list[int] = []
         end = len(self.inexact)

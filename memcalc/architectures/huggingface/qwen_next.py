@@ -148,7 +148,7 @@ class Qwen35Moe(Qwen35, Qwen2Moe):
 
 
 class Qwen3Next(Qwen35Moe):
-    """Qwen3NextDecoderLayer: one linear layer for queries, keys, values and z, whose parts are copied apart."""
+    """Qwen3NextDecoderLayer: one linear layer for queries, keys, values and z; the parts of its output are copied."""
 
     def projections(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Qwen3NextGatedDeltaNet.fix_query_key_value_ordering."""

@@ -49,7 +49,7 @@ def language_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def vision_limit(parameters: int = 0) -> Limit:
-    """Return the limit of a run of a vision-language model whose tower is not counted.
+    """Return the limit of a run of a vision-language model, if the tower is not counted.
 
     Args:
         parameters: elements of the whole model, including the language model; 0: unknown.
