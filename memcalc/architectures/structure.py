@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memcalc.layout.adapters import Adapters, adapters_of, read_dtype, replaces_linears
 from memcalc.layout.spec_cache import cached_by_spec
-from memcalc.layout.stages import LayerType, recomputed_windows
+from memcalc.layout.stages import LayerModules, LayerType, recomputed_windows
 from memcalc.layout.weight_layout import split_by_dtensor, table_gradient_is_unsharded
 from memcalc.operators.base import wider
 from memcalc.operators.float8 import Float8
@@ -151,7 +151,7 @@ class BlockStructure(NamedTuple):
     attention_gate: bool = False  # a gate multiplies attention's output
     embedding_stays: bool = False  # the embedding's output is a leaf that the first layer does not save
 
-    def of_layers(self, layer_type: LayerType) -> BlockStructure:
+    def of_layers(self, layer_type: LayerType | LayerModules) -> BlockStructure:
         """Return the structure of layers of one type."""
         if not (layer_type.detached or layer_type.masked or layer_type.without_rope or layer_type.linear):
             return self

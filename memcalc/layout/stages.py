@@ -15,6 +15,7 @@ from memcalc.layout.schedules import (
     chunks_of,
     in_flight_micro_batches,
 )
+from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.spec.layers import applies_no_rope, are_mixed, has_mask, windows_among
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.recompute_plan import has_segments, leaves
@@ -83,6 +84,24 @@ class LayerTraits(NamedTuple):
     masked: bool
     without_rope: bool
     linear: bool
+
+
+class LayerModules(NamedTuple):
+    """What the modules of layers differ in, whatever a recomputation plan does with the layers.
+
+    Args:
+        experts: see `LayerTraits`.
+        masked: see `LayerTraits`.
+        without_rope: see `LayerTraits`.
+        linear: see `LayerTraits`.
+        detached: whether the input needs no gradient, since nothing before it trains.
+    """
+
+    experts: bool
+    masked: bool
+    without_rope: bool
+    linear: bool
+    detached: bool
 
 
 class LayerType(NamedTuple):
@@ -231,6 +250,23 @@ def _mixed_kinds(spec: Spec, stage: Stage) -> list[LayerType]:
     for layer in range(stage.first, stage.stop):
         found.setdefault(_traits_of(spec, layer), []).append(layer)
     return [LayerType(*kind, len(layers), layers[0], layers[-1]) for kind, layers in found.items()]
+
+
+@cached_by_spec
+def _layers_known(spec: Spec) -> dict[int, LayerModules]:  # noqa: ARG001
+    return {}
+
+
+def layer_modules(spec: Spec, layer: int) -> LayerModules:
+    """Return what one layer's modules differ in from those of others."""
+    known = _layers_known(spec)
+    if layer not in known:
+        moe = spec.model.moe
+        experts = moe is not None and moe.has_experts(layer)
+        detached = layer == 0 and starts_detached(spec)
+        masked, unturned = has_mask(spec, layer), applies_no_rope(spec, layer)
+        known[layer] = LayerModules(experts, masked, unturned, spec.model.is_linear(layer), detached)
+    return known[layer]
 
 
 def _traits_of(spec: Spec, layer: int) -> LayerTraits:

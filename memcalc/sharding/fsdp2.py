@@ -86,7 +86,9 @@ class FSDP2(Engine):
             if parameters and parameters not in known:
                 known[parameters] = self._gather_of(parameters), self._reduce_of(parameters)
         self.sizes = {unit: known[parameters] for unit, parameters in units.items() if parameters}
-        self.last = max(units)
+        layers = sorted(unit for unit in units if unit >= 0)
+        self.last = layers[-1] if layers else ROOT
+        self.before = dict(zip(layers, (EMBEDDING, *layers), strict=False))  # layer -> the unit that ran before it
         self.gathering: dict[int, int] = {}  # unit -> all-gather output that is not copied out yet
         self.parameters: dict[int, list[int]] = {}  # unit -> gathered parameters
         self.copied: list[int] = []  # the last all-gather output of forward, already copied out
@@ -153,9 +155,9 @@ class FSDP2(Engine):
 
     def _before(self, unit: int) -> int | None:
         """Return the unit that ran its forward before this one."""
-        if unit >= 0:
-            return unit - 1 if unit else EMBEDDING
-        return {TAIL: self.last, ROOT: TAIL if self.wraps_embedding_and_head else self.last}.get(unit)
+        if unit == ROOT:
+            return TAIL if self.wraps_embedding_and_head else self.last
+        return self.last if unit == TAIL else self.before.get(unit)
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Post-backward: reshard, free the last reduce-scatter's input, reduce; for the root, the final callback."""

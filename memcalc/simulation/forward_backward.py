@@ -8,16 +8,22 @@ from typing import Literal, NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
-from memcalc.phase_peaks.peak_candidates import SizedBlock
-from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
 from memcalc.programs.program import Activity, SharedTable, StorageEvent
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
+from memcalc.simulation.stage_blocks import NO_HEAD, SizedBlock, StageBlocks
 from memcalc.spec.recompute_plan import Segment, leaves
-from memcalc.stream.requests import Requests
+from memcalc.stream.requests import Requests, TensorLabel
 
 Step = tuple[StorageEvent, int, int, bool]  # see `ForwardBackward._steps`
 NO_TABLE = SharedTable("")  # kept by the embedding through backward for all layers, although no single layer reads it
 NOTHING: Mapping[int, Callable[[], None]] = {}
+
+
+class LayerLoop(NamedTuple):
+    """Consecutive layers of a stage, as items of the recomputation plan, that stand for several equal rounds."""
+
+    items: Segment
+    rounds: int = 1
 
 
 class BlockFrame(NamedTuple):
@@ -32,8 +38,8 @@ class ForwardBackward:
 
     Args:
         requests: where they are recorded.
-        timeline: the step.
-        plan: its recomputation plan, with all layers.
+        parts: the blocks of its stage.
+        loops: its layers in order of forward, grouped by the recomputation plan.
         engine: runs hooks before and after its units.
         parameters: of each unit, by the names of their gradients.
         workspace_bytes: cuBLAS workspace, allocated by the first matmul of each thread.
@@ -43,25 +49,26 @@ class ForwardBackward:
     def __init__(
         self,
         requests: Requests,
-        timeline: RecomputeTimeline,
-        plan: Segment,
+        parts: StageBlocks,
+        loops: Sequence[LayerLoop],
         engine: Engine,
         parameters: Mapping[int, Mapping[str, LocalParameter]],
         workspace_bytes: int,
         threads: set[str],
     ) -> None:
         self.requests = requests
-        self.timeline = timeline
-        self.plan = plan
+        self.parts = parts
+        self.loops = loops
+        self.plan: Segment = tuple(item for loop in loops for item in loop.items)
         self.engine = engine
         self.parameters = parameters
         self.gradients: list[int] = []  # storages of gradients that stay
-        self.blocks = timeline.blocks
+        self.blocks = parts.blocks
         self.workspace_bytes = workspace_bytes
         self.threads = threads
         self.openings: list[BlockFrame] = []
         self.layers: dict[int, BlockFrame] = {}
-        self.head = BlockFrame(len(self.blocks) - 1, {})
+        self.head = BlockFrame(parts.head, {})
         self.named: BlockFrame | None = None  # the layer with further results that a Python variable still references
         self.shared: dict[
             SharedTable, int
@@ -70,6 +77,7 @@ class ForwardBackward:
         self.received = -1  # the gradient of its output
         self.input_gradient = -1  # of a pipeline stage that has received its input
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
+        self.labels: dict[int, list[TensorLabel]] = {}  # of blocks, by number
         # Layers that are the last in backward to read storages of the embedding block -> event count -> storages to
         # free.
         self.last_readers: dict[int, dict[int, list[tuple[BlockFrame, int]]]] = {}
@@ -82,22 +90,24 @@ class ForwardBackward:
         """
         self.openings, self.layers = [], {}
         self.engine.before_forward(ROOT)
-        for number, block in enumerate(self.blocks):
-            if block.opens:
-                self.openings.append(frame := BlockFrame(number, {}))
-                if self.engine.wraps_embedding_and_head:
-                    self.engine.before_forward(EMBEDDING)
-                made = self.run(frame, hidden)
-                hidden = made if made >= 0 else hidden
-                if self.engine.wraps_embedding_and_head:
-                    self.engine.after_forward(EMBEDDING)
-                tables = ((block.program.storages[at].table, each) for at, each in frame.held.items())
-                self.shared |= {table: each for table, each in tables if table is not None}
-        for item in self.plan:
-            hidden = self.forward_of(item, hidden)
-        if self.timeline.spec.training.implementation == "plain":
+        for number in self.parts.openings:
+            self.openings.append(frame := BlockFrame(number, {}))
+            if self.engine.wraps_embedding_and_head:
+                self.engine.before_forward(EMBEDDING)
+            made = self.run(frame, hidden)
+            hidden = made if made >= 0 else hidden
+            if self.engine.wraps_embedding_and_head:
+                self.engine.after_forward(EMBEDDING)
+            storages = self.blocks[number].program.storages
+            tables = ((storages[at].table, each) for at, each in frame.held.items())
+            self.shared |= {table: each for table, each in tables if table is not None}
+        for items, rounds in self.loops:
+            with self.requests.repeat(rounds):
+                for item in items:
+                    hidden = self.forward_of(item, hidden)
+        if self.parts.spec.training.implementation == "plain":
             self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers run in a separate function
-        if not self.timeline.stage.has_head:
+        if not self.parts.stage.has_head:
             self.output = hidden
             self._take_over_name(None)
             self._end_of_forward()
@@ -111,7 +121,7 @@ class ForwardBackward:
             self._end_of_forward()
 
     def _end_of_forward(self) -> None:
-        if self.engine.wraps_embedding_and_head and self.timeline.stage.has_head:
+        if self.engine.wraps_embedding_and_head and self.parts.stage.has_head:
             self.engine.after_forward(TAIL)
         self.engine.after_forward(ROOT)
 
@@ -132,17 +142,19 @@ class ForwardBackward:
         """
         self.last_readers = self._last_readers()
         self.gradients, self.received = [], gradient
-        if self.timeline.stage.has_head:
+        if self.parts.stage.has_head:
             arrival = 0 if self.engine.output_is_loss else self._arrival()
             gradient = self.back(self.head, -1, {arrival: self._reach_model})
         else:
             self.engine.before_backward(ROOT)
         if self.engine.wraps_embedding_and_head:
             self.gradients += self.engine.after_backward(TAIL, self._produced(self.head, TAIL))
-        gradient = self.backward_of(self.plan, gradient)
+        for items, rounds in reversed(self.loops):
+            with self.requests.repeat(rounds):
+                gradient = self.backward_of(items, gradient)
         if self.engine.wraps_embedding_and_head:
             self.engine.before_backward(EMBEDDING)
-        if self.timeline.stage.has_embedding:
+        if self.parts.stage.has_embedding:
             for frame in reversed(self.openings):
                 gradient = self.back(frame, gradient)
         self.input_gradient = gradient
@@ -190,9 +202,8 @@ class ForwardBackward:
         Only the input of the segment's first layer stays live.
         """
         for index, layer in enumerate(leaves(item)):
-            number = self.timeline.block_of(layer, again=not isinstance(item, int))
-            if inside and isinstance(item, int):
-                number = self.timeline.inside[number]
+            kept = isinstance(item, int)
+            number = self.parts.block_of(layer, again=not kept, inside=inside and kept)
             frame = self.layers[layer] = BlockFrame(number, {})
             if not inside:
                 self.engine.before_forward(layer)
@@ -254,12 +265,12 @@ class ForwardBackward:
         return NOTHING
 
     def _replace(self, frame: BlockFrame, at: int, size: int) -> None:
-        before, frame.held[at] = frame.held[at], self.requests.take(size, 0, Component.ACTIVATIONS)
+        before, frame.held[at] = frame.held[at], self.requests.take(size, 0, self.labels_of(frame.number)[at])
         self.requests.drop((before,))
 
     def _forget_masks(self, layer: int) -> None:
         """Free masks that no earlier layer reads."""
-        gone = [index for index, first in self.timeline.unread_bytes_before.items() if layer <= first]
+        gone = [index for index, first in self.parts.masks_until.items() if layer <= first]
         for frame in self.openings:
             self._drop(frame, *gone)
 
@@ -274,7 +285,7 @@ class ForwardBackward:
         for item in before:
             hidden = self.forward_of(item, hidden, inside=True)
         if isinstance(last, int):
-            number = self.timeline.block_of(last, again=True)
+            number = self.parts.block_of(last, again=True)
             self.layers[last] = BlockFrame(number, {self.blocks[number].program.entry: hidden})
             gradient = self._backward_of_layer(last, gradient)
         else:
@@ -296,7 +307,7 @@ class ForwardBackward:
         """
         block = self.blocks[frame.number]
         program = block.program
-        held, take, drop, storages = frame.held, self.requests.take, self.requests.drop, program.storages
+        held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.labels_of(frame.number)
         output, steps = -1, self._steps(frame.number, "forward")
         hooks = self._hooks(frame, steps, again=again)
         for position, (event, at, size, gone) in enumerate(steps):
@@ -304,12 +315,12 @@ class ForwardBackward:
                 hooks[position]()
             operator = event.operator
             if size and ("forward" in self.threads or not operator.multiplies):
-                held[at] = take(size, 0, storages[at].component or Component.TEMPORARIES)
+                held[at] = take(size, 0, labels[at])
             elif gone and at in held:
                 drop((held.pop(at),))
             elif operator.when is Activity.START and event.storage == program.entry and not block.opens:
                 frame.held[event.storage] = given
-                self.requests.relabel(given, storages[event.storage].component or Component.ACTIVATIONS)
+                self.requests.relabel(given, labels[event.storage])
             elif operator.when is Activity.START and (table := program.storages[event.storage].table) in self.shared:
                 assert table is not None
                 frame.held[event.storage] = self.shared[table]
@@ -347,21 +358,21 @@ class ForwardBackward:
         `interruptions`: calls to make after a number of its events.
         """
         block = self.blocks[frame.number]
-        held, take, drop, storages = frame.held, self.requests.take, self.requests.drop, block.program.storages
+        held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.labels_of(frame.number)
         handed_on, steps = -1, self._steps(frame.number, "backward")
         interruptions = self._hooks(frame, steps, interruptions, backward=True)
         for position, (event, at, size, gone) in enumerate(steps):
             if position in interruptions:
                 interruptions[position]()
             if size and position and ("backward" in self.threads or not event.operator.multiplies):
-                held[at] = take(size, 0, storages[at].component or Component.TEMPORARIES)
+                held[at] = take(size, 0, labels[at])
             elif gone and position and at in held:
                 drop((held.pop(at),))
             elif not position and gradient >= 0:  # absent for the loss, and for frozen embeddings
                 frame.held[event.storage] = gradient
             elif event.operator.when is Activity.END and not block.opens:
                 handed_on = frame.held.pop(event.storage)
-            elif event.sign < 0 and event.storage in self.timeline.unread_bytes_before and block.opens:
+            elif event.sign < 0 and event.storage in self.parts.masks_until and block.opens:
                 self._drop(frame, event.storage)
             elif event.sign < 0 and event.storage not in frame.held:
                 if block.program.storages[event.storage].component is not Component.GRADIENTS:
@@ -384,7 +395,7 @@ class ForwardBackward:
             program, exact = self.blocks[self.head.number].program, self.blocks[self.head.number].sized.exact
             before = program.stream("backward")[: self._arrival()]
             at = next(event.storage for event in reversed(before) if event.sign > 0 and event.storage in self.head.held)
-            scaled = self.requests.take(exact[at], 0, Component.LOGITS_AND_LOSS)
+            scaled = self.requests.take(exact[at], 0, self.labels_of(self.head.number)[at])
             self.requests.drop((self.head.held[at],))
             self.head.held[at] = scaled
         self.engine.before_backward(ROOT)
@@ -478,7 +489,7 @@ class ForwardBackward:
         if (number, stream) not in self.steps:
             block = self.blocks[number]
             exact, scripts = block.sized.exact, block.sized.scripts
-            gone = {*(self.timeline.unread_bytes_before if block.opens else ()), *block.program.handed}
+            gone = {*(self.parts.masks_until if block.opens else ()), *block.program.handed}
             steps: list[Step] = []
             for event in block.program.stream(stream):
                 at, operator = event.storage, event.operator
@@ -488,6 +499,15 @@ class ForwardBackward:
                 steps.append((event, at, exact[at] if takes else 0, drops))
             self.steps[number, stream] = steps
         return self.steps[number, stream]
+
+    def labels_of(self, number: int) -> list[TensorLabel]:
+        """Return the label of each storage of a block."""
+        if number not in self.labels:
+            storages = self.blocks[number].program.storages
+            self.labels[number] = [
+                TensorLabel(number, at, each.component or Component.TEMPORARIES) for at, each in enumerate(storages)
+            ]
+        return self.labels[number]
 
     def _last_readers(self) -> dict[int, dict[int, list[tuple[BlockFrame, int]]]]:
         """Return, per layer, the shared storages that it is the last to read in backward, by event count.
@@ -502,7 +522,7 @@ class ForwardBackward:
                 if not isinstance(item, int) and (len(item) > 1 or not isinstance(item[0], int)):
                     break  # several layers: until the end
                 program = self.blocks[self.layers[layer].number].program
-                is_given = table.windows in (None, self.timeline.spec.model.has_window(layer))
+                is_given = table.windows in (None, self.parts.spec.model.has_window(layer))
                 position = dict(program.reads).get(table.name, -1) if is_given else -1
                 if not isinstance(item, int) and is_given:
                     position = program.checkpoint_end
@@ -526,14 +546,14 @@ class ForwardBackward:
     @property
     def _tied(self) -> int:
         """The storage of the tied head's gradient, which the embedding's backward completes."""
-        return self.blocks[self.head.number].program.tied_gradient
+        return -1 if self.head.number == NO_HEAD else self.blocks[self.head.number].program.tied_gradient
 
     def _take_over(self, frame: BlockFrame, total: int) -> None:
         """Replace the head's gradient of a tied weight by the sum of both gradients."""
         if self._tied in self.head.held:
             self._drop(self.head, self._tied)
             self.head.held[self._tied] = frame.held.pop(total)
-            self.requests.relabel(self.head.held[self._tied], Component.GRADIENTS)
+            self.requests.relabel(self.head.held[self._tied], self.labels_of(self.head.number)[self._tied])
         else:
             self._drop(frame, total)
 
@@ -541,8 +561,8 @@ class ForwardBackward:
         if event.sign > 0:
             script = block.sized.scripts.get(event.storage)
             size = block.sized.exact[event.storage]
-            component = block.program.storages[event.storage].component or Component.TEMPORARIES
-            made = self.requests.take(size, 0, component) if script is None else self.requests.play(script, component)
+            label = self.labels_of(frame.number)[event.storage]
+            made = self.requests.take(size, 0, label) if script is None else self.requests.play(script, label)
             frame.held[event.storage] = made
         else:
             self._drop(frame, event.storage)

@@ -78,7 +78,7 @@ class InFlight:
 
     def forward(self) -> int | None:
         """Run forward; return the storage that is sent to the next stage, if there is one."""
-        passing, has_head = self.recorded.passing, self.recorded.passing.timeline.stage.has_head
+        passing, has_head = self.recorded.passing, self.recorded.passing.parts.stage.has_head
 
         def walk() -> list[int]:
             self._hold(self.received)
@@ -104,11 +104,11 @@ class InFlight:
         def walk() -> list[int]:
             self._hold(gradient)
             gradients = passing.backward(gradient)
-            sent = [] if passing.timeline.stage.has_embedding else [passing.input_gradient]
+            sent = [] if passing.parts.stage.has_embedding else [passing.input_gradient]
             return [*sent, *gradients]
 
         found = self.recorded.play("backward", self.new, walk)
-        sent = 0 if passing.timeline.stage.has_embedding else 1
+        sent = 0 if passing.parts.stage.has_embedding else 1
         return found[sent:], found[:sent]
 
     def release(self) -> list[int]:

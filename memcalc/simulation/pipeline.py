@@ -14,15 +14,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.layout.stages import Stage
-from memcalc.phase_peaks.layer_buffers import PerLayerBuffers
-from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
 from memcalc.programs.sized_program import sizer_of
 from memcalc.sharding.engine import Engine
 from memcalc.sharding.schedules import Action, actions_of
-from memcalc.simulation.forward_backward import ForwardBackward
+from memcalc.simulation.forward_backward import ForwardBackward, LayerLoop
 from memcalc.simulation.in_flight_batches import InFlight, Recorded
 from memcalc.simulation.simulated_run import SimulatedRun, plan_of
-from memcalc.spec.recompute_plan import leaves
+from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.pipelining import passed_on
@@ -136,13 +134,10 @@ class SimulatedPipeline(SimulatedRun):
 
     def _passing(self, chunk: Stage, *, exist: bool) -> ForwardBackward:
         arriving = gradient_policy(self.spec, exist=exist, sharded=False)
-        timeline = RecomputeTimeline(self.spec, chunk, sizer_of(self.values), arriving, PerLayerBuffers())
-        layers = range(chunk.first, chunk.stop)
-        plan = tuple(
-            item for item in plan_of(self.spec) if (item if isinstance(item, int) else next(leaves(item))) in layers
-        )
+        plan = plan_of(self.spec, chunk)
+        parts = StageBlocks(self.spec, chunk, sizer_of(self.values), arriving, plan)
         # Of a step's backwards only one tells DDP the order of gradients: the others run under no_sync.
         engine = Engine(self.requests) if exist else self.engine
         return ForwardBackward(
-            self.requests, timeline, plan, engine, self.parameters, self.workspace.each, self.threads
+            self.requests, parts, (LayerLoop(plan),), engine, self.parameters, self.workspace.each, self.threads
         )

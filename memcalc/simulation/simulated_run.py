@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from memcalc.architectures.catalogue import GradientPolicy
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.evaluation import (
-    ForwardOnlyRecomputeTimeline,
     evaluated,
     reference_run,
     scored_by_reference,
@@ -21,8 +21,6 @@ from memcalc.layout.stages import Stage, recomputed_count, stages_of
 from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
-from memcalc.phase_peaks.layer_buffers import PerLayerBuffers
-from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
 from memcalc.programs.sized_program import run_sizer, sizer_of
 from memcalc.sharding.ddp import DDP
 from memcalc.sharding.deepspeed import deepspeed_engine, lacks
@@ -31,14 +29,15 @@ from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
 from memcalc.simulation.construction import built_before_training
-from memcalc.simulation.forward_backward import ForwardBackward
+from memcalc.simulation.forward_backward import ForwardBackward, LayerLoop
 from memcalc.simulation.generation import GenerationRequests, unsupported_generation_reason
 from memcalc.simulation.initial_tensors import InitialTensors
 from memcalc.simulation.micro_batch import MicroBatch
 from memcalc.simulation.optimizer_step import OptimizerStep
+from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.recipes import RECIPES
-from memcalc.spec.recompute_plan import Segment, items_of
+from memcalc.spec.recompute_plan import Segment, items_of, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import tower_trains
 from memcalc.spec.training import TOKENWISE
@@ -122,7 +121,7 @@ class SimulatedRun:
         self.units = by_unit(self.ordered, self.stage.numbers, ends=self.choice.wraps_embedding_and_head)
         self.engine = engine_of(requests, self.ordered, self.units, spec)
         self.parameters = {
-            unit: {_gradient_name(held, spec.training.implementation): held for held in found}
+            unit: {gradient_name(held, spec.training.implementation): held for held in found}
             for unit, found in self.units.items()
         }
         if (
@@ -220,20 +219,17 @@ class SimulatedRun:
         self.engine.begin(have_gradients=bool(self.gradients), last=last)
         exist = bool(self.gradients) or self.engine.has_unsharded_gradients
         if exist not in self.kinds or not self.repeats:
-            sharded = not self.engine.keeps_gradients
-            unsharded = self.engine.has_unsharded_gradients
-            arriving = gradient_policy(self.spec, exist=unsharded or (exist and not sharded), sharded=sharded)
-            if self.engine.hooks_gradients and sharded:
-                arriving = arriving._replace(kept=True, update=())  # until the engine takes it over
-            timeline = RecomputeTimeline(self.spec, self.stage, sizer_of(self.values), arriving, PerLayerBuffers())
+            plan = plan_of(self.spec)
+            arriving = arriving_gradients(self.spec, self.engine, exist=exist)
+            parts = StageBlocks(self.spec, self.stage, sizer_of(self.values), arriving, plan)
             known = self.kinds.get(exist)
             passing = (
                 known.passing
                 if known is not None and self.requests.repeats
                 else self.passing_type(
                     self.requests,
-                    timeline,
-                    plan_of(self.spec),
+                    parts,
+                    (LayerLoop(plan),),
                     self.engine,
                     self.parameters,
                     self.workspace.each,
@@ -268,10 +264,10 @@ class SimulatedRun:
         """Record a micro-batch with a forward outside autograd."""
         card = None if run.hardware.gpu is None else find_gpu(run.hardware.gpu)
         arriving = gradient_policy(run, exist=False, sharded=False)
-        timeline = ForwardOnlyRecomputeTimeline(run, self.stage, run_sizer(run, card), arriving, PerLayerBuffers())
         plan = items_of((), run.model.num_layers)
+        parts = StageBlocks(run, self.stage, run_sizer(run, card), arriving, plan, without_gradients=True)
         passing = self.passing_type(
-            self.requests, timeline, plan, self.engine, self.parameters, self.workspace.each, self.threads
+            self.requests, parts, (LayerLoop(plan),), self.engine, self.parameters, self.workspace.each, self.threads
         )
         return MicroBatch(self.requests, passing)
 
@@ -384,7 +380,7 @@ def engine_of(
     return DDP(requests, ordered, options)
 
 
-def _gradient_name(parameter: LocalParameter, implementation: str) -> str:
+def gradient_name(parameter: LocalParameter, implementation: str) -> str:
     """Return the name of a parameter's gradient in its block's program."""
     module = parameter.module.rpartition("*.")[2]
     if parameter.routed and implementation == "plain":  # "mlp.experts.up" for the matmuls of all experts
@@ -392,9 +388,21 @@ def _gradient_name(parameter: LocalParameter, implementation: str) -> str:
     return f"{module}.{parameter.tensor}"
 
 
-def plan_of(spec: Spec) -> Segment:
-    """Return the recomputation plan with all layers, for every notation of `recompute`."""
+def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPolicy:
+    """Return what happens to a gradient that autograd produces; an engine may take it over afterwards."""
+    sharded, unsharded = not engine.keeps_gradients, engine.has_unsharded_gradients
+    found = gradient_policy(spec, exist=unsharded or (exist and not sharded), sharded=sharded)
+    return found._replace(kept=True, update=()) if engine.hooks_gradients and sharded else found
+
+
+def plan_of(spec: Spec, stage: Stage | None = None) -> Segment:
+    """Return the recomputation plan with all layers of the model or a stage, for every notation of `recompute`."""
     training, layers = spec.training, spec.model.num_layers
-    if not isinstance(training.recompute, str):
-        return items_of(training.recompute, layers)
-    return items_of(tuple(n for n in range(layers) if recomputed_count(training, n, n + 1)), layers)
+    plan = training.recompute
+    if isinstance(plan, str):
+        found = items_of(tuple(n for n in range(layers) if recomputed_count(training, n, n + 1)), layers)
+    else:
+        found = items_of(plan, layers)
+    if stage is None:
+        return found
+    return tuple(item for item in found if stage.first <= next(leaves(item)) < stage.stop)

@@ -82,7 +82,7 @@ def _events(
         for change in interval.script:
             if change >= 0:
                 stream = change >> STREAM_SHIFT
-                size, component = change - (stream << STREAM_SHIFT), requests.components[len(made)]
+                size, component = change - (stream << STREAM_SHIFT), requests.component(len(made))
                 subject = Event(EventType.ALLOC, len(made), size, stream, component)
                 events.append(subject)
                 made.append(subject)

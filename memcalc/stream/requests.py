@@ -6,6 +6,7 @@ A step's requests do not depend on the allocator, so one list serves every setti
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,25 @@ from memcalc.allocator.pytorch.script_replay import ScriptAllocator, allocator_o
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
 from memcalc.estimation.estimate import AllocatorOverhead
 from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import RowDraft
 from memcalc.workspaces import Script
+
+
+class TensorLabel(NamedTuple):
+    """A tensor of a block's program.
+
+    Args:
+        block: the number of the block on its stage.
+        storage: its number in the program.
+        component: its component.
+    """
+
+    block: int
+    storage: int
+    component: Component
+
+
+Label = Component | TensorLabel | RowDraft  # what a storage is; a row draft describes one tensor of an engine
 
 
 class RequestInterval(NamedTuple):
@@ -45,6 +64,22 @@ class SteadyStep(NamedTuple):
     storage: int
 
 
+class Loop(NamedTuple):
+    """Consecutive requests of a stretch that stand for several equal rounds.
+
+    Args:
+        stretch: the index of the stretch.
+        begin: the position of its first request.
+        end: the position after its last request.
+        rounds: how often it runs.
+    """
+
+    stretch: int
+    begin: int
+    end: int
+    rounds: int
+
+
 class RecordedRequests(NamedTuple):
     """Recorded requests that can be repeated, with the storages that they allocate.
 
@@ -67,13 +102,14 @@ class Requests:
     A storage is identified by the index of its request. A storage of several blocks has the index of its last request,
     and an empty one the index of an empty request.
 
-    `components` holds the component of each storage. The default is a buffer of the sharding engine.
+    `labels` holds what each storage is. The default is a buffer of the sharding engine.
     """
 
     def __init__(self) -> None:
         self.stretches: list[RequestInterval] = []
         self.steady: list[SteadyStep] = []  # the last one is the end of the run
-        self.components: list[Component] = []
+        self.loops: list[Loop] = []  # in order; a replay has none
+        self.labels: list[Label] = []
         # A subclass may inspect every request, so its requests are never copied from recorded ones.
         self.repeats = type(self) is Requests
         self._script: list[int] = []
@@ -91,15 +127,27 @@ class Requests:
         """Mark the beginning of a steady step, before its forward."""
         self.steady.append(SteadyStep(len(self.stretches), len(self._owners)))
 
+    @contextmanager
+    def repeat(self, rounds: int) -> Iterator[None]:
+        """Let the requests recorded meanwhile stand for so many rounds, each with storages of its own.
+
+        What a round allocates and does not free stays once for each round; what it frees of earlier rounds, or of
+        another loop, it frees once in each round. Only `peaks` knows loops.
+        """
+        begin = len(self._script)
+        yield
+        if rounds > 1:
+            self.loops.append(Loop(len(self.stretches) - 1, begin, len(self._script), rounds))
+
     def empty_cache(self) -> None:
         """Record torch.cuda.empty_cache(), which frees cached segments. Not allowed inside repeated requests."""
         self._script = []
         self.stretches.append(RequestInterval(self.stretches[-1].phase, self._script, after_empty_cache=True))
 
-    def take(self, size: int, stream: int = 0, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
+    def take(self, size: int, stream: int = 0, label: Label = Component.COMMUNICATION_BUFFERS) -> int:
         """Allocate a storage with one owner on a CUDA stream (0 is the default stream); return its index."""
         number = len(self._owners)
-        self.components.append(component)
+        self.labels.append(label)
         self._owners.append(1)
         if size:
             self._script.append(size + (stream << STREAM_SHIFT) if stream else size)
@@ -108,31 +156,31 @@ class Requests:
             self._parts[number] = ()
         return number
 
-    def take_once(self, size: int, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
+    def take_once(self, size: int, label: Label = Component.COMMUNICATION_BUFFERS) -> int:
         """Allocate a storage that stays until the end, and is not allocated again when these requests are repeated."""
-        number = self.take(size, 0, component)
+        number = self.take(size, 0, label)
         self._once.add(number)
         return number
 
-    def play(self, script: Script, component: Component = Component.COMMUNICATION_BUFFERS) -> int:
+    def play(self, script: Script, label: Label = Component.COMMUNICATION_BUFFERS) -> int:
         """Allocate and free an operator's internal buffers; the remaining ones become one storage with one owner."""
         taken: list[tuple[int, int]] = []
         for change in script:
             if change > 0:
-                taken.append((change, self.take(change, 0, component)))
+                taken.append((change, self.take(change, 0, label)))
             elif change:  # frees the newest buffer of that size
                 last = max(index for index, (size, _) in enumerate(taken) if size == -change)
                 self.drop((taken.pop(last)[1],))
         if not taken:
-            return self.take(0, 0, component)
+            return self.take(0, 0, label)
         number = taken[-1][1]
         if len(taken) > 1:
             self._parts[number] = tuple(each for _, each in taken)
         return number
 
-    def relabel(self, number: int, component: Component) -> None:
-        """Set the component of a storage that a later reader knows better than the code that allocated it."""
-        self.components[number] = component
+    def relabel(self, number: int, label: Label) -> None:
+        """Set the label of a storage that a later reader knows better than the code that allocated it."""
+        self.labels[number] = label
 
     def hold(self, number: int, owners: int = 1) -> None:
         """Add owners to a storage."""
@@ -141,6 +189,11 @@ class Requests:
     def owners(self, numbers: Iterable[int]) -> dict[int, int]:
         """Return the number of owners of each of these storages."""
         return {number: self._owners[number] for number in numbers}
+
+    def component(self, number: int) -> Component:
+        """Return the component of a storage."""
+        label = self.labels[number]
+        return label if isinstance(label, Component) else label.component
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Remove one owner of each storage, and free the storages without owners."""
@@ -182,7 +235,7 @@ class Requests:
         first = len(self._owners)
         new.update(zip(written.made, range(first, first + len(written.made)), strict=True))
         self._owners.extend(written.owners)
-        self.components.extend(map(self.components.__getitem__, written.made))
+        self.labels.extend(map(self.labels.__getitem__, written.made))
         for number, parts in written.parts.items():
             self._parts[new[number]] = tuple(new[part] for part in parts)
         self._script.extend([change if change >= 0 else ~new[~change] for change in written.script])

@@ -181,7 +181,7 @@ def test_what_is_copied_is_what_is_walked_through(config: str, overrides: tuple[
     copied, walked = (SimulatedRun(spec, requests).play() for requests in (Requests(), Walked()))
     assert (copied.repeats, walked.repeats) == (True, False)
     assert copied.stretches == walked.stretches
-    assert copied.components == walked.components
+    assert copied.labels == walked.labels
 
 
 @pytest.mark.parametrize(("config", "overrides"), RUNS)

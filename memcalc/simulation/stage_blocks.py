@@ -1,0 +1,185 @@
+"""Blocks of one stage, or one chunk of it: embedding, layers, LM head.
+
+Each block has a program (programs/tape_compiler.py) and its sizes; equal layers are one block. A layer has up to three:
+kept, recomputed, and recomputed with other layers of its checkpoint segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from memcalc.architectures.catalogue import GradientPolicy, Part, program
+from memcalc.architectures.structure import BlockStructure, block_structure
+from memcalc.layout.stages import LayerModules, Stage, first_recomputed_layer, kinds_of, layer_modules
+from memcalc.programs.program import Program
+from memcalc.programs.sized_program import ProgramSizer, SizedProgram
+from memcalc.spec.layers import differ_in_attention, differ_in_masks, differ_in_rotation
+from memcalc.spec.recompute_plan import Segment, leaves
+from memcalc.spec.spec import Spec
+
+NO_HEAD = -1  # number of the head's block on a stage without LM head
+
+
+class SizedBlock(NamedTuple):
+    """A block of a stage.
+
+    Args:
+        module: its module in rows.
+        part: the part of the model.
+        program: its program.
+        sized: the bytes of the program's storages.
+    """
+
+    module: str
+    part: Part
+    program: Program
+    sized: SizedProgram
+
+    @property
+    def opens(self) -> bool:
+        """Whether it comes before all layers."""
+        return self.part in ("embedding", "tables")
+
+
+class BlockVariant(NamedTuple):
+    """Which program a layer has.
+
+    Args:
+        modules: what its modules differ in from those of other layers.
+        again: whether it is recomputed, and no layer of its segment follows it.
+        inside: whether it is recomputed with layers of its segment that follow it.
+    """
+
+    modules: LayerModules
+    again: bool
+    inside: bool
+
+
+class StageBlocks:
+    """The blocks of a stage, compiled when they are first asked for.
+
+    Args:
+        spec: the run.
+        stage: the pipeline stage, or one chunk of it.
+        sizer: sizes of its blocks.
+        gradients: what happens to each produced parameter gradient.
+        plan: the recomputation plan of its layers.
+        without_gradients: whether autograd is off, as in an evaluation.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        stage: Stage,
+        sizer: ProgramSizer,
+        gradients: GradientPolicy,
+        plan: Segment,
+        *,
+        without_gradients: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.stage = stage
+        self.sizer = sizer
+        self.gradients = gradients
+        self.plan = plan
+        structure = block_structure(spec)
+        self.structure = structure._replace(evaluates=True, checkpoints_layers=False) if without_gradients else structure
+        self.blocks: list[SizedBlock] = []
+        self.head = NO_HEAD
+        self._of_layers: dict[BlockVariant, int] = {}
+        self.openings: tuple[int, ...] = ()  # blocks before all layers
+        if stage.has_embedding:
+            stays = self._embedding_stays()
+            self.openings = (self._add("embedding", "embedding", self.structure._replace(embedding_stays=stays)),)
+        elif program(self.structure, "tables", False, gradients).storages:
+            self.openings = (self._add("shared tables", "tables", self.structure),)
+        if stage.has_head:
+            self.head = self._add("head", "head", self.structure)
+
+    def _add(
+        self, module: str, part: Part, structure: BlockStructure, *, again: bool = False, inside: bool = False
+    ) -> int:
+        compiled = program(structure, part, again, self.gradients, inside)
+        self.blocks.append(SizedBlock(module, part, compiled, self.sizer.sized(compiled)))
+        return len(self.blocks) - 1
+
+    def _embedding_stays(self) -> bool:
+        """Return whether the embedding's output is a leaf with a gradient that the first layer does not save."""
+        adapters = self.structure.adapters
+        if adapters is None or not adapters.input_gradient or not self.plan:
+            return False
+        first = self.blocks[self.block_of(self.stage.first, again=not isinstance(self.plan[0], int))].program
+        return first.entry not in first.kept
+
+    def block_of(self, layer: int, *, again: bool = False, inside: bool = False) -> int:
+        """Return the number of a layer's block.
+
+        Args:
+            layer: its number in the model.
+            again: whether it is recomputed, and no layer of its checkpoint segment follows it.
+            inside: whether layers of its checkpoint segment follow it in the recomputation.
+        """
+        modules = layer_modules(self.spec, layer)
+        variant = BlockVariant(modules, again, inside)
+        if variant not in self._of_layers:
+            part: Part = "expert layer" if modules.experts else "dense layer"
+            structure = self.structure.of_layers(modules)
+            module = self._module(modules, layer, again=again)
+            self._of_layers[variant] = self._add(module, part, structure, again=again, inside=inside)
+        return self._of_layers[variant]
+
+    def key(self, item: int | Segment) -> Hashable:
+        """Return a key that equal items of the plan share."""
+        return layer_modules(self.spec, item) if isinstance(item, int) else tuple(self.key(inner) for inner in item)
+
+    def _module(self, modules: LayerModules, layer: int, *, again: bool) -> str:
+        """ "layers.*", or a more specific name where layers differ."""
+        if modules.detached:
+            return f"layers.{layer}.*"
+        if len([kind for kind in kinds_of(self.spec, self.stage) if not kind.detached]) == 1:
+            return "layers.*"
+        spec, words = self.spec, []
+        if spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
+            words.append("moe" if modules.experts else "dense")
+        if differ_in_attention(spec.model):
+            words.append("linear" if modules.linear else "full")
+        elif differ_in_masks(spec):
+            words.append("window" if modules.masked else "full")
+        elif differ_in_rotation(spec):
+            words.append("unturned" if modules.without_rope else "turned")
+        if spec.training.recompute not in ("none", "selective", "full"):
+            words.append("recomputed" if again else "kept")
+        return f"layers.{'.'.join(words)}.*"
+
+    @cached_property
+    def masks_until(self) -> dict[int, int]:
+        """Masks of the stage's first block, each with the first layer that recomputes with it."""
+        opening = next((block.program for block in self.blocks if block.opens), None)
+        read_by = () if opening is None else opening.read_by
+        return {index: first_recomputed_layer(self.spec, self.stage, readers) for index, readers in read_by}
+
+    def in_flight(self) -> Iterator[tuple[int, tuple[int, ...], int]]:
+        """Yield block, storages and micro-batches: what other micro-batches in flight hold meanwhile.
+
+        They have left forward and its autocast region and wait for their backward. In a stage with several chunks,
+        fewer micro-batches hold the embedding and LM head than the layers. Tensors that layers share exist once per
+        chunk.
+        """
+        layers = self.stage.in_flight - 1
+        for number in self.openings:
+            opening = self.blocks[number].program
+            shared = tuple(at for at in opening.kept if opening.storages[at].table is not None)
+            if self.blocks[number].part == "tables":
+                yield number, opening.kept, layers
+                continue
+            yield number, shared, layers
+            yield number, tuple(at for at in opening.kept if at not in shared), self.stage.embeddings - 1
+        for item in self.plan if layers else ():
+            number = self.block_of(next(leaves(item)), again=not isinstance(item, int))
+            yield number, self.blocks[number].program.kept, layers
+        if self.head != NO_HEAD:
+            head = self.blocks[self.head].program
+            yield self.head, head.kept, self.stage.heads - 1
+            yield self.head, head.awaited, self.stage.waiting
