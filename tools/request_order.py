@@ -20,7 +20,7 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 import memcalc
-from memcalc.estimation.generation.forward_peak import GenerationBlock
+from memcalc.generation.forward_peak import GenerationBlock
 from memcalc.events.event import Event, EventType
 from memcalc.ledger.component import Component
 from memcalc.phase_peaks.peak_candidates import SizedBlock

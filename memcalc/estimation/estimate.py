@@ -63,7 +63,7 @@ def estimate(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
         InputError: the family, or this implementation of it, is not modelled.
     """
     if spec.inference is not None:
-        from memcalc.estimation.generation.estimate import generation  # a training step does not need this module
+        from memcalc.estimation.generation import generation  # a training step does not need this module
 
         return generation(spec, played)
     reject_without_formulas(spec)

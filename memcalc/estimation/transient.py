@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from memcalc.estimation.evaluation import (
+from memcalc.simulation.evaluation import (
     evaluated,
     evaluation_timelines,
     reference_items,
@@ -110,7 +110,7 @@ def rollouts(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
     """What generation between steps holds on a stage, where the run generates."""
     if spec.training.completion_length is None:
         return []
-    from memcalc.estimation.rollouts import rollout_items
+    from memcalc.generation.rollouts import rollout_items
 
     return list(rollout_items(spec, stage, gpu))
 

@@ -20,7 +20,7 @@ def symbol_values(result: Result) -> dict[str, int]:
     parallelism = result.spec.parallelism
     generation = {}
     if result.spec.inference is not None:
-        from memcalc.estimation.generation.kv_cache_size import symbols_of
+        from memcalc.generation.kv_cache_size import symbols_of
 
         generation = symbols_of(result.spec)
     return model_values(result.spec, result.card) | {

@@ -59,6 +59,17 @@ class Engine:
         """Return the parameters that the optimizer updates, given the trained parameters by dtype."""
         return groups
 
+    def existing(self) -> list[int]:
+        """Record the gradients that earlier micro-batches of a step have left, where the engine takes them over.
+
+        Returns:
+            Their storages, with the component of gradients as label.
+        """
+        return []
+
+    def resume(self) -> None:
+        """Be as in a steady step, before its last micro-batch, and record what the engine holds since earlier ones."""
+
     def prepare(self) -> None:
         """Run one-time work before a micro-batch; called before each of them."""
 

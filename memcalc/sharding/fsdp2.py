@@ -18,7 +18,7 @@ from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.phase_peaks.fsdp2_buffers import HOLDS_BOTH_INPUTS, gathered_dtype
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
-from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy
@@ -52,6 +52,7 @@ class Reduce(NamedTuple):
         output: the rank's shard.
         shards: the same in the dtype of the parameters' shards.
         table: scratch of the copy-in kernel.
+        main: fp32 copies of the reduced gradients, which the recipe makes in hooks of the parameters.
         last: the parameter with a gradient that a loop variable references until the output exists.
     """
 
@@ -59,6 +60,7 @@ class Reduce(NamedTuple):
     output: int
     shards: int
     table: tuple[int, ...]
+    main: tuple[int, ...]
     last: LocalParameter
 
 
@@ -78,6 +80,7 @@ class FSDP2(Engine):
     ) -> None:
         super().__init__(requests)
         self.choice = options
+        self.members = units
         self.wraps_embedding_and_head = options.wraps_embedding_and_head
         self.output_is_loss = options.loss_in_model
         self.repeats = not options.sums_unsharded  # only the last micro-batch reduces
@@ -108,6 +111,19 @@ class FSDP2(Engine):
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
         """Return the parameters updated on the device: none if shards are on the host."""
         return () if self.choice.weights_on_host else groups
+
+    def existing(self) -> list[int]:
+        """Record the unsharded sums of earlier micro-batches, which the last one reduces."""
+        size = DTYPE_BYTES[self.choice.summed]
+        for unit, parameters in self.members.items() if self.choice.sums_unsharded else ():
+            sums = [
+                Gradient(self.requests.take(each.elements * size, 0, Component.GRADIENTS), each)
+                for each in parameters
+                if each.trains
+            ]
+            if sums:
+                self.unsharded[unit] = sums
+        return []
 
     def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch."""
@@ -233,7 +249,11 @@ class FSDP2(Engine):
             reduced, output = output, self.requests.take(reduce.shards, REDUCE_SCATTER, Component.GRADIENTS)
             self.requests.drop((reduced,))
         if not (self.have_gradients or self.choice.weights_on_host):
-            return [output]
+            main = [self.requests.take(size, 0, Component.GRADIENTS) for size in reduce.main]
+            if RECIPES[self.choice.recipe].gradients is None:  # the hooks free the gradients
+                self.requests.drop((output,))
+                return main
+            return [output, *main]
         if self.choice.weights_on_host and self.choice.replicates:  # _fsdp_param_group.py, _all_reduce_state
             self.added_up.append(output)
         else:  # already added to earlier gradients, or copied to the host
@@ -271,4 +291,7 @@ class FSDP2(Engine):
         elements = [self._shard_elements(held) for held in trained]
         parts = [each * DTYPE_BYTES[options.reduced or own] for each in elements]
         shards = sum(elements) * DTYPE_BYTES[own]
-        return Reduce(sum(parts) * options.data_parallel, sum(parts), shards, tuple(chunk_cat(parts)), trained[-1])
+        recipe = RECIPES[options.recipe]
+        main = [each * DTYPE_BYTES["fp32"] for each in elements if recipe.main_gradients_live == "backward"]
+        whole = sum(parts) * options.data_parallel
+        return Reduce(whole, sum(parts), shards, tuple(chunk_cat(parts)), tuple(main), trained[-1])

@@ -96,6 +96,14 @@ class ZeRO12(Engine):
             for _, options in groups
         ]
 
+    def existing(self) -> list[int]:
+        """Record the bucket and all gradients: stage 1 reduces them after the last micro-batch."""
+        if not self.keeps_gradients:
+            return []
+        self.order = [*reversed(range(len(self.trained)))]
+        sizes = [self.bucket_size, *(self.trained[position].elements for position in self.order)]
+        return [self.requests.take(size * self.dtype_bytes, 0, Component.GRADIENTS) for size in sizes]
+
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def begin(self, *, have_gradients: bool, last: bool) -> None:

@@ -146,6 +146,11 @@ class ZeRO3(Engine):
 
     # -- gathering -----------------------------------------------------------------------------------------------------
 
+    def resume(self) -> None:
+        """The order of modules is known, and small parameters are gathered."""
+        self.traced = 1
+        self.after_step()
+
     def begin(self, *, have_gradients: bool, last: bool) -> None:
         """Begin a micro-batch: free prefetched parameters, restart the order of modules.
 

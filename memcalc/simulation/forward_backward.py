@@ -10,6 +10,7 @@ from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.programs.program import Activity, SharedTable, StorageEvent
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
+from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.stage_blocks import NO_HEAD, SizedBlock, StageBlocks
 from memcalc.spec.recompute_plan import Segment, leaves
 from memcalc.stream.requests import Requests, TensorLabel
@@ -19,18 +20,12 @@ NO_TABLE = SharedTable("")  # kept by the embedding through backward for all lay
 NOTHING: Mapping[int, Callable[[], None]] = {}
 
 
-class LayerLoop(NamedTuple):
-    """Consecutive layers of a stage, as items of the recomputation plan, that stand for several equal rounds."""
-
-    items: Segment
-    rounds: int = 1
-
-
 class BlockFrame(NamedTuple):
-    """A block after its forward: its number, and the live storages of its program."""
+    """A block after its forward: its number, the live storages of its program, and the rounds that it stands for."""
 
     number: int
     held: dict[int, int]
+    rounds: int = 1
 
 
 class ForwardBackward:
@@ -104,7 +99,7 @@ class ForwardBackward:
         for items, rounds in self.loops:
             with self.requests.repeat(rounds):
                 for item in items:
-                    hidden = self.forward_of(item, hidden)
+                    hidden = self.forward_of(item, hidden, rounds=rounds)
         if self.parts.spec.training.implementation == "plain":
             self._let_go("names")  # memcalc/step/recompute.py, run_plan: the layers run in a separate function
         if not self.parts.stage.has_head:
@@ -183,7 +178,8 @@ class ForwardBackward:
         if keeps_output:
             kept = [self.head.held.pop(at) for at in self.blocks[self.head.number].program.held if at in self.head.held]
         for frame in self._frames():
-            self.requests.drop(frame.held.values())
+            with self.requests.repeat(frame.rounds):
+                self.requests.drop(frame.held.values())
             frame.held.clear()
         return kept
 
@@ -196,15 +192,21 @@ class ForwardBackward:
 
     # -- items of the plan ---------------------------------------------------------------------------------------------
 
-    def forward_of(self, item: int | Segment, hidden: int, *, inside: bool = False) -> int:
+    def forward_of(self, item: int | Segment, hidden: int, *, inside: bool = False, rounds: int = 1) -> int:
         """Run the forward of a layer or a checkpoint segment; return the storage of its output.
 
         Only the input of the segment's first layer stays live.
+
+        Args:
+            item: the layer or the segment.
+            hidden: storage of its input.
+            inside: whether it is a recomputation, inside another segment.
+            rounds: how many rounds of a loop it stands for.
         """
         for index, layer in enumerate(leaves(item)):
             kept = isinstance(item, int)
             number = self.parts.block_of(layer, again=not kept, inside=inside and kept)
-            frame = self.layers[layer] = BlockFrame(number, {})
+            frame = self.layers[layer] = BlockFrame(number, {}, rounds)
             if not inside:
                 self.engine.before_forward(layer)
             hidden = self.run(frame, hidden, hands=not inside, again=inside)
@@ -573,7 +575,8 @@ class ForwardBackward:
 
     def _let_go(self, what: str) -> None:
         for frame in self._frames():
-            self._drop(frame, *getattr(self.blocks[frame.number].program, what))
+            with self.requests.repeat(frame.rounds):
+                self._drop(frame, *getattr(self.blocks[frame.number].program, what))
 
     def _drop(self, frame: BlockFrame, *storages: int) -> None:
         self.requests.drop(frame.held.pop(at) for at in storages if at in frame.held)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from itertools import islice
 
-from memcalc.estimation.generation.forward_peak import ForwardBlocks, GenerationBlock
-from memcalc.estimation.generation.forwards import Forward, all_forwards
+from memcalc.generation.forward_peak import ForwardBlocks, GenerationBlock
+from memcalc.generation.forwards import Forward, all_forwards
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.programs.program import Activity, SharedTable, StorageEvent

@@ -17,7 +17,8 @@ from memcalc.layout.stages import Stage
 from memcalc.programs.sized_program import sizer_of
 from memcalc.sharding.engine import Engine
 from memcalc.sharding.schedules import Action, actions_of
-from memcalc.simulation.forward_backward import ForwardBackward, LayerLoop
+from memcalc.simulation.forward_backward import ForwardBackward
+from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.in_flight_batches import InFlight, Recorded
 from memcalc.simulation.simulated_run import SimulatedRun, plan_of
 from memcalc.simulation.stage_blocks import StageBlocks

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from memcalc.architectures.catalogue import GradientPolicy
 from memcalc.errors import OutOfMemory
-from memcalc.estimation.evaluation import (
+from memcalc.simulation.evaluation import (
     evaluated,
     reference_run,
     scored_by_reference,
@@ -29,7 +29,8 @@ from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
 from memcalc.simulation.construction import built_before_training
-from memcalc.simulation.forward_backward import ForwardBackward, LayerLoop
+from memcalc.simulation.forward_backward import ForwardBackward
+from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.generation import GenerationRequests, unsupported_generation_reason
 from memcalc.simulation.initial_tensors import InitialTensors
 from memcalc.simulation.micro_batch import MicroBatch
@@ -273,7 +274,7 @@ class SimulatedRun:
 
     def _generate(self) -> None:
         """Return the live tensors at the peak of generation, after the gradients of the step are freed."""
-        from memcalc.estimation.rollouts import rollout_items
+        from memcalc.generation.rollouts import rollout_items
 
         if not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)

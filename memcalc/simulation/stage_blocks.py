@@ -6,7 +6,7 @@ kept, recomputed, and recomputed with other layers of its checkpoint segment.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -66,6 +66,7 @@ class StageBlocks:
         sizer: sizes of its blocks.
         gradients: what happens to each produced parameter gradient.
         plan: the recomputation plan of its layers.
+        blocks: where they are appended, where several models share the numbers of blocks.
         without_gradients: whether autograd is off, as in an evaluation.
     """
 
@@ -77,6 +78,7 @@ class StageBlocks:
         gradients: GradientPolicy,
         plan: Segment,
         *,
+        blocks: list[SizedBlock] | None = None,
         without_gradients: bool = False,
     ) -> None:
         self.spec = spec
@@ -86,7 +88,7 @@ class StageBlocks:
         self.plan = plan
         structure = block_structure(spec)
         self.structure = structure._replace(evaluates=True, checkpoints_layers=False) if without_gradients else structure
-        self.blocks: list[SizedBlock] = []
+        self.blocks = [] if blocks is None else blocks
         self.head = NO_HEAD
         self._of_layers: dict[BlockVariant, int] = {}
         self.openings: tuple[int, ...] = ()  # blocks before all layers
@@ -110,8 +112,8 @@ class StageBlocks:
         adapters = self.structure.adapters
         if adapters is None or not adapters.input_gradient or not self.plan:
             return False
-        first = self.blocks[self.block_of(self.stage.first, again=not isinstance(self.plan[0], int))].program
-        return first.entry not in first.kept
+        number, entry = self.entry
+        return entry not in self.blocks[number].program.kept
 
     def block_of(self, layer: int, *, again: bool = False, inside: bool = False) -> int:
         """Return the number of a layer's block.
@@ -130,9 +132,11 @@ class StageBlocks:
             self._of_layers[variant] = self._add(module, part, structure, again=again, inside=inside)
         return self._of_layers[variant]
 
-    def key(self, item: int | Segment) -> Hashable:
-        """Return a key that equal items of the plan share."""
-        return layer_modules(self.spec, item) if isinstance(item, int) else tuple(self.key(inner) for inner in item)
+    @property
+    def entry(self) -> tuple[int, int]:
+        """The block that reads the stage's input, and the number of the input in its program."""
+        first = self.block_of(self.stage.first, again=not isinstance(self.plan[0], int)) if self.plan else self.head
+        return first, self.blocks[first].program.entry
 
     def _module(self, modules: LayerModules, layer: int, *, again: bool) -> str:
         """ "layers.*", or a more specific name where layers differ."""
@@ -156,8 +160,7 @@ class StageBlocks:
     @cached_property
     def masks_until(self) -> dict[int, int]:
         """Masks of the stage's first block, each with the first layer that recomputes with it."""
-        opening = next((block.program for block in self.blocks if block.opens), None)
-        read_by = () if opening is None else opening.read_by
+        read_by = self.blocks[self.openings[0]].program.read_by if self.openings else ()
         return {index: first_recomputed_layer(self.spec, self.stage, readers) for index, readers in read_by}
 
     def in_flight(self) -> Iterator[tuple[int, tuple[int, ...], int]]:

@@ -184,7 +184,7 @@ def _with_largest(result: Result) -> Result:
 
     @cache
     def search() -> LargestBatchAndContext:
-        from memcalc.estimation.generation.max_batch import largest
+        from memcalc.estimation.max_batch import largest
 
         return largest(result.spec, _is_possible, _fits)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.estimate import AllocatorOverhead
-from memcalc.estimation.generation.estimate import allocated_bytes as generation_bytes
+from memcalc.estimation.generation import allocated_bytes as generation_bytes
 from memcalc.estimation.outside_allocator import outside_bytes
 from memcalc.estimation.transient import peak_bytes
 from memcalc.layout.stages import Stage, stages_alike, stages_of, stages_that_matter

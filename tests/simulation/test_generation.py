@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.estimation.generation.forwards import DECODE, FIRST, LAST, PREFILL, all_forwards
+from memcalc.generation.forwards import DECODE, FIRST, LAST, PREFILL, all_forwards
 from memcalc.simulation.simulated_run import simulate, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.verdict.run_types import kinds_of

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.estimation.generation.estimate import allocated_bytes
-from memcalc.estimation.generation.max_batch import with_sizes
+from memcalc.estimation.generation import allocated_bytes
+from memcalc.estimation.max_batch import with_sizes
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from memcalc.architectures.catalogue import GradientPolicy, Part, has_own_tape, program
 from memcalc.architectures.structure import BlockStructure, block_structure
-from memcalc.estimation.generation.forwards import Forward, LayerCache, forwards_of, layer_cache
+from memcalc.generation.forwards import Forward, LayerCache, forwards_of, layer_cache
 from memcalc.layout.stages import Stage
 from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component

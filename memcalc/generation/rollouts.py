@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from memcalc.allocator.pytorch.block_sizes import rounded
-from memcalc.estimation.generation.forward_peak import forward_peaks, peak_rows
+from memcalc.generation.forward_peak import forward_peaks, peak_rows
 from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.estimation.estimate import UNKNOWN, AllocatorOverhead, family_notes
-from memcalc.estimation.generation.forward_peak import forward_peaks, peak_rows
-from memcalc.estimation.generation.forwards import phases_of
-from memcalc.estimation.generation.kv_cache_size import cache_bytes, pool_items
+from memcalc.generation.forward_peak import forward_peaks, peak_rows
+from memcalc.generation.forwards import phases_of
+from memcalc.generation.kv_cache_size import cache_bytes, pool_items
 from memcalc.estimation.limits import limits_of
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters
 from memcalc.layout.parameters import buffer_elements
