@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from memcalc.errors import InputError
 from memcalc.estimation.host_memory import host_rows
@@ -16,40 +14,16 @@ from memcalc.layout.peft_parameters import all_parameters, trainable_parameters
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.ledger.ledger import Ledger
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Result, known
-from memcalc.ledger.row_drafts import BIT, PHASES, STEPS, run_phases
+from memcalc.ledger.row_drafts import BIT, PHASES, run_phases
 from memcalc.ledger.row_writer import write_rows
 from memcalc.ledger.textbook import textbook
-from memcalc.phase_peaks.communication_buffers import communication_buffers
-from memcalc.phase_peaks.layer_buffers import PerLayerBuffers
-from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
-from memcalc.programs.sized_program import run_sizer
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.hardware.kernels import missing_units
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
-from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.model_states import state_rows
 from memcalc.states.paged_optimizer import paging_notes
-from memcalc.states.recipe_copies import gradients_exist
-from memcalc.states.state_options import state_options
-
-
-class AllocatorOverhead(NamedTuple):
-    """Allocator overhead of a run, from an allocator replay.
-
-    Args:
-        rests: by phase, bytes of blocks beyond the requested bytes.
-        reserved_bytes: the most that the allocator reserves on the device.
-        by_stage: the same of each pipeline stage, if there are several; then the others are those of the worst.
-    """
-
-    rests: Mapping[str, int]
-    reserved_bytes: int
-    by_stage: Mapping[int, AllocatorOverhead] = MappingProxyType({})
-
-    def of(self, stage: int) -> AllocatorOverhead:
-        """Return the overhead of one pipeline stage."""
-        return self.by_stage.get(stage, self)
+from memcalc.stream.requests import AllocatorOverhead
 
 
 def estimate(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
@@ -119,24 +93,6 @@ def rank_result(spec: Spec, stage: Stage, gpu: GpuSpec | None, played: Allocator
 
 # Formulas give allocated bytes; `memcalc.verdict` derives reserved bytes.
 UNKNOWN = DeviceMemory(None, None, OutsideMemory(0, 0, 0))
-
-
-def planned_timeline(spec: Spec) -> tuple[RecomputeTimeline, bool]:
-    """Return the timeline of one steady step, with every layer kept and recomputed, and whether an engine has buffers.
-
-    Raises:
-        InputError: the family, or this implementation of it, is not modelled.
-    """
-    reject_without_formulas(spec)
-    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-    stage = stages_of(spec)[0]
-    layer_buffers = communication_buffers(spec, stage).around
-    gradients = gradient_policy(
-        spec, exist=gradients_exist(state_options(spec), STEPS), sharded=bool(layer_buffers.layer_share)
-    )
-    return RecomputeTimeline(
-        spec, stage, run_sizer(spec, card), gradients, layer_buffers
-    ), layer_buffers != PerLayerBuffers()
 
 
 def family_notes(spec: Spec) -> Iterator[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.allocator.pytorch.block_sizes import rounded
-from memcalc.estimation.estimate import UNKNOWN, AllocatorOverhead, family_notes
+from memcalc.estimation.estimate import UNKNOWN, family_notes
+from memcalc.estimation.limits import limits_of
 from memcalc.generation.forward_peak import forward_peaks, peak_rows
 from memcalc.generation.forwards import phases_of
 from memcalc.generation.kv_cache_size import cache_bytes, pool_items
-from memcalc.estimation.limits import limits_of
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters
 from memcalc.layout.parameters import buffer_elements
 from memcalc.layout.peft_parameters import all_parameters
@@ -28,6 +28,7 @@ from memcalc.states.persistent import registered_buffers, workspace
 from memcalc.states.recipe_copies import kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.state_remainders import state_remainders
+from memcalc.stream.requests import AllocatorOverhead
 
 
 def generation(spec: Spec, played: AllocatorOverhead | None = None) -> Result:

@@ -6,6 +6,7 @@ The CPU allocator does not round to 512 bytes: bytes are as requested, except fo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
@@ -16,10 +17,11 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Rows
 from memcalc.ledger.row_drafts import STEPS, RowDraft, mask_of
 from memcalc.ledger.row_writer import write_rows
-from memcalc.phase_peaks.layer_buffers import PerLayerBuffers
-from memcalc.phase_peaks.timeline import StageTimeline
 from memcalc.programs.sized_program import run_sizer
+from memcalc.simulation.plans import plan_of
+from memcalc.simulation.stage_blocks import NO_HEAD, StageBlocks
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
 from memcalc.states import fsdp2_cpu_offload, zero_offload
 from memcalc.states.state_options import StateOptions, groups, state_options
@@ -55,19 +57,21 @@ def _host_rows(parameters: LocalParameters, options: StateOptions) -> Rows:
 
 def activation_rows(spec: Spec, stage: Stage) -> Rows:
     """Return the activations saved in host memory, from forward until their backward; most at the end of forward."""
-    timeline = StageTimeline(
-        spec, stage, run_sizer(spec, None), GradientPolicy(kept=True, main_dtype=None), PerLayerBuffers()
-    )
+    plan, policy = plan_of(spec, stage), GradientPolicy(kept=True, main_dtype=None)
+    parts = StageBlocks(spec, stage, run_sizer(spec, None), policy, plan)
     phases = mask_of(*(f"{phase}_{step}" for phase in ("forward", "loss", "backward") for step in range(1, STEPS + 1)))
+    counts = Counter(parts.openings)
+    counts.update(parts.block_of(next(leaves(item)), again=not isinstance(item, int)) for item in plan)
+    counts.update([] if parts.head == NO_HEAD else [parts.head])
     items = []
-    for block in timeline.blocks:
-        count = 1 if block.kind is None else block.kind.count
+    for number, count in counts.items():
+        block = parts.blocks[number]
         kind = Component.LOGITS_AND_LOSS if block.part == "head" else Component.ACTIVATIONS
         for index in block.program.packed:
             _, name, dtype, formula, citation = block.program.labels[index]
             each = block.sized.exact[index]
             shape = block.sized.shapes[index] or (each // DTYPE_BYTES[dtype],)
-            items.append(RowDraft(kind, block.name, name, shape, dtype, count, each, each, phases, formula, citation))
+            items.append(RowDraft(kind, block.module, name, shape, dtype, count, each, each, phases, formula, citation))
     rounding = _rounding(items) if spec.training.offload_activations == "pinned" else ()
     return write_rows([*items, *rounding], "the host")
 

@@ -5,26 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from memcalc.simulation.evaluation import (
-    evaluated,
-    evaluation_timelines,
-    reference_items,
-    reference_run,
-    scored_by_reference,
-)
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import Stage
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft, mask_of, phases_of, run_phases
-from memcalc.phase_peaks.communication_buffers import communication_buffers
-from memcalc.phase_peaks.layer_buffers import PerLayerBuffers
-from memcalc.phase_peaks.passes import beside, first_workspace, passes_of, pieces_of
-from memcalc.phase_peaks.peak_candidates import PeakCandidate, TransientPeak
-from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
-from memcalc.phase_peaks.timeline import StageTimeline
 from memcalc.programs.sized_program import ProgramSizer, run_sizer
+from memcalc.simulation.passes import first_workspace, passes_of, pieces_of
+from memcalc.simulation.recorded_step import PassPeak, RecordedEvaluation, RecordedPasses, RecordedStep
 from memcalc.spec.hardware.gpus import GpuSpec
-from memcalc.spec.recompute_plan import has_segments
 from memcalc.spec.spec import Spec
+from memcalc.states.communication_buffers import communication_buffers
 from memcalc.states.model_states import state_sums
 from memcalc.states.persistent import persistent_rows
 
@@ -34,28 +23,26 @@ class SharedPeakPhases(NamedTuple):
 
     Args:
         mask: these phases.
-        candidates: points that may be the peak, in order, each with its timeline.
+        recorded: the requests of each chunk of the stage; the chunks run sequentially.
+        phase: the pass that the phases are.
+        first: whether it is the first backward of the run, which allocates cuBLAS's workspace.
     """
 
     mask: int
-    candidates: Iterator[tuple[StageTimeline, PeakCandidate]]
+    recorded: list[RecordedPasses]
+    phase: str
+    first: bool
 
-    def highest(self) -> tuple[StageTimeline, TransientPeak]:
-        """Return the peak (the first of equal ones) and its timeline."""
-        sizes = ((timeline.bytes(moment), timeline, moment) for timeline, moment in self.candidates)
-        total, timeline, moment = max(sizes, key=lambda each: each[0])
-        return timeline, TransientPeak(total, moment)
+    def highest(self) -> PassPeak:
+        """Return the peak (the first of equal ones)."""
+        return max((each.peak(self.phase, first=self.first) for each in self.recorded), key=lambda each: each.bytes)
 
 
 def transient_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
     """Return everything on a rank of a stage except model states."""
-    items, around = standing(spec, stage, gpu)
-    items += rollouts(spec, stage, gpu)
-    highest: dict[StageTimeline, list[tuple[TransientPeak, int]]] = {}
-    for mask, timeline, moment in _peaks(spec, stage, gpu, around):
-        highest.setdefault(timeline, []).append((moment, mask))
-    for timeline, moments in highest.items():
-        items += timeline.items(moments)
+    items = [*standing(spec, stage, gpu), *rollouts(spec, stage, gpu)]
+    for mask, peak in _peaks(spec, stage, gpu):
+        items += [draft._replace(mask=mask) for draft in peak.drafts()]
     return items
 
 
@@ -73,37 +60,33 @@ def peak_bytes(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool = T
     totals = dict.fromkeys(phases, 0)
     for (phase, _), amount in state_sums(spec, stage, tails=tails).items():
         totals[phase] += amount
-    items, around = standing(spec, stage, gpu)
-    for item in [*items, *rollouts(spec, stage, gpu)]:
+    for item in [*standing(spec, stage, gpu), *rollouts(spec, stage, gpu)]:
         for phase in phases_of(item.mask, phases):
             totals[phase] += item.count * item.block
-    for mask, _, moment in _peaks(spec, stage, gpu, around):
+    for mask, peak in _peaks(spec, stage, gpu):
         for phase in phases_of(mask, phases):
-            totals[phase] += moment.bytes
+            totals[phase] += peak.bytes
     return max(totals.values())
 
 
-def _peaks(
-    spec: Spec, stage: Stage, gpu: GpuSpec | None, layer_buffers: PerLayerBuffers
-) -> list[tuple[int, StageTimeline, TransientPeak]]:
-    """Return each span's phases, its timeline and its peak; the bounds and the ledger of a run share them."""
+def _peaks(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[tuple[int, PassPeak]]:
+    """Return each span's phases and its peak; the bounds and the ledger of a run share them."""
     known = _known_peaks(spec)
     if (stage, gpu) not in known:
-        known[stage, gpu] = [(span.mask, *span.highest()) for span in spans(spec, stage, gpu, layer_buffers)]
+        known[stage, gpu] = [(span.mask, span.highest()) for span in spans(spec, stage, gpu)]
     return known[stage, gpu]
 
 
 @cached_by_spec
-def _known_peaks(spec: Spec) -> dict[tuple[Stage, GpuSpec | None], list[tuple[int, StageTimeline, TransientPeak]]]:  # noqa: ARG001
+def _known_peaks(spec: Spec) -> dict[tuple[Stage, GpuSpec | None], list[tuple[int, PassPeak]]]:  # noqa: ARG001
     """Return an empty table for the peaks of a run, the same one while the run is remembered."""
     return {}
 
 
-def standing(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> tuple[list[RowDraft], PerLayerBuffers]:
-    """Return the persistent items other than model states, and the engine's per-layer buffers."""
-    buffers = communication_buffers(spec, stage)
-    items = [*buffers.steady, *persistent_rows(spec, stage, gpu), *first_workspace(spec, stage, gpu)]
-    return items, buffers.around
+def standing(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
+    """Return the persistent items other than model states."""
+    persistent = (*persistent_rows(spec, stage, gpu), *first_workspace(spec, stage, gpu))
+    return [*communication_buffers(spec, stage), *persistent]
 
 
 def rollouts(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
@@ -119,34 +102,29 @@ def spans(
     spec: Spec,
     stage: Stage,
     gpu: GpuSpec | None,
-    layer_buffers: PerLayerBuffers,
-    sizer_of: Callable[[Spec, GpuSpec | None], ProgramSizer] = run_sizer,
+    sizer: Callable[[Spec, GpuSpec | None], ProgramSizer] = run_sizer,
 ) -> Iterator[SharedPeakPhases]:
     """Yield the transient tensors of a stage, by groups of identical phases.
 
     Args:
         spec: the run.
-        stage: the pipeline stage. Its chunks run sequentially, so the points of all chunks count.
+        stage: the pipeline stage.
         gpu: the GPU, for kernel workspaces that depend on it.
-        layer_buffers: the engine's per-layer buffers.
-        sizer_of: returns the sizer of a run on a GPU.
+        sizer: returns the sizer of a run on a GPU.
     """
-    sizer = sizer_of(spec, gpu)
-    reference: tuple[tuple[RowDraft, int], ...] = ()
-    if scored_by_reference(spec):
-        other = reference_run(spec)
-        reference = reference_items(other, stage, sizer_of(other, gpu), layer_buffers)
-    kind = RecomputeTimeline if has_segments(spec.training.recompute) else StageTimeline
+
+    def sizer_of(run: Spec) -> ProgramSizer:
+        return sizer(run, gpu)
+
     for exist, passes in passes_of(spec, stage, gpu):
-        surroundings = beside(spec, layer_buffers, exist=exist)
-        timelines = [kind(spec, piece, sizer, *surroundings) for piece in pieces_of(spec, stage)]
+        workspace = next((each.workspace for each in passes if each.workspace is not None), None)
+        recorded: list[RecordedPasses] = [
+            RecordedStep(spec, piece, sizer_of, exist=exist, workspace=workspace) for piece in pieces_of(spec, stage)
+        ]
         for each in passes:
-            candidates = [(of, moment) for of in timelines for moment in of.candidates(each.stream, each.workspace)]
-            if each.stream == "loss" and reference:
-                candidates += [(of, of.after_loss(reference)) for of in timelines]
-            yield SharedPeakPhases(each.mask, iter(candidates))
+            yield SharedPeakPhases(each.mask, recorded, each.stream, each.workspace is not None)
     if spec.training.evaluation_batch_size is not None:
-        run = evaluated(spec)
-        evaluations = evaluation_timelines(run, stage, sizer_of(run, gpu), layer_buffers)
-        moments = [(of, each) for of in evaluations for stream in ("forward", "loss") for each in of.candidates(stream)]
-        yield SharedPeakPhases(mask_of(EVALUATION), iter(moments))
+        evaluations: list[RecordedPasses] = [
+            RecordedEvaluation(spec, piece, sizer_of) for piece in pieces_of(spec, stage)
+        ]
+        yield SharedPeakPhases(mask_of(EVALUATION), evaluations, EVALUATION, first=False)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from memcalc.errors import InputError
-from memcalc.estimation.estimate import estimate, planned_timeline
-from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
+from memcalc.estimation.estimate import estimate
+from memcalc.layout.stages import stages_of
 from memcalc.programs.program import Activity, highest
+from memcalc.programs.sized_program import run_sizer
 from memcalc.recomputation.chain import Chain, ChainBlock
 from memcalc.recomputation.flops import head_flops, layer_flops, product_flops
 from memcalc.recomputation.plan import Segment
-from memcalc.spec.recompute_plan import as_recompute
+from memcalc.simulation.plans import plan_of
+from memcalc.simulation.stage_blocks import StageBlocks
+from memcalc.spec.hardware.gpus import find_gpu
+from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
+from memcalc.spec.recompute_plan import as_recompute, leaves
 from memcalc.spec.spec import Spec
+from memcalc.states.gradient_policy import gradient_policy
+from memcalc.states.recipe_copies import gradients_exist
+from memcalc.states.state_options import state_options
 
 STEP = 2  # the steady state, with the optimizer state allocated
 
@@ -73,37 +83,32 @@ def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> ConfigChain:
             "parallelism.pipeline_parallel",
         )
     spec = with_recompute(spec, "none")
-    timeline, engine = planned_timeline(with_recompute(spec, "full", keep) if keep else spec)
+    parts, engine = _blocks(with_recompute(spec, "full", keep) if keep else spec)
     products = None if keep is None else product_flops(spec)
     totals = estimate(spec).ledger.totals
-    moving = {
-        "forward": timeline.highest("forward").bytes,
-        "loss": timeline.highest("loss").bytes,
-        "backward": timeline.highest("backward").bytes,
-    }
+    moving = _passes(parts)
     resident = {phase: totals[f"{phase}_{STEP}"] - amount for phase, amount in moving.items()}
     base = min(resident.values())
     blocks: list[ChainBlock] = []
     aside: list[int] = []  # additional bytes at each block's forward: live tensors of earlier blocks
     until_forward = until_loss = 0
-    head = len(timeline.blocks) - 1
-    opening = [number for number, block in enumerate(timeline.blocks) if block.opens]
-    layers = [timeline.block_of(layer, again=False) for layer in range(spec.model.num_layers)]
-    ends = [*(_entry(timeline, number) for number in layers), _entry(timeline, head)]
-    blocks += [_plain_block(timeline, number, 0, ends[0], 0) for number in opening]
+    head, opening = parts.head, parts.openings
+    layers = [parts.block_of(layer) for layer in range(spec.model.num_layers)]
+    ends = [*(_entry(parts, number) for number in layers), _entry(parts, head)]
+    blocks += [_plain_block(parts, number, 0, ends[0], 0) for number in opening]
     for layer, number in enumerate(layers):
-        blocks.append(_layer_block(timeline, layer, number, ends[layer], ends[layer + 1], layer_flops(spec, layer)))
+        blocks.append(_layer_block(parts, layer, number, ends[layer], ends[layer + 1], layer_flops(spec, layer)))
         if products is not None:
-            blocks[-1] = _keeping(timeline, layer, blocks[-1], products)
+            blocks[-1] = _keeping(parts, layer, blocks[-1], products)
     for number in (*opening, *layers):
         aside.append(until_forward + resident["forward"] - base)
-        program, sizes = timeline.blocks[number].program, timeline.blocks[number].sizes
+        program, sizes = parts.blocks[number].program, parts.blocks[number].sizes
         kept = set(program.kept)
         until_forward += sum(sizes[storage] for storage in program.after_forward if storage not in kept)
         until_loss += sum(sizes[storage] for storage in program.saved if storage not in kept)
     aside.append(until_forward + resident["forward"] - base)
-    last = _plain_block(timeline, head, ends[-1], 0, head_flops(spec))
-    program, sizes = timeline.blocks[head].program, timeline.blocks[head].sizes
+    last = _plain_block(parts, head, ends[-1], 0, head_flops(spec))
+    program, sizes = parts.blocks[head].program, parts.blocks[head].sizes
     loss = sum(sizes[storage] for storage in program.after_forward) + highest(program.loss, sizes).bytes
     loss += until_loss - until_forward + resident["loss"] - resident["forward"]
     blocks.append(last._replace(forward_top=max(last.forward_top, loss)))
@@ -121,28 +126,73 @@ def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> ConfigChain:
     return ConfigChain(spec, chain, len(opening), len(opening) + len(layers))
 
 
-def _sum(timeline: RecomputeTimeline, number: int, storages: tuple[int, ...]) -> int:
-    return sum(timeline.blocks[number].sizes[storage] for storage in storages)
+def _blocks(spec: Spec) -> tuple[StageBlocks, bool]:
+    """Return the blocks of one steady step, and whether an engine takes gradients over unit by unit.
+
+    Raises:
+        InputError: the family, or this implementation of it, is not modelled.
+    """
+    reject_without_formulas(spec)
+    options, stage = state_options(spec), stages_of(spec)[0]
+    sharded = options.partitions_gradients or (options.engine == "fsdp2" and options.data_parallel > 1)
+    gradients = gradient_policy(spec, exist=gradients_exist(options, STEP), sharded=sharded)
+    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    return StageBlocks(spec, stage, run_sizer(spec, card), gradients, plan_of(spec)), sharded
 
 
-def _entry(timeline: RecomputeTimeline, number: int) -> int:
+def _passes(parts: StageBlocks) -> dict[str, int]:
+    """Return the transient bytes at the peak of each pass without recomputation, and without an engine's buffers."""
+    layers = [parts.block_of(next(leaves(item)), again=not isinstance(item, int)) for item in parts.plan]
+    numbers = (*parts.openings, *layers, parts.head)
+    blocks = [parts.blocks[number] for number in numbers]
+    returned, saved, kept = (
+        [0, *accumulate(_sum(parts, number, storages_of(parts.blocks[number].program)) for number in numbers)]
+        for storages_of in (attrgetter("after_forward"), attrgetter("saved"), attrgetter("kept"))
+    )
+    forward = max(
+        before + highest(each.program.forward, each.sizes).bytes for before, each in zip(returned, blocks, strict=False)
+    )
+    head = blocks[-1]
+    loss = saved[-2] + returned[-1] - returned[-2] + highest(head.program.loss, head.sizes).bytes
+    left, backward = 0, 0
+    for number, until in zip(reversed(numbers), reversed(kept), strict=False):
+        block = parts.blocks[number]
+        backward = max(backward, until + left + highest(block.program.backward, block.sizes).bytes)
+        left += _left(parts, number)
+    return {"forward": forward, "loss": loss, "backward": backward}
+
+
+def _left(parts: StageBlocks, number: int) -> int:
+    """Return the bytes that a block's backward leaves allocated: not the gradients of a unit that FSDP2 shards."""
+    block, options = parts.blocks[number], state_options(parts.spec)
+    is_unit = block.part != "head" or options.wraps_embedding_and_head
+    if options.engine == "fsdp2" and options.data_parallel > 1 and is_unit:
+        return block.sized.bytes_of(block.program.left_without_gradients)
+    return block.sized.bytes_of(block.program.left)
+
+
+def _sum(parts: StageBlocks, number: int, storages: tuple[int, ...]) -> int:
+    return sum(parts.blocks[number].sizes[storage] for storage in storages)
+
+
+def _entry(parts: StageBlocks, number: int) -> int:
     """Return the bytes of the hidden state that a layer, or the LM head, reads."""
-    block = timeline.blocks[number]
+    block = parts.blocks[number]
     return block.sizes[block.program.entry]
 
 
-def _plain_block(timeline: RecomputeTimeline, number: int, given: int, made: int, flops: int) -> ChainBlock:
+def _plain_block(parts: StageBlocks, number: int, given: int, made: int, flops: int) -> ChainBlock:
     """Return the block of the embedding, shared tensors or LM head, which is never recomputed."""
-    block = timeline.blocks[number]
-    kept = _sum(timeline, number, block.program.kept)
+    block = parts.blocks[number]
+    kept = _sum(parts, number, block.program.kept)
     backward = kept + highest(block.program.backward, block.sizes).bytes
     return ChainBlock(
-        block.name,
+        block.module,
         given,
         kept - given,
         made,
         flops,
-        _sum(timeline, number, block.left),
+        _left(parts, number),
         highest(block.program.forward, block.sizes).bytes,
         highest(block.program.forward, block.sizes).bytes,
         backward,
@@ -152,11 +202,11 @@ def _plain_block(timeline: RecomputeTimeline, number: int, given: int, made: int
     )
 
 
-def _layer_block(timeline: RecomputeTimeline, layer: int, number: int, given: int, made: int, flops: int) -> ChainBlock:
-    block = timeline.blocks[number]
-    rerun = timeline.blocks[timeline.inside[number]]
-    alone = timeline.blocks[timeline.block_of(layer, again=True)]
-    kept = _sum(timeline, number, block.program.kept)
+def _layer_block(parts: StageBlocks, layer: int, number: int, given: int, made: int, flops: int) -> ChainBlock:
+    block = parts.blocks[number]
+    rerun = parts.blocks[parts.block_of(layer, inside=True)]
+    alone = parts.blocks[parts.block_of(layer, again=True)]
+    kept = _sum(parts, number, block.program.kept)
     once = sum(alone.sizes[storage] for storage in alone.program.kept)
     return ChainBlock(
         f"layer {layer}",
@@ -164,7 +214,7 @@ def _layer_block(timeline: RecomputeTimeline, layer: int, number: int, given: in
         kept - given,
         made,
         flops,
-        _sum(timeline, number, block.left),
+        _left(parts, number),
         highest(block.program.forward, block.sizes).bytes,
         highest(alone.program.forward, alone.sizes).bytes,
         kept + highest(block.program.backward, block.sizes).bytes,
@@ -173,9 +223,9 @@ def _layer_block(timeline: RecomputeTimeline, layer: int, number: int, given: in
     )
 
 
-def _keeping(timeline: RecomputeTimeline, layer: int, block: ChainBlock, flops: dict[str, int]) -> ChainBlock:
+def _keeping(parts: StageBlocks, layer: int, block: ChainBlock, flops: dict[str, int]) -> ChainBlock:
     """Return a recomputed layer's block that saves some results: their bytes, and the FLOPs still recomputed."""
-    program, sizes = (alone := timeline.blocks[timeline.block_of(layer, again=True)]).program, alone.sizes
+    program, sizes = (alone := parts.blocks[parts.block_of(layer, again=True)]).program, alone.sizes
     again = {event.operator.name for event in program.backward if event.operator.when is Activity.AGAIN}
     return block._replace(
         stays_bytes=sum(sizes[storage] for storage in program.kept) - block.input_bytes,

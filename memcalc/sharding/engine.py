@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
-from memcalc.phase_peaks.fsdp2_buffers import is_embedding
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
 
@@ -147,6 +146,11 @@ class Engine:
 
     def after_step(self) -> None:
         """Run after the optimizer step."""
+
+
+def is_embedding(parameter: LocalParameter) -> bool:
+    """Return whether a parameter is the embedding's, a separate unit with `wraps_embedding_and_head`."""
+    return parameter.where == "embedding" and parameter.module.partition(".")[0] == "embed_tokens"
 
 
 def by_unit(

@@ -16,14 +16,45 @@ from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
-from memcalc.phase_peaks.fsdp2_buffers import HOLDS_BOTH_INPUTS, gathered_dtype
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.states.state_options import StateOptions
-from memcalc.stream.requests import Requests
+from memcalc.stream.requests import EngineTensor, Requests
 from memcalc.workspaces.sharding import chunk_cat, split_copy
 
+HOLDS_BOTH_INPUTS = (2, 12)  # the torch version that frees a reduce-scatter's input only when the next one exists
+COMMUNICATION = Component.COMMUNICATION_BUFFERS
+SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/"
+SCRATCH = EngineTensor(Component.TEMPORARIES, "scratch of a copy kernel", "uint8", "n", f"{SOURCE}_fsdp_collectives.py")
+NAMES = {ROOT: ("root", "P_root"), EMBEDDING: ("embedding", "P_embedding"), TAIL: ("final norm and head", "P_tail")}
 ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams in addition to the default one (_fsdp_param_group.py, FSDPCommContext)
+
+
+def gathered_dtype(parameter: LocalParameter, options: StateOptions) -> str:
+    """Return a parameter's all-gather dtype: uint8 for torchao's FP8 weights, else the policy's, else its own."""
+    if is_narrow(parameter, options):
+        return "uint8"
+    packed = parameter.dtype == "uint8"  # 4-bit weights, which no policy casts
+    return parameter.dtype if packed else options.gathered or parameter.dtype or options.base
+
+
+def is_narrow(parameter: LocalParameter, options: StateOptions) -> bool:
+    """Return whether a weight is gathered in FP8 (torchao's fsdp_pre_all_gather)."""
+    if options.float8_gather is None or parameter.tensor != "weight" or len(parameter.shape) != len(("out", "in")):
+        return False
+    return not parameter.module.startswith("embed") and options.float8_gather.converts(parameter.module)
+
+
+class UnitLabels(NamedTuple):
+    """What the storages of one unit are."""
+
+    from_host: EngineTensor
+    cast: EngineTensor
+    all_gather: EngineTensor
+    gathered: EngineTensor
+    scatter: EngineTensor
+    shard: EngineTensor
+    main: EngineTensor
 
 
 class UnitGather(NamedTuple):
@@ -64,6 +95,31 @@ class Reduce(NamedTuple):
     last: LocalParameter
 
 
+def labels_of(unit: int, parameters: Sequence[LocalParameter], options: StateOptions) -> UnitLabels:
+    """Return what the storages of a unit are called, with the dtypes of its all-gather and reduce-scatter."""
+    name, symbol = NAMES.get(unit, ("layer", "P_layer"))
+    dtypes = {gathered_dtype(each, options) for each in parameters}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
+    own = next((each.dtype or options.base for each in parameters if each.trains), options.base)
+
+    def label(tensor: str, dtype: str, file: str, pieces: int = 1) -> EngineTensor:
+        return EngineTensor(COMMUNICATION, tensor, dtype, symbol, f"{SOURCE}{file}", pieces)
+
+    def shard(tensor: str, dtype: str, pieces: int = 1) -> EngineTensor:
+        file = f"{SOURCE}_fsdp_collectives.py: foreach_reduce"
+        return EngineTensor(Component.GRADIENTS, tensor, dtype, f"{symbol}/N", file, pieces)
+
+    return UnitLabels(
+        label(f"shards of the {name} from the host", own, "_fsdp_param.py: all_gather_inputs"),
+        label(f"shards of the {name}, cast", dtype, "_fsdp_collectives.py: foreach_all_gather"),
+        label(f"all-gather of the {name}", dtype, "_fsdp_collectives.py: foreach_all_gather"),
+        label(f"parameters of the {name}, gathered", dtype, "_fsdp_param_group.py: unshard", len(parameters)),
+        label(f"reduce-scatter input of the {name}", options.reduced or own, "_fsdp_param_group.py: post_backward"),
+        shard(f"gradient shard of the {name}", own),
+        shard(f"fp32 gradient shard of the {name}", "fp32", sum(each.trains for each in parameters)),
+    )
+
+
 class FSDP2(Engine):
     """One rank of FSDP2. Stage 3 is reshard_after_forward=True, stage 2 False; the root is never resharded in forward.
 
@@ -85,9 +141,11 @@ class FSDP2(Engine):
         self.output_is_loss = options.loss_in_model
         self.repeats = not options.sums_unsharded  # only the last micro-batch reduces
         known: dict[Sequence[LocalParameter], tuple[UnitGather, Reduce | None]] = {}
-        for parameters in units.values():
+        self.labels: dict[int, UnitLabels] = {}
+        for unit, parameters in units.items():
             if parameters and parameters not in known:
                 known[parameters] = self._gather_of(parameters), self._reduce_of(parameters)
+            self.labels[unit] = labels_of(unit, parameters, options)
         self.sizes = {unit: known[parameters] for unit, parameters in units.items() if parameters}
         layers = sorted(unit for unit in units if unit >= 0)
         self.last = layers[-1] if layers else ROOT
@@ -190,7 +248,7 @@ class FSDP2(Engine):
             if sums := self.unsharded.pop(unit, []):  # accumulate_unsharded_grad_if_needed
                 self.requests.drop(each.storage for each in gradients)
                 gradients = sums
-            kept = self._reduce(reduce, gradients) if reduce is not None and gradients else []
+            kept = self._reduce(unit, reduce, gradients) if reduce is not None and gradients else []
             self.requests.drop(before)
         if unit == ROOT:
             self.requests.drop((*self.reducing, *self.added_up))
@@ -219,37 +277,38 @@ class FSDP2(Engine):
 
     def _all_gather(self, unit: int) -> None:
         """All-gather the shards of a unit. Source: _fsdp_collectives.py, foreach_all_gather."""
-        gather = self.sizes[unit][0]
-        copies = [] if gather.fetched else [self.requests.take(size, ALL_GATHER) for size in gather.copies]
+        gather, labels, take = self.sizes[unit][0], self.labels[unit], self.requests.take
+        copies = [] if gather.fetched else [take(size, ALL_GATHER, labels.cast) for size in gather.copies]
         for index, size in enumerate(gather.fetched):  # _fsdp_param.py, all_gather_inputs
-            copies.append(self.requests.take(size, ALL_GATHER))
+            copies.append(take(size, ALL_GATHER, labels.from_host))
             if gather.copies:
                 wide = copies.pop()
-                copies.append(self.requests.take(gather.copies[index], ALL_GATHER))
+                copies.append(take(gather.copies[index], ALL_GATHER, labels.cast))
                 self.requests.drop((wide,))
-        self.gathering[unit] = self.requests.take(gather.output, ALL_GATHER)
+        self.gathering[unit] = take(gather.output, ALL_GATHER, labels.all_gather)
         self.requests.drop(copies)
 
     def _copy_out(self, unit: int) -> int:
         """Allocate the parameters; return the all-gather output. Source: foreach_all_gather_copy_out."""
-        gather = self.sizes[unit][0]
-        self.parameters[unit] = [self.requests.take(size) for size in gather.parameters]
-        self.requests.drop((self.requests.play(gather.table),))
+        gather, gathered = self.sizes[unit][0], self.labels[unit].gathered
+        self.parameters[unit] = [self.requests.take(size, 0, gathered) for size in gather.parameters]
+        self.requests.drop((self.requests.play(gather.table, SCRATCH),))
         return self.gathering.pop(unit)
 
-    def _reduce(self, reduce: Reduce, gradients: Sequence[Gradient]) -> list[int]:
+    def _reduce(self, unit: int, reduce: Reduce, gradients: Sequence[Gradient]) -> list[int]:
         """Reduce-scatter a unit's gradients; return those that stay. Source: _fsdp_collectives.py, foreach_reduce."""
-        self.reducing = [self.requests.take(reduce.source)]
-        self.requests.drop((self.requests.play(reduce.table),))
+        labels = self.labels[unit]
+        self.reducing = [self.requests.take(reduce.source, 0, labels.scatter)]
+        self.requests.drop((self.requests.play(reduce.table, SCRATCH),))
         last = [each.storage for each in gradients if each.parameter == reduce.last]
         self.requests.drop(each.storage for each in gradients if each.storage not in last)
-        output = self.requests.take(reduce.output, REDUCE_SCATTER, Component.GRADIENTS)
+        output = self.requests.take(reduce.output, REDUCE_SCATTER, labels.shard)
         self.requests.drop(last)
         if reduce.shards != reduce.output:  # _to_dtype_if_needed
-            reduced, output = output, self.requests.take(reduce.shards, REDUCE_SCATTER, Component.GRADIENTS)
+            reduced, output = output, self.requests.take(reduce.shards, REDUCE_SCATTER, labels.shard)
             self.requests.drop((reduced,))
         if not (self.have_gradients or self.choice.weights_on_host):
-            main = [self.requests.take(size, 0, Component.GRADIENTS) for size in reduce.main]
+            main = [self.requests.take(size, 0, labels.main) for size in reduce.main]
             if RECIPES[self.choice.recipe].gradients is None:  # the hooks free the gradients
                 self.requests.drop((output,))
                 return main

@@ -15,12 +15,38 @@ from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states.state_options import StateOptions
-from memcalc.stream.requests import Requests
+from memcalc.stream.requests import EngineTensor, Requests
 from memcalc.workspaces.reductions import ReductionShape, reduction
 
+SOURCE = "DeepSpeed 0.19 runtime/zero/"
 ALIGNMENT = 2  # elements; nccl_start_alignment_factor: each partition is a multiple of it
 FLOAT, DOUBLE = 4, 8  # bytes
+
+
+class ReductionLabels(NamedTuple):
+    """What the storages of gradient reductions are."""
+
+    bucket: EngineTensor
+    flattened: EngineTensor
+    own: EngineTensor
+
+
+def reduction_labels(options: StateOptions) -> ReductionLabels:
+    """Return the labels of a run's reductions."""
+    file = "stage3.py" if options.zero_stage == 3 else "stage_1_and_2.py"
+    size = "reduce_bucket_size" if options.zero.reduce_bucket_size != ZERO.reduce_bucket_size else "5e8"
+
+    def label(tensor: str, symbol: str, rule: str, component: Component) -> EngineTensor:
+        return EngineTensor(component, tensor, options.compute, symbol, f"{SOURCE}{file}: {rule}")
+
+    communicated = Component.COMMUNICATION_BUFFERS
+    return ReductionLabels(
+        label("reduce bucket", size, "setup_buckets: allocated whole at the first gradient", communicated),
+        label("flattened bucket", "P_bucket", "reduce_independent_p_g_buckets_and_remove_grads", communicated),
+        label("gradients of the rank's partition", "P_touched", "copy_grads_in_partition", Component.GRADIENTS),
+    )
 
 
 class WaitingGradient(NamedTuple):
@@ -49,6 +75,7 @@ class ZeRO12(Engine):
     def __init__(self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions) -> None:
         super().__init__(requests)
         self.choice = options
+        self.labels = reduction_labels(options)
         self.keeps_gradients = options.reduces_after_backward
         self.ordered = ordered
         self.trained = tuple(parameter for parameter in ordered if parameter.trains)
@@ -118,7 +145,7 @@ class ZeRO12(Engine):
         """Put a ready gradient into the bucket (stage 2), or keep it (stage 1). Source: process_gradients."""
         assert gradient.parameter is not None
         if self.bucket is None:
-            self.bucket = self.requests.take(self.bucket_size * self.dtype_bytes)
+            self.bucket = self.requests.take(self.bucket_size * self.dtype_bytes, 0, self.labels.bucket)
         position = self.positions[gradient.parameter].popleft()
         if self.keeps_gradients:
             self.ready.append((position, gradient.storage))
@@ -189,11 +216,11 @@ class ZeRO12(Engine):
         """
         for together in reduced_together(self.waiting, self.share, self.bucket_size):
             if len(together) > 1:  # flattening does not copy a single tensor
-                self.requests.drop((self.requests.take(sum(together) * self.dtype_bytes),))
+                self.requests.drop((self.requests.take(sum(together) * self.dtype_bytes, 0, self.labels.flattened),))
         for each in self.waiting:
             if each.begin < self.share and self.own is None:
                 size = next(end for end in self.begins if end >= self.share)
-                self.own = self.requests.take(size * self.dtype_bytes, 0, Component.GRADIENTS)
+                self.own = self.requests.take(size * self.dtype_bytes, 0, self.labels.own)
             self.requests.drop(() if each.storage is None else (each.storage,))
         self.waiting, self.inside = [], 0
 

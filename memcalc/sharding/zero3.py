@@ -15,14 +15,15 @@ from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
-from memcalc.phase_peaks.zero3_param_coordinator import MOST_LIVE, REUSE_DISTANCE
 from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.sharding.zero3_order import ModuleTurn
-from memcalc.sharding.zero12 import FLOAT, flat_tensor, norms
+from memcalc.sharding.zero12 import FLOAT, SOURCE, flat_tensor, norms, reduction_labels
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.state_options import StateOptions
-from memcalc.stream.requests import Requests
+from memcalc.stream.requests import EngineTensor, Requests
 
+MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: above it nothing is prefetched
+REUSE_DISTANCE = 1_000_000_000  # stage3_max_reuse_distance: parameters used again within this distance stay
 GATHER, REDUCE = 1, 2  # CUDA streams in addition to the default one: parameter_offload.py, stage3.py (overlap_comm)
 SUB_GROUP = 1_000_000_000  # runtime/zero/config.py, sub_group_size: elements that are updated at once
 
@@ -67,6 +68,10 @@ class ZeRO3(Engine):
     ) -> None:
         super().__init__(requests)
         self.choice = options
+        self.labels = reduction_labels(options)
+        source = f"{SOURCE}partitioned_param_coordinator.py"
+        component = Component.COMMUNICATION_BUFFERS
+        self.gathered = EngineTensor(component, "parameters, gathered", options.compute, "P_gathered", source)
         self.ordered = ordered
         self.ranks = options.data_parallel
         self.dtype_bytes = DTYPE_BYTES[options.compute]
@@ -218,7 +223,7 @@ class ZeRO3(Engine):
         if not missing:
             return
         self.live += sum(self.elements[number] for number in missing)
-        buffer = self.requests.take(sum(map(self._gathered_bytes, missing)), GATHER)
+        buffer = self.requests.take(sum(map(self._gathered_bytes, missing)), GATHER, self.gathered)
         together = GatherGroup(missing, buffer)
         self.arriving.update(dict.fromkeys(missing, together))
 
@@ -235,7 +240,7 @@ class ZeRO3(Engine):
             return
         if not together.copied:
             for each in together.members:
-                self.there[each] = self.requests.take(self.elements[each] * self.dtype_bytes, GATHER)
+                self.there[each] = self.requests.take(self.elements[each] * self.dtype_bytes, GATHER, self.gathered)
             together.copied = True
         together.waiting.remove(number)
         if not together.waiting:
@@ -311,9 +316,12 @@ class ZeRO3(Engine):
             return
         numbers = sorted(each.number for each in self.bucket)
         if len(numbers) > 1 or self.elements[numbers[0]] % self.ranks:
-            padding = [self.requests.take(missing * self.dtype_bytes, REDUCE) for missing in self._paddings(numbers)]
+            padding = [
+                self.requests.take(missing * self.dtype_bytes, REDUCE, self.labels.flattened)
+                for missing in self._paddings(numbers)
+            ]
             size = sum(self.shares[number] for number in numbers) * self.ranks * self.dtype_bytes
-            self.requests.drop((*padding, self.requests.take(size, REDUCE)))
+            self.requests.drop((*padding, self.requests.take(size, REDUCE, self.labels.flattened)))
         self.requests.drop(each.storage for each in self.bucket if each.storage is not None)
         self.bucket, self.inside = [], 0
 
@@ -356,4 +364,4 @@ class ZeRO3(Engine):
         """Gather the small parameters that stay gathered. Source: _post_step."""
         for number, elements in enumerate(self.elements):
             if elements <= self.choice.zero.param_persistence_threshold:
-                self.there[number] = self.requests.take(self._gathered_bytes(number))
+                self.there[number] = self.requests.take(self._gathered_bytes(number), 0, self.gathered)

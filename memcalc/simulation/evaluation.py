@@ -6,14 +6,6 @@ torch/csrc/autograd/functions/utils.h, compute_requires_grad). Modules are in ev
 
 from __future__ import annotations
 
-from memcalc.architectures.structure import BlockStructure, block_structure
-from memcalc.layout.stages import Stage
-from memcalc.ledger.row_drafts import RowDraft
-from memcalc.phase_peaks.layer_buffers import PerLayerBuffers
-from memcalc.phase_peaks.passes import beside, pieces_of
-from memcalc.phase_peaks.recompute_timeline import RecomputeTimeline
-from memcalc.phase_peaks.timeline import StageTimeline
-from memcalc.programs.sized_program import ProgramSizer
 from memcalc.spec.spec import Spec
 
 
@@ -54,56 +46,3 @@ def _without_training(spec: Spec, batch: int) -> Spec:
         "dropout": 0.0,
     }
     return spec.model_copy(update={"training": training.model_copy(update=changed)})
-
-
-class ForwardOnlyTimeline(StageTimeline):
-    """Forward pass and loss of one stage without autograd."""
-
-    def structure(self) -> BlockStructure:
-        """Return the options of the modules."""
-        return without_gradients(block_structure(self.spec))
-
-
-class ForwardOnlyRecomputeTimeline(RecomputeTimeline):
-    """Forward pass and loss of one stage without autograd, simulated layer by layer."""
-
-    def structure(self) -> BlockStructure:
-        """Return the options of the modules."""
-        return without_gradients(block_structure(self.spec))
-
-
-def without_gradients(structure: BlockStructure) -> BlockStructure:
-    """Return the options of modules that run without gradients."""
-    return structure._replace(evaluates=True, checkpoints_layers=False)
-
-
-def reference_items(
-    run: Spec, stage: Stage, sizer: ProgramSizer, layer_buffers: PerLayerBuffers
-) -> tuple[tuple[RowDraft, int], ...]:
-    """Return the live tensors at the peak of the reference model's forward.
-
-    Args:
-        run: as `reference_run` gives it.
-        stage: the pipeline stage.
-        sizer: of the run.
-        layer_buffers: the engine's buffers around the layers.
-    """
-    (timeline,) = evaluation_timelines(run, stage, sizer, layer_buffers)
-    moments = [timeline.highest(stream) for stream in ("forward", "loss")]
-    highest = max(moments, key=lambda each: each.bytes)
-    return tuple((item, item.count) for item in timeline.items([(highest, 0)]))
-
-
-def evaluation_timelines(
-    run: Spec, stage: Stage, sizer: ProgramSizer, layer_buffers: PerLayerBuffers
-) -> list[ForwardOnlyTimeline]:
-    """Return the timeline of the evaluation for each chunk of a stage.
-
-    Args:
-        run: the evaluation, from `evaluated`.
-        stage: the pipeline stage.
-        sizer: sizes of the run's blocks.
-        layer_buffers: the engine's per-layer buffers.
-    """
-    surroundings = beside(run, layer_buffers, exist=False)
-    return [ForwardOnlyTimeline(run, piece, sizer, *surroundings) for piece in pieces_of(run, stage)]

@@ -18,9 +18,10 @@ from memcalc.programs.sized_program import sizer_of
 from memcalc.sharding.engine import Engine
 from memcalc.sharding.schedules import Action, actions_of
 from memcalc.simulation.forward_backward import ForwardBackward
-from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.in_flight_batches import InFlight, Recorded
-from memcalc.simulation.simulated_run import SimulatedRun, plan_of
+from memcalc.simulation.layer_loops import LayerLoop
+from memcalc.simulation.plans import plan_of
+from memcalc.simulation.simulated_run import SimulatedRun
 from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy

@@ -6,39 +6,36 @@ free at each request. So the steps are replayed from the first weight on, with t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from memcalc.architectures.catalogue import GradientPolicy
 from memcalc.errors import OutOfMemory
+from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.parameters import layer_prefixes
+from memcalc.layout.stages import Stage, stages_of
+from memcalc.layout.symbols import symbol_values
+from memcalc.ledger.component import Component
+from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
+from memcalc.programs.sized_program import run_sizer, sizer_of
+from memcalc.sharding.deepspeed import lacks
+from memcalc.sharding.engine import ROOT, Engine, by_unit
+from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_name
+from memcalc.sharding.schedules import lacks as pipeline_lacks
+from memcalc.simulation.backward_updates import UpdatesInBackward
+from memcalc.simulation.construction import built_before_training
 from memcalc.simulation.evaluation import (
     evaluated,
     reference_run,
     scored_by_reference,
 )
-from memcalc.layout.local_parameters import LocalParameter, stage_parameters
-from memcalc.layout.parameters import layer_prefixes
-from memcalc.layout.stages import Stage, recomputed_count, stages_of
-from memcalc.layout.symbols import symbol_values
-from memcalc.ledger.component import Component
-from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
-from memcalc.programs.sized_program import run_sizer, sizer_of
-from memcalc.sharding.ddp import DDP
-from memcalc.sharding.deepspeed import deepspeed_engine, lacks
-from memcalc.sharding.engine import ROOT, Engine, by_unit
-from memcalc.sharding.fsdp2 import FSDP2
-from memcalc.sharding.schedules import lacks as pipeline_lacks
-from memcalc.simulation.backward_updates import UpdatesInBackward
-from memcalc.simulation.construction import built_before_training
 from memcalc.simulation.forward_backward import ForwardBackward
-from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.generation import GenerationRequests, unsupported_generation_reason
 from memcalc.simulation.initial_tensors import InitialTensors
+from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.micro_batch import MicroBatch
 from memcalc.simulation.optimizer_step import OptimizerStep
+from memcalc.simulation.plans import plan_of
 from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.recipes import RECIPES
-from memcalc.spec.recompute_plan import Segment, items_of, leaves
+from memcalc.spec.recompute_plan import items_of
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import tower_trains
 from memcalc.spec.training import TOKENWISE
@@ -120,7 +117,11 @@ class SimulatedRun:
         prefixes = layer_prefixes(spec.model, self.stage.numbers)
         self.ordered = tuple(in_order(parameters, self.choice.update.family, prefixes))
         self.units = by_unit(self.ordered, self.stage.numbers, ends=self.choice.wraps_embedding_and_head)
-        self.engine = engine_of(requests, self.ordered, self.units, spec)
+        self.engine: Engine = (
+            UpdatesInBackward(requests, self.ordered)
+            if self.choice.updates_in_backward
+            else engine_of(requests, self.ordered, self.units, spec, plan_of(spec))
+        )
         self.parameters = {
             unit: {gradient_name(held, spec.training.implementation): held for held in found}
             for unit, found in self.units.items()
@@ -363,47 +364,3 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         "evaluation under DeepSpeed": deepspeed and training.evaluation_batch_size is not None,
         "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in TOKENWISE,
     }
-
-
-def engine_of(
-    requests: Requests, ordered: Sequence[LocalParameter], units: Mapping[int, Sequence[LocalParameter]], spec: Spec
-) -> Engine:
-    """Return the sharding engine of a run."""
-    options = state_options(spec)
-    if options.updates_in_backward:
-        return UpdatesInBackward(requests, ordered)
-    if options.data_parallel == 1:
-        return Engine(requests)
-    if options.engine == "deepspeed":
-        return deepspeed_engine(requests, ordered, units, spec, plan_of(spec))
-    if options.engine == "fsdp2":
-        return FSDP2(requests, units, options)
-    return DDP(requests, ordered, options)
-
-
-def gradient_name(parameter: LocalParameter, implementation: str) -> str:
-    """Return the name of a parameter's gradient in its block's program."""
-    module = parameter.module.rpartition("*.")[2]
-    if parameter.routed and implementation == "plain":  # "mlp.experts.up" for the matmuls of all experts
-        module = module.removesuffix("_proj")
-    return f"{module}.{parameter.tensor}"
-
-
-def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPolicy:
-    """Return what happens to a gradient that autograd produces; an engine may take it over afterwards."""
-    sharded, unsharded = not engine.keeps_gradients, engine.has_unsharded_gradients
-    found = gradient_policy(spec, exist=unsharded or (exist and not sharded), sharded=sharded)
-    return found._replace(kept=True, update=()) if engine.hooks_gradients and sharded else found
-
-
-def plan_of(spec: Spec, stage: Stage | None = None) -> Segment:
-    """Return the recomputation plan with all layers of the model or a stage, for every notation of `recompute`."""
-    training, layers = spec.training, spec.model.num_layers
-    plan = training.recompute
-    if isinstance(plan, str):
-        found = items_of(tuple(n for n in range(layers) if recomputed_count(training, n, n + 1)), layers)
-    else:
-        found = items_of(plan, layers)
-    if stage is None:
-        return found
-    return tuple(item for item in found if stage.first <= next(leaves(item)) < stage.stop)

@@ -38,6 +38,11 @@ class SizedBlock(NamedTuple):
     sized: SizedProgram
 
     @property
+    def sizes(self) -> list[int]:
+        """Bytes of each storage, rounded to the allocator's blocks."""
+        return self.sized.sizes
+
+    @property
     def opens(self) -> bool:
         """Whether it comes before all layers."""
         return self.part in ("embedding", "tables")
@@ -87,7 +92,9 @@ class StageBlocks:
         self.gradients = gradients
         self.plan = plan
         structure = block_structure(spec)
-        self.structure = structure._replace(evaluates=True, checkpoints_layers=False) if without_gradients else structure
+        self.structure = (
+            structure._replace(evaluates=True, checkpoints_layers=False) if without_gradients else structure
+        )
         self.blocks = [] if blocks is None else blocks
         self.head = NO_HEAD
         self._of_layers: dict[BlockVariant, int] = {}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
-from memcalc.stream.requests import Label, Loop, Requests
+from memcalc.stream.requests import Label, Requests
 
 SIZE = (1 << STREAM_SHIFT) - 1  # of a request, without its CUDA stream
 
@@ -81,27 +81,40 @@ def peaks(requests: Requests) -> list[Peak]:
     return found
 
 
-def live_at(requests: Requests, peak: Peak) -> dict[Label, int]:
-    """Return how many storages of each label are live at a peak."""
-    live: dict[Label, int] = {}
-    first = 0  # storage of the next segment
+class Live(NamedTuple):
+    """What is live of one label: storages, and their bytes as requested and in blocks."""
 
-    def add(script: Sequence[int], rounds: int) -> int:
-        """Count the requests of so many rounds; return the number of the storage after them."""
-        made = first
+    count: int = 0  # type: ignore[assignment] # hides tuple.count, which nothing here needs
+    requested: int = 0
+    blocks: int = 0
+
+    def more(self, count: int, size: int) -> Live:
+        """Return the sum with so many storages of a size."""
+        return Live(self.count + count, self.requested + count * size, self.blocks + count * rounded(size))
+
+
+def live_at(requests: Requests, peak: Peak) -> dict[Label, Live]:
+    """Return what is live at a peak, by label."""
+    live: dict[Label, Live] = {}
+    sizes: list[int] = []  # of each request
+
+    def add(script: Sequence[int], rounds: int, first: int) -> None:
+        """Count the requests of so many rounds; `first`: the number of the first storage."""
         for change in script:
-            storage = made if change >= 0 else ~change
+            storage = first if change >= 0 else ~change
+            if storage == len(sizes):
+                sizes.append(change & SIZE)
+            first += change >= 0
             label = requests.labels[storage]
-            live[label] = live.get(label, 0) + (rounds if change >= 0 else -rounds)
-            made += change >= 0
-        return made
+            live[label] = live.get(label, Live()).more(rounds if change >= 0 else -rounds, sizes[storage])
 
     for number, interval in enumerate(requests.stretches[: peak.stretch + 1]):
         for begin, end, rounds in segments(requests, number):
+            first = len(sizes)
             if number == peak.stretch and peak.position <= end:
                 if peak.last:
-                    add(interval.script[begin:end], rounds - 1)
-                add(interval.script[begin : peak.position], 1)
-                return {label: count for label, count in live.items() if count}
-            first = add(interval.script[begin:end], rounds)
+                    add(interval.script[begin:end], rounds - 1, first)
+                add(interval.script[begin : peak.position], 1, first)
+                return {label: found for label, found in live.items() if found.blocks}
+            add(interval.script[begin:end], rounds, first)
     raise ValueError(peak)

@@ -5,9 +5,10 @@ A step's requests do not depend on the allocator, so one list serves every setti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from memcalc.allocator.pytorch.bound import most_reserved
@@ -15,7 +16,6 @@ from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.allocator.pytorch.lean import PeakBytes
 from memcalc.allocator.pytorch.script_replay import ScriptAllocator, allocator_of
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
-from memcalc.estimation.estimate import AllocatorOverhead
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft
 from memcalc.workspaces import Script
@@ -35,7 +35,27 @@ class TensorLabel(NamedTuple):
     component: Component
 
 
-Label = Component | TensorLabel | RowDraft  # what a storage is; a row draft describes one tensor of an engine
+class EngineTensor(NamedTuple):
+    """A tensor of a sharding engine, of any size.
+
+    Args:
+        component: its component.
+        tensor: its name in rows.
+        dtype: its dtype.
+        symbol: its elements in symbols.
+        source: where the rule comes from.
+        pieces: number of storages that make up one, such as the parameters of a unit.
+    """
+
+    component: Component
+    tensor: str
+    dtype: str
+    symbol: str
+    source: str
+    pieces: int = 1
+
+
+Label = Component | TensorLabel | EngineTensor | RowDraft  # what a storage is; a row draft describes it alone
 
 
 class RequestInterval(NamedTuple):
@@ -207,6 +227,19 @@ class Requests:
             else:
                 self._script.append(~number)
 
+    def without_once(self) -> Requests:
+        """Return the same requests, but those of `take_once` are empty: they were made in an earlier step."""
+        found = Requests()
+        found.labels, found.loops, found.stretches = self.labels, self.loops, []
+        made = 0
+        for interval in self.stretches:
+            script = []
+            for change in interval.script:
+                script.append(0 if change > 0 and made in self._once else change)
+                made += change >= 0
+            found.stretches.append(interval._replace(script=script))
+        return found
+
     # -- repeated requests ---------------------------------------------------------------------------------------------
 
     def mark(self) -> tuple[int, int]:
@@ -257,6 +290,24 @@ class Requests:
         pairs = [(~mine, ~theirs) for mine, theirs in zip(again, made, strict=False) if mine != theirs]
         alike = all(0 <= mine < before.storage and 0 <= theirs < after.storage for mine, theirs in pairs)
         return pairs if alike and len(pairs) == len([change for change in again if older < change < 0]) else None
+
+
+class AllocatorOverhead(NamedTuple):
+    """Allocator overhead of a run, from an allocator replay.
+
+    Args:
+        rests: by phase, bytes of blocks beyond the requested bytes.
+        reserved_bytes: the most that the allocator reserves on the device.
+        by_stage: the same of each pipeline stage, if there are several; then the others are those of the worst.
+    """
+
+    rests: Mapping[str, int]
+    reserved_bytes: int
+    by_stage: Mapping[int, AllocatorOverhead] = MappingProxyType({})
+
+    def of(self, stage: int) -> AllocatorOverhead:
+        """Return the overhead of one pipeline stage."""
+        return self.by_stage.get(stage, self)
 
 
 @dataclass(frozen=True, slots=True)

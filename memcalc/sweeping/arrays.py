@@ -1,14 +1,13 @@
 """Peaks of one pipeline stage over many batches: bytes per phase, and the live tensors at the peak.
 
-The blocks and the points of a step are those of a single estimate (`memcalc.phase_peaks.timeline`); sizes are
-`VectorInt`. Where a single estimate picks the one largest candidate, every candidate that is largest for some batch is
-kept.
+A step is recorded as for a single estimate (`memcalc.simulation.recorded_step`), once for all batches; sizes are
+arrays. Where a single estimate picks the one highest point, every point that is the highest for some batch is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,14 +18,17 @@ from memcalc.layout.stages import Stage
 from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import ALL_PHASES, GENERATION, phases_of, run_phases
-from memcalc.phase_peaks.peak_candidates import PeakCandidate
-from memcalc.phase_peaks.timeline import StageTimeline
-from memcalc.programs.program import Program, StorageSize, Stream
+from memcalc.programs.program import Program, StorageSize
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
+from memcalc.simulation.recorded_step import RecordedPasses
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_sums
-from memcalc.sweeping.vector_int import Indices, Numbers, VectorInt, elementwise, plain
+from memcalc.stream.peaks import Peak, live_at
+from memcalc.stream.requests import Requests, TensorLabel
+from memcalc.sweeping.heights import NO_BLOCK, Column, Heights
+from memcalc.sweeping.vector_int import Indices, VectorInt, elementwise, plain
+from memcalc.workspaces import Script
 
 Matrix = npt.NDArray[np.float64]
 
@@ -54,83 +56,24 @@ class ArraySized(SizedProgram):
 
     def __init__(self, program: Program, values: Mapping[str, Any], count: int, rules: KindSizes) -> None:
         super().__init__(program, values)
-        exact = [rules.bytes(kind, values) for kind in program.kinds]
-        self.requested: Matrix = np.array([np.broadcast_to(size, count) for size in exact]).reshape(-1, count)
+        sizes = [rules.bytes(kind, values) for kind in program.kinds]
+        self.requested: Matrix = np.array([np.broadcast_to(size, count) for size in sizes]).reshape(-1, count)
         self.blocks: Matrix = np.ceil(self.requested / _BLOCK) * _BLOCK
-        self._amounts: dict[tuple[int, ...], VectorInt] = {}
-        self._tops: dict[object, tuple[int, ...]] = {}
 
-    def bytes_of(self, storages: tuple[int, ...]) -> Any:
-        """Return the rounded bytes of some storages together."""
-        if storages not in self._amounts:
-            self._amounts[storages] = VectorInt(_counts(self.program, ((each, 1) for each in storages)) @ self.blocks)
-        return self._amounts[storages]
+    @cached_property
+    def exact(self) -> list[int]:
+        """The largest requested bytes of each storage: a step is recorded with them, for all batches."""
+        largest = [int(size) for size in self.requested.max(axis=1)]
+        return [largest[kind] for kind in self.program.kind_of]
 
-    def highest(self, stream: Stream, since: int = 0) -> tuple[int, ...]:
-        """Return the positions of a stream that are its peak for some batch, at event `since` or later."""
-        return self._highest(stream, _local_tops(self.program, stream, since))
-
-    def highest_among(self, stream: Stream, positions: frozenset[int]) -> tuple[int, ...]:
-        """Return those of the given positions of a stream that are the peak for some batch."""
-        return self._highest(stream, tuple(sorted(positions)))
-
-    def _highest(self, stream: Stream, positions: tuple[int, ...]) -> tuple[int, ...]:
-        key = stream, positions
-        if key not in self._tops:
-            heights = _heights(self.program, stream)[list(positions)] @ self.blocks
-            self._tops[key] = tuple(positions[index] for index in _each_once(heights.argmax(axis=0)))
-        return self._tops[key]
-
-    def add_components(self, found: Matrix, storages: Iterable[tuple[int, int]], cells: Indices) -> None:
-        """Add the bytes of some storages by component.
-
-        Args:
-            found: bytes by component. [components, cells]
-            storages: each with its count.
-            cells: indices of the batches.
-        """
-        by_component: dict[Component, list[tuple[int, int]]] = {}
-        for storage, count in storages:
-            by_component.setdefault(self.program.labels[storage][0], []).append((storage, count))
-        for component, several in by_component.items():
-            counts = _counts(self.program, several)
-            requested = counts @ self.requested[:, cells]
-            found[COMPONENTS.index(component)] += requested
-            found[_ROUNDING] += counts @ self.blocks[:, cells] - requested
-
-
-def _counts(program: Program, storages: Iterable[tuple[int, int]]) -> Numbers:
-    """Return how many of some storages have each of the program's sizes; storages come with their counts. [kinds]"""
-    found = np.zeros(len(program.kinds))
-    for storage, count in storages:
-        found[program.kind_of[storage]] += count
-    return found
+    @cached_property
+    def scripts(self) -> dict[int, Script]:
+        """None: an operator's workspace is one storage, as large as its buffers at their peak."""
+        return {}
 
 
 def _each_once(numbers: Indices) -> list[int]:
     return np.flatnonzero(np.bincount(numbers)).tolist()
-
-
-def _heights(program: Program, stream: Stream) -> Matrix:
-    """Return the change in live storages of each size since the stream began, per event. [events + 1, kinds]"""
-    key = "heights", stream
-    if key not in program.findings:
-        events = program.stream(stream)
-        found = np.zeros((len(events) + 1, len(program.kinds)))
-        for position, event in enumerate(events, 1):
-            found[position, program.kind_of[event.storage]] = event.sign
-        program.findings[key] = found.cumsum(axis=0)
-    return program.findings[key]  # type: ignore[no-any-return]
-
-
-def _local_tops(program: Program, stream: Stream, since: int) -> tuple[int, ...]:
-    """Return the positions from `since` on where a storage is allocated and the next event frees one; or the start."""
-    key = "tops", stream, since
-    if key not in program.findings:
-        signs = pairwise([*(event.sign for event in program.stream(stream)), -1])
-        tops = tuple(at for at, (sign, after) in enumerate(signs, 1) if at >= since and sign > after)
-        program.findings[key] = tops if since and tops else (since, *tops)
-    return program.findings[key]  # type: ignore[no-any-return]
 
 
 class KindSizes:
@@ -198,11 +141,6 @@ class ArraySizer(ProgramSizer):
             self._known[program] = ArraySized(program, self._values, self._count, self._rules)
         return self._known[program]
 
-    def largest(self, sums: Sequence[Any]) -> tuple[int, ...]:
-        """Return the indices of the sums that are the largest for some batch."""
-        rows = np.array([np.broadcast_to(plain(each), self._count) for each in sums])
-        return tuple(_each_once(rows.argmax(axis=0)))
-
 
 class Sizers:
     """Cache of the sizers of the last runs over many batches: consecutive runs often share them."""
@@ -231,11 +169,11 @@ class _Highest(NamedTuple):
     """The peaks of a span.
 
     Args:
-        candidates: points of the step that are the peak for some batch.
-        chosen: index of each batch's candidate. [n]
+        points: the points of its requests that may be the peak.
+        chosen: index of each batch's point. [n]
     """
 
-    candidates: list[tuple[StageTimeline, PeakCandidate]]
+    points: list[tuple[RecordedPasses, Requests, Peak]]
     chosen: Indices
 
 
@@ -262,20 +200,24 @@ class StageSums:
         self._highest: list[_Highest | None] = [None] * len(ALL_PHASES)
         for (phase, component), amount in state_sums(spec, stage).items():
             self._add(phases.index(phase), component, amount)
-        items, around = standing(spec, stage, card)
-        for item in items:
+        for item in standing(spec, stage, card):
             for phase in phases_of(item.mask, phases):
                 self._add(phases.index(phase), item.component, item.count * item.each)
                 self._add(phases.index(phase), Component.BLOCK_ROUNDING, item.count * (item.block - item.each))
         if spec.training.completion_length is not None:
             self._add_rollouts(spec, stage, card, phases.index(GENERATION))
-        for span in spans(spec, stage, card, around, sizers.sizer_of):
-            candidates = [*span.candidates]
-            rows = np.array([np.broadcast_to(plain(of.bytes(moment)), count) for of, moment in candidates])
-            found = _Highest(candidates, rows.argmax(axis=0))
+        for span in spans(spec, stage, card, sizers.sizer_of):
+            points: list[tuple[RecordedPasses, Requests, Peak]] = []
+            heights: list[Matrix] = []
+            for recorded in span.recorded:
+                requests = recorded.of_step(first=span.first)
+                found = Heights(requests, recorded.blocks, span.phase)
+                points += [(recorded, requests, point) for point in found.points]
+                heights.append(found.sums @ _sizes(recorded, found.columns, count))
+            rows = np.concatenate(heights)
             for phase in phases_of(span.mask, phases):
                 self.totals[phases.index(phase)] += rows.max(axis=0)
-                self._highest[phases.index(phase)] = found
+                self._highest[phases.index(phase)] = _Highest(points, rows.argmax(axis=0))
 
     def _add_rollouts(self, spec: Spec, stage: Stage, gpu: GpuSpec | None, phase: int) -> None:
         """What generation holds, batch by batch: its forwards are estimated for single numbers."""
@@ -311,7 +253,7 @@ class StageSums:
             chosen = highest.chosen[cells]
             for number in _each_once(chosen):
                 where = np.flatnonzero(chosen == number)
-                found[:, where] += _components(*highest.candidates[number], cells[where])
+                found[:, where] += _components(*highest.points[number], cells[where])
         return found
 
 
@@ -320,18 +262,33 @@ def _of(amount: Any, cells: Indices) -> Any:
     return amount[cells] if isinstance(amount, np.ndarray) else amount
 
 
-def _components(timeline: StageTimeline, candidate: PeakCandidate, cells: Indices) -> Matrix:
+def _sizes(recorded: RecordedPasses, columns: Iterable[Column], count: int) -> Matrix:
+    """Return the bytes of the blocks of columns. [columns, n]"""
+    found: list[Any] = []
+    for block, number in columns:
+        if block == NO_BLOCK:
+            found.append(np.full(count, float(number)))
+            continue
+        sized = recorded.blocks[block].sized
+        assert isinstance(sized, ArraySized)
+        found.append(sized.blocks[number])
+    return np.array(found).reshape(-1, count)
+
+
+def _components(recorded: RecordedPasses, requests: Requests, point: Peak, cells: Indices) -> Matrix:
     """Return the bytes by component at a point in the step. [components, cells]"""
     found = np.zeros((len(COMPONENTS), len(cells)))
-    for item, count in candidate.engine:
-        each, block = (plain(size) for size in (item.each, item.block))
-        found[COMPONENTS.index(item.component)] += _of(each * count, cells)
-        found[_ROUNDING] += _of((block - each) * count, cells)
-    storages: dict[int, list[tuple[int, int]]] = {}
-    for block, several, count in candidate.holdings:
-        storages.setdefault(block, []).extend((storage, count) for storage in several)
-    for block, counted in storages.items():
-        sized = timeline.blocks[block].sized
-        assert isinstance(sized, ArraySized)
-        sized.add_components(found, counted, cells)
+    for label, live in live_at(requests, point).items():
+        if isinstance(label, TensorLabel):
+            block = recorded.blocks[label.block]
+            sized, kind = block.sized, block.program.kind_of[label.storage]
+            assert isinstance(sized, ArraySized)
+            requested, blocks = (live.count * each[kind, cells] for each in (sized.requested, sized.blocks))
+        elif label is Component.GRADIENTS and recorded.takes_over:
+            continue  # counted with the model states
+        else:
+            requested, blocks = live.requested, live.blocks
+        component = label if isinstance(label, Component) else label.component
+        found[COMPONENTS.index(component)] += requested
+        found[_ROUNDING] += blocks - requested
     return found

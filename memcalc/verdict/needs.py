@@ -7,7 +7,6 @@ from math import ceil, floor
 from typing import NamedTuple
 
 from memcalc.errors import OutOfMemory
-from memcalc.estimation.estimate import AllocatorOverhead
 from memcalc.estimation.generation import allocated_bytes as generation_bytes
 from memcalc.estimation.outside_allocator import outside_bytes
 from memcalc.estimation.transient import peak_bytes
@@ -18,7 +17,7 @@ from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_peak
-from memcalc.stream.requests import Replay, Requests, replay, reserved_upper_bound
+from memcalc.stream.requests import AllocatorOverhead, Replay, Requests, replay, reserved_upper_bound
 from memcalc.verdict.recorded_errors import replay_errors, reserve_ratio
 from memcalc.verdict.run_types import kinds_of
 

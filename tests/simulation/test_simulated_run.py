@@ -7,10 +7,10 @@ import pytest
 import memcalc
 from memcalc.allocator.pytorch.lean import LeanAllocator
 from memcalc.errors import OutOfMemory
-from memcalc.estimation.estimate import AllocatorOverhead, estimate
+from memcalc.estimation.estimate import estimate
 from memcalc.recomputation.config_chain import with_recompute
 from memcalc.simulation.simulated_run import SimulatedRun, simulate, unsupported_reason
-from memcalc.stream.requests import Requests, replay, reserved_upper_bound
+from memcalc.stream.requests import AllocatorOverhead, Requests, replay, reserved_upper_bound
 from memcalc.verdict.judge import size
 
 KIB, MIB = 2**10, 2**20

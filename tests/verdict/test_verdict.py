@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.estimation.estimate import AllocatorOverhead
+from memcalc.stream.requests import AllocatorOverhead
 from memcalc.ledger.verdict import Answer, RecordedErrors, Verdict, observed
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.limits import Limit

@@ -1,4 +1,4 @@
-"""Passes of both steps (forward, loss, backward): which phases are identical, and the engine's buffers in them."""
+"""Passes of both steps (forward, loss, backward), and which of their phases are identical."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from memcalc.architectures.catalogue import GradientPolicy
 from memcalc.layout.stages import Stage, composition
-from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import STEPS, RowDraft, mask_of
-from memcalc.phase_peaks.layer_buffers import PerLayerBuffers
 from memcalc.programs.program import Stream
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
-from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.persistent import uses_torch_products, workspace
 from memcalc.states.recipe_copies import gradients_exist
 from memcalc.states.state_options import state_options
@@ -78,18 +74,6 @@ def first_workspace(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDr
     if state_options(spec).accumulates and uses_torch_products(spec, stage):
         return [workspace("backward", spec, gpu, mask_of("forward_1", "loss_1", "backward_1"))]
     return []
-
-
-def beside(spec: Spec, layer_buffers: PerLayerBuffers, *, exist: bool) -> tuple[GradientPolicy, PerLayerBuffers]:
-    """Return the policy for produced gradients, and the engine's per-layer buffers."""
-    gradients = gradient_policy(spec, exist=exist, sharded=bool(layer_buffers.layer_share))
-    if exist:  # a layer's shard is added to existing gradients
-        added = {
-            experts: share._replace(each=0, block=0) if share.component is Component.GRADIENTS else share
-            for experts, share in layer_buffers.layer_share.items()
-        }
-        layer_buffers = layer_buffers._replace(layer_share=added, share_of_head=())
-    return gradients, layer_buffers
 
 
 @cache

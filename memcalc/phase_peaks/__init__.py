@@ -1,1 +1,0 @@
-"""Engines that shard a step across ranks (DDP, FSDP2, DeepSpeed, Megatron-LM): their buffers besides the shards."""

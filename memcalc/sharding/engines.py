@@ -1,0 +1,58 @@
+"""Which sharding engine a run has, and what becomes of the gradients that autograd hands to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from memcalc.architectures.catalogue import GradientPolicy
+from memcalc.layout.local_parameters import LocalParameter
+from memcalc.sharding.ddp import DDP
+from memcalc.sharding.deepspeed import deepspeed_engine
+from memcalc.sharding.engine import Engine
+from memcalc.sharding.fsdp2 import FSDP2
+from memcalc.spec.recompute_plan import Segment
+from memcalc.spec.spec import Spec
+from memcalc.states.gradient_policy import gradient_policy
+from memcalc.states.state_options import state_options
+from memcalc.stream.requests import Requests
+
+
+def engine_of(
+    requests: Requests,
+    ordered: Sequence[LocalParameter],
+    units: Mapping[int, Sequence[LocalParameter]],
+    spec: Spec,
+    plan: Segment,
+) -> Engine:
+    """Return the sharding engine of a run.
+
+    Args:
+        requests: where its requests are recorded.
+        ordered: all parameters, in registration order.
+        units: the same by unit.
+        spec: the run.
+        plan: its recomputation plan.
+    """
+    options = state_options(spec)
+    if options.data_parallel == 1 or options.engine == "megatron":
+        return Engine(requests)
+    if options.engine == "deepspeed" and options.zero_stage:
+        return deepspeed_engine(requests, ordered, units, spec, plan)
+    if options.engine == "fsdp2":
+        return FSDP2(requests, units, options)
+    return DDP(requests, ordered, options)
+
+
+def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPolicy:
+    """Return what happens to a gradient that autograd produces; an engine may take it over afterwards."""
+    sharded, unsharded = not engine.keeps_gradients, engine.has_unsharded_gradients
+    found = gradient_policy(spec, exist=unsharded or (exist and not sharded), sharded=sharded)
+    return found._replace(kept=True, update=()) if engine.hooks_gradients and sharded else found
+
+
+def gradient_name(parameter: LocalParameter, implementation: str) -> str:
+    """Return the name of a parameter's gradient in its block's program."""
+    module = parameter.module.rpartition("*.")[2]
+    if parameter.routed and implementation == "plain":  # "mlp.experts.up" for the matmuls of all experts
+        module = module.removesuffix("_proj")
+    return f"{module}.{parameter.tensor}"

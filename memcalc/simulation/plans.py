@@ -1,0 +1,20 @@
+"""The recomputation plan of a run with all its layers."""
+
+from __future__ import annotations
+
+from memcalc.layout.stages import Stage, recomputed_count
+from memcalc.spec.recompute_plan import Segment, items_of, leaves
+from memcalc.spec.spec import Spec
+
+
+def plan_of(spec: Spec, stage: Stage | None = None) -> Segment:
+    """Return the recomputation plan with all layers of the model or a stage, for every notation of `recompute`."""
+    training, layers = spec.training, spec.model.num_layers
+    plan = training.recompute
+    if isinstance(plan, str):
+        found = items_of(tuple(n for n in range(layers) if recomputed_count(training, n, n + 1)), layers)
+    else:
+        found = items_of(plan, layers)
+    if stage is None:
+        return found
+    return tuple(item for item in found if stage.first <= next(leaves(item)) < stage.stop)
