@@ -39,6 +39,7 @@ class Engine:
 
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
+        self.rounds: Mapping[int, int] = {}  # units that stand for several equal ones, as in `Requests.repeat`
 
     @property
     def has_unsharded_gradients(self) -> bool:

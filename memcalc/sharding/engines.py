@@ -46,8 +46,9 @@ def engine_of(
 def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPolicy:
     """Return what happens to a gradient that autograd produces; an engine may take it over afterwards."""
     sharded, unsharded = not engine.keeps_gradients, engine.has_unsharded_gradients
-    found = gradient_policy(spec, exist=unsharded or (exist and not sharded), sharded=sharded)
-    return found._replace(kept=True, update=()) if engine.hooks_gradients and sharded else found
+    if engine.hooks_gradients:
+        return GradientPolicy(kept=sharded or not exist, main_dtype=None)
+    return gradient_policy(spec, exist=unsharded or (exist and not sharded), sharded=sharded)
 
 
 def gradient_name(parameter: LocalParameter, implementation: str) -> str:

@@ -211,7 +211,8 @@ class FSDP2(Engine):
         The next training step finds them unsharded; they are freed here, for its forward gathers them anyway.
         """
         for unit in list(self.parameters):
-            self.requests.drop(self.parameters.pop(unit))
+            with self.requests.repeat(self.rounds.get(unit, 1)):
+                self.requests.drop(self.parameters.pop(unit))
 
     def _stays(self, unit: int) -> bool:
         """Return whether a unit is not resharded after forward although other units are."""

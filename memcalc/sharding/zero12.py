@@ -14,7 +14,7 @@ from typing import NamedTuple
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
-from memcalc.spec.recipes import DTYPE_BYTES
+from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
@@ -31,6 +31,7 @@ class ReductionLabels(NamedTuple):
     bucket: EngineTensor
     flattened: EngineTensor
     own: EngineTensor
+    main: EngineTensor
 
 
 def reduction_labels(options: StateOptions) -> ReductionLabels:
@@ -46,6 +47,7 @@ def reduction_labels(options: StateOptions) -> ReductionLabels:
         label("reduce bucket", size, "setup_buckets: allocated whole at the first gradient", communicated),
         label("flattened bucket", "P_bucket", "reduce_independent_p_g_buckets_and_remove_grads", communicated),
         label("gradients of the rank's partition", "P_touched", "copy_grads_in_partition", Component.GRADIENTS),
+        label("gradients of the rank's partition", "P_touched", "recipe", Component.GRADIENTS)._replace(dtype="fp32"),
     )
 
 
@@ -76,6 +78,7 @@ class ZeRO12(Engine):
         super().__init__(requests)
         self.choice = options
         self.labels = reduction_labels(options)
+        self.main = RECIPES[options.recipe].main_gradients_live == "backward"  # an fp32 copy of the rank's gradients
         self.keeps_gradients = options.reduces_after_backward
         self.ordered = ordered
         self.trained = tuple(parameter for parameter in ordered if parameter.trains)
@@ -149,6 +152,8 @@ class ZeRO12(Engine):
         position = self.positions[gradient.parameter].popleft()
         if self.keeps_gradients:
             self.ready.append((position, gradient.storage))
+            if self.main and not self.have_gradients:
+                self.requests.take(self.trained[position].elements * FLOAT, 0, self.labels.main)
         else:
             self._into_bucket(position, gradient.storage)
 
@@ -221,6 +226,8 @@ class ZeRO12(Engine):
             if each.begin < self.share and self.own is None:
                 size = next(end for end in self.begins if end >= self.share)
                 self.own = self.requests.take(size * self.dtype_bytes, 0, self.labels.own)
+                if self.main and not (self.have_gradients or self.keeps_gradients):
+                    self.requests.take(size * FLOAT, 0, self.labels.main)
             self.requests.drop(() if each.storage is None else (each.storage,))
         self.waiting, self.inside = [], 0
 

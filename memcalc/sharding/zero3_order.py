@@ -81,11 +81,11 @@ class Order:
         numbers = iter(range(len(ordered)))
         root = units[ROOT]
         before = _modules([parameter for parameter in root if parameter.where == "embedding"], numbers)
-        layers = [_layer(units[layer], numbers) for layer in range(len(units) - 1)]
+        self.layers = {layer: _layer(units[layer], numbers) for layer in sorted(units) if layer >= 0}
         after = _modules([parameter for parameter in root if parameter.where == "head"], numbers)
         if tied:
             after = (*after, Module(frozenset(["lm_head"]), (0,)))
-        self.before, self.after, self.layers = Module(children=before), Module(children=after), layers
+        self.before, self.after = Module(children=before), Module(children=after)
 
     def turns(self, plan: Segment) -> Iterator[ModuleTurn]:
         """Yield all turns of a micro-batch, the root's first; `plan`: the recomputation plan."""
@@ -154,21 +154,26 @@ def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Modu
 
     def module(name: str) -> Module:
         held, own = made[name]
-        leaf = Module(frozenset(module_names(held[0])), own)
+        leaf = Module(frozenset(module_names(held[0])), own, holder(name).children)  # with adapters
         return Module(children=(leaf,)) if name.endswith(HEAD_NORMS) else leaf
 
     def holder(name: str) -> Module:
         inside = [each for each in made if each.startswith(f"{name}.")]
         parts = dict.fromkeys(each.removeprefix(f"{name}.").partition(".")[0] for each in inside)
-        children = (f"{name}.{part}" for part in parts)
-        return Module(children=tuple(module(each) if each in made else holder(each) for each in children))
+        return Module(children=tuple(part_of(f"{name}.{part}") for part in parts))
+
+    def part_of(name: str) -> Module:
+        return module(name) if name in made else holder(name)
 
     def norm(name: str) -> Module:
         return module(name) if name in made else Module()
 
     attention = (holder("attention"), norm("attention_output_norm"))
     fed = (holder("mlp"), norm("mlp_output_norm"))
-    return Module(children=(norm("input_norm"), *attention, norm("post_attention_norm"), *fed))
+    named = ("input_norm", "attention", "attention_output_norm", "post_attention_norm", "mlp", "mlp_output_norm")
+    others = dict.fromkeys(name.partition(".")[0] for name in made if name.partition(".")[0] not in named)
+    mixers = (part_of(name) for name in others)  # in place of attention, or beside it
+    return Module(children=(norm("input_norm"), *attention, *mixers, norm("post_attention_norm"), *fed))
 
 
 def _modules(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> tuple[Module, ...]:

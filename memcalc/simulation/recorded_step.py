@@ -98,6 +98,7 @@ class RecordedPasses:
         ordered = tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, layers)))
         units = by_unit(ordered, layers, ends=options.wraps_embedding_and_head)
         engine = engine_of(self.requests, ordered, units, spec, plan)
+        engine.rounds = {layer: loop.rounds for loop in played for item in loop.items for layer in leaves(item)}
         existing = engine.existing() if exist else []
         parts = StageBlocks(
             spec,
@@ -122,11 +123,22 @@ class RecordedPasses:
     def _forward_alone(self, spec: Spec) -> None:
         """Record a forward pass and its loss outside autograd."""
         walk, _ = self._walk(spec, exist=False, gradients=False)
+        walk.engine.resume()
         walk.engine.begin(have_gradients=False, last=True)
-        walk.forward()
-        walk.loss()
+        walk.forward(self._received(walk))
+        if self.chunk.has_head:
+            walk.loss()
+        else:
+            self.requests.drop([walk.output])
         walk.release()
         walk.engine.after_evaluation()
+
+    def _received(self, walk: ForwardBackward) -> int:
+        """Allocate the input of a stage without embedding; return its storage."""
+        if self.chunk.has_embedding:
+            return -1
+        number, entry = walk.parts.entry
+        return self.requests.take(self.blocks[number].sized.exact[entry], 0, walk.labels_of(number)[entry])
 
     def drafts_of(self, live: Mapping[Label, Live]) -> Iterator[RowDraft]:
         """Yield rows of live storages."""
@@ -203,13 +215,6 @@ class RecordedStep(RecordedPasses):
             with self.requests.repeat(count):
                 for at in storages if count else ():
                     self.requests.take(self.blocks[number].sized.exact[at], 0, walk.labels_of(number)[at])
-
-    def _received(self, walk: ForwardBackward) -> int:
-        """Allocate the input of a stage without embedding; return its storage."""
-        if self.chunk.has_embedding:
-            return -1
-        number, entry = walk.parts.entry
-        return self.requests.take(self.blocks[number].sized.exact[entry], 0, walk.labels_of(number)[entry])
 
     def _received_gradient(self) -> int:
         """Allocate the gradient of a stage's output where Megatron-LM references it until backward has ended."""
