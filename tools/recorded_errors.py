@@ -164,7 +164,7 @@ def compared(run: Recorded) -> Compared:
     """A record with the replay of its run."""
     if not can_replay(run.spec):
         return Compared(run, None, None)
-    found = simulate(run.spec, stage=stages_of(run.spec)[run.stage])
+    found = simulate(run.spec, stage=stages_of(run.spec)[run.stage], rank=0)
     return Compared(run, found.reserved_bytes, max(whole for whole, _ in found.tops.values()))
 
 

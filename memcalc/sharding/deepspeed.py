@@ -26,6 +26,7 @@ def deepspeed_engine(
     units: Mapping[int, Sequence[LocalParameter]],
     spec: Spec,
     plan: Segment,
+    rank: int | None = None,
 ) -> Engine:
     """Return the engine of a run for which `lacks` yields nothing.
 
@@ -35,10 +36,11 @@ def deepspeed_engine(
         units: the same by unit.
         spec: the run.
         plan: its recomputation plan.
+        rank: the rank; None: the one that holds most.
     """
     options = state_options(spec)
     if options.zero_stage < 3:
-        return ZeRO12(requests, ordered, options)
+        return ZeRO12(requests, ordered, options, rank)
     stops_inside = not block_structure(spec).residual_dropout
     order = Order(ordered, units, tied=spec.model.tie_word_embeddings, stops_inside=stops_inside)
     return ZeRO3(requests, ordered, [*order.turns(plan)], options)

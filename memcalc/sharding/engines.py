@@ -8,7 +8,7 @@ from memcalc.architectures.catalogue import GradientPolicy
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.ddp import DDP
 from memcalc.sharding.deepspeed import deepspeed_engine
-from memcalc.sharding.engine import Engine
+from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
@@ -23,6 +23,7 @@ def engine_of(
     units: Mapping[int, Sequence[LocalParameter]],
     spec: Spec,
     plan: Segment,
+    rank: int | None = None,
 ) -> Engine:
     """Return the sharding engine of a run.
 
@@ -32,12 +33,13 @@ def engine_of(
         units: the same by unit.
         spec: the run.
         plan: its recomputation plan.
+        rank: the data-parallel rank; None: the one that holds most.
     """
     options = state_options(spec)
     if options.data_parallel == 1 or options.engine == "megatron":
         return Engine(requests)
     if options.engine == "deepspeed" and options.zero_stage:
-        return deepspeed_engine(requests, ordered, units, spec, plan)
+        return deepspeed_engine(requests, ordered, units, spec, plan, rank)
     if options.engine == "fsdp2":
         return FSDP2(requests, units, options)
     return DDP(requests, ordered, options)
@@ -51,9 +53,26 @@ def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPo
     return gradient_policy(spec, exist=unsharded or (exist and not sharded), sharded=sharded)
 
 
-def gradient_name(parameter: LocalParameter, implementation: str) -> str:
+def gradient_names(spec: Spec, units: Mapping[int, Sequence[LocalParameter]]) -> dict[int, dict[str, LocalParameter]]:
+    """Return the parameters of each unit by the names of their gradients in programs.
+
+    Of a module that PEFT saves whole (`modules_to_save`), that is the trained copy.
+    """
+    found: dict[int, dict[str, LocalParameter]] = {}
+    for unit, parameters in units.items():
+        names = found[unit] = {}
+        for parameter in parameters:
+            name = _gradient_name(parameter, spec.training.implementation)
+            if parameter.trains or name not in names:
+                names[name] = parameter
+    if spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1:  # named after the head
+        found[ROOT].setdefault("lm_head.weight", units[ROOT][0])  # tied embeddings are the root's
+    return found
+
+
+def _gradient_name(parameter: LocalParameter, implementation: str) -> str:
     """Return the name of a parameter's gradient in its block's program."""
-    module = parameter.module.rpartition("*.")[2]
+    module = parameter.module.rpartition("*.")[2].removesuffix(".saved")  # PEFT's copy runs in place of the module
     if parameter.routed and implementation == "plain":  # "mlp.experts.up" for the matmuls of all experts
         module = module.removesuffix("_proj")
     return f"{module}.{parameter.tensor}"

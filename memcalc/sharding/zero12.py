@@ -1,4 +1,4 @@
-"""ZeRO stages 1 and 2 (DeepSpeed 0.19 runtime/zero/stage_1_and_2.py) on rank 0, on the default stream only.
+"""ZeRO stages 1 and 2 (DeepSpeed 0.19 runtime/zero/stage_1_and_2.py), one rank, on the default stream only.
 
 The parameters are flattened into one tensor and become views of it; a rank's partition of it has an fp32 master copy.
 Gradients go through one bucket, which is allocated in full: at stage 2 each gradient as soon as it is ready, at stage 1
@@ -63,18 +63,22 @@ class WaitingGradient(NamedTuple):
 
 
 class ZeRO12(Engine):
-    """Rank 0 at ZeRO stage 1 or 2.
+    """One rank at ZeRO stage 1 or 2.
 
     Args:
         requests: where they are recorded.
         ordered: all parameters, in registration order.
         choice: state options of the run.
+        rank: which; None: the one that holds most. Its own gradients are allocated whole when the first of them is
+            reduced: at stage 2 the last layer's are reduced first, at stage 1 the embedding's.
     """
 
     hooks_gradients = True
     scales_output_gradient = True  # runtime/engine.py, _backward_prologue_per_tensor
 
-    def __init__(self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions) -> None:
+    def __init__(
+        self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions, rank: int | None = None
+    ) -> None:
         super().__init__(requests)
         self.choice = options
         self.labels = reduction_labels(options)
@@ -89,6 +93,9 @@ class ZeRO12(Engine):
         aligned = ALIGNMENT * options.data_parallel
         self.padding = -self.begins[-1] % aligned
         self.share = (self.begins[-1] + self.padding) // options.data_parallel
+        if rank is None:
+            rank = 0 if self.keeps_gradients else options.data_parallel - 1
+        self.partition = range(rank * self.share, min((rank + 1) * self.share, self.begins[-1]))  # of the flat tensor
         self.bucket_size = options.zero.reduce_bucket_size  # elements
         self.have_gradients = False
         self.bucket: int | None = None
@@ -223,8 +230,9 @@ class ZeRO12(Engine):
             if len(together) > 1:  # flattening does not copy a single tensor
                 self.requests.drop((self.requests.take(sum(together) * self.dtype_bytes, 0, self.labels.flattened),))
         for each in self.waiting:
-            if each.begin < self.share and self.own is None:
-                size = next(end for end in self.begins if end >= self.share)
+            own = self.partition
+            if each.begin < own.stop and own.start < each.begin + each.elements and self.own is None:
+                size = touched(self.begins, own)
                 self.own = self.requests.take(size * self.dtype_bytes, 0, self.labels.own)
                 if self.main and not (self.have_gradients or self.keeps_gradients):
                     self.requests.take(size * FLOAT, 0, self.labels.main)
@@ -240,10 +248,11 @@ class ZeRO12(Engine):
 
     def before_step(self, gradients: list[int]) -> None:
         """Compute the norm of the rank's gradients. Source: step, scaled_global_norm."""
+        own = self.partition
         pieces = [
-            min(end, self.share) - begin
+            min(end, own.stop) - max(begin, own.start)
             for begin, end in zip(self.begins, self.begins[1:], strict=False)
-            if begin < self.share
+            if begin < own.stop and own.start < end
         ]
         norms(self.requests, pieces, self.choice)
         self.pieces, self.stepping = len(pieces), gradients
@@ -278,6 +287,18 @@ def norms(requests: Requests, pieces: Iterable[int], options: StateOptions) -> N
         what = ReductionShape(1, elements, contiguous=True, inner=1, accumulator_bytes=DOUBLE)
         requests.drop((requests.play(reduction(what, options.card), Component.TEMPORARIES), wide))
     requests.drop((requests.take(len(found) * DOUBLE, 0, Component.TEMPORARIES), *found))
+
+
+def touched(begins: Sequence[int], partition: range) -> int:
+    """Return the elements of all parameters that overlap a rank's partition.
+
+    Args:
+        begins: of each parameter in the flat tensor, and the end of the last one.
+        partition: the rank's part of the flat tensor.
+    """
+    stop = next(end for end in begins if end >= partition.stop)
+    start = max((begin for begin in begins if begin <= partition.start), default=0)
+    return stop - start
 
 
 def flat_tensor(elements: int) -> LocalParameters:

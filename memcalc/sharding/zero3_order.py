@@ -14,6 +14,7 @@ from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.engine import ROOT
 from memcalc.spec.recompute_plan import Segment, leaves
 
+SAVED = ".saved"  # suffix of the trained copy of a module (PEFT's modules_to_save)
 HEAD_NORMS = (".q_norm", ".k_norm")  # suffixes of modules that contain a norm
 
 
@@ -86,6 +87,8 @@ class Order:
         if tied:
             after = (*after, Module(frozenset(["lm_head"]), (0,)))
         self.before, self.after = Module(children=before), Module(children=after)
+        if any(parameter.module.endswith(".lora_A") for parameter in ordered):  # PEFT wraps the model
+            self.before, self.after = Module(children=(self.before,)), Module(children=(self.after,))
 
     def turns(self, plan: Segment) -> Iterator[ModuleTurn]:
         """Yield all turns of a micro-batch, the root's first; `plan`: the recomputation plan."""
@@ -94,10 +97,10 @@ class Order:
             for layer in [item] if isinstance(item, int) else leaves(item):
                 for turn in _turns(layer, self.layers[layer].forward()):
                     yield turn._replace(checkpointed=not isinstance(item, int))
-        yield from _turns(ROOT, [*self.after.forward()][1:])
+        yield from _turns(ROOT, (module for module in self.after.forward() if module.names))
         yield from _turns(ROOT, self.after.backward(), backward=True)
         yield from self._back(plan)
-        for turn in _turns(ROOT, [*self.before.backward()][1:], backward=True):
+        for turn in _turns(ROOT, (module for module in self.before.backward() if module.names), backward=True):
             yield turn._replace(releases=False)  # their inputs need no gradient
 
     def _back(self, items: Segment) -> Iterator[ModuleTurn]:
@@ -154,7 +157,9 @@ def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Modu
 
     def module(name: str) -> Module:
         held, own = made[name]
-        leaf = Module(frozenset(module_names(held[0])), own, holder(name).children)  # with adapters
+        leaf = Module(frozenset(module_names(held[0])), own)
+        if adapters := holder(name).children:  # PEFT's wrapper runs the linear layer, a dropout, and the adapter
+            return Module(children=(leaf, Module(), *adapters))
         return Module(children=(leaf,)) if name.endswith(HEAD_NORMS) else leaf
 
     def holder(name: str) -> Module:
@@ -177,10 +182,13 @@ def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Modu
 
 
 def _modules(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> tuple[Module, ...]:
-    return tuple(
-        Module(frozenset([name]), tuple(next(numbers) for _ in held))
-        for name, held in groupby(parameters, key=lambda each: each.module)
-    )
+    found: list[Module] = []
+    copied = {parameter.module for parameter in parameters if parameter.module.endswith(SAVED)}
+    for name, held in groupby(parameters, key=lambda each: each.module):
+        own = tuple(next(numbers) for _ in held)
+        if f"{name}{SAVED}" not in copied:  # PEFT runs the trained copy in place of the module
+            found.append(Module(frozenset([name.removesuffix(SAVED)]), own))
+    return tuple(found)
 
 
 def module_names(parameter: LocalParameter) -> Iterator[str]:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.local_parameters import stage_parameters, without_companions
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft
 from memcalc.programs.sized_program import ProgramSizer
-from memcalc.sharding.engine import ROOT, by_unit
-from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_name
+from memcalc.sharding.engine import by_unit
+from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names
 from memcalc.simulation.evaluation import evaluated, reference_run, scored_by_reference
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.layer_loops import LayerLoop, loops_of, of_layers
@@ -94,7 +94,7 @@ class RecordedPasses:
         as_loops = self.loops and not options.partitions_gradients  # DeepSpeed's buckets and prefetches span layers
         played = loops_of(spec, plan) if as_loops else (LayerLoop(plan),)
         layers = [layer for loop in played for item in loop.items for layer in leaves(item)]
-        parameters = of_layers(stage_parameters(spec, self.chunk), spec, self.chunk, layers)
+        parameters = of_layers(without_companions(stage_parameters(spec, self.chunk)), spec, self.chunk, layers)
         ordered = tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, layers)))
         units = by_unit(ordered, layers, ends=options.wraps_embedding_and_head)
         engine = engine_of(self.requests, ordered, units, spec, plan)
@@ -109,12 +109,7 @@ class RecordedPasses:
             blocks=self.blocks,
             without_gradients=not gradients,
         )
-        names = {
-            unit: {gradient_name(each, spec.training.implementation): each for each in found}
-            for unit, found in units.items()
-        }
-        if spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1:
-            names[ROOT].setdefault("lm_head.weight", units[ROOT][0])
+        names = gradient_names(spec, units)
         threads = THREADS if self.workspace is None else THREADS[:1]
         size = 0 if self.workspace is None else self.workspace.each
         walk = ForwardBackward(self.requests, parts, played, engine, names, size, set(threads))

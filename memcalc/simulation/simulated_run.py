@@ -15,8 +15,8 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
 from memcalc.programs.sized_program import run_sizer, sizer_of
 from memcalc.sharding.deepspeed import lacks
-from memcalc.sharding.engine import ROOT, Engine, by_unit
-from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_name
+from memcalc.sharding.engine import Engine, by_unit
+from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
 from memcalc.simulation.construction import built_before_training
@@ -54,23 +54,24 @@ NOT_COMPARED = ("galore",)  # not compared with any recorded run: the null CUDA 
 COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
 
-def run_requests(spec: Spec, stage: Stage | None = None) -> Requests:
+def run_requests(spec: Spec, stage: Stage | None = None, rank: int | None = None) -> Requests:
     """Return the requests of three steps, or of a whole generation, in order; `unsupported_reason(spec)` must be empty.
 
     Args:
         spec: the run.
         stage: of its ranks the ones of this pipeline stage; None: the first.
+        rank: the data-parallel rank; None: the one that holds most.
     """
     if spec.inference is not None:
         return GenerationRequests(spec, Requests()).record()
     if spec.parallelism.pipeline_parallel == 1:
-        return SimulatedRun(spec, Requests()).play()
+        return SimulatedRun(spec, Requests(), rank=rank).play()
     from memcalc.simulation.pipeline import SimulatedPipeline  # it extends SimulatedRun
 
     return SimulatedPipeline(spec, Requests(), stage or stages_of(spec)[0]).play()
 
 
-def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None) -> Replay:
+def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank: int | None = None) -> Replay:
     """Replay three steps of a run, or a whole generation; `unsupported_reason(spec)` must be empty.
 
     The replay is limited to the GPU's memory, where the allocator frees cached blocks before it fails. A run that does
@@ -80,12 +81,13 @@ def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None) -> Re
         spec: the run.
         alloc_conf: settings as PYTORCH_CUDA_ALLOC_CONF; empty: those of the run.
         stage: the pipeline stage; None: the first one.
+        rank: the data-parallel rank; None: the one that holds most.
 
     Raises:
         InputError: the PyTorch version does not accept these settings.
     """
     torch, settings = spec.training.torch_version.removeprefix("v"), alloc_conf or spec.training.alloc_conf
-    requests = run_requests(spec, stage)
+    requests = run_requests(spec, stage, rank)
     if spec.hardware.gpu is None:
         return replay(requests, settings, torch)
     gpu = find_gpu(spec.hardware.gpu)
@@ -102,11 +104,12 @@ class SimulatedRun:
         spec: the run.
         requests: where they are recorded.
         stage: the pipeline stage; None: the first.
+        rank: the data-parallel rank; None: the one that holds most.
     """
 
     passing_type = ForwardBackward
 
-    def __init__(self, spec: Spec, requests: Requests, stage: Stage | None = None) -> None:
+    def __init__(self, spec: Spec, requests: Requests, stage: Stage | None = None, rank: int | None = None) -> None:
         self.spec, self.stage, self.choice = spec, stage or stages_of(spec)[0], state_options(spec)
         card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
         self.values, self.workspace = symbol_values(spec, card), workspace("forward", spec, card, 0)
@@ -120,16 +123,9 @@ class SimulatedRun:
         self.engine: Engine = (
             UpdatesInBackward(requests, self.ordered)
             if self.choice.updates_in_backward
-            else engine_of(requests, self.ordered, self.units, spec, plan_of(spec))
+            else engine_of(requests, self.ordered, self.units, spec, plan_of(spec), rank)
         )
-        self.parameters = {
-            unit: {gradient_name(held, spec.training.implementation): held for held in found}
-            for unit, found in self.units.items()
-        }
-        if (
-            spec.model.tie_word_embeddings and spec.parallelism.pipeline_parallel == 1
-        ):  # its gradient is named after the head
-            self.parameters[ROOT].setdefault("lm_head.weight", self.units[ROOT][0])  # tied embeddings are the root's
+        self.parameters = gradient_names(spec, self.units)
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
         self.step = OptimizerStep(requests, self.engine.updated(trained), prefixes, self.engine)
         self.repeats = requests.repeats and self.engine.repeats

@@ -223,7 +223,7 @@ def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
     record = next(each for each in recorded() if each["case"] == case)
     spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
 
-    assert simulate(spec).reserved_bytes == max(record["reserved"].values())
+    assert simulate(spec, rank=0).reserved_bytes == max(record["reserved"].values())
 
 
 @pytest.mark.long
@@ -232,7 +232,7 @@ def test_recorded_ranks() -> None:
     for record in recorded():
         spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
         if not unsupported_reason(spec):
-            found = simulate(spec)
+            found = simulate(spec, rank=0)
             allocated = max(whole for whole, _ in found.tops.values())
             of_reserved = abs(max(record["reserved"].values()) / found.reserved_bytes - 1)
             errors.append((of_reserved, abs(max(record["phases"].values()) / allocated - 1)))
