@@ -10,6 +10,7 @@ from typing import Any
 
 import memcalc
 from memcalc.allocator.pytorch import block_sizes
+from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.architectures.catalogue import GradientPolicy, Part, program
 from memcalc.architectures.huggingface.catalogue import FAMILIES
 from memcalc.architectures.structure import BlockStructure, block_structure
@@ -18,16 +19,17 @@ from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import TRAINING
 from memcalc.layout import schedules
 from memcalc.layout.parameters import Parameter, count_parameters, parameter_table
-from memcalc.layout.stages import stages_of
+from memcalc.layout.stages import Stage, stages_of
 from memcalc.layout.symbols import MEANINGS, symbol_values
 from memcalc.layout.weight_layout import weight_layout
 from memcalc.ledger import textbook
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
-from memcalc.ledger.row_drafts import PHASES, phases_of
-from memcalc.phase_peaks import communication_buffers, ddp_buffers, deepspeed_buffers, fsdp2_buffers, layer_buffers
+from memcalc.ledger.row_drafts import PHASES, RowDraft, phases_of
 from memcalc.programs import operator_workspaces
 from memcalc.programs.program import Program, alive_after, highest
+from memcalc.programs.sized_program import run_sizer
+from memcalc.simulation.recorded_step import RecordedStep, of_engine
 from memcalc.spec.hardware.gpus import all_gpus, find_gpu
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import attends_eagerly
@@ -35,8 +37,10 @@ from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.presets import preset_names
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
-from memcalc.states import megatron_buffers, megatron_grad_buffer, pipelining
+from memcalc.states import communication_buffers, megatron_buffers, megatron_grad_buffer, pipelining
 from memcalc.states.model_states import state_rows
+from memcalc.stream.peaks import SIZE, Live
+from memcalc.stream.requests import EngineTensor
 from tools.markdown import table
 from tools.polynomial import ZERO, Polynomial, axes_product
 
@@ -45,10 +49,6 @@ MODULES: dict[str, ModuleType] = {
     "communication": communication_buffers,
     "pipelining": pipelining,
     "schedules": schedules,
-    "buffers": layer_buffers,
-    "ddp": ddp_buffers,
-    "fsdp2": fsdp2_buffers,
-    "deepspeed": deepspeed_buffers,
     "megatron": megatron_buffers,
     "gradient-buffer": megatron_grad_buffer,
     "outside": outside_allocator,
@@ -334,15 +334,28 @@ def scratch_table(preset: str, *overrides: str) -> str:
 ENGINES = (("ddp", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3), ("fsdp2", 2), ("fsdp2", 3))
 
 
+def _within_passes(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
+    """The first tensor of each kind that an engine allocates in a step, and the largest of gathered parameters."""
+    step = RecordedStep(spec, stage, lambda run: run_sizer(run, None), exist=False)
+    made = (change & SIZE for each in step.requests.stretches for change in each.script if change >= 0)
+    sizes: dict[EngineTensor, list[int]] = {}
+    for label, size in zip(step.requests.labels, made, strict=True):
+        if isinstance(label, EngineTensor):
+            sizes.setdefault(label, []).append(size)
+    for label, several in sizes.items():
+        of_one = several[: label.pieces] if label.pieces > 1 else [max(several)]
+        yield of_engine(label, Live(label.pieces, sum(of_one), sum(map(rounded, of_one))))
+
+
 def buffers_table(preset: str) -> str:
     """The communication buffers of each engine over 8 ranks."""
     rows = []
     for engine, stage in ENGINES:
         spec = memcalc.load(preset, f"engine={engine}", f"zero_stage={stage}", "data_parallel=8", "recipe=mixed-16")
-        steady, around = communication_buffers.communication_buffers(spec, next(iter(stages_of(spec))))
+        place = next(iter(stages_of(spec)))
+        steady = communication_buffers.communication_buffers(spec, place)
         found = [(item, _when(phases_of(item.mask))) for item in steady]
-        for value in around:
-            found += [(item, "per layer") for item in (value if isinstance(value, tuple) else value.values())]
+        found += [(item, "within a pass") for item in _within_passes(spec, place)]
         for item, when in dict.fromkeys(found):
             each = f"{item.each:,}"
             rows.append([f"`{engine}`, {stage}", item.tensor, item.formula, each, when, item.citation])

@@ -20,16 +20,16 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 import memcalc
-from memcalc.generation.forward_peak import GenerationBlock
 from memcalc.events.event import Event, EventType
+from memcalc.generation.forward_peak import GenerationBlock
 from memcalc.ledger.component import Component
-from memcalc.phase_peaks.peak_candidates import SizedBlock
 from memcalc.programs.program import StorageEvent as Change
 from memcalc.simulation.forward_backward import BlockFrame, ForwardBackward, Step
 from memcalc.simulation.generation import GenerationRequests
 from memcalc.simulation.simulated_run import SimulatedRun
+from memcalc.simulation.stage_blocks import SizedBlock
 from memcalc.spec.spec import Spec
-from memcalc.stream.requests import Requests
+from memcalc.stream.requests import Label, Requests
 from memcalc.workspaces import Script
 
 BLOCK = 512  # bytes of the smallest block: requests up to it are scalars and tiny tables
@@ -126,10 +126,10 @@ class _LoggedRequests(Requests):
         self._step += kind == "zero_grad"
         self._phase_now = f"{kind}_{self._step}" if number.isdigit() else phase  # the steady step comes twice
 
-    def take(self, size: int, stream: int = 0, component: Component = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- the trace has one
-        return self.play((size,), component)
+    def take(self, size: int, stream: int = 0, label: Label = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- the trace has one
+        return self.play((size,), label)
 
-    def play(self, script: Script, component: Component = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- not compared
+    def play(self, script: Script, label: Label = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- not compared
         taken: list[tuple[int, int]] = []
         for change in script:
             if change > self.above:
@@ -141,7 +141,7 @@ class _LoggedRequests(Requests):
         self._left.append(1)
         return len(self._left) - 1
 
-    def relabel(self, number: int, component: Component) -> None:
+    def relabel(self, number: int, label: Label) -> None:
         pass
 
     def hold(self, number: int, owners: int = 1) -> None:
@@ -165,7 +165,7 @@ class _NamedPassing(ForwardBackward):
         requests = self.requests
         assert isinstance(requests, _LoggedRequests)
         if event.sign > 0:
-            requests.what = f"{block.name}: {event.operator.label}: {block.program.storages[event.storage].name}"
+            requests.what = f"{block.module}: {event.operator.label}: {block.program.storages[event.storage].name}"
         super()._play(block, frame, event)
         requests.what = ""
 

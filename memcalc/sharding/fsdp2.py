@@ -26,7 +26,12 @@ HOLDS_BOTH_INPUTS = (2, 12)  # the torch version that frees a reduce-scatter's i
 COMMUNICATION = Component.COMMUNICATION_BUFFERS
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/"
 SCRATCH = EngineTensor(Component.TEMPORARIES, "scratch of a copy kernel", "uint8", "n", f"{SOURCE}_fsdp_collectives.py")
-NAMES = {ROOT: ("root", "P_root"), EMBEDDING: ("embedding", "P_embedding"), TAIL: ("final norm and head", "P_tail")}
+NAMES = {  # of units that are no layer, of their gathered parameters, and of their elements
+    ROOT: ("the root", "root parameters", "P_root"),
+    EMBEDDING: ("the embedding", "embedding", "P_embedding"),
+    TAIL: ("final norm and head", "final norm and head", "P_tail"),
+}
+LAYER = "a layer", "layer parameters", "P_layer"
 ALL_GATHER, REDUCE_SCATTER = 1, 2  # CUDA streams in addition to the default one (_fsdp_param_group.py, FSDPCommContext)
 
 
@@ -97,7 +102,7 @@ class Reduce(NamedTuple):
 
 def labels_of(unit: int, parameters: Sequence[LocalParameter], options: StateOptions) -> UnitLabels:
     """Return what the storages of a unit are called, with the dtypes of its all-gather and reduce-scatter."""
-    name, symbol = NAMES.get(unit, ("layer", "P_layer"))
+    name, parameters_name, symbol = NAMES.get(unit, LAYER)
     dtypes = {gathered_dtype(each, options) for each in parameters}
     dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
     own = next((each.dtype or options.base for each in parameters if each.trains), options.base)
@@ -110,13 +115,13 @@ def labels_of(unit: int, parameters: Sequence[LocalParameter], options: StateOpt
         return EngineTensor(Component.GRADIENTS, tensor, dtype, f"{symbol}/N", file, pieces)
 
     return UnitLabels(
-        label(f"shards of the {name} from the host", own, "_fsdp_param.py: all_gather_inputs"),
-        label(f"shards of the {name}, cast", dtype, "_fsdp_collectives.py: foreach_all_gather"),
-        label(f"all-gather of the {name}", dtype, "_fsdp_collectives.py: foreach_all_gather"),
-        label(f"parameters of the {name}, gathered", dtype, "_fsdp_param_group.py: unshard", len(parameters)),
-        label(f"reduce-scatter input of the {name}", options.reduced or own, "_fsdp_param_group.py: post_backward"),
-        shard(f"gradient shard of the {name}", own),
-        shard(f"fp32 gradient shard of the {name}", "fp32", sum(each.trains for each in parameters)),
+        label(f"shards of {name} from the host", own, "_fsdp_param.py: all_gather_inputs"),
+        label(f"shards of {name}, cast", dtype, "_fsdp_collectives.py: foreach_all_gather"),
+        label(f"all-gather of {name}", dtype, "_fsdp_collectives.py: foreach_all_gather"),
+        label(f"{parameters_name}, gathered", dtype, "_fsdp_param_group.py: unshard", len(parameters)),
+        label(f"reduce-scatter input of {name}", options.reduced or own, "_fsdp_param_group.py: post_backward"),
+        shard(f"gradient shard of {name}", own),
+        shard(f"fp32 gradient shard of {name}", "fp32", sum(each.trains for each in parameters)),
     )
 
 

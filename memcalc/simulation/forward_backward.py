@@ -73,6 +73,8 @@ class ForwardBackward:
         self.input_gradient = -1  # of a pipeline stage that has received its input
         self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
         self.labels: dict[int, list[TensorLabel]] = {}  # of blocks, by number
+        self.ready: dict[int, dict[int, list[int]]] = {}  # see `_ready`, by block
+        self.modules: dict[tuple[int, bool, bool], list[tuple[int, str, bool]]] = {}  # see `_changes`, by block
         # Layers that are the last in backward to read storages of the embedding block -> event count -> storages to
         # free.
         self.last_readers: dict[int, dict[int, list[tuple[BlockFrame, int]]]] = {}
@@ -311,7 +313,7 @@ class ForwardBackward:
         program = block.program
         held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.labels_of(frame.number)
         output, steps = -1, self._steps(frame.number, "forward")
-        hooks = self._hooks(frame, steps, again=again)
+        hooks = self._hooks(frame, again=again)
         for position, (event, at, size, gone) in enumerate(steps):
             if position in hooks:
                 hooks[position]()
@@ -362,7 +364,7 @@ class ForwardBackward:
         block = self.blocks[frame.number]
         held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.labels_of(frame.number)
         handed_on, steps = -1, self._steps(frame.number, "backward")
-        interruptions = self._hooks(frame, steps, interruptions, backward=True)
+        interruptions = self._hooks(frame, interruptions, backward=True)
         for position, (event, at, size, gone) in enumerate(steps):
             if position in interruptions:
                 interruptions[position]()
@@ -407,7 +409,6 @@ class ForwardBackward:
     def _hooks(
         self,
         frame: BlockFrame,
-        steps: Sequence[Step],
         others: Mapping[int, Callable[[], None]] = NOTHING,
         *,
         backward: bool = False,
@@ -416,10 +417,10 @@ class ForwardBackward:
         """Return the calls after each number of a block's events: others first, then gradients, then modules."""
         found: dict[int, list[Callable[[], None]]] = {}
         if backward and self.engine.hooks_gradients:
-            for position, storages in self._ready(frame, steps).items():
+            for position, storages in self._ready(frame.number).items():
                 found.setdefault(position, []).append(partial(self._hand_over, frame, storages))
         if self.engine.hooks_modules:
-            for position, change in self._changes(frame, steps, again=again).items():
+            for position, change in self._changes(frame, backward=backward, again=again).items():
                 found.setdefault(position, []).append(change)
         if not found:
             return others
@@ -427,22 +428,28 @@ class ForwardBackward:
             found.setdefault(position, []).insert(0, other)
         return {position: partial(_all_of, calls) for position, calls in found.items()}
 
-    def _changes(self, frame: BlockFrame, steps: Sequence[Step], *, again: bool) -> dict[int, Callable[[], None]]:
+    def _changes(self, frame: BlockFrame, *, backward: bool, again: bool) -> dict[int, Callable[[], None]]:
         """Return the event counts at which another module begins or ends: at the first event of its operator."""
-        unit = self._unit_of(frame)
+        unit, key = self._unit_of(frame), (frame.number, backward, again)
+        if key not in self.modules:
+            self.modules[key] = [*self._module_changes(unit, self._steps(frame.number, _stream(backward)))]
+        return {
+            position: partial(self._change_module, unit, module, again=again or recomputed)
+            for position, module, recomputed in self.modules[key]
+        }
+
+    def _module_changes(self, unit: int, steps: Sequence[Step]) -> Iterator[tuple[int, str, bool]]:
+        """Yield event counts, the module that begins ("": none), and whether it is a recomputation."""
         modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
-        found: dict[int, Callable[[], None]] = {}
         current = nothing = ("", Activity.RUN)
         for position, (event, *_) in enumerate(steps):
             operator = event.operator
             at_work = (operator.module, operator.when) if operator.module in modules else nothing
             if at_work != current:
-                runs_again = again or operator.when is Activity.AGAIN
-                found[position] = partial(self._change_module, unit, at_work[0], again=runs_again)
+                yield position, at_work[0], operator.when is Activity.AGAIN
                 current = at_work
         if current != nothing:
-            found[len(steps)] = self.engine.after_module
-        return found
+            yield len(steps), "", False
 
     def _change_module(self, unit: int, module: str, *, again: bool) -> None:
         self.engine.after_module()
@@ -452,14 +459,16 @@ class ForwardBackward:
     def _unit_of(self, frame: BlockFrame) -> int:
         return next((layer for layer, each in self.layers.items() if each is frame), ROOT)
 
-    def _ready(self, frame: BlockFrame, steps: Sequence[Step]) -> dict[int, list[int]]:
-        """Return the gradients that are ready after each number of events.
+    def _ready(self, number: int) -> dict[int, list[int]]:
+        """Return the gradients of a block that are ready after each number of events.
 
         Autograd's hooks run when an operator's backward has ended. The gradient of a tied head is ready when the
         embedding's gradient has been added to it.
         """
-        program = self.blocks[frame.number].program
-        found: dict[int, list[int]] = {}
+        if number in self.ready:
+            return self.ready[number]
+        program, steps = self.blocks[number].program, self._steps(number, "backward")
+        found = self.ready[number] = {}
         for position, (event, *_) in enumerate(steps):
             made = event.sign > 0 and program.storages[event.storage].component is Component.GRADIENTS
             if made and event.storage != program.tied_gradient:
@@ -594,3 +603,7 @@ def _all_of(calls: Sequence[Callable[[], None]]) -> None:
 
 def _nothing() -> None:
     """Do nothing: there is no hook."""
+
+
+def _stream(backward: bool) -> Literal["forward", "backward"]:
+    return "backward" if backward else "forward"

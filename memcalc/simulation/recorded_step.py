@@ -25,7 +25,7 @@ from memcalc.spec.spec import Spec
 from memcalc.states import megatron_buffers
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.state_options import state_options
-from memcalc.stream.peaks import Live, Peak, live_at, peaks
+from memcalc.stream.peaks import Live, StretchPeak, live_at, peaks
 from memcalc.stream.requests import EngineTensor, Label, Requests, TensorLabel
 
 EXISTING, IN_FLIGHT = "existing", "in flight"  # what earlier micro-batches have left; what others hold meanwhile
@@ -65,18 +65,18 @@ class RecordedPasses:
         return (self._of_first if first else self._of_others)[0]
 
     @cached_property
-    def _of_first(self) -> tuple[Requests, dict[str, Peak]]:
+    def _of_first(self) -> tuple[Requests, dict[str, StretchPeak]]:
         return self.requests, self._peaks(self.requests)
 
     @cached_property
-    def _of_others(self) -> tuple[Requests, dict[str, Peak]]:
+    def _of_others(self) -> tuple[Requests, dict[str, StretchPeak]]:
         if self.workspace is None:
             return self._of_first
         others = self.requests.without_once()
         return others, self._peaks(others)
 
     @staticmethod
-    def _peaks(requests: Requests) -> dict[str, Peak]:
+    def _peaks(requests: Requests) -> dict[str, StretchPeak]:
         found = peaks(requests)
         phases = [interval.phase for interval in requests.stretches]
         begun = found[phases.index(EXISTING)].bytes  # counted with the model states
@@ -141,7 +141,7 @@ class RecordedPasses:
             if isinstance(label, TensorLabel):
                 yield from self._of_block(label, found)
             elif isinstance(label, EngineTensor):
-                yield _of_engine(label, found)
+                yield of_engine(label, found)
             elif isinstance(label, RowDraft):
                 yield label._replace(count=found.count)
             elif label is Component.LIBRARY_WORKSPACE and self.workspace is not None:
@@ -238,7 +238,7 @@ class PassPeak(NamedTuple):
 
     passes: RecordedPasses
     requests: Requests
-    peak: Peak
+    peak: StretchPeak
 
     @property
     def bytes(self) -> int:
@@ -253,7 +253,8 @@ class PassPeak(NamedTuple):
         return beyond(freed, found)
 
 
-def _of_engine(label: EngineTensor, live: Live) -> RowDraft:
+def of_engine(label: EngineTensor, live: Live) -> RowDraft:
+    """Return the row of an engine's tensors."""
     count, rest = divmod(live.count, label.pieces)
     if rest or live.requested % count or live.blocks % count:
         count = 1

@@ -112,7 +112,7 @@ def _unsharded_sums(copy: ParameterCopy, options: StateOptions) -> Iterator[Para
 def _gradient_mask(options: StateOptions) -> int:
     """Return the phases in which all gradients are live: optimizer step, next zero_grad, and between them if kept.
 
-    The backward that produces them is evaluated event by event (timeline.py), unless they exist before it starts.
+    The backward that produces them is evaluated event by event, unless they exist before it starts.
     """
     if options.updates_in_backward:
         return 0
@@ -136,7 +136,7 @@ def gradients_exist(options: StateOptions, step: int) -> bool:
 
 
 def is_made_in_backward(copy: ParameterCopy, options: StateOptions) -> bool:
-    """Return whether a copy is of gradients that this backward allocates (timeline.py)."""
+    """Return whether a copy is of gradients that this backward allocates."""
     if copy.role is Role.GRADIENTS and options.sums_unsharded:
         return True
     return copy.component is Component.GRADIENTS and copy.mask == _gradient_mask(options)

@@ -16,7 +16,7 @@ from memcalc.stream.requests import Label, Requests
 SIZE = (1 << STREAM_SHIFT) - 1  # of a request, without its CUDA stream
 
 
-class Peak(NamedTuple):
+class StretchPeak(NamedTuple):
     """The peak of a stretch.
 
     Args:
@@ -51,13 +51,13 @@ def segments(requests: Requests, stretch: int) -> Iterator[_Segment]:
     yield _Segment(at, len(requests.stretches[stretch].script), 1)
 
 
-def peaks(requests: Requests) -> list[Peak]:
+def peaks(requests: Requests) -> list[StretchPeak]:
     """Return the peak of each stretch, in order."""
     sizes: list[int] = []  # of the block of each request
-    found: list[Peak] = []
+    found: list[StretchPeak] = []
     current = 0
     for number, interval in enumerate(requests.stretches):
-        best = Peak(current, number, 0, last=False)
+        best = StretchPeak(current, number, 0, last=False)
         script = interval.script
         for begin, end, rounds in segments(requests, number):
             before, top, place = current, -1, begin
@@ -75,7 +75,7 @@ def peaks(requests: Requests) -> list[Peak]:
                     sizes.append(0)
             further = (current - before) * (rounds - 1)
             if top >= 0 and top + max(further, 0) > best.bytes:
-                best = Peak(top + max(further, 0), number, place, last=further > 0)
+                best = StretchPeak(top + max(further, 0), number, place, last=further > 0)
             current += further
         found.append(best)
     return found
@@ -93,7 +93,7 @@ class Live(NamedTuple):
         return Live(self.count + count, self.requested + count * size, self.blocks + count * rounded(size))
 
 
-def live_at(requests: Requests, peak: Peak) -> dict[Label, Live]:
+def live_at(requests: Requests, peak: StretchPeak) -> dict[Label, Live]:
     """Return what is live at a peak, by label."""
     live: dict[Label, Live] = {}
     sizes: list[int] = []  # of each request

@@ -24,7 +24,7 @@ from memcalc.simulation.recorded_step import RecordedPasses
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_sums
-from memcalc.stream.peaks import Peak, live_at
+from memcalc.stream.peaks import StretchPeak, live_at
 from memcalc.stream.requests import Requests, TensorLabel
 from memcalc.sweeping.heights import NO_BLOCK, Column, Heights
 from memcalc.sweeping.vector_int import Indices, VectorInt, elementwise, plain
@@ -173,7 +173,7 @@ class _Highest(NamedTuple):
         chosen: index of each batch's point. [n]
     """
 
-    points: list[tuple[RecordedPasses, Requests, Peak]]
+    points: list[tuple[RecordedPasses, Requests, StretchPeak]]
     chosen: Indices
 
 
@@ -207,7 +207,7 @@ class StageSums:
         if spec.training.completion_length is not None:
             self._add_rollouts(spec, stage, card, phases.index(GENERATION))
         for span in spans(spec, stage, card, sizers.sizer_of):
-            points: list[tuple[RecordedPasses, Requests, Peak]] = []
+            points: list[tuple[RecordedPasses, Requests, StretchPeak]] = []
             heights: list[Matrix] = []
             for recorded in span.recorded:
                 requests = recorded.of_step(first=span.first)
@@ -275,7 +275,7 @@ def _sizes(recorded: RecordedPasses, columns: Iterable[Column], count: int) -> M
     return np.array(found).reshape(-1, count)
 
 
-def _components(recorded: RecordedPasses, requests: Requests, point: Peak, cells: Indices) -> Matrix:
+def _components(recorded: RecordedPasses, requests: Requests, point: StretchPeak, cells: Indices) -> Matrix:
     """Return the bytes by component at a point in the step. [components, cells]"""
     found = np.zeros((len(COMPONENTS), len(cells)))
     for label, live in live_at(requests, point).items():

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.simulation.recorded_step import EXISTING
 from memcalc.simulation.stage_blocks import SizedBlock
-from memcalc.stream.peaks import SIZE, Peak, segments
+from memcalc.stream.peaks import SIZE, StretchPeak, segments
 from memcalc.stream.requests import Requests, TensorLabel
 
 NO_BLOCK = -1
@@ -34,7 +34,7 @@ class Heights:
     """
 
     def __init__(self, requests: Requests, blocks: Sequence[SizedBlock], phase: str) -> None:
-        self.points: list[Peak] = []
+        self.points: list[StretchPeak] = []
         self._requests, self._blocks = requests, blocks
         self._columns: dict[Column, int] = {}
         self._column_of: list[int] = []  # of each storage
@@ -74,7 +74,7 @@ class Heights:
         self._level = _sum(self._level, further)
 
     def _note(self, stretch: int, position: int, level: Counter[int]) -> None:
-        self.points.append(Peak(0, stretch, position, last=False))
+        self.points.append(StretchPeak(0, stretch, position, last=False))
         self._rows.append(level.copy())
 
     def _column(self, storage: int, size: int) -> int:

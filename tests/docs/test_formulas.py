@@ -21,9 +21,8 @@ TEXT = (ROOT / "docs" / "explanations" / "formulas.md").read_text()
     [
         "ledger/textbook",
         "programs/operator_workspaces",
-        "phase_peaks/communication_buffers",
+        "states/communication_buffers",
         "layout/schedules",
-        *(f"phase_peaks/{name}" for name in ("layer_buffers", "ddp_buffers", "fsdp2_buffers", "deepspeed_buffers")),
         "states/megatron_buffers",
         "states/megatron_grad_buffer",
         "estimation/outside_allocator",

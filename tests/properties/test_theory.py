@@ -5,8 +5,6 @@ P parameters, l layers, h heads, b micro-batch, s sequence, N data-parallel rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +15,8 @@ from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import zero_model_state_bytes
-from memcalc.phase_peaks.peak_candidates import SizedBlock
-from memcalc.phase_peaks.timeline import StageTimeline
+from memcalc.simulation import recorded_step
+from memcalc.simulation.layer_loops import LayerLoop
 from tests.properties.specs import Config, by_stage, changes_of, configs, examples, gpt, gpts, held, states, totals
 
 ACTIVATIONS, GRADIENTS = Component.ACTIVATIONS, Component.GRADIENTS
@@ -80,28 +78,10 @@ def test_recomputation_leaves_model_states_and_logits_alone(config: Config) -> N
         assert rank.ledger.components("loss_1").get(logits) == full[stage].ledger.components("loss_1").get(logits)
 
 
-def all_layers(timeline: StageTimeline, block: SizedBlock) -> Iterator[int]:
-    """Every layer of a block's kind, where the timeline looks at the ends of a row of them only."""
-    if block.kind is None:
-        yield timeline.stage.first - 1 if block.name == "embedding" else timeline.stage.stop
-        return
-    spec = timeline.spec
-    plan = spec.training.recompute
-    for layer in range(timeline.stage.first, timeline.stage.stop):
-        if isinstance(plan, str):
-            every = int(plan.removeprefix("every-")) if plan.startswith("every-") else 0
-            again = plan == "full" or bool(every and (layer + 1) % every == 0)
-        else:
-            again = layer in plan
-        experts = spec.model.moe is not None and spec.model.moe.has_experts(layer)
-        if (block.kind.recomputed, block.kind.experts) == (again, experts):
-            yield layer
-
-
 @examples(60)
 @given(configs(layers=16, pipeline=False), st.lists(st.booleans(), min_size=16, max_size=16) | st.integers(1, 5))
-def test_no_moment_of_backward_is_higher_than_the_one_that_is_found(config: Config, plan: list[bool] | int) -> None:
-    """Backward is evaluated at a few layers; looking at every single one finds nothing higher."""
+def test_loops_of_layers_are_the_layers_one_by_one(config: Config, plan: list[bool] | int) -> None:
+    """Equal rounds of layers are recorded once and summed in closed form: as if every layer were recorded."""
     layers = config["model"]["num_layers"]
     if isinstance(plan, int):
         config["training"]["recompute"] = f"every-{plan}"
@@ -109,7 +89,7 @@ def test_no_moment_of_backward_is_higher_than_the_one_that_is_found(config: Conf
         config["training"]["recompute"] = [layer for layer in range(layers) if plan[layer]]
     found = totals(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StageTimeline, "_turning_points", all_layers)
+        patch.setattr(recorded_step, "loops_of", lambda _, plan: (LayerLoop(plan),))
         exhaustive = totals(config)
 
     assert found == exhaustive

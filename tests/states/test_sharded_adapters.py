@@ -8,7 +8,8 @@ import memcalc
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
-from memcalc.phase_peaks.communication_buffers import communication_buffers
+from memcalc.programs.sized_program import run_sizer
+from memcalc.simulation.recorded_step import RecordedStep
 
 D, KV, F, V, RANK, LAYERS = 2048, 512, 8192, 4096, 16, 2
 # q, k, v, o, gate, up, down and two norms
@@ -47,10 +48,12 @@ def test_a_layer_is_gathered_in_bytes_where_dtypes_differ() -> None:
 def test_only_what_trains_is_reduced() -> None:
     """A layer's adapters in fp32; the root, embedding, last norm and head, has nothing to reduce."""
     spec = memcalc.load(*FSDP2)
-    around = communication_buffers(spec, stages_of(spec)[0]).around
+    step = RecordedStep(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False)
+    made = [change for each in step.requests.stretches for change in each.script if change >= 0]
+    names = [getattr(label, "tensor", "") for label in step.requests.labels]
+    scattered = [(name, size) for name, size in zip(names, made, strict=True) if "scatter" in name]
 
-    assert [item.each for item in around.backward_first_layer if "scatter" in item.tensor] == [4 * ADAPTERS]
-    assert not any("scatter" in item.tensor and "root" in item.tensor for item in around.after_embedding)
+    assert scattered == [("reduce-scatter input of a layer", 4 * ADAPTERS)] * LAYERS
 
 
 def test_rows_of_few_ranks_are_padded() -> None:

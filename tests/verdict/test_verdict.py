@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.stream.requests import AllocatorOverhead
 from memcalc.ledger.verdict import Answer, RecordedErrors, Verdict, observed
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.limits import Limit
+from memcalc.stream.requests import AllocatorOverhead
 from memcalc.verdict.judge import is_expected_to_fit, judge, size, verdict_of
 from memcalc.verdict.needs import MemoryNeed, least_bytes, need_of
 from memcalc.verdict.recorded_errors import ENOUGH, UNRECORDED, replay_errors, reserve_ratio

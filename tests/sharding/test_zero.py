@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.layout.gradient_order import first_rank_slice
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
-from memcalc.phase_peaks.zero3_param_coordinator import gathered
-from memcalc.phase_peaks.zero_reduce_bucket import BucketReduction, after_backward, first_layer, in_backward
-from memcalc.spec.zero import DEFAULT as ZERO
-
-BUCKET = ZERO.reduce_bucket_size
+from memcalc.programs.sized_program import run_sizer
+from memcalc.simulation.recorded_step import RecordedStep
 
 # Llama-3.2-1B: a table of 128256 x 2048, which is the head, too; a layer of 2 norms of 2048, qkv 3072 x 2048,
 # output 2048 x 2048 and three matrices of 8192 x 2048.
@@ -29,35 +27,36 @@ def parameters_of(preset: str, *overrides: str) -> LocalParameters:
     return stage_parameters(spec, stages_of(spec)[0])
 
 
+def flattened(preset: str, *words: str) -> list[int]:
+    """Bytes of each bucket that is flattened before its reduction in a backward, in order."""
+    spec = memcalc.load(preset, "recipe=mixed-16", "engine=deepspeed", "data_parallel=8", "b=1", "s=64", *words)
+    step = RecordedStep(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False)
+    made = [change % (1 << STREAM_SHIFT) for each in step.requests.stretches for change in each.script if change >= 0]
+    labels = (getattr(label, "tensor", "") for label in step.requests.labels)
+    return [size for size, name in zip(made, labels, strict=True) if name == "flattened bucket"]
+
+
 def test_a_bucket_that_the_table_would_overflow_is_reduced_first() -> None:
     """4 layers and the norm are 243,290,112 elements; with the table they would be 505,958,400, beyond 5e8.
 
-    What is left at the end is the table alone, which needs no copy where it is cut evenly.
+    What is left at the end is the table alone: stage 3 needs no copy of one tensor with equal shards, stage 2 flattens
+    what two ranks share.
     """
-    parameters = parameters_of("llama-3.2-1b", "num_layers=4")
     inside = 4 * LAYER + NORM
 
-    embedding, end = in_backward(parameters, 8, BUCKET)
-    assert (embedding.place, embedding.copied, embedding.beside) == ("embedding", inside, 0)
-    assert end == BucketReduction("end", 0, 0, 0, 0, inside + TABLE)
-    assert in_backward(parameters, 0, BUCKET)[-1].copied == TABLE  # stage 2 flattens it
-    assert first_layer(parameters, BUCKET) is None
+    assert flattened("llama-3.2-1b", "num_layers=4", "zero_stage=3") == [2 * inside]
 
 
-def test_a_gradient_larger_than_the_bucket_waits_where_it_is() -> None:
-    """Llama-3-8B's head has 128256 x 4096 = 525,336,576: it is there until the norm's gradient comes."""
-    head, *_, end = in_backward(parameters_of("llama-3-8b"), 8, BUCKET)
-
-    assert (head.place, head.copied, head.beside) == ("head", 0, 128256 * 4096)
-    assert (end.place, end.beside) == ("end", 128256 * 4096)
+def test_a_gradient_larger_than_the_bucket_is_reduced_alone() -> None:
+    """Llama-3-8B's head has 128256 x 4096 = 525,336,576 elements: it is in no flattened bucket."""
+    assert max(flattened("llama-3-8b", "zero_stage=3")) <= 2 * 500_000_000
 
 
 def test_the_bucket_is_full_after_so_many_layers() -> None:
     """8 layers and the norm are 486,574,080 elements; the ninth layer from the end overflows it with its second matrix."""
-    parameters = parameters_of("llama-3.2-1b")
+    first = flattened("llama-3.2-1b", "zero_stage=3")[0]
 
-    assert first_layer(parameters, BUCKET) == 16 - 9
-    assert in_backward(parameters, 8, BUCKET)[0].copied == NORM + 8 * LAYER
+    assert 2 * (NORM + 8 * LAYER) <= first <= 2 * 500_000_000
 
 
 def test_the_first_rank_s_share() -> None:
@@ -68,35 +67,29 @@ def test_the_first_rank_s_share() -> None:
     )
 
 
-def test_stage_1_goes_through_all_gradients_from_the_first() -> None:
-    """The table and 3 layers are 445,132,800 elements; of the fourth the bucket takes what is left."""
-    first, end = after_backward(parameters_of("llama-3.2-1b", "num_layers=4"), BUCKET)
+def gathered(preset: str, *words: str) -> dict[str, int]:
+    """Bytes of gathered parameters at the peak of each pass."""
+    given = ("recipe=mixed-16", "engine=deepspeed", "zero_stage=3", "data_parallel=8", "b=1", "s=64", *words)
+    ledger = memcalc.estimate(preset, *given).ledger
+    return {
+        phase: sum(row.bytes for row in ledger.alive(phase) if row.tensor == "parameters, gathered")
+        for phase in ("forward_2", "loss_2", "backward_2")
+    }
 
-    assert TABLE + 3 * LAYER < first.copied <= 500_000_000
-    assert first.copied + end.copied == TABLE + 4 * LAYER + NORM
 
+def test_a_small_model_is_gathered_whole_and_freed_layer_by_layer() -> None:
+    """All is used again before 1e9 other elements: in the loss everything is gathered, 2 bytes each."""
+    found = gathered("llama-3.2-1b", "num_layers=4")
 
-def test_a_small_model_is_gathered_whole_and_let_go_layer_by_layer() -> None:
-    """All is used again before 1e9 other elements; the norms, 9 x 2048, always stay.
-
-    One layer is what is gathered ahead, in one buffer, beside its five copies.
-    """
-    parameters = parameters_of("llama-3.2-1b", "num_layers=4")
-    found = gathered(parameters, ZERO, recomputes=False)
-    norms = 9 * NORM
-
-    assert found.loss == found.backward_head == TABLE + 4 * LAYER + NORM
-    assert max(found.forward_layers) == found.loss + LAYER - 2 * NORM
-    assert found.backward_embedding == TABLE + norms
-    assert found.backward_layers[-1] - found.backward_layers[-2] == LAYER - 2 * NORM
+    assert found["loss_2"] == 2 * (TABLE + 4 * LAYER + NORM)
 
 
 def test_views_keep_experts_weights_from_forward_on() -> None:
     """Mixtral's 2 layers of 8 experts, 3 matrices of 14336 x 4096 each, recorded on the null device: to the byte."""
-    found = gathered(parameters_of("mixtral-8x7b", "num_layers=2"), ZERO, recomputes=False)
+    found = gathered("mixtral-8x7b", "num_layers=2")
 
-    assert 2 * max(found.forward_layers) == 6_838_984_704
-    assert 2 * max(found.backward_layers) == 7_600_250_880
+    assert found["forward_2"] == 6_838_984_704
+    assert found["backward_2"] == 7_600_250_880
 
 
 def gradients(*overrides: str) -> tuple[Any, int]:
@@ -156,31 +149,24 @@ def test_a_bucket_is_as_large_as_it_is_set() -> None:
     assert rows("reduce bucket", "zero_optimization.reduce_bucket_size=4194304") == 2 * 2048**2
 
 
-def test_without_a_prefetch_a_module_has_its_own_parameters() -> None:
-    """In the first layer the table, which the head reads again soon, the largest matrix, and all norms, which stay."""
-    parameters = parameters_of("llama-3.2-1b")
+def test_what_is_prefetched_is_as_large_as_it_is_set() -> None:
     none, some, more = (
-        gathered(parameters, ZERO.model_copy(update={"prefetch_bucket_size": size}), recomputes=False)
+        gathered("llama-3.2-1b", "s=2048", f"zero_optimization.prefetch_bucket_size={size}")["forward_2"]
         for size in (0, 50_000_000, 10**9)
     )
 
-    assert none.forward_layers[0] == TABLE + 8192 * 2048 + (2 * 16 + 1) * NORM
-    assert max(none.forward_layers) < max(some.forward_layers) < max(more.forward_layers)
+    assert none < some < more
 
 
 def test_small_parameters_stay_up_to_a_threshold() -> None:
-    """The norms of 16 layers and the last one, 2048 elements each; under a threshold of 0 none does."""
-    zero = ZERO.model_copy(update={"prefetch_bucket_size": 0})
+    """The norms of 16 layers and the last one, 2048 elements each, 2 bytes; under a threshold of 0 none does."""
+    words = ("s=2048", "zero_optimization.prefetch_bucket_size=0")
     some, none = (
-        gathered(
-            parameters_of("llama-3.2-1b"),
-            zero.model_copy(update={"param_persistence_threshold": size}),
-            recomputes=False,
-        )
+        gathered("llama-3.2-1b", *words, f"zero_optimization.param_persistence_threshold={size}")["forward_2"]
         for size in (NORM, NORM - 1)
     )
 
-    assert some.forward_layers[0] - none.forward_layers[0] == (2 * 16 + 1) * NORM
+    assert 0 < some - none <= 2 * (2 * 16 + 1) * NORM
 
 
 def test_a_copy_of_fp32_weights_is_a_master_of_the_rank_s_share() -> None:
