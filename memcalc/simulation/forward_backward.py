@@ -39,6 +39,8 @@ class ForwardBackward:
         parameters: of each unit, by the names of their gradients.
         workspace_bytes: cuBLAS workspace, allocated by the first matmul of each thread.
         threads: the threads that have a workspace already; the step adds its own.
+        splits_workspaces: whether an operator's workspace is its buffers, one by one, as an allocator sees them; else
+            it is one storage, as large as the buffers at their peak.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class ForwardBackward:
         parameters: Mapping[int, Mapping[str, LocalParameter]],
         workspace_bytes: int,
         threads: set[str],
+        *,
+        splits_workspaces: bool = True,
     ) -> None:
         self.requests = requests
         self.parts = parts
@@ -61,6 +65,7 @@ class ForwardBackward:
         self.blocks = parts.blocks
         self.workspace_bytes = workspace_bytes
         self.threads = threads
+        self.splits_workspaces = splits_workspaces
         self.openings: list[BlockFrame] = []
         self.layers: dict[int, BlockFrame] = {}
         self.head = BlockFrame(parts.head, {})
@@ -68,6 +73,7 @@ class ForwardBackward:
         self.shared: dict[
             SharedTable, int
         ] = {}  # RoPE caches and masks that the embedding block allocates and layers read
+        self.stays: set[int] = set()  # outputs that their own blocks' backward needs
         self.output = -1  # of a pipeline stage without LM head
         self.received = -1  # the gradient of its output
         self.input_gradient = -1  # of a pipeline stage that has received its input
@@ -324,7 +330,7 @@ class ForwardBackward:
                 drop((held.pop(at),))
             elif operator.when is Activity.START and event.storage == program.entry and not block.opens:
                 frame.held[event.storage] = given
-                self.requests.relabel(given, labels[event.storage])
+                self._name_input(given, block.sized.exact[at], labels[at])
             elif operator.when is Activity.START and (table := program.storages[event.storage].table) in self.shared:
                 assert table is not None
                 frame.held[event.storage] = self.shared[table]
@@ -345,10 +351,19 @@ class ForwardBackward:
         hooks.get(len(steps), _nothing)()
         return self._kept_output(frame) if output < 0 <= program.output else output
 
+    def _name_input(self, given: int, size: int, label: TensorLabel) -> None:
+        """Call a storage the input of the block that takes it over, unless it stays or is of another dtype."""
+        before = self.requests.labels[given]
+        if given in self.stays:
+            return
+        if not isinstance(before, TensorLabel) or self.blocks[before.block].sized.exact[before.storage] == size:
+            self.requests.relabel(given, label)
+
     def _kept_output(self, frame: BlockFrame) -> int:
         """Return a block's output that its own backward needs, too, with an additional owner."""
         output = frame.held[self.blocks[frame.number].program.output]
         self.requests.hold(output)
+        self.stays.add(output)
         return output
 
     def _take_over_name(self, frame: BlockFrame | None) -> None:
@@ -499,7 +514,7 @@ class ForwardBackward:
         """
         if (number, stream) not in self.steps:
             block = self.blocks[number]
-            exact, scripts = block.sized.exact, block.sized.scripts
+            exact, scripts = block.sized.exact, block.sized.scripts if self.splits_workspaces else NOTHING
             gone = {*(self.parts.masks_until if block.opens else ()), *block.program.handed}
             steps: list[Step] = []
             for event in block.program.stream(stream):
@@ -564,13 +579,14 @@ class ForwardBackward:
         if self._tied in self.head.held:
             self._drop(self.head, self._tied)
             self.head.held[self._tied] = frame.held.pop(total)
-            self.requests.relabel(self.head.held[self._tied], self.labels_of(self.head.number)[self._tied])
+            label = self.labels_of(frame.number)[total]._replace(component=Component.GRADIENTS)
+            self.requests.relabel(self.head.held[self._tied], label)
         else:
             self._drop(frame, total)
 
     def _play(self, block: SizedBlock, frame: BlockFrame, event: StorageEvent) -> None:
         if event.sign > 0:
-            script = block.sized.scripts.get(event.storage)
+            script = block.sized.scripts.get(event.storage) if self.splits_workspaces else None
             size = block.sized.exact[event.storage]
             label = self.labels_of(frame.number)[event.storage]
             made = self.requests.take(size, 0, label) if script is None else self.requests.play(script, label)

@@ -22,7 +22,6 @@ from memcalc.simulation.stage_blocks import SizedBlock, StageBlocks
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
-from memcalc.states import megatron_buffers
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import Live, StretchPeak, live_at, peaks
@@ -112,8 +111,8 @@ class RecordedPasses:
         names = gradient_names(spec, units)
         threads = THREADS if self.workspace is None else THREADS[:1]
         size = 0 if self.workspace is None else self.workspace.each
-        walk = ForwardBackward(self.requests, parts, played, engine, names, size, set(threads))
-        return walk, existing
+        given = (self.requests, parts, played, engine, names, size, set(threads))
+        return ForwardBackward(*given, splits_workspaces=False), existing
 
     def _forward_alone(self, spec: Spec) -> None:
         """Record a forward pass and its loss outside autograd."""
@@ -155,9 +154,9 @@ class RecordedPasses:
         if (live.requested, live.blocks) != (count * each, count * size):  # buffers inside an operator
             count, each, size = 1, live.requested, live.blocks
         if each:
-            component, name, dtype, formula, citation = block.program.labels[at]
+            _, name, dtype, formula, citation = block.program.labels[at]
             shape = block.sized.shapes[at] or (each // DTYPE_BYTES[dtype],)
-            yield RowDraft(component, block.module, name, shape, dtype, count, each, size, 0, formula, citation)
+            yield RowDraft(label.component, block.module, name, shape, dtype, count, each, size, 0, formula, citation)
 
 
 class RecordedStep(RecordedPasses):
@@ -202,7 +201,7 @@ class RecordedStep(RecordedPasses):
             if scored_by_reference(spec):
                 self._forward_alone(reference_run(spec))
         self.requests.begin("backward")
-        gradients += walk.backward(self._received_gradient())
+        gradients += walk.backward(self._received_gradient(walk))
         walk.engine.after_last_backward(gradients)
 
     def _hold_in_flight(self, walk: ForwardBackward) -> None:
@@ -211,12 +210,16 @@ class RecordedStep(RecordedPasses):
                 for at in storages if count else ():
                     self.requests.take(self.blocks[number].sized.exact[at], 0, walk.labels_of(number)[at])
 
-    def _received_gradient(self) -> int:
-        """Allocate the gradient of a stage's output where Megatron-LM references it until backward has ended."""
+    def _received_gradient(self, walk: ForwardBackward) -> int:
+        """Allocate the gradient of a stage's output where Megatron-LM references it until backward has ended.
+
+        Source: Megatron-LM core_r0.14 core/pipeline_parallel/schedules.py, backward_step(output_tensor_grad).
+        """
         if self.chunk.has_head or self.spec.training.implementation != "megatron":
             return -1
-        received = megatron_buffers.received_gradient(self.spec)
-        storage = self.requests.take(received.each, 0, received)
+        number = walk.layers[self.chunk.stop - 1].number
+        start = self.blocks[number].program.backward[0].storage
+        storage = self.requests.take(self.blocks[number].sized.exact[start], 0, walk.labels_of(number)[start])
         self.requests.hold(storage)
         return storage
 

@@ -28,7 +28,6 @@ from memcalc.stream.peaks import StretchPeak, live_at
 from memcalc.stream.requests import Requests, TensorLabel
 from memcalc.sweeping.heights import NO_BLOCK, Column, Heights
 from memcalc.sweeping.vector_int import Indices, VectorInt, elementwise, plain
-from memcalc.workspaces import Script
 
 Matrix = npt.NDArray[np.float64]
 
@@ -65,11 +64,6 @@ class ArraySized(SizedProgram):
         """The largest requested bytes of each storage: a step is recorded with them, for all batches."""
         largest = [int(size) for size in self.requested.max(axis=1)]
         return [largest[kind] for kind in self.program.kind_of]
-
-    @cached_property
-    def scripts(self) -> dict[int, Script]:
-        """None: an operator's workspace is one storage, as large as its buffers at their peak."""
-        return {}
 
 
 def _each_once(numbers: Indices) -> list[int]:

@@ -63,7 +63,7 @@ class Heights:
             if change >= 0:
                 self._column_of.append(self._column(len(self._column_of), change & SIZE))
             self._level[self._column_of[-1 if change >= 0 else ~change]] += 1 if change >= 0 else -1
-            if noted and change > 0 and (position == len(script) or script[position] < 0):
+            if noted and change > 0 and (position == len(script) or script[position] <= 0):
                 self._note(stretch, begin + position, self._level)
         if rounds == 1:
             return

@@ -50,7 +50,7 @@ def small(*words: str) -> Spec:
 def asked(spec: Spec, phase: str) -> list[tuple[int, int]]:
     """Stream and bytes of a phase's large requests, in order."""
     found: list[tuple[int, int]] = []
-    for stretch in run_requests(spec).stretches:
+    for stretch in run_requests(spec, rank=0).stretches:
         if stretch.phase == phase:
             found += [(each >> STREAM_SHIFT, each % (1 << STREAM_SHIFT)) for each in stretch.script if each > 0]
         elif found:
