@@ -129,7 +129,7 @@ class _LoggedRequests(Requests):
     def take(self, size: int, stream: int = 0, label: Label = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- the trace has one
         return self.play((size,), label)
 
-    def play(self, script: Script, label: Label = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- not compared
+    def play(self, script: Script, label: Label = Component.TEMPORARIES) -> int:
         taken: list[tuple[int, int]] = []
         for change in script:
             if change > self.above:
@@ -137,6 +137,7 @@ class _LoggedRequests(Requests):
             elif change < -self.above:
                 last = max(index for index, (size, _) in enumerate(taken) if size == -change)
                 self.log.free(taken.pop(last)[1])
+        self.labels.append(label)
         self._made.append(tuple(index for _, index in taken))
         self._left.append(1)
         return len(self._left) - 1
