@@ -14,11 +14,10 @@ from memcalc.programs.sized_program import run_sizer
 from memcalc.recomputation.chain import Chain, ChainBlock
 from memcalc.recomputation.flops import head_flops, layer_flops, product_flops
 from memcalc.recomputation.plan import Segment
-from memcalc.simulation.plans import plan_of
 from memcalc.simulation.stage_blocks import StageBlocks
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
-from memcalc.spec.recompute_plan import as_recompute, leaves
+from memcalc.spec.recompute_plan import as_recompute, items_of, leaves
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.recipe_copies import gradients_exist
@@ -137,12 +136,13 @@ def _blocks(spec: Spec) -> tuple[StageBlocks, bool]:
     sharded = options.partitions_gradients or (options.engine == "fsdp2" and options.data_parallel > 1)
     gradients = gradient_policy(spec, exist=gradients_exist(options, STEP), sharded=sharded)
     card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-    return StageBlocks(spec, stage, run_sizer(spec, card), gradients, plan_of(spec)), sharded
+    plan = items_of((), spec.model.num_layers)  # every layer is kept
+    return StageBlocks(spec, stage, run_sizer(spec, card), gradients, plan), sharded
 
 
 def _passes(parts: StageBlocks) -> dict[str, int]:
     """Return the transient bytes at the peak of each pass without recomputation, and without an engine's buffers."""
-    layers = [parts.block_of(next(leaves(item)), again=not isinstance(item, int)) for item in parts.plan]
+    layers = [parts.block_of(layer) for layer in leaves(parts.plan)]
     numbers = (*parts.openings, *layers, parts.head)
     blocks = [parts.blocks[number] for number in numbers]
     returned, saved, kept = (
