@@ -111,7 +111,7 @@ def takes_math_kernel(architecture: object, key_heads: object, norms_per_layer: 
     Its one key head is passed for all queries without enable_gqa; decoders with two norms in a layer expand it
     (transformers 5.23 models/falcon/modeling_falcon.py, _split_heads).
     """
-    return architecture == "falcon" and key_heads == 1 and norms_per_layer != 2  # noqa: PLR2004 -- two norms
+    return architecture == "falcon" and key_heads == 1 and norms_per_layer != 2
 
 
 def default_parallelism(parallelism: dict[str, Any], implementation: object, dtype: object = None) -> dict[str, Any]:
