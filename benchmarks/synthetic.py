@@ -89,6 +89,7 @@ MODELS = {
 }
 
 WORDS = 4096  # in a long text: more than any sequence here
+ANSWER = 256  # words in an instruction and in its answer, where a program drops what is longer than its sequence
 TEXTS = 64
 PICTURE = 256  # pixels a side: no program here asks for more
 CHAT = (
@@ -118,8 +119,9 @@ def make(folder: Path) -> None:
     (folder / "plain").mkdir()
     for name in ("a", "b"):  # litgpt keeps one file for validation
         (folder / "plain" / f"{name}.txt").write_text("\n".join(text))
-    for name in ("alpaca", "teknium/GPT4-LLM-Cleaned"):
-        instructions = [{"instruction": words, "input": "", "output": words} for words in text]
+    short = [" ".join(words.split()[:ANSWER]) for words in text]
+    for name, given in (("alpaca", text), ("teknium/GPT4-LLM-Cleaned", short)):
+        instructions = [{"instruction": words, "input": "", "output": words} for words in given]
         write_lines(folder / name / "train.jsonl", instructions)
     preferences = [{"prompt": words[:200], "chosen": words, "rejected": words[:2000]} for words in text]
     write_lines(folder / "pairs" / "train.jsonl", preferences)

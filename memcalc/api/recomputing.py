@@ -78,7 +78,8 @@ def recompute_chain(
         gpu: the GPU, less its context and the most that recorded runs reserved beyond what they allocated.
         budget: bytes that may be allocated, or "20GiB".
         strategy: as of `recompute`, but for "selective".
-        saved: positions, from 1, of the blocks of each branch that save their outputs: a plan to evaluate instead.
+        saved: positions, from 1, of the blocks of each branch that save their outputs: a plan to evaluate instead; it
+            needs neither a GPU nor a budget.
         maximize: whether to raise the batch to the largest that fits.
 
     Raises:

@@ -39,7 +39,11 @@ def show_warning(text: str) -> None:
 # Commands that people try, and what does that.
 _COMMANDS = {
     **dict.fromkeys(("explain", "formula", "formulas"), "`memcalc estimate CONFIG --explain [COMPONENT]`"),
-    **dict.fromkeys(("size", "memory", "calc", "calculate", "run", "train", "vram"), "`memcalc estimate CONFIG`"),
+    **dict.fromkeys(
+        ("size", "memory", "calc", "calculate", "predict", "run", "train", "finetune", "vram"),
+        "`memcalc estimate CONFIG`",
+    ),
+    **dict.fromkeys(("infer", "inference", "generate"), "`memcalc estimate CONFIG --set inference.new_tokens=N`"),
     **dict.fromkeys(("presets", "list", "catalogue", "catalog", "search"), "`memcalc models [QUERY]`"),
     **dict.fromkeys(("cards", "gpu", "devices", "hardware"), "`memcalc gpus`"),
     **dict.fromkeys(("compare", "delta"), "`memcalc diff A B`"),

@@ -160,7 +160,8 @@ class ChainDocument(TypedDict):
     schema_version: Literal[1]
     source: Literal["recompute"]
     name: str
-    budget_bytes: int
+    budget_bytes: int | None
+    """null: a given plan, without a limit"""
     strategy: str
     plan: list[Any]
     """blocks by position; a nested list is one checkpoint segment"""

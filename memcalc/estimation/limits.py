@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from memcalc.estimation.outside_allocator import communication_library_bytes
 from memcalc.layout.parameters import count_parameters
 from memcalc.layout.weight_layout import split_by_dtensor
+from memcalc.spec.defaults import takes_math_kernel
 from memcalc.spec.dtensor_plan import unsplittable
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.kernels import gpu_omissions
@@ -106,6 +107,10 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     yield from _parallel(spec)
     if model.mla is not None and training.implementation != "megatron":
         yield "latent attention was not compared with a run yet", False
+    if training.attention == "eager" and takes_math_kernel(
+        model.architecture, model.num_key_value_heads, model.norms_per_layer
+    ):  # bf16 scores are computed in fp32: torch 2.13 ATen native/transformers/attention.cpp
+        yield "the math kernel that attn_implementation sdpa takes for one key head: eager attention is counted", True
     yield from _vision(spec)
     if model.linear_attention is not None:  # those save less
         yield "the kernels of flash-linear-attention and causal_conv1d: transformers' PyTorch code is counted", False

@@ -248,6 +248,12 @@ class Elementwise(Base):
         self.tape.record(Node(f"{name} by head", (x,), (y,), (), (NEW if x.grad else None,)))
         return y
 
+    def viewed(self, x: Tensor, shape: Shape, name: str) -> Tensor:
+        """A view with other axes; its gradient is passed on as a view of the same memory."""
+        y = Tensor(x.storage, shape, x.dtype)
+        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        return y
+
     def broadcast_add(self, x: Tensor, rows: Tensor, name: str) -> Tensor:
         """x + rows, where the rows are shared by all sequences: their gradient is a sum over the batch."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)

@@ -46,7 +46,9 @@ class LinearAttention(Base):
             ),
             trains=trains,
         )
-        return Tensor(y.storage, out, dtype, y.grad, strided=True)
+        read = Tensor(y.storage, out, dtype, strided=True)
+        tape.record(Node(f"{module}, without the last positions", (y,), (read,), (), (NEW,)))
+        return read
 
     def times_parameter(self, x: Tensor, module: str, width: str, name: str) -> Tensor:
         """x times a function of a parameter with few numbers, which is computed in its dtype; saves x."""

@@ -128,7 +128,7 @@ class ChainPlanning(NamedTuple):
         name: of the chain, from the file.
         batch: samples, if the file's sizes are per sample; else 1.
         configured: the chain.
-        budget: bytes that may be allocated.
+        budget: bytes that may be allocated; None: a given plan is evaluated without a limit.
         reserve: the basis of the budget, if a GPU is given; None: the budget was given.
         found: the plan.
         rules: needs and costs of the rules of thumb.
@@ -139,7 +139,7 @@ class ChainPlanning(NamedTuple):
     name: str
     batch: int
     configured: PlannedChain
-    budget: int
+    budget: int | None
     reserve: ChainBudget | None
     found: OptimalPlan
     rules: tuple[tuple[str, Evaluation], ...]
@@ -303,7 +303,7 @@ def plan_chain(
         path: of the file.
         limit: bytes that may be allocated; None: the usable memory of the GPU minus its context, divided by the maximum
             ratio of reserved to allocated memory of recorded one-GPU runs.
-        gpu: the GPU.
+        gpu: the GPU; None, and no limit: the given plan is evaluated, whatever it needs.
         strategy: "optimal", or a rule of `memcalc.recomputation.planner.STRATEGIES`.
         saved: positions, from 1, of the blocks of each branch that save their outputs: a given plan to evaluate.
         maximize: whether to increase the batch to the largest that fits.
@@ -312,15 +312,14 @@ def plan_chain(
         InputError: no budget, no chain, an unknown strategy, or a plan of other blocks.
         DoesNotFit: no plan, or not the given one, is small enough.
     """
-    if limit is None and gpu is None:
+    if limit is None and gpu is None and (saved is None or maximize):
         raise InputError("the memory limit is missing.", "Add --gpu GPU or --budget SIZE.")
     if strategy != "optimal" and strategy not in STRATEGIES:
         known = ", ".join(("optimal", *STRATEGIES))
         raise InputError(f"strategy = {strategy!r} does not apply to chains.", f"Use {known}.", "--strategy")
     described = open_chain(path)
-    reserve = None if limit is not None else _reserve(find_gpu(gpu or ""))
+    reserve = None if limit is not None or gpu is None else _reserve(find_gpu(gpu))
     budget = limit if reserve is None else int(reserve.room_bytes / reserve.ratio)
-    assert budget is not None
 
     def least(batch: int) -> Evaluation:
         chain = described.chain(batch)
@@ -329,20 +328,22 @@ def plan_chain(
         return evaluate(chain, (smallest if strategy == "optimal" else STRATEGIES[strategy])(chain))
 
     batch = described.sizes.batch
-    most = _largest(least, budget) if maximize else None
+    most = _largest(least, budget) if maximize and budget is not None else None
     if most:
         batch = most
     chain = described.chain(batch)
-    if saved is None and strategy == "optimal":
+    found: OptimalPlan | None
+    if saved is None and strategy == "optimal" and budget is not None:
         found = optimal(chain, budget)
     else:
         plan = STRATEGIES[strategy](chain) if saved is None else described.keeping(chain, saved)
         evaluation = evaluate(chain, plan)
-        found = OptimalPlan(plan, evaluation, None) if evaluation.peak_bytes <= budget else None
+        found = OptimalPlan(plan, evaluation, None) if budget is None or evaluation.peak_bytes <= budget else None
     if found is None:
+        assert budget is not None
         raise _too_large(chain, budget, least(batch), strategy if saved is None else None)
     rules = tuple((rule, evaluate(chain, plan(chain))) for rule, plan in STRATEGIES.items())
-    gain = None if most is None else _gain(described, found, budget, most)
+    gain = None if most is None or budget is None else _gain(described, found, budget, most)
     points = tuple(front(chain)) if saved is None else ()
     span = PlannedChain(chain, 0, len(chain))
     return ChainPlanning(described.name, batch, span, budget, reserve, found, rules, points, gain)

@@ -13,20 +13,22 @@ from memcalc.units import Unit, format_bytes
 
 
 def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
-    """Draw the verdict, the plan next to rules of thumb, the plan by block, the front, and the plan as Python."""
+    """Draw the verdict, the plan next to rules of thumb, the plan by block, the front, and the plan as Python.
+
+    Without a budget the need takes the place of the verdict.
+    """
     chain, found = planning.configured.chain, planning.found
     again = found.evaluation.again_flops
     share = again / chain.flops if chain.flops else 0.0
     samples = f", batch {planning.batch:,}" if planning.batch > 1 else ""
     draw_line(screen, f"{planning.name}: {len(chain)} blocks{samples}", 0, "bold")
     screen.line()
-    draw_line(
-        screen,
-        f"FITS: {format_bytes(found.evaluation.peak_bytes, unit)} of {format_bytes(planning.budget, unit)}; "
-        f"recomputes {share:.1%} of a forward, a step is {slower(planning, again)} longer.",
-        0,
-        GOOD,
-    )
+    peak = format_bytes(found.evaluation.peak_bytes, unit)
+    price = f"recomputes {share:.1%} of a forward, a step is {slower(planning, again)} longer."
+    if planning.budget is None:
+        draw_line(screen, f"Needs {peak}; {price} Add --gpu or --budget to check whether it fits.", 0)
+    else:
+        draw_line(screen, f"FITS: {peak} of {format_bytes(planning.budget, unit)}; {price}", 0, GOOD)
     for line in remarks(planning, unit):
         draw_line(screen, line, 2)
     screen.line()

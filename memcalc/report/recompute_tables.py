@@ -43,8 +43,8 @@ class TableSource(Protocol):
         """What was planned."""
 
     @property
-    def budget(self) -> int:
-        """Allocated bytes that fit."""
+    def budget(self) -> int | None:
+        """Allocated bytes that fit; None: no limit is given."""
 
     @property
     def found(self) -> OptimalPlan:
@@ -163,7 +163,7 @@ def front_grid(
     strong = set()
     for number, found in enumerate(planning.front):
         again = found.evaluation.again_flops
-        fits = found.evaluation.peak_bytes <= planning.budget
+        fits = planning.budget is None or found.evaluation.peak_bytes <= planning.budget
         if fits and again >= planning.found.evaluation.again_flops:
             strong = {number}
         rows.append(

@@ -86,7 +86,8 @@ def _short(
     remedied = reason is not None and reason.remedy is not None
     why = because(reason, unit) if reason else ""
     search = _SEARCH if advice and not remedied else ""
-    for line in (assumed(result, unit), why, modules_sentence(other, unit), search):
+    traced = f"{result.notes[0]}." if result.source == "trace" else ""  # see memcalc.tracing.trace.in_place_of_formulas
+    for line in (traced, assumed(result, unit), why, modules_sentence(other, unit), search):
         if line:
             draw_line(sketch, line, 0)
     sketch.line()

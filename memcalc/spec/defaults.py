@@ -10,7 +10,7 @@ from typing import Any
 from memcalc.errors import InputError
 from memcalc.spec.finetuning import default_finetuning
 from memcalc.spec.fsdp import computes_in, default_policy
-from memcalc.spec.model_families.conversion import attends_eagerly
+from memcalc.spec.model_families.conversion import attends_eagerly, fused_attention
 from memcalc.spec.optimizers import default_optimizer
 from memcalc.spec.programs import GROUPED_HEADS, is_release, number
 from memcalc.spec.recipes import ALIASES
@@ -81,15 +81,18 @@ def _default_loop(training: dict[str, Any]) -> None:
 def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     """Set the default attention kernel.
 
-    Some families support eager attention only. In fp32 scaled_dot_product_attention falls back to its memory-efficient
-    kernel, because flash supports 16-bit dtypes only. If transformers passes grouped heads (enable_gqa), it falls back
-    to
-    the math kernel, because the memory-efficient one does not support them (torch 2.13 ATen sdp_utils.cpp; transformers
-    5.23 integrations/sdpa_attention.py, use_gqa_in_sdpa). The math kernel uses as much memory as eager attention.
+    Some families support eager attention only, and some pass what only the memory-efficient kernel supports, or no
+    fused one. In fp32 scaled_dot_product_attention falls back to its memory-efficient kernel, because flash supports
+    16-bit dtypes only. If transformers passes grouped heads (enable_gqa), it falls back to the math kernel, because the
+    memory-efficient one does not support them (torch 2.13 ATen sdp_utils.cpp; transformers 5.23
+    integrations/sdpa_attention.py, use_gqa_in_sdpa). The math kernel uses as much memory as eager attention.
     """
     implementation = training.get("implementation")
     if attends_eagerly(model.get("architecture"), implementation):
         training.setdefault("attention", "eager")
+    if implementation == "huggingface" and (kernel := fused_attention(model.get("architecture"))) != "flash":
+        sizes = (model.get("num_key_value_heads"), model.get("norms_per_layer"))
+        training.setdefault("attention", "eager" if takes_math_kernel(model.get("architecture"), *sizes) else kernel)
     wide = training.get("dtype", training.get("recipe")) == "fp32"
     if not wide or implementation in ("megatron", "torchtitan"):
         return
@@ -100,6 +103,15 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     if isinstance(release, str) and is_release(release) and number(release) < number(GROUPED_HEADS):
         math = False
     training.setdefault("attention", "eager" if math else "memory-efficient")
+
+
+def takes_math_kernel(architecture: object, key_heads: object, norms_per_layer: object) -> bool:
+    """Return whether scaled_dot_product_attention has no fused kernel for a model: Falcon-7B's.
+
+    Its one key head is passed for all queries without enable_gqa; decoders with two norms in a layer expand it
+    (transformers 5.23 models/falcon/modeling_falcon.py, _split_heads).
+    """
+    return architecture == "falcon" and key_heads == 1 and norms_per_layer != 2
 
 
 def default_parallelism(parallelism: dict[str, Any], implementation: object, dtype: object = None) -> dict[str, Any]:

@@ -63,7 +63,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "parallelism.pipeline_parallel": ("pp", "pp_size", "pipeline_parallel_size", "pipeline_model_parallel_size"),
     "parallelism.context_parallel": ("cp", "cp_size", "context_parallel_size"),
     "parallelism.expert_parallel": ("ep", "ep_size", "expert_parallel_size", "expert_model_parallel_size"),
-    "parallelism.zero_stage": ("zero", "stage", "zero_optimization_stage"),
+    "parallelism.zero_stage": ("zero", "stage", "zero_optimization_stage", "deepspeed_stage", "deepspeed_zero_stage"),
     "hardware.budget": ("budget", "memory_limit", "max_memory", "gpu_memory", "vram"),
     "hardware.gpu": ("card", "gpu_type", "gpu_name", "gpu_model", "accelerator"),
 }
@@ -151,6 +151,7 @@ _NO_EFFECT = """
 # Names that do not determine one field, with a suggestion.
 _ADVICE = {
     "train_batch_size": "DeepSpeed's train_batch_size is global_batch_size; the batch of one GPU is micro_batch_size.",
+    **dict.fromkeys(("max_new_tokens", "prompt_length"), "Set inference.new_tokens and inference.prompt_length."),
     "deepspeed": "Give the DeepSpeed file itself as CONFIG, or set zero_stage.",
     "fsdp_config": "Give the file of TrainingArguments itself as CONFIG, or set zero_stage: 3.",
     "mixed_precision": "Set dtype (bf16, fp16) and recipe: amp for autocast with fp32 weights, pure for bf16 weights.",

@@ -238,26 +238,28 @@ def build_config(spec: Spec) -> Any:
     # No text is generated, and the default token ids may be outside a small vocabulary.
     tokens: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     if model.vision_config is not None:
-        return whole_config(model.vision_config, {**keys, **further, **tokens, "use_cache": False}, model.head_dim)
+        return whole_config(
+            model.vision_config, {**keys, **further, **tokens, "use_cache": False}, model.rotary_dim or model.head_dim
+        )
     return transformers.AutoConfig.for_model(family, **keys, **further, **tokens, use_cache=False)
 
 
-def whole_config(text: str, language: dict[str, Any], head_dim: int) -> Any:
+def whole_config(text: str, language: dict[str, Any], rotary_dim: int) -> Any:
     """Return the configuration of a vision-language model with these keys of its language model.
 
     Args:
         text: its config.json.
         language: keys of the language model.
-        head_dim: of its heads; the sections of a multimodal RoPE divide their halves.
+        rotary_dim: the rotated features of a head; the sections of a multimodal RoPE divide half of them.
     """
     whole = json.loads(text)
     family = whole.pop("model_type")
     own = whole.get("text_config") or {}
     if "model_type" in own and family not in LANGUAGE_FAMILIES:
         language["model_type"] = own["model_type"]
-    third = head_dim // 2 // 3  # any sections take the same memory
+    third = rotary_dim // 2 // 3  # any sections take the same memory
     if family in SECTIONED:
-        sections = [head_dim // 2 - 2 * third, third, third]
+        sections = [rotary_dim // 2 - 2 * third, third, third]
         language["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
     tied = language.pop("tie_word_embeddings", None)
     kept = {key: whole[key] for key in ("vision_config", *PROJECTOR) if key in whole}

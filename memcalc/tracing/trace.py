@@ -100,7 +100,7 @@ def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.d
 
 
 def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
-    """Return a traced result for a run without formulas, with a note that it was traced.
+    """Return a traced result for a run without formulas; its first note says that it was traced.
 
     The step runs in a child process.
 

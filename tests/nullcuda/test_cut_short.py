@@ -149,7 +149,7 @@ def dry_run(here: Path, python: str, program: Program, way: str, timeout: int) -
                 os.kill(int(file.name.partition("-")[2]), signal.SIGKILL)
         elif way == "Ctrl-C":
             memcalc.send_signal(signal.SIGINT)
-        code = memcalc.wait(300)
+        code = memcalc.wait(timeout + 300)
         out.seek(0)
         return code, json.loads(out.read())
 

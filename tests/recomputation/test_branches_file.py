@@ -74,6 +74,7 @@ def test_the_largest_batches_are_exact() -> None:
         return found.peak_bytes
 
     assert planning.gain is not None
+    assert planning.budget is not None
     assert planning.batch == planning.gain.most
     for batch, saved in ((planning.gain.most, True), (planning.gain.without, False)):
         assert peak(batch, saved=saved) <= planning.budget < peak(batch + 1, saved=saved)
@@ -106,6 +107,22 @@ def test_the_screen_and_the_document(run: Callable[..., Run]) -> None:  # noqa: 
     assert "this plan (given)" in out
     assert document["largest_batch"]["with"] == document["batch"]
     assert document["strategy"] == "given"
+
+
+def test_a_given_plan_needs_no_limit(run: Callable[..., Run]) -> None:  # noqa: F811
+    """The screen has the peak without a verdict, the document no budget; a search has nothing to search within."""
+    words = ("recompute", FILE, "--plan", "5,10,15,19")
+    code, out, err = run(*words)
+    document = json.loads(run(*words, "--format", "json").out)
+    chain = open_chain(FILE).chain()
+
+    assert (code, err) == (0, "")
+    assert document["budget_bytes"] is None
+    assert document["peak_bytes"] == evaluate(chain, open_chain(FILE).keeping(chain, PUBLISHED)).peak_bytes
+    assert "Needs 7.05 GiB; recomputes 100.0% of a forward" in " ".join(out.split())
+    assert "FITS" not in out
+    for more in (("--maximize", "batch"), ()):
+        assert run("recompute", FILE, *(words[2:] if more else ()), *more).code == 2
 
 
 CHAIN = """

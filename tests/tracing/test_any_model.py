@@ -158,6 +158,8 @@ def test_estimate_traces_in_a_child_and_says_so(tmp_path: Path, capsys: pytest.C
     assert estimated.source == "trace"
     assert estimated.notes[0] == "memcalc has no formulas for vit: its real step was traced on fake tensors"
     assert estimated.ledger.totals == memcalc.trace(source, "b=2", steps=2).result.ledger.totals
+    assert main(["estimate", source]) == 0
+    assert f"{estimated.notes[0]}.\n" in capsys.readouterr().out
     assert main(["estimate", source, "--no-trace"]) == 2
     assert "no formulas for vit. Run its real step: `memcalc trace`." in capsys.readouterr().err
     with pytest.raises(InputError, match="no formulas for vit"):

@@ -30,7 +30,7 @@ def test_the_median_is_within_1_percent_and_the_worst_within_3(figure: str) -> N
 
 def test_every_case_is_recorded_with_its_versions() -> None:
     assert [record["case"] for record in records()] == [case["case"] for case in CASES]
-    for name in ("bert", "t5", "vit", "whisper", "llava", "qwen2.5-vl", "sdxl-unet"):
+    for name in ("bert", "t5", "vit", "whisper", "llava", "qwen2.5-vl", "sdxl-unet", "dit"):
         assert any(record["case"].startswith(name) for record in records())
     assert all({"torch", "transformers"} <= record["versions"].keys() for record in records())
 

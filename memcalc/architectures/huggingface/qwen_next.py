@@ -118,7 +118,7 @@ class Qwen35(PartialRotary):
             value, beta, decay, v_beta, k_beta, total, pairwise, system, scores, decayed, values, solved
         )
         output = ops.cast(core, dtype, "linear attention output")
-        return Tensor(output.storage, ("b", "s", "h_lv", "d_lv"), dtype, output.grad)
+        return ops.viewed(output, ("b", "s", "h_lv", "d_lv"), "linear attention output by token")
 
     def unit_norm(self, x: Tensor, name: str) -> Tensor:
         """l2norm: x / sqrt(sum(x * x) + eps)."""
@@ -134,7 +134,7 @@ class Qwen35(PartialRotary):
         gate = ops.pointwise(ops.cast(z, "fp32", "z in fp32"), "silu of z")
         gated = ops.mul(normed, gate, "gated output in fp32")
         y = ops.cast(gated, x.dtype, "gated output")
-        return Tensor(y.storage, ("b", "s", "h_lv·d_lv"), y.dtype, y.grad)
+        return ops.viewed(y, ("b", "s", "h_lv·d_lv"), "gated output by token")
 
 
 class Qwen35Moe(Qwen35, Qwen2Moe):

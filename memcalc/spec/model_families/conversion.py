@@ -116,6 +116,13 @@ def attends_eagerly(architecture: object, implementation: object) -> bool:
     return family_named(str(architecture), "model.architecture").eager_only
 
 
+def fused_attention(architecture: object) -> str:
+    """Return the fused kernel that scaled_dot_product_attention takes for what a family's modules pass to it."""
+    if architecture not in known_families():
+        return "flash"
+    return family_named(str(architecture), "model.architecture").fused_attention
+
+
 def family_of(architecture: str) -> str:
     """Return the model_type of a name: "gpt2" for "gpt3"."""
     return family_named(architecture, "model.architecture").name

@@ -13,6 +13,7 @@ There is one file per model_type in memcalc/data/families, with these keys:
     require    the config's key: the values (the first one is the default) for which the block is valid
     buffers    the buffers that transformers registers; see `FamilyBuffers`
     eager_only     whether transformers' modules support eager attention only, and reject `sdpa`
+    fused_attention   the fused kernel that `sdpa` takes; flash unless the modules pass what flash has no kernel for
     not_modelled   features of the family's block that the plain implementation lacks
     in_fp32     modules of a layer that transformers builds in fp32, regardless of the dtype of the others
 
@@ -97,6 +98,7 @@ class FamilyFile:
     require: dict[str, list[object]]
     buffers: FamilyBuffers
     eager_only: bool
+    fused_attention: str
     not_modelled: tuple[str, ...]
     in_fp32: tuple[str, ...]
 
@@ -159,6 +161,7 @@ def parsed(name: str) -> FamilyFile:
         require=data.get("require", {}),
         buffers=FamilyBuffers(**data.get("buffers", {})),
         eager_only=data.get("eager_only", False),
+        fused_attention=data.get("fused_attention", "flash"),
         not_modelled=tuple(data.get("not_modelled", ())),
         in_fp32=tuple(data.get("in_fp32", ())),
     )
