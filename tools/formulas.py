@@ -122,8 +122,8 @@ def _parts(rows: Iterable[Parameter]) -> list[tuple[str, list[Parameter]]]:
     """The parameters of each kind of layer, and of what is in no layer."""
     parts: dict[str, list[Parameter]] = {}
     for row in rows:
-        kind = f"`{row.module.partition('*')[0]}*`" if row.where == "layer" else "outside the layers"
-        parts.setdefault(kind if row.where != "layer" else f"a layer of {kind}", []).append(row)
+        kind = f"`{row.module.partition('*')[0]}*`" if row.part == "layer" else "outside the layers"
+        parts.setdefault(kind if row.part != "layer" else f"a layer of {kind}", []).append(row)
     return list(parts.items())
 
 

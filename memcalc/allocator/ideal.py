@@ -53,7 +53,7 @@ class IdealAllocator(BlockAllocator):
         self.settings = settings or IdealSettings()
         self.driver = driver or Driver()
         super().__init__(ReservedDeviceMemory(self.driver, Counters(counts_rejections=False)))
-        self._shelf = Pool(self.counters.large, small=False, by_address=True).shelf(0)
+        self._shelf = Pool(self.counters.large, small=False, by_address=True).free_set_of(0)
         self._segment = Segment(FIRST_ADDRESS, 0, self._shelf, 1)
         self._living: dict[Block, None] = {}
         self._size = 0  # live bytes

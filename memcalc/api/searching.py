@@ -48,7 +48,7 @@ def sweep(
         overrides: as for `load`, applied to all.
         gpu: as for `load`.
         gpus_per_node: leave out what splits tensors over more GPUs than a node has.
-        replay: replay so many configurations in addition, those closest to the usable memory of their card.
+        replay: replay so many configurations in addition, those closest to the usable memory of their GPU.
         progress: called with how many of the runs are done that differ in more than their batches, and how many
             replays were made.
     """

@@ -87,11 +87,11 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
 
     def changed(more: Sequence[str]) -> Spec:
         own, further = parse_overrides(words), parse_overrides(more)
-        card = None if ("hardware", "gpu") in further else gpu
+        gpu_spec = None if ("hardware", "gpu") in further else gpu
         names = frozenset(further if foreign else ())
         if names not in known:
             known[names] = opened(source, (*words, *more))
-        return load_opened(known[names], own | further, gpu=card)
+        return load_opened(known[names], own | further, gpu=gpu_spec)
 
     spec = changed(()) if str(source) == "-" else load(source, *words, gpu=gpu)
     return UserRun(of_training(spec, verb), changed, implied)

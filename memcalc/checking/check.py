@@ -20,7 +20,7 @@ from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import card_of, size_against
+from memcalc.verdict.judge import gpu_of, size_against
 
 _STANDARD_INPUT = "-"
 
@@ -57,7 +57,7 @@ def check(
     """
     if asked.gpu is not None:
         find_gpu(asked.gpu)  # rejects an unknown GPU once, rather than once per file
-    asked = asked.with_card()
+    asked = asked.with_gpu()
     if baseline is None and policy.baseline is not None:
         baseline = policy.here(policy.baseline)
     before = None if baseline is None else read_baseline(baseline)
@@ -88,7 +88,7 @@ def check(
 
 def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterator[tuple[str, Spec]]:
     """Yield the valid configurations of a check with their paths; standard input cannot be read twice."""
-    asked = asked.with_card()
+    asked = asked.with_gpu()
     for outcome in report.outcomes:
         if outcome.sizes is not None and outcome.path != _STANDARD_INPUT:
             limits = policy.limits_of(outcome.path, asked)
@@ -137,7 +137,7 @@ def _broken(path: str, text: str) -> CheckOutcome:
 
 def _judged(path: str, spec: Spec, limits: Limits) -> CheckOutcome:
     """Return the outcome of one run: by its lower bound if that exceeds the limit, else as in `estimate`."""
-    gpu = card_of(spec)
+    gpu = gpu_of(spec)
     ends = [] if gpu is None else [(gpu.usable_bytes, f"usable on {gpu.label}")]
     if limits.budget is not None:
         ends.append((limits.budget, BUDGET))

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from memcalc.cli.messages import show_error
-from memcalc.cli.options import Units, complete_card
+from memcalc.cli.options import Units
 from memcalc.cli.output import WrittenFiles, print_json
 from memcalc.errors import NotWritten
 from memcalc.files import write_text
@@ -36,7 +36,7 @@ def command(
     gpu: Annotated[
         str,
         typer.Option(
-            "--gpu", "-g", metavar="CARD", help="GPU to simulate; see `memcalc gpus`.", autocompletion=complete_card
+            "--gpu", "-g", metavar="GPU", help="GPU to simulate; see `memcalc gpus`.", autocompletion=complete_gpu
         ),
     ],
     gpus: Annotated[int, typer.Option(metavar="N", help="Number of GPUs on the simulated machine.")] = 1,

@@ -121,7 +121,7 @@ def command(
             if here is None and traces:
                 _trace_here()
             with shown_progress() as progress:
-                found = api.beside(measurement, *traces, python=python, progress=progress)
+                found = api.compare_measured(measurement, *traces, python=python, progress=progress)
         write_measured_report(html, files, found, units)
         print_measured(found, form, units, ranks)
     if unkept is not None:

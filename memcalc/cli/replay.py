@@ -91,7 +91,7 @@ def command(
         for path in plot or ():
             from memcalc.report.plots.files import write_plot
 
-            write_plot(path, replay.course, subject(replay), units, lambda: curve_tables(replay.course, units))
+            write_plot(path, replay.curve, subject(replay), units, lambda: curve_tables(replay.curve, units))
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.documents.replay import replay_document

@@ -91,10 +91,10 @@ def command(
     from memcalc.cli.output import WrittenFiles
     from memcalc.cli.ranks import one_of
     from memcalc.cli.trace_output import (
-        beside,
         check_files,
         print_trace,
         refuse_options,
+        results_to_compare,
         write_files,
         write_trace_report,
     )
@@ -131,9 +131,9 @@ def command(
 
             write_events(record, traced.events)
         write_files(traced, plot or (), export or (), units)
-    others = beside(source, device, steps, alloc_conf) if compare and not isinstance(source, str) else ()
+    others = results_to_compare(source, device, steps, alloc_conf) if compare and not isinstance(source, str) else ()
     if html is not None:
         with files.writing():
             write_trace_report(html, traced, units, others)
-    print_trace(traced, form, units, others=others)
+    print_trace(traced, form, units, compared=others)
     files.complain()

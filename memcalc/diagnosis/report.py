@@ -71,7 +71,7 @@ class OutOfMemoryReport:
     Args:
         framework: the framework that wrote the message.
         wording: the message format, with the versions that print it.
-        kind: device type: "cuda", "hip", "xpu", "npu", "mps", "gpu", "tpu", "cpu".
+        device_type: "cuda", "hip", "xpu", "npu", "mps", "gpu", "tpu", "cpu".
         device: index of the device.
         figures: all figures of the message.
         holders: other processes on the device, as listed in the message.
@@ -87,7 +87,7 @@ class OutOfMemoryReport:
 
     framework: Framework
     wording: str
-    kind: str = "gpu"
+    device_type: str = "gpu"
     device: int | None = None
     figures: MessageFigures = field(default_factory=MessageFigures)
     holders: tuple[ProcessMemory, ...] = ()
@@ -103,4 +103,4 @@ class OutOfMemoryReport:
     @property
     def content(self) -> tuple[object, ...]:
         """The fields that identify equal reports."""
-        return (self.framework, self.wording, self.kind, self.device, self.figures, self.holders, self.tensor)
+        return (self.framework, self.wording, self.device_type, self.device, self.figures, self.holders, self.tensor)

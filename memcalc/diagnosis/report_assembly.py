@@ -84,7 +84,10 @@ class _ReportCollector:
             self._whole[speaker] = message
         else:
             whole = self._whole.get(speaker)
-            if whole is not None and (whole.tensor, whole.figures.asked) == (message.tensor, message.figures.asked):
+            if whole is not None and (whole.tensor, whole.figures.asked) == (
+                message.tensor,
+                message.figures.asked,
+            ):
                 message = replace(whole, phase=whole.phase or message.phase)
         self._keep(message)
 

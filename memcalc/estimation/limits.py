@@ -53,10 +53,10 @@ def limits_of(spec: Spec) -> tuple[Limit, ...]:
 
 def own_limits(spec: Spec) -> tuple[Limit, ...]:
     """Return what the run's own fields leave out, in the order of `not_modelled`."""
-    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     found = _generation(spec) if spec.inference is not None else _training(spec)
     own = (Limit(what, holds_memory) for what, holds_memory in found)
-    return (*(Limit(what, holds_memory=False) for what in gpu_omissions(card)), *own)
+    return (*(Limit(what, holds_memory=False) for what in gpu_omissions(gpu)), *own)
 
 
 def resolved(spec: Spec, limit: Limit) -> Limit:

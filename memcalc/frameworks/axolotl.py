@@ -48,6 +48,8 @@ def tell_kernels(draft: Draft) -> None:
     GPUs not under FSDP1.
     """
     kernels = [f"lora_{part}_kernel" for part in ("mlp", "qkv", "o")]
-    asked = all(draft.said.get(name, True) for name in kernels) and not is_on(draft.said.get("load_in_8bit"))
+    asked = all(draft.given_fields.get(name, True) for name in kernels) and not is_on(
+        draft.given_fields.get("load_in_8bit")
+    )
     if asked and draft.values.get("training.finetune") in ("lora", "qlora"):
         draft.limit("fused kernels of adapters", "counted as PEFT's modules, which save more", holds_memory=False)

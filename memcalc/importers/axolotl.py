@@ -246,7 +246,7 @@ def _finish(draft: Draft) -> None:
     _tell_preference(draft)
     place_fp32_modules(draft)
     tell_kernels(draft)
-    tell_evaluation(draft, asked=_evaluates(draft.said), batch="eval_batch_size")
+    tell_evaluation(draft, asked=_evaluates(draft.given_fields), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
@@ -257,7 +257,7 @@ def _tell_preference(draft: Draft) -> None:
 
     setup_reference_model loads the model once more, in the same dtype, unless there are adapters or the loss is ORPO's.
     """
-    said = draft.said
+    said = draft.given_fields
     kind = str(said.get("rl") or "").lower()
     if not kind:
         return

@@ -80,10 +80,10 @@ def listed(data: Mapping[str, Any]) -> ImportedConfig | None:
             not_modelled.append((key, f"{other}, which has another head: that of a language model is counted"))
             limits.append(Limit(f"the head of {other}", holds_memory=False))  # of a few rows, or none
         elif meaning.kind == "not modelled":
-            not_modelled.append((key, meaning.words))
+            not_modelled.append((key, meaning.meaning))
             limits += meaning.limits_of(value)
         else:
-            no_effect.append((key, meaning.words))
+            no_effect.append((key, meaning.meaning))
     return ImportedConfig(
         CONFIG_JSON,
         {},

@@ -16,7 +16,7 @@ class Meaning(NamedTuple):
     """One field's meaning."""
 
     kind: Kind
-    words: str  # our field, or why it has no effect, or what is not modelled
+    meaning: str  # our field, or why it has no effect, or what is not modelled
     apply: Callable[[Draft, Any], None] | None = None
     limit: Callable[[Any], Limit] | None = None  # of a field that is not modelled, by its value
 

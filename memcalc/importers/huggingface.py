@@ -253,7 +253,7 @@ def _finish(draft: Draft) -> None:
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)
     tell_second_models(draft)
-    asked = trainer_evaluates(draft.said)
+    asked = trainer_evaluates(draft.given_fields)
     tell_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
 
 

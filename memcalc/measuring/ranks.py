@@ -142,10 +142,10 @@ def process_group(backend: str, here: RankPlace) -> Iterator[Any]:
         dist.Work.wait = _patient(waits)  # type: ignore[method-assign]
     try:
 
-        def gather(own: dict[str, Any]) -> list[dict[str, Any]]:
+        def gather(record: dict[str, Any]) -> list[dict[str, Any]]:
             group = dist.new_group(backend="gloo")
             found: list[dict[str, Any]] = [{}] * here.ranks
-            dist.all_gather_object(found, own, group=group)
+            dist.all_gather_object(found, record, group=group)
             return found
 
         yield gather

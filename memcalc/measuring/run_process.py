@@ -116,7 +116,7 @@ def _prepared(target: torch.device, job: Job) -> tuple[MeasuredDevice, Counters]
         return describe_device(target), RecorderCounters() if dist.is_initialized() else CpuCounters()
     before = look(target, os.getpid())
     if before is not None and NULL_CARD in os.environ:
-        before = before._replace(used_bytes=0, others=())  # a null device has no other processes
+        before = before._replace(used_bytes=0, other_pids=())  # a null device has no other processes
     if not job.force:
         refuse_busy(target, before)
     begin_on(target)
@@ -152,7 +152,7 @@ def refuse_busy(target: torch.device, view: View | None) -> None:
     """
     if view is None or not view.busy:
         return
-    whose = f", process {', '.join(map(str, view.others))}" if view.others else ""
+    whose = f", process {', '.join(map(str, view.other_pids))}" if view.other_pids else ""
     raise Unavailable(
         f"{target} is in use ({format_bytes(view.used_bytes, 'GiB')}{whose}). "
         "Wait, choose another GPU with --device cuda:1, or share it with --force."

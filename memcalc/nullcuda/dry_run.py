@@ -42,7 +42,7 @@ RESERVED = 1 << 20  # bytes; a report has a few thousand, with the allocation hi
 
 def run(
     command: Sequence[str],
-    card: str,
+    gpu: str,
     *,
     gpus: int = 1,
     timeout: float | None = None,
@@ -56,7 +56,7 @@ def run(
 
     Args:
         command: the program and its arguments.
-        card: a GPU of `memcalc gpus`.
+        gpu: a GPU of `memcalc gpus`.
         gpus: number of GPUs.
         timeout: seconds after which the command and every process that it started are ended.
         stdout: destination of the command's output, as for `subprocess.run`; None: this process's.
@@ -67,12 +67,12 @@ def run(
         Unavailable: a requirement of the null device is missing.
     """
     words = tuple(command)
-    found = find_null_gpu(card)
+    found = find_null_gpu(gpu)
     pythons = interpreters(words)
     end_abandoned()
     with temporary_directory(REPORTS) as reports:
         keep_room(reports)
-        variables = environment(card, gpus, pythons=pythons, reports=reports, **options)
+        variables = environment(gpu, gpus, pythons=pythons, reports=reports, **options)
         start = time.monotonic()
         try:
             ending = run_to_end(words, os.environ | variables, timeout=timeout, stdout=stdout)

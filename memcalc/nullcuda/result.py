@@ -171,7 +171,7 @@ class DryRun:
 
     Args:
         command: the command.
-        card: the GPU.
+        gpu: the GPU.
         gpus: number of GPUs.
         outcome: how it ended.
         exit_code: the command's own; 128 + n if signal n ended it.
@@ -185,7 +185,7 @@ class DryRun:
     """
 
     command: tuple[str, ...]
-    card: GpuSpec
+    gpu: GpuSpec
     gpus: int
     outcome: str
     exit_code: int
@@ -231,7 +231,7 @@ class DryRun:
         """Whether the GPU is large enough; None if unknown: see `doubt`."""
         if self.ran_out:
             return False
-        if self.peak is not None and self.device_bytes > self.card.usable_bytes:
+        if self.peak is not None and self.device_bytes > self.gpu.usable_bytes:
             return False
         return None if self.doubt else True
 
@@ -262,7 +262,7 @@ class DryRun:
     @property
     def headroom_bytes(self) -> int | None:
         """Free memory of the fullest GPU; None if the command did not use one, or if it ran out."""
-        return None if not self.fits else self.card.usable_bytes - self.device_bytes
+        return None if not self.fits else self.gpu.usable_bytes - self.device_bytes
 
     @property
     def would_fit(self) -> tuple[GpuSpec, ...]:
@@ -272,8 +272,8 @@ class DryRun:
         """
         if not self.fits:
             return ()
-        cards = [gpu for gpu in all_gpus() if gpu.vendor == "nvidia" and gpu.usable_bytes >= self.device_bytes]
-        return tuple(sorted(cards, key=lambda gpu: gpu.usable_bytes))
+        gpus = [gpu for gpu in all_gpus() if gpu.vendor == "nvidia" and gpu.usable_bytes >= self.device_bytes]
+        return tuple(sorted(gpus, key=lambda gpu: gpu.usable_bytes))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -320,8 +320,8 @@ class DryRun:
             by_card.setdefault(usage.device, set()).add(usage.process)
         shared = sorted(device for device, processes in by_card.items() if len(processes) > 1)
         if shared:
-            cards = ", ".join(f"cuda:{device}" for device in shared)
-            found.append(f"several processes used {cards}: each was judged as if it had the GPU to itself")
+            gpus = ", ".join(f"cuda:{device}" for device in shared)
+            found.append(f"several processes used {gpus}: each was judged as if it had the GPU to itself")
         return tuple(found)
 
     def _about_values(self) -> list[str]:

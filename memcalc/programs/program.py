@@ -240,16 +240,16 @@ class Program:
         return {}
 
     @cached_property
-    def _alive(self) -> dict[tuple[Stream, int], tuple[int, ...]]:
+    def _live(self) -> dict[tuple[Stream, int], tuple[int, ...]]:
         return {}
 
     def alive(self, stream: Stream, position: int) -> tuple[int, ...]:
         """Return the storages live after so many events of a stream; cached by position."""
         key = (stream, position)
-        if key not in self._alive:
+        if key not in self._live:
             start = {"forward": (), "loss": self.after_forward, "backward": self.kept}[stream]
-            self._alive[key] = alive_after(self.stream(stream)[:position], start)
-        return self._alive[key]
+            self._live[key] = alive_after(self.stream(stream)[:position], start)
+        return self._live[key]
 
     @cached_property
     def after_forward(self) -> tuple[int, ...]:

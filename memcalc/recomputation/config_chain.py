@@ -178,6 +178,6 @@ def _keeping(timeline: RecomputeTimeline, layer: int, block: ChainBlock, flops: 
     program, sizes = (alone := timeline.blocks[timeline.block_of(layer, again=True)]).program, alone.sizes
     again = {event.operator.name for event in program.backward if event.operator.when is Activity.AGAIN}
     return block._replace(
-        stays_bytes=sum(sizes[storage] for storage in program.kept) - block.input_bytes,
-        again_flops=sum(amount for name, amount in flops.items() if name in again),
+        released_late_bytes=sum(sizes[storage] for storage in program.kept) - block.input_bytes,
+        recompute_flops=sum(amount for name, amount in flops.items() if name in again),
     )

@@ -128,7 +128,7 @@ def _cheapest(
     def price(choice: tuple[str, int, Segment]) -> tuple[bool, int, int]:
         evaluation = evaluate(configured.chain, choice[2])
         over = evaluation.peak_bytes > budget
-        return over, evaluation.peak_bytes if over else evaluation.again_flops, evaluation.peak_bytes
+        return over, evaluation.peak_bytes if over else evaluation.recompute_flops, evaluation.peak_bytes
 
     return min(choices, key=price)
 

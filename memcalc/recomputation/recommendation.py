@@ -34,10 +34,10 @@ class RecomputeResult(NotebookDisplay):
 
     Args:
         configured: the chain of the run.
-        card: the GPU, if given.
+        gpu: the GPU, if given.
         limit: bytes of a GPU that the run may use in total.
         budget: allocated bytes that were found to fit within `limit`; no cheaper plan that fits was found within them.
-        found: the plan.
+        plan: the plan.
         before: memory and cost without recomputation.
         rules: memory and cost of the rules of thumb.
         front: plans from the smallest to the fastest.
@@ -45,16 +45,16 @@ class RecomputeResult(NotebookDisplay):
         keep: for a selective plan, operators with results that recomputed layers save, as `training.recompute_keep`.
         result: the estimate of the run with the plan, replayed if possible.
         verdict: of the run with the plan, on a GPU that has `limit` bytes.
-        said: the plan as text for frameworks.
+        framework_texts: the plan as text for frameworks.
         gain: from recomputation.
         third: offload to the host instead; None: everything fits, or the speed of the GPU is unknown.
     """
 
     configured: ConfigChain
-    card: GpuSpec | None
+    gpu: GpuSpec | None
     limit: int
     budget: int
-    found: OptimalPlan
+    plan: OptimalPlan
     before: Evaluation
     rules: tuple[tuple[str, Evaluation], ...]
     front: tuple[OptimalPlan, ...]
@@ -62,15 +62,15 @@ class RecomputeResult(NotebookDisplay):
     keep: tuple[str, ...]
     result: Result
     verdict: Verdict
-    said: tuple[FrameworkText, ...]
+    framework_texts: tuple[FrameworkText, ...]
     gain: Gain
     third: OffloadAlternative | None
 
     def __repr__(self) -> str:
         """Return the plan, its peak and its cost in one line."""
-        share = self.found.evaluation.again_flops / self.configured.chain.flops
+        share = self.plan.evaluation.recompute_flops / self.configured.chain.flops
         peak = format_bytes(self.peak_bytes, "GiB")
-        plan = f"{self.found.plan.strategy}, peak {peak}, recomputes {share:.1%} of a forward"
+        plan = f"{self.plan.plan.strategy}, peak {peak}, recomputes {share:.1%} of a forward"
         return f"<Planning {harmless(self.configured.spec.name)}: {self.verdict.answer}; {plan}>"
 
     @property
@@ -81,7 +81,7 @@ class RecomputeResult(NotebookDisplay):
     @property
     def remainder_bytes(self) -> int:
         """Replayed minus estimated peak, in bytes: unsplit block remainders. Plans are compared by the estimate."""
-        return self.peak_bytes - self.found.evaluation.peak_bytes
+        return self.peak_bytes - self.plan.evaluation.peak_bytes
 
 
 def plan_recompute(
@@ -139,24 +139,24 @@ def plan_recompute(
     chain = configured.chain
     chosen, found, keep = judged.proposal
     if strategy == "optimal":  # the bound is computed for the final plan only
-        bounded = optimal(chain, judged.room)
+        bounded = optimal(chain, judged.budget)
         if bounded is not None and bounded.bound is not None:
-            found = found._replace(bound=min(bounded.bound, found.evaluation.again_flops))
+            found = found._replace(bound=min(bounded.bound, found.evaluation.recompute_flops))
     rules = tuple((name, evaluate(chain, rule(chain))) for name, rule in STRATEGIES.items())
     if strategy == "selective":
-        whole_layers = optimal(chain, judged.room, bounded=False)
+        whole_layers = optimal(chain, judged.budget, bounded=False)
         rules = (*(() if whole_layers is None else (("optimal", whole_layers.evaluation),)), *rules)
     recompute, before = chosen.recompute(found.plan.items), evaluate_all_kept(chain)
     result = replace(size(judged.spec), judgement=judged.verdict)
     if keep:
-        words = in_selective_words(chosen, found, keep, judged.room, activation_bytes(result))
+        words = in_selective_words(chosen, found, keep, judged.budget, activation_bytes(result))
     else:
-        words = in_all_words(chosen, found.plan.items, judged.room)
+        words = in_all_words(chosen, found.plan.items, judged.budget)
     return RecomputeResult(
         chosen,
         gpu,
         planner.limit,
-        judged.room,
+        judged.budget,
         found,
         before,
         rules,
@@ -167,7 +167,7 @@ def plan_recompute(
         judged.verdict,
         tuple(words),
         planner.gain(judged, batches),
-        offloaded(configured, before, judged.room, gpu, host_bytes_per_second),
+        offloaded(configured, before, judged.budget, gpu, host_bytes_per_second),
     )
 
 

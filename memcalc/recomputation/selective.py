@@ -51,7 +51,9 @@ class Selective:
         base, room = self._base, budget - self._head
         block = base.chain.blocks[base.first]
         for _ in range(TRIES):
-            choice = choose(base.stop - base.first, block.inside_bytes, block.again_flops or 0, self._products, room)
+            choice = choose(
+                base.stop - base.first, block.inside_bytes, block.recompute_flops or 0, self._products, room
+            )
             if choice is None:
                 return None
             configured = chain_of(base.spec, choice.keep)
@@ -68,6 +70,8 @@ class Selective:
 def _products(base: ConfigChain) -> list[Product]:
     """Return the bytes and the FLOPs saved by keeping each operator's result."""
     names = layer_matmuls(base.spec.model, base.spec.training)
-    bare = base.chain.blocks[base.first].again_flops or 0
+    bare = base.chain.blocks[base.first].recompute_flops or 0
     found = {name: chain_of(base.spec, (name,)).chain.blocks[base.first] for name in names}
-    return [Product(name, block.stays_bytes, bare - (block.again_flops or 0)) for name, block in found.items()]
+    return [
+        Product(name, block.released_late_bytes, bare - (block.recompute_flops or 0)) for name, block in found.items()
+    ]

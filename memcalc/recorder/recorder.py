@@ -20,7 +20,7 @@ from memcalc.recorder.attribution import LocationTracker, OperatorLocation, newe
 from memcalc.recorder.components import StorageComponents
 from memcalc.recorder.in_place import IN_PLACE, in_place, references_of_last
 from memcalc.recorder.kernels import Hidden, Kernels, tensors
-from memcalc.recorder.storages import Number, Storages, is_made_of_tensors, part_here, watching_resizes
+from memcalc.recorder.storages import Number, Storages, holds_tensors, part_here, watching_resizes
 
 PROGRESS_EVERY = 256  # events; about every 0.1 s on fake tensors
 
@@ -194,7 +194,7 @@ class Recorder(TorchDispatchMode):
             self.purposes.mark(fresh[0][1], Component.TEMPORARIES)
 
     def _is_recorded(self, tensor: Tensor) -> bool:
-        if is_made_of_tensors(tensor):
+        if holds_tensors(tensor):
             return False
         return self._counts is None or self._counts(tensor) or self._on_host(tensor) is not None
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 
 from memcalc.report.fit_tables import (
-    card_grid,
     cost_grid,
+    gpu_grid,
     layout_grid,
     memory_grid,
     offer_grid,
@@ -38,7 +38,7 @@ _STYLES = {True: GOOD, False: BAD}  # of what was found, or not
 
 def draw_fit(screen: Screen, answer: FitResult, unit: Unit, *, why: bool = False) -> None:
     """Draw the screen of `memcalc fit`; `why` adds the excluded layouts."""
-    query = answer.question
+    query = answer.query
     for line in subject_lines(answer):
         draw_line(screen, line, 0)
     screen.line()
@@ -48,7 +48,7 @@ def draw_fit(screen: Screen, answer: FitResult, unit: Unit, *, why: bool = False
             screen.line()
             draw_grid(screen, offer_grid(answer))
     elif query.maximize is None or answer.base is None:
-        asked = "does-not-fit" if answer.asked is None else answer.asked.verdict
+        asked = "does-not-fit" if answer.unchanged is None else answer.unchanged.verdict
         draw_line(screen, asked_sentence(answer, unit), 0, style=VERDICT_STYLES[asked])
     offered = bool(answer.offers) and answer.ranking is None  # a table is last already
     layouts = answer.ranking is not None and (query.maximize is None or answer.base is None)
@@ -59,8 +59,8 @@ def draw_fit(screen: Screen, answer: FitResult, unit: Unit, *, why: bool = False
     if layouts and answer.best:
         for grid in (layout_grid(answer, unit), cost_grid(answer), memory_grid(answer, unit)):
             draw_grid(screen, grid)
-    if answer.cards:
-        draw_grid(screen, card_grid(answer, unit))
+    if answer.gpu_verdicts:
+        draw_grid(screen, gpu_grid(answer, unit))
     _draw_maxima(screen, answer, unit)
     _draw_nearest(screen, answer, unit)
     if layouts and answer.best:

@@ -23,7 +23,7 @@ def published_rows(entries: Iterable[CatalogueEntry]) -> list[dict[str, Any]]:
         {
             "hub_id": entry.hub_id,
             "model_type": entry.hub_type or entry.config["model_type"],
-            "kind": entry.kind,
+            "kind": entry.model_class,
             "parameters": entry.parameters,
             "answered_by": _answered_by(entry, known),
             "verified": entry.verified,

@@ -47,7 +47,7 @@ def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked
     screen.line()
     draw_yaml(screen, planning)
     screen.line(("The plan in the syntax of other frameworks, as close as each allows", "bold"))
-    for said in planning.said:
+    for said in planning.framework_texts:
         draw_line(screen, f"{said.framework}: {distance(said, planning, unit)}", 2)
         for line in said.lines:
             screen.line((f"    {line}", ""))
@@ -57,7 +57,7 @@ def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked
 
 def verdict(planning: RecomputeResult, unit: Unit) -> str:
     """One sentence: whether the run fits with the plan, and what that costs."""
-    chain, again = planning.configured.chain, planning.found.evaluation.again_flops
+    chain, again = planning.configured.chain, planning.plan.evaluation.recompute_flops
     cost = f"recomputes {again / chain.flops:.1%} of a forward, a step is {slower(planning, again)} longer"
     if planning.verdict.answer == "unknown":
         return f"CANNOT SAY: {_uncertain(planning, unit)} The plan {cost if again else 'costs nothing'}."
@@ -82,7 +82,7 @@ def _uncertain(planning: RecomputeResult, unit: Unit) -> str:
 
 
 def _available(planning: RecomputeResult, unit: Unit) -> str:
-    gpu = planning.card
+    gpu = planning.gpu
     if gpu is None or planning.limit < gpu.usable_bytes:
         return f"the {format_bytes(planning.limit, unit)} budget"
     return f"{format_bytes(planning.limit, unit)} usable on {gpu.label}"
@@ -90,7 +90,7 @@ def _available(planning: RecomputeResult, unit: Unit) -> str:
 
 def remarks(planning: RecomputeResult, unit: Unit) -> Iterator[str]:
     """How sure the verdict is, what is allocated, how good the plan is, and how layers are recomputed."""
-    loss, flops = planning.found.loss, planning.configured.chain.flops
+    loss, flops = planning.plan.loss, planning.configured.chain.flops
     if bars := error_bars(planning.result, unit):
         yield bars
     peak = f"Allocated at the peak: {format_bytes(planning.peak_bytes, unit)}"
@@ -114,7 +114,7 @@ def remarks(planning: RecomputeResult, unit: Unit) -> Iterator[str]:
     if planning.keep:
         yield f"Recomputed layers save the results of {', '.join(planning.keep)} and recompute everything else."
         yield "FLOPs count matmuls only; recomputed norms, activation functions and sums take time too."
-    if planning.configured.chain.longest == 1 and planning.found.plan.strategy != "selective":
+    if planning.configured.chain.longest == 1 and planning.plan.plan.strategy != "selective":
         yield "The engine gathers parameters layer by layer, so each layer is a separate checkpoint segment."
 
 
@@ -156,8 +156,8 @@ def distance(said: FrameworkText, planning: RecomputeResult, unit: Unit) -> str:
     """Return the memory and cost of the framework's own plan, compared with the plan."""
     if said.difference:
         return said.difference
-    peak = said.evaluation.peak_bytes - planning.found.evaluation.peak_bytes
-    again = said.evaluation.again_flops - planning.found.evaluation.again_flops
+    peak = said.evaluation.peak_bytes - planning.plan.evaluation.peak_bytes
+    again = said.evaluation.recompute_flops - planning.plan.evaluation.recompute_flops
     if peak == 0 and again == 0:
         return "the plan itself"
     parts = []

@@ -82,7 +82,7 @@ def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
             f"{line.tensors:,}",
             format_number(line.largest, unit),
             label(line.component) if line.component is not None else UNATTRIBUTED,
-            line.where,
+            line.location,
         )
         for line in found.lines[:LINES]
     ]
@@ -90,7 +90,7 @@ def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
     grids.append(TextTable("By line of the program", (*heads, Column("component"), Column("line", wrap=True)), lines))
     if found.leaks:
         leaks = [
-            (format_number(leak.bytes, unit), f"{leak.tensors:,}", f"{leak.steps:,}", leak.where)
+            (format_number(leak.bytes, unit), f"{leak.tensors:,}", f"{leak.steps:,}", leak.location)
             for leak in found.leaks
         ]
         heads = (Column(unit, right=True), Column("tensors", right=True), Column("steps", right=True))

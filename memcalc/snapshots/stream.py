@@ -38,7 +38,9 @@ class _Stream:
         self._start = start
         self._lines = [place(stack) for stack in snapshot.stacks]
         self._kinds = known.kinds
-        handles = {entry.stream for entry in recording.entries} | {held.stream for held in start.held.values()} | {0}
+        handles = (
+            {entry.stream for entry in recording.entries} | {held.stream for held in start.blocks_in_use.values()} | {0}
+        )
         self._streams = {handle: number for number, handle in enumerate(sorted(handles))}  # 0 is the default stream
         marks = [annotation for annotation in recording.annotations if annotation.name.startswith(OPTIMIZER_STEP)]
         self._marks = marks[::-1]
@@ -94,7 +96,7 @@ class _Stream:
 
     def _begin(self) -> None:
         """Add the blocks of the initial state."""
-        for number, held in enumerate(sorted(self._start.held.values(), key=lambda held: held.address)):
+        for number, held in enumerate(sorted(self._start.blocks_in_use.values(), key=lambda held: held.address)):
             storage = -2 - number
             line = self._lines[held.stack]
             self._events.append(

@@ -160,7 +160,7 @@ class _ModelState:
         self._blocks = preload(self._allocator, start, recording.entries)
         self._allocator.memory.watch = self._driver.watch
         self._waiting = {
-            held.address: self._blocks.pop(held.address) for held in start.held.values() if held.is_waiting
+            held.address: self._blocks.pop(held.address) for held in start.blocks_in_use.values() if held.is_waiting
         }
         self._releases_some = settings.max_split_size != UNLIMITED or settings.garbage_collection_threshold > 0
         self._recording = recording
@@ -265,10 +265,10 @@ class _ModelState:
         settings = self._allocator.settings
         size = block_size(request.size, settings.roundup_power2_divisions)
         pair = self._allocator.default
-        shelf = (pair.small if size <= SMALL_REQUEST else pair.large).shelf(request.stream)
-        block = best_fit(shelf, size, settings)
+        free_set = (pair.small if size <= SMALL_REQUEST else pair.large).free_set_of(request.stream)
+        block = best_fit(free_set, size, settings)
         if block is not None:
-            shelf.add(block)
+            free_set.add(block)
         return block is not None
 
     def _free(self, address: int) -> None:

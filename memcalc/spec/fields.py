@@ -219,9 +219,9 @@ def unknown_top_level(key: str, where: str) -> InputError:
     return _unknown(key, "", list(TOP_LEVEL), where)
 
 
-def _unknown(key: str, block: str, fields: list[str], where: str, others: Sequence[str] = ()) -> InputError:
-    """Return the error for a key that is neither in `fields` nor in `others`, which are accepted and not listed."""
-    close = nearest(key, fields) or nearest(key, list(others))
+def _unknown(key: str, block: str, fields: list[str], where: str, unlisted: Sequence[str] = ()) -> InputError:
+    """Return the error for a key that is neither in `fields` nor in `unlisted`, which are accepted and not listed."""
+    close = nearest(key, fields) or nearest(key, list(unlisted))
     remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(fields)}."
     place = f" in {block}" if block else ""
     return InputError(f"unknown field {_clip(key)!r}{place}.", remedy, where)

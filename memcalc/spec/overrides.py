@@ -46,7 +46,7 @@ def _word(name: str) -> str:
 CARD: Path = ("hardware", "gpu")
 
 
-def refuse_two_cards(gpu: str | None, changes: Iterable[Path]) -> None:
+def reject_two_gpus(gpu: str | None, changes: Iterable[Path]) -> None:
     """Reject a GPU that is given in both ways.
 
     Raises:

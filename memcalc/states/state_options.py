@@ -100,7 +100,7 @@ def state_options(spec: Spec) -> StateOptions:
     """Return the options of a run."""
     training, base, fsdp = spec.training, base_dtype(spec.training), spec.parallelism.fsdp
     recipe, adapters = RECIPES[training.recipe], adapters_of(spec)
-    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     return StateOptions(
         training.recipe,
         training.dtype,
@@ -118,7 +118,7 @@ def state_options(spec: Spec) -> StateOptions:
         # Megatron-Core's modules use its optimizer and buffers even where nothing is sharded.
         "megatron" if training.implementation == "megatron" else spec.parallelism.engine,
         base,
-        multiprocessors(card),
+        multiprocessors(gpu),
         training.torch,
         fsdp.param_dtype or "",
         fsdp.reduce_dtype or fsdp.param_dtype or "",

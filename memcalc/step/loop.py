@@ -203,7 +203,7 @@ class TrainingRun:
         ]
         return (f"Inputs made from the config.json: {', '.join(shapes)}. Others: --inputs FILE.py:NAME.",)
 
-    def held(self) -> dict[Component, list[Tensor]]:
+    def tensors_by_component(self) -> dict[Component, list[Tensor]]:
         """Return the tensors of known component, by component; activations and temporaries are unknown."""
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:

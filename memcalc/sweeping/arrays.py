@@ -54,7 +54,7 @@ class ArraySized(SizedProgram):
 
     def __init__(self, program: Program, values: Mapping[str, Any], count: int, rules: KindSizes) -> None:
         super().__init__(program, values)
-        exact = [rules.bytes(kind, values) for kind in program.kinds]
+        exact = [rules.bytes(storage_size, values) for storage_size in program.kinds]
         self.requested: Matrix = np.array([np.broadcast_to(size, count) for size in exact]).reshape(-1, count)
         self.blocks: Matrix = np.ceil(self.requested / _BLOCK) * _BLOCK
         self._amounts: dict[tuple[int, ...], VectorInt] = {}
@@ -139,17 +139,17 @@ class KindSizes:
     def __init__(self) -> None:
         self._known: dict[StorageSize, list[tuple[dict[str, Any], Any]]] = {}
 
-    def bytes(self, kind: StorageSize, values: Mapping[str, Any]) -> Any:
+    def bytes(self, storage_size: StorageSize, values: Mapping[str, Any]) -> Any:
         """Return the bytes of one storage for each batch; a single number if they are equal for all."""
-        if kind.rule is None:
-            return plain(kind.bytes(values))
-        several = self._known.setdefault(kind, [])
+        if storage_size.rule is None:
+            return plain(storage_size.bytes(values))
+        several = self._known.setdefault(storage_size, [])
         for read, found in several:
             if all(_same(values[name], value) for name, value in read.items()):
                 return found
         watched = _ReadSymbols(values)
         lanes = {name: value.values for name, value in values.items() if isinstance(value, VectorInt)}
-        found = elementwise(lambda some: {"": kind.bytes(watched.with_values(some))}, lanes)[""]
+        found = elementwise(lambda some: {"": storage_size.bytes(watched.with_values(some))}, lanes)[""]
         several.append((watched.read, found))
         return found
 
@@ -245,7 +245,7 @@ class StageSums:
     Args:
         spec: the run, with `VectorInt`.
         stage: the pipeline stage.
-        card: the GPU, for kernel workspaces that depend on it.
+        gpu: the GPU, for kernel workspaces that depend on it.
         sizers: cached sizers of runs with these batches.
         count: number of batches.
 
@@ -254,7 +254,7 @@ class StageSums:
         totals: bytes at the peak of each phase; 0 for evaluation if the run has none. [phases, n]
     """
 
-    def __init__(self, spec: Spec, stage: Stage, card: GpuSpec | None, sizers: Sizers, count: int) -> None:
+    def __init__(self, spec: Spec, stage: Stage, gpu: GpuSpec | None, sizers: Sizers, count: int) -> None:
         phases = run_phases(spec)
         self.index = stage.index
         self.totals: Matrix = np.zeros((len(ALL_PHASES), count))
@@ -262,14 +262,14 @@ class StageSums:
         self._highest: list[_Highest | None] = [None] * len(ALL_PHASES)
         for (phase, component), amount in state_sums(spec, stage).items():
             self._add(phases.index(phase), component, amount)
-        items, around = standing(spec, stage, card)
+        items, around = standing(spec, stage, gpu)
         for item in items:
             for phase in phases_of(item.mask, phases):
                 self._add(phases.index(phase), item.component, item.count * item.each)
                 self._add(phases.index(phase), Component.BLOCK_ROUNDING, item.count * (item.block - item.each))
         if spec.training.completion_length is not None:
-            self._add_rollouts(spec, stage, card, phases.index(GENERATION))
-        for span in spans(spec, stage, card, around, sizers.sizer_of):
+            self._add_rollouts(spec, stage, gpu, phases.index(GENERATION))
+        for span in spans(spec, stage, gpu, around, sizers.sizer_of):
             candidates = [*span.candidates]
             rows = np.array([np.broadcast_to(plain(of.bytes(moment)), count) for of, moment in candidates])
             found = _Highest(candidates, rows.argmax(axis=0))

@@ -255,8 +255,8 @@ class _Evaluation:
         count = len(getattr(run.training, BATCH[0]).values)
         try:
             reject_without_formulas(run)
-            card = None if run.hardware.gpu is None else find_gpu(run.hardware.gpu)
-            stages = [StageSums(run, stage, card, self._sizers, count) for stage in stages_that_matter(run)]
+            gpu = None if run.hardware.gpu is None else find_gpu(run.hardware.gpu)
+            stages = [StageSums(run, stage, gpu, self._sizers, count) for stage in stages_that_matter(run)]
         except InputError:
             return None
         cells = np.arange(count)

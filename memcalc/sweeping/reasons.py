@@ -43,7 +43,7 @@ class Reasons:
         try:
             estimate(self.spec(index))
         except InputError as error:
-            where = error.where.removeprefix("--set: ")  # the field is varied; the user wrote no --set
+            where = error.location.removeprefix("--set: ")  # the field is varied; the user wrote no --set
             return str(InputError(error.problem, error.remedy, where))
         return ""
 
@@ -83,7 +83,7 @@ class Reasons:
         }
         if not batches:
             batches = {"micro_batch_size": np.full(len(members), spec.training.micro_batch_size, dtype=np.float64)}
-        for where, broken in contexts.worded(spec, code, batches):
+        for where, broken in contexts.violations_by_message(spec, code, batches):
             yield broken, members[where]
 
     def _alike(self) -> Iterator[tuple[int, Indices]]:

@@ -93,7 +93,7 @@ def _without_limits(spec: Spec) -> VerdictTerms:
 
 def _with_limits(terms: VerdictTerms, spec: Spec) -> VerdictTerms:
     limits = holding_memory(limits_of(spec))
-    names, amount = tuple(limit.what for limit in limits), sum(limit.at_least_bytes for limit in limits)
+    names, amount = tuple(limit.feature for limit in limits), sum(limit.at_least_bytes for limit in limits)
     return terms._replace(unmodelled=names, unmodelled_bytes=amount)
 
 

@@ -77,10 +77,10 @@ def trace_module(
     words = step_words(optimizer, options.get("inference"), steps)
     if isinstance(optimizer, str):
         options["optimizer"] = named_optimizer(optimizer)
-    card = find_gpu(gpu or DEFAULT_CARD)
+    gpu_spec = find_gpu(gpu or DEFAULT_CARD)
     run = partial(ModuleRun, ModuleStep(module, inputs, **options))
-    recording = record_fake(run, card, steps, cuda=semantics == "cuda", progress=progress)
-    judged_by = None if gpu is None else card
+    recording = record_fake(run, gpu_spec, steps, cuda=semantics == "cuda", progress=progress)
+    judged_by = None if gpu is None else gpu_spec
     return make_module_trace(name or type(module).__name__, words, recording, judged_by, alloc_conf, progress)
 
 

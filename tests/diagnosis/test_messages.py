@@ -47,7 +47,7 @@ def test_every_figure(message: dict[str, Any]) -> None:
 
     assert len(diagnosis.findings) == 1
     assert report.framework == message["framework"]
-    assert ":".join(str(part) for part in (report.kind, report.device) if part is not None) == message["device"]
+    assert ":".join(str(part) for part in (report.device_type, report.device) if part is not None) == message["device"]
     assert {key: figure.bytes for key, figure in report.figures.by_name().items()} == {
         key: by_hand(text) for key, text in message["figures"].items()
     }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.api import beside
+from memcalc.api import compare_measured
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.measuring.measure import MeasurementOutOfMemory
@@ -37,7 +37,7 @@ def test_three_numbers_in_every_phase_and_each_allocation(null_python: str, tmp_
     assert any("CUDA context" in note for note in found.result.notes)
     workspaces = found.result.ledger.components("backward_2")[Component.LIBRARY_WORKSPACE]
     assert workspaces == 2 * 32 * 2**20  # forward's and backward's, each 32 MiB on Hopper
-    fake = beside(found, "fake").traces[0]
+    fake = compare_measured(found, "fake").traces[0]
     for phase in ("model", "input", "forward_1", "loss_2", "backward_1", "backward_3"):
         assert asked_for(fake, phase) == asked_for(found.result, phase)
     kept = json.loads(record.read_text())
@@ -50,7 +50,7 @@ def test_workspaces_are_told_from_tensors_of_their_size(null_python: str) -> Non
     """Hopper's, 32 MiB, beside products of 2·2048·8192 bytes: every component is the trace's."""
     sizes = ("l=2", "V=4096", "b=1", "s=2048", "recipe=pure")
     found = memcalc.measure("llama-3.2-1b", *sizes, device="null:h100-80gb", python=null_python, steps=2)
-    (traced,) = beside(found, "null", python=null_python).traces
+    (traced,) = compare_measured(found, "null", python=null_python).traces
 
     assert found.result.ledger.components("backward_2")[Component.LIBRARY_WORKSPACE] == 2 * 32 * 2**20
     for phase in found.phases:

@@ -60,7 +60,7 @@ def test_the_published_plan_saves_four_outputs_of_each_branch() -> None:
     )
     assert plan.items[-3:] == (1408, 1409, 1410)
     # Every matmul of every branch runs twice, but not the one to the classes: 2·512·10 FLOPs of a sample.
-    assert found.again_flops == chain.flops - 2 * 512 * 10 * 6000
+    assert found.recompute_flops == chain.flops - 2 * 512 * 10 * 6000
 
 
 def test_the_largest_batches_are_exact() -> None:
@@ -92,7 +92,7 @@ def test_the_optimum_recomputes_less_than_the_published_plan() -> None:
 
     assert better is not None
     assert better.evaluation.peak_bytes <= published.peak_bytes
-    assert better.evaluation.again_flops < published.again_flops
+    assert better.evaluation.recompute_flops < published.recompute_flops
 
 
 def test_the_screen_and_the_document(run: Callable[..., Run]) -> None:  # noqa: F811
@@ -127,7 +127,7 @@ def test_blocks_that_cannot_be_recomputed_are_saved(chain: str) -> None:
     """So is the last one: its backward follows its forward at once."""
     planning = api.recompute_chain(chain, budget=1000, saved=[3])
 
-    assert planning.found.plan.items == ((0,), 1, (2,), (3,), 4)
+    assert planning.plan.plan.items == ((0,), 1, (2,), (3,), 4)
 
 
 @pytest.mark.parametrize(

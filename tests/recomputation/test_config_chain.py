@@ -73,12 +73,12 @@ def test_the_optimum_is_never_worse_than_the_rules(
     for share in (10, 40, 70):
         budget = low + (high - low) * share // 100
         found = optimal(chain, budget)
-        rule = min(rule.again_flops for rule in rules if rule.peak_bytes <= budget)
+        rule = min(rule.recompute_flops for rule in rules if rule.peak_bytes <= budget)
         assert found is not None
         assert found.evaluation.peak_bytes <= budget
-        assert found.evaluation.again_flops <= rule
+        assert found.evaluation.recompute_flops <= rule
         with capsys.disabled():
-            ours = found.evaluation.again_flops / chain.flops
+            ours = found.evaluation.recompute_flops / chain.flops
             loss = (found.loss or 0) / chain.flops
             print(
                 f"\n{config} at {budget / GIB:.1f} GiB: {ours:.1%} of a forward again, rules {rule / chain.flops:.1%}, "
@@ -91,18 +91,18 @@ def test_the_answer() -> None:
 
     assert planning.verdict.answer == "fits"
     assert (planning.result.headline.device_bytes or 0) <= planning.limit == 6 * GIB
-    assert planning.found.evaluation.peak_bytes <= planning.budget < 6 * GIB
-    assert planning.found.loss is not None
-    assert planning.found.evaluation.again_flops <= dict(planning.rules)["every-layer"].again_flops
+    assert planning.plan.evaluation.peak_bytes <= planning.budget < 6 * GIB
+    assert planning.plan.loss is not None
+    assert planning.plan.evaluation.recompute_flops <= dict(planning.rules)["every-layer"].recompute_flops
     assert set(dict(planning.rules)) == set(STRATEGIES)
-    assert [said.framework for said in planning.said] == [
+    assert [said.framework for said in planning.framework_texts] == [
         "PyTorch",
         "transformers",
         "Megatron-LM",
         "DeepSpeed",
         "torchtitan",
     ]
-    assert planning.said[0].items == planning.found.plan.items
+    assert planning.framework_texts[0].items == planning.plan.plan.items
 
 
 def test_pasted_code_runs_the_plan() -> None:
@@ -120,10 +120,10 @@ def test_pasted_code_runs_the_plan() -> None:
     for number, layer in enumerate(layers):
         layer.number = number
     names = {"layers": layers}
-    exec("\n".join(planning.said[0].lines), names)
+    exec("\n".join(planning.framework_texts[0].lines), names)
     names["run"](names["PLAN"], torch.randn(2, 4, requires_grad=True)).sum().backward()
 
-    again = planning.found.evaluation.again_flops // planning.configured.chain.blocks[1].flops
+    again = planning.plan.evaluation.recompute_flops // planning.configured.chain.blocks[1].flops
     assert again > 0
     assert len(ran) == 6 + again
 

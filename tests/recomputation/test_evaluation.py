@@ -29,13 +29,13 @@ def test_everything_kept() -> None:
     assert found.peak_bytes == 1000 + 10 + 2 * (100 + 10) + 100 + 10
     assert (found.peak.phase, found.peak.block) == ("backward", "c")
     assert found.kept_bytes == 10 + 2 * (100 + 10) + 100
-    assert (found.flops, found.again_flops) == (21, 0)
+    assert (found.flops, found.recompute_flops) == (21, 0)
 
 
 def test_a_segment_keeps_its_input_and_runs_again() -> None:
     found = evaluate(chain_of_three(), ((0, 1), 2), record=True)
 
-    assert found.again_flops == 7 + 7
+    assert found.recompute_flops == 7 + 7
     assert found.kept_bytes == 10 + 10 + 100  # both inputs; what is inside c
     # Forward: a, b, c; backward of c; a again, b again with its backward, backward of a.
     assert [(moment.phase, moment.block) for moment in found.moments] == [
@@ -62,7 +62,7 @@ def test_a_segment_inside_a_segment_runs_twice_more() -> None:
     found = evaluate(chain_of_three(), (((0,), 1), 2))
 
     assert times_again((((0,), 1), 2)) == {0: 2, 1: 1, 2: 0}
-    assert found.again_flops == 2 * 7 + 7
+    assert found.recompute_flops == 2 * 7 + 7
     assert depth((((0,), 1), 2)) == 2
 
 
@@ -123,7 +123,7 @@ def test_what_is_no_chain_is_refused(blocks: tuple[ChainBlock, ...], words: str)
 def test_keeping_everything_costs_nothing(chain: Chain) -> None:
     found = evaluate_all_kept(chain)
 
-    assert found.again_flops == 0
+    assert found.recompute_flops == 0
     assert found.flops == chain.flops
 
 

@@ -32,16 +32,16 @@ def test_the_optimum_of_equal_steps_is_revolves(length: int, states: int, again:
     budget = states + 3  # the state a step starts from, the one it makes, and the gradient
     grid = BudgetGrid(chain, budget, "up", budget)
 
-    assert grid.again(budget) == again
+    assert grid.least_recompute_flops(budget) == again
     evaluation = evaluate(chain, grid.items(budget))
-    assert (evaluation.again_flops, evaluation.peak_bytes) == (again, budget)
+    assert (evaluation.recompute_flops, evaluation.peak_bytes) == (again, budget)
 
 
 @given(st.integers(2, 12), st.integers(1, 5))
 def test_the_exact_front_of_equal_steps_is_revolves(length: int, states: int) -> None:
-    best = ParetoFronts(steps(length), budget=states + 3).whole[-1]
+    best = ParetoFronts(steps(length), budget=states + 3).chain_front[-1]
 
-    assert best.again == extra_forwards(length, min(states, length))
+    assert best.recompute_flops == extra_forwards(length, min(states, length))
 
 
 def test_revolves_repetitions() -> None:
@@ -75,7 +75,7 @@ def test_checkpoint_sequential_keeps_its_last_segment() -> None:
 
     assert cut(chain, 2, last_kept=True) == ((0, 1), (2, 3), 4, 5, 6)
     kept, recomputed = evaluate(chain, cut(chain, 2, last_kept=True)), evaluate(chain, every_k(chain, 2))
-    assert kept.again_flops == recomputed.again_flops - 2
+    assert kept.recompute_flops == recomputed.recompute_flops - 2
     assert kept.peak_bytes == recomputed.peak_bytes
 
 
@@ -91,10 +91,10 @@ def test_the_optimum_beats_every_rule_of_thumb(layers: int, inside: int, boundar
         rule = evaluate(chain, plan)
         found = optimal(chain, rule.peak_bytes)
         assert found is not None
-        assert found.evaluation.again_flops <= rule.again_flops
+        assert found.evaluation.recompute_flops <= rule.recompute_flops
 
 
 def test_plans_of_the_front_are_plain_data() -> None:
-    items = items_of(ParetoFronts(uniform(3, 32, 2)).whole[0])
+    items = items_of(ParetoFronts(uniform(3, 32, 2)).chain_front[0])
 
     assert all(isinstance(item, int | tuple) for item in items)

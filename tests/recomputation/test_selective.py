@@ -103,7 +103,7 @@ def test_selective_plans_run_less_again_than_plans_of_whole_layers(
     assert found.peak_bytes == memcalc.estimate(found.spec).ledger.peak_bytes <= budget
     whole = optimal(chain_of(spec).chain, budget)
     assert whole is not None
-    assert found.found.evaluation.again_flops < whole.evaluation.again_flops
+    assert found.plan.evaluation.recompute_flops < whole.evaluation.recompute_flops
 
 
 def test_keeping_everything_that_runs_again_costs_no_products() -> None:
@@ -113,13 +113,13 @@ def test_keeping_everything_that_runs_again_costs_no_products() -> None:
     flops = product_flops(spec)
 
     bare = chain_of(spec, ()).chain.blocks[2]
-    assert bare.stays_bytes == 0
-    assert bare.again_flops == sum(flops.values()) - flops["mlp.down_proj"]
+    assert bare.released_late_bytes == 0
+    assert bare.recompute_flops == sum(flops.values()) - flops["mlp.down_proj"]
     every = chain_of(spec, names[:-1]).chain.blocks[2]
-    assert every.again_flops == 0
+    assert every.recompute_flops == 0
     # qkv (d + 2·512), attention and o_proj (d each), gate and up (4d each) of 2048 tokens, bf16; log-sum-exps;
     # and a block each for a seed and an unused mask.
-    assert every.stays_bytes == 2048 * 2 * (3072 + 2048 + 2048 + 8192 + 8192) + 32 * 2048 * 4 + 2 * 512
+    assert every.released_late_bytes == 2048 * 2 * (3072 + 2048 + 2048 + 8192 + 8192) + 32 * 2048 * 4 + 2 * 512
 
 
 @pytest.mark.long
@@ -196,11 +196,11 @@ def test_pasted_code_keeps_what_the_plan_says() -> None:
 
     names = {"layers": [Layer() for _ in range(12)], "x": torch.randn(2, 4, requires_grad=True)}
     with Watch():
-        exec("\n".join(planning.said[0].lines), names)
+        exec("\n".join(planning.framework_texts[0].lines), names)
         forward = ran.count(torch.ops.aten.mm.default)
         names["x"].sum().backward()
 
-    again = len([item for item in planning.found.plan.items if not isinstance(item, int)])
+    again = len([item for item in planning.plan.plan.items if not isinstance(item, int)])
     assert forward == 12 * len(products)
     # Backward: two products a linear; and what runs again.
     assert ran.count(torch.ops.aten.mm.default) == 3 * forward + again * (len(products) - len(planning.keep))

@@ -90,8 +90,8 @@ def test_a_configuration_of_another_framework(tmp_path: Path) -> None:
     words = ("preset=llama-3-8b",)
     answer = memcalc.fit(path, *words, gpu="l4", gpus=8)
 
-    assert answer.asked is not None
-    assert answer.asked.spec.parallelism.data_parallel == 8
+    assert answer.unchanged is not None
+    assert answer.unchanged.spec.parallelism.data_parallel == 8
     assert answer.nearest
     assert all(any("data_parallel=" in word for word in found.change.overrides) for found in answer.nearest)
     pasted_as_promised(answer, path, words, "l4")

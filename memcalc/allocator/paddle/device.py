@@ -29,11 +29,11 @@ class PaddleMemory(ReservedDeviceMemory):
         super().__init__(driver, Counters(counts_rejections=False))
         self.settings = settings
 
-    def fetch(self, free_set: FreeBlockSet, size: int) -> Block | None:
+    def allocate_segment(self, free_set: FreeBlockSet, size: int) -> Block | None:
         """Allocate a chunk from the driver; None if the driver or the limit has not enough memory."""
         if self.settings.limit and self.reserved + size > self.settings.limit:
             return None
-        return super().fetch(free_set, size)
+        return super().allocate_segment(free_set, size)
 
     @property
     def available(self) -> int:

@@ -28,7 +28,7 @@ class NaiveBestFitAllocator(PaddleAllocator):
     def __init__(self, settings: PaddleSettings | None = None, driver: Driver | None = None) -> None:
         super().__init__(settings or PaddleSettings(strategy=NAIVE_BEST_FIT), driver or Driver())
         self._pool = Pool(self.counters.large, small=False, by_address=True)
-        self._shelf = self._pool.shelf(0)  # shared by all streams
+        self._shelf = self._pool.free_set_of(0)  # shared by all streams
         self.pools = (self._pool,)
         self.max_chunk = max(self.memory.share(self.settings.initial), self.memory.share(self.settings.reallocate))
         self._huge: set[Block] = set()
@@ -65,6 +65,6 @@ class NaiveBestFitAllocator(PaddleAllocator):
             super()._free(block)
             return
         self._huge.remove(block)
-        block.shelf.pool.tally.requested_now -= block.requested
+        block.free_set.pool.tally.requested_now -= block.requested
         block.state = FREE
         self.memory.drop(block)

@@ -45,7 +45,7 @@ class BfcAllocator(BlockAllocator):
         self.driver = driver or Driver()
         super().__init__(ReservedDeviceMemory(self.driver, Counters(counts_rejections=False)))
         self._pool = Pool(self.counters.large, small=False, by_address=True)
-        self._shelf = self._pool.shelf(0)  # shared by all streams
+        self._shelf = self._pool.free_set_of(0)  # shared by all streams
         if settings.memory_fraction is not None:
             self.limit = int(settings.memory_fraction * self.driver.capacity)
         else:
@@ -116,12 +116,12 @@ class BfcAllocator(BlockAllocator):
             self._region *= 2
             doubled = True
         region = min(self._region, left)
-        block = self.device.fetch(self._shelf, region)
+        block = self.device.allocate_segment(self._shelf, region)
         while block is None:
             region = multiple(int(float32(float32(region) * BACKPEDAL)), ALIGNMENT)
             if region < size:
                 return False
-            block = self.device.fetch(self._shelf, region)
+            block = self.device.allocate_segment(self._shelf, region)
         if not doubled:
             self._region *= 2
         self._shelf.add(block)

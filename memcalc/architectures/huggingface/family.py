@@ -168,7 +168,7 @@ class Family:
         if not self.rotates:
             return
         own = self.turns_windows and c.windows  # whether layers with a sliding window have a separate cache
-        kinds: tuple[bool | None, ...] = ((False, True) if c.others else (True,)) if own else (None,)
+        kinds: tuple[bool | None, ...] = ((False, True) if c.has_full_attention else (True,)) if own else (None,)
         for windows in kinds:
             for table in self.rotary_tables(windows=windows):
                 # a checkpoint references them as arguments

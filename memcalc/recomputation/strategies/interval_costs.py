@@ -35,7 +35,7 @@ class Memory:
         self.base = base
         self.up = up
 
-    def held(self, amount: int) -> int:
+    def slots_of(self, amount: int) -> int:
         """Return the slots of memory that is live while something else runs."""
         return -(-amount // self.unit) if self.up else amount // self.unit
 
@@ -83,8 +83,8 @@ class Stretches:
         first = np.arange(self.start, self.start + rows)
         last = first + length - 1
         if length == 1:
-            again = np.array([block.again_top for block in self.chain.blocks], dtype=np.int64)
-            need = (again - self.inputs + self.aside)[first]
+            recompute_flops = np.array([block.recompute_top for block in self.chain.blocks], dtype=np.int64)
+            need = (recompute_flops - self.inputs + self.aside)[first]
             table = np.full((rows, self.width), NEVER)
         else:
             beside = self.aside[last] + self.outputs[last]
@@ -104,7 +104,7 @@ class Stretches:
         self._paid.append(np.minimum(table + (self.costs[last + 1] - self.costs[first])[:, None], NEVER))
         behind = np.full_like(table, NEVER)
         for row, amount in enumerate(self.inputs[first].tolist()):
-            moved(behind[row], table[row], self.memory.held(amount))
+            moved(behind[row], table[row], self.memory.slots_of(amount))
         self._behind.append(behind)
 
     def _cheapest(self, first: Numbers, length: int) -> Numbers:
@@ -121,7 +121,7 @@ class Stretches:
         rows = len(first)
         table = np.full((rows, self.width), NEVER)
         for row, (amount, enough) in enumerate(zip(self.kept[first].tolist(), floor.tolist(), strict=True)):
-            moved(table[row], self.tables[-1][row + 1], self.memory.held(amount))
+            moved(table[row], self.tables[-1][row + 1], self.memory.slots_of(amount))
             table[row, : self.memory.first(enough)] = NEVER
         sums = np.empty_like(table)
         bare = self.bare[first] - self.inputs[first]
@@ -149,11 +149,11 @@ class Stretches:
             q = min(self._choices(i, j, slots))[1]
             if q == i:
                 items.append(i)
-                slots -= self.memory.held(int(self.kept[i]))
+                slots -= self.memory.slots_of(int(self.kept[i]))
                 i += 1
             else:
                 items.append(self.items(i, q - 1, slots))
-                slots -= self.memory.held(int(self.inputs[q]))
+                slots -= self.memory.slots_of(int(self.inputs[q]))
                 i = q
         return tuple(items)
 
@@ -162,12 +162,12 @@ class Stretches:
         beside = int(self.aside[j] + self.outputs[j])
         floor = max(int(self.forward[i]) + beside, int(self.backward[i] + self.aside[i]))
         if i < j and slots >= self.memory.first(floor):
-            yield self.cost(i + 1, j, slots - self.memory.held(int(self.kept[i]))), i
+            yield self.cost(i + 1, j, slots - self.memory.slots_of(int(self.kept[i]))), i
         floor = int(self.bare[i] - self.inputs[i]) + beside
         for q in range(i + 1, j + 1):
             if slots < self.memory.first(floor):
                 return
-            rest = self.cost(q, j, slots - self.memory.held(int(self.inputs[q])))
+            rest = self.cost(q, j, slots - self.memory.slots_of(int(self.inputs[q])))
             yield self.cost(i, q - 1, slots) + rest + int(self.costs[q] - self.costs[i]), q
             floor = max(floor, int(self.bare[q]) + beside)
 

@@ -29,7 +29,7 @@ class _LowestPeaks:
         """Return the peak if block i is saved, or recomputed alone."""
         block, aside = self.chain.blocks[i], self.chain.backward_aside
         if i == j:
-            return block.again_top + aside[i]
+            return block.recompute_top + aside[i]
         beside = aside[j] + self.chain.blocks[j].output_bytes
         rest = block.input_bytes + block.inside_bytes + int(self.inner[i + 1, j])
         return max(block.forward_top + beside, block.rerun_top + aside[i], rest)

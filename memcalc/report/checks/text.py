@@ -32,8 +32,8 @@ def summary(report: CheckReport) -> str:
     parts = [f"{plural(len(report.outcomes), 'config')} checked: {', '.join(counts)}" if counts else NOTHING]
     if report.skipped:
         parts.append(f"{plural(report.skipped, 'other file')} skipped")
-    if report.gone:
-        parts.append(f"{len(report.gone)} of the baseline not checked")
+    if report.missing:
+        parts.append(f"{len(report.missing)} of the baseline not checked")
     return "; ".join(parts)
 
 

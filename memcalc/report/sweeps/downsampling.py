@@ -39,7 +39,7 @@ def merged(each: HeatMap, down: int, across: int) -> HeatMap:
     column = np.arange(widths)[None, :] * across + inner % across
     place: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] = (row, column)
     return HeatMap(
-        each.others,
+        each.other_axes,
         _labels(each.rows, down),
         _labels(each.columns, across),
         each.numbers[place],

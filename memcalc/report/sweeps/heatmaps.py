@@ -32,7 +32,7 @@ class HeatMap:
     """One map. Arrays are [rows, columns].
 
     Args:
-        others: the values of the axes that span other maps: "recompute = full".
+        other_axes: the values of the axes that span other maps: "recompute = full".
         rows: what each row is; one without a name where a single axis varies.
         columns: what each column is.
         numbers: of the configurations in the table.
@@ -41,7 +41,7 @@ class HeatMap:
         valid: whether the rules of each hold.
     """
 
-    others: str
+    other_axes: str
     rows: list[str]
     columns: list[str]
     numbers: npt.NDArray[np.int64]

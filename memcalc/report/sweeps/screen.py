@@ -29,7 +29,7 @@ def draw_sweep(
     screen: Screen,
     table: Table,
     name: str,
-    card: str,
+    gpu: str,
     unit: Unit,
     *,
     listed: bool = False,
@@ -41,13 +41,13 @@ def draw_sweep(
         screen: where to.
         table: a whole grid.
         name: of the run.
-        card: by which it is judged; "" without one.
+        gpu: by which it is judged; "" without one.
         unit: of all numbers.
         listed: list every configuration, however many there are.
         notes: on the file that the grid is of.
     """
     landscape = HeatMaps(table)
-    screen.line((_headline(table, landscape, name, card), "bold"))
+    screen.line((_headline(table, landscape, name, gpu), "bold"))
     screen.line()
     maps = list(landscape.maps())
     if len(table) > 1:
@@ -75,14 +75,14 @@ def draw_sweep(
     draw_list(screen, "Notes", map(shortened, notes))
 
 
-def _headline(table: Table, landscape: HeatMaps, name: str, card: str) -> str:
+def _headline(table: Table, landscape: HeatMaps, name: str, gpu: str) -> str:
     words = f"{name}: {plural(len(table), 'configuration')}"
     possible = int(table.possible.sum())
     out = len(table) - possible
     if landscape.judged:
         fit, close = int(table.fits.sum()), int(table.close.sum())
         several = f", {close:,} close" if close else ""
-        words += f" on {card or 'their GPUs'}: {fit:,} fit{several}, {possible - fit - close:,} do not fit"
+        words += f" on {gpu or 'their GPUs'}: {fit:,} fit{several}, {possible - fit - close:,} do not fit"
     return words + (f", {out:,} invalid" if out else "")
 
 
@@ -95,8 +95,8 @@ def _legend(screen: Screen, landscape: HeatMaps) -> None:
 
 
 def _draw_map(screen: Screen, landscape: HeatMaps, each: HeatMap) -> None:
-    if each.others:
-        screen.line((each.others, "bold"))
+    if each.other_axes:
+        screen.line((each.other_axes, "bold"))
     labels = max(len(landscape.down_name), *(len(row) for row in each.rows))
     last = max(len(column) for column in each.columns)
     room = max(screen.width - labels - last - 10, 10)

@@ -105,7 +105,11 @@ def _left_out(table: Table, drawn: int, first: HeatMap, down: int, across: int) 
 
 
 def _map(landscape: HeatMaps, each: HeatMap, top: int, table: Table, unit: Unit, bound: str) -> list[str]:
-    lines = [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{markup(each.others)}</text>'] if each.others else []
+    lines = (
+        [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{markup(each.other_axes)}</text>']
+        if each.other_axes
+        else []
+    )
     cell = cell_of(len(each.columns))
     top += 18
     for row, name in enumerate(each.rows):
