@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from memcalc.cli.messages import show_error
-from memcalc.cli.options import Units
+from memcalc.cli.options import Units, complete_gpu
 from memcalc.cli.output import WrittenFiles, print_json
 from memcalc.errors import NotWritten
 from memcalc.files import write_text

@@ -47,7 +47,7 @@ Gpu = Annotated[
     typer.Option(
         "--gpu",
         "-g",
-        metavar="CARD",
+        metavar="GPU",
         help="GPU to check against; see `memcalc gpus`. auto: this machine's.",
         autocompletion=complete_gpu,
     ),

@@ -45,8 +45,8 @@ def remarks(planning: ChainPlanning, unit: Unit) -> Iterator[str]:
     if reserve is not None:
         yield (
             f"A chain has no requests to replay, so the budget is {format_bytes(reserve.usable_bytes, unit)} divided "
-            f"by {reserve.ratio:.2f}, the most that {reserve.runs} recorded runs ({reserve.run_type}) reserved for each "
-            "allocated byte."
+            f"by {reserve.ratio:.2f}, the most that {reserve.runs} recorded runs ({reserve.run_type}) reserved for "
+            "each allocated byte."
         )
     if loss == 0:
         yield "No plan within the budget recomputes less."

@@ -69,7 +69,8 @@ def front_figure(planning: RecomputeResult, unit: Unit = "GiB") -> Figure:
     chosen = planning.plan.evaluation
     axes.plot(
         [chosen.peak_bytes / size], [100 * chosen.recompute_flops / flops], "o",
-        color=colour(Component.LOGITS_AND_LOSS), markersize=9, label=f"this plan ({planning.plan.plan.strategy})", zorder=5,
+        color=colour(Component.LOGITS_AND_LOSS), markersize=9,
+        label=f"this plan ({planning.plan.plan.strategy})", zorder=5,
     )  # fmt: skip
     budget = f"budget {format_bytes(planning.budget, unit)}"
     axes.axvline(planning.budget / size, color=LIMIT, linewidth=1.6, label=budget)
