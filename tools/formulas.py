@@ -27,7 +27,7 @@ from memcalc.ledger.row import Row
 from memcalc.ledger.row_drafts import PHASES, phases_of
 from memcalc.phase_peaks import communication_buffers, ddp_buffers, deepspeed_buffers, fsdp2_buffers, layer_buffers
 from memcalc.programs import operator_workspaces
-from memcalc.programs.program import Program, alive_after, highest
+from memcalc.programs.program import Program, highest, live_storages_after
 from memcalc.spec.hardware.gpus import all_gpus, find_gpu
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import attends_eagerly
@@ -276,7 +276,7 @@ def highest_table(preset: str, *overrides: str) -> str:
     layer = _program(spec, _layer(spec))
     sizes = layer.sizes(symbol_values(spec, None))
     moment = highest(layer.backward, sizes)
-    alive = alive_after(layer.backward[: moment.position], layer.kept)
+    alive = live_storages_after(layer.backward[: moment.position], layer.kept)
     rows = [
         [layer.storages[i].name, layer.storages[i].formula, f"{sizes[i]:,}", str(layer.storages[i].component)]
         for i in sorted(alive, key=lambda index: -sizes[index])
@@ -297,9 +297,9 @@ def loss_table(preset: str, *overrides: str) -> str:
     head = _program(spec, "head")
     sizes = head.sizes(symbol_values(spec, None))
     moments = {
-        "forward": alive_after(head.forward[: highest(head.forward, sizes).position]),
-        "loss": alive_after(head.loss[: highest(head.loss, sizes).position], head.after_forward),
-        "backward": alive_after(head.backward[: highest(head.backward, sizes).position], head.kept),
+        "forward": live_storages_after(head.forward[: highest(head.forward, sizes).position]),
+        "loss": live_storages_after(head.loss[: highest(head.loss, sizes).position], head.after_forward),
+        "backward": live_storages_after(head.backward[: highest(head.backward, sizes).position], head.kept),
     }
     rows: list[list[object]] = []
     totals = dict.fromkeys(moments, 0)

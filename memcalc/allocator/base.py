@@ -56,7 +56,7 @@ class BlockAllocator(ABC):
         """Free a block that becomes reusable when `complete` is called, as in a recorded event stream."""
         self.counters.count_freed(block.free_set.pool.tally, block.size)
         self._wait(block)
-        self.uses.hold(block)
+        self.uses.defer(block)
 
     def complete(self, block: Block) -> None:
         """Make a freed block reusable, because the other streams are done with it."""

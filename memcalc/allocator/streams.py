@@ -40,7 +40,7 @@ class StreamUses:
         else:
             self._insert(block)
 
-    def hold(self, block: Block) -> None:
+    def defer(self, block: Block) -> None:
         """Make a freed block wait until `complete` is called."""
         self.used.pop(block, None)
         self.waiting[block] = 1

@@ -34,9 +34,9 @@ def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any)
 
 def load_to_run(source: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Spec:
     """`load` for what runs the modules: of a vision-language model all of it, not its language model alone."""
-    from memcalc.spec.published import whole_models
+    from memcalc.spec.published import vision_language_models
 
-    with whole_models():
+    with vision_language_models():
         return load(source, *overrides, gpu=gpu, **fields)
 
 

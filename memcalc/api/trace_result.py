@@ -49,9 +49,9 @@ class TraceResult(RunAnalysis):
 
             write_plot(file, self.curve, self.name, unit, lambda: [self.phase_log(unit).grid])
             return None
-        from memcalc.report.plots.files import course_figure
+        from memcalc.report.plots.files import curve_figure
 
-        return course_figure(self.curve, self.name, unit)
+        return curve_figure(self.curve, self.name, unit)
 
     def _repr_html_(self) -> str:
         """Return the plot and the phase log for a notebook."""

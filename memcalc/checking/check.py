@@ -116,7 +116,7 @@ def _outcome(task: _Task) -> CheckOutcome:
                 "no GPU and no budget to check against.",
                 "Add --gpu GPU or --budget SIZE, or set hardware.gpu in the file.",
             )
-        return _judged(path, spec, limits)
+        return _outcome_of(path, spec, limits)
     except InputErrors as several:  # a report has one line per file; `estimate` lists all errors
         return _broken(path, str(several.errors[0]))
     except MemcalcError as error:
@@ -135,7 +135,7 @@ def _broken(path: str, text: str) -> CheckOutcome:
     return CheckOutcome(path, "broken", message=text[place.end() :], line=int(place[1]) if place[1] else None)
 
 
-def _judged(path: str, spec: Spec, limits: Limits) -> CheckOutcome:
+def _outcome_of(path: str, spec: Spec, limits: Limits) -> CheckOutcome:
     """Return the outcome of one run: by its lower bound if that exceeds the limit, else as in `estimate`."""
     gpu = gpu_of(spec)
     ends = [] if gpu is None else [(gpu.usable_bytes, f"usable on {gpu.label}")]

@@ -166,10 +166,10 @@ def _exit_code(outcome: str, code: int, fits: bool | None, *, asserted: bool) ->
         return TIMED_OUT
     if outcome == OUT_OF_MEMORY:
         return 1 if asserted else 4
-    return own_code(code, asserted=asserted) or int(asserted and not fits)
+    return exit_code_of(code, asserted=asserted) or int(asserted and not fits)
 
 
-def own_code(code: int, *, asserted: bool) -> int:
+def exit_code_of(code: int, *, asserted: bool) -> int:
     """Return the exit code of the command; 2 in place of 1 if 1 is reserved for "does not fit"."""
     if asserted and code == 1:
         show_error(

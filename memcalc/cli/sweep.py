@@ -119,7 +119,7 @@ def _estimate(
     from memcalc.errors import InputError
     from memcalc.report.plots.files import check_place
     from memcalc.report.progress import shown_progress
-    from memcalc.report.sweeps.files import PICTURES, check_output, write_output, write_picture
+    from memcalc.report.sweeps.files import PICTURES, check_output, write_heatmaps, write_output
     from memcalc.sweeping.vary_option import parse_axes
 
     for path in output:
@@ -143,7 +143,7 @@ def _estimate(
     gpu_spec = None if "hardware.gpu" in table.grid.fields else first.hardware.gpu
     for path in plot:
         with files.writing():
-            write_picture(path, table, f"{name} on {gpu_spec}" if gpu_spec else name, units)
+            write_heatmaps(path, table, f"{name} on {gpu_spec}" if gpu_spec else name, units)
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.documents.sweep import sweep_document

@@ -45,7 +45,7 @@ def check_files(plots: Iterable[Path], exports: Iterable[Path], html: Path | Non
         check_target(path, SUFFIXES)
 
 
-def refuse_options(given: Mapping[str, object], whose: str, why: str) -> None:
+def reject_options(given: Mapping[str, object], whose: str, why: str) -> None:
     """Refuse options that would have no effect.
 
     Args:

@@ -11,8 +11,8 @@ from memcalc.diagnosis.sizes import NOTHING, PrintedSize, total
 class Account(NamedTuple):
     """Parts of the device's memory; None if the message lacks them.
 
-    `live` + `private` + `cached` = reserved memory. With `outside`, `other_processes`, `unexplained` and `free` they add
-    up to the capacity, if all are known.
+    `live` + `private` + `cached` = reserved memory. With `outside`, `other_processes`, `unexplained` and `free` they
+    add up to the capacity, if all are known.
     """
 
     requested: PrintedSize | None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memcalc.diagnosis.accounting import Account
 from memcalc.diagnosis.causes import Cause
 from memcalc.diagnosis.report import OutOfMemoryReport
-from memcalc.diagnosis.settings import Advice, gain_of, whole_cache
+from memcalc.diagnosis.settings import Advice, fragmentation_settings, gain_of
 from memcalc.units import format_bytes
 
 
@@ -17,7 +17,7 @@ def advice_for(report: OutOfMemoryReport, account: Account, cause: Cause) -> tup
     if cause.name in ("real need", "memory outside the framework", "larger than the device", "a limit"):
         found += _need_less(report, account, cause)
     if cause.fragmented and cause.name not in ("fragmentation", "larger than the device"):
-        found += whole_cache(report, account)
+        found += fragmentation_settings(report, account)
     if cause.name != "memory outside the framework" and account.shortfall is not None and cause.outside > 0:
         found += _others(account, cause)
     return tuple(found)
@@ -26,7 +26,7 @@ def advice_for(report: OutOfMemoryReport, account: Account, cause: Cause) -> tup
 def _for_cause(report: OutOfMemoryReport, account: Account, cause: Cause) -> Iterator[Advice]:
     name = cause.name
     if name == "fragmentation":
-        yield from whole_cache(report, account)
+        yield from fragmentation_settings(report, account)
         yield from _need_less(report, account, cause)
     elif name == "memory outside the framework":
         yield from _others(account, cause)

@@ -80,7 +80,7 @@ class OutOfMemoryReport:
         setting: the setting that the message recommends, e.g. "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".
         fatal: False if the text itself reports that the program continued.
         line: line number of its first occurrence.
-        speakers: the ranks, processes or hosts that logged it, if known.
+        sources: the ranks, processes or hosts that logged it, if known.
         count: number of occurrences.
         phase: of a training step, from the traceback; "" if unknown.
     """
@@ -96,7 +96,7 @@ class OutOfMemoryReport:
     setting: str = ""
     fatal: bool = True
     line: int = 0
-    speakers: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     count: int = 1
     phase: str = ""
 

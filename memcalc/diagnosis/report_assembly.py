@@ -58,7 +58,7 @@ class _ReportCollector:
         return Collection(ordered, self._not_kept)
 
     def add(self, message: OutOfMemoryReport) -> None:
-        speaker = message.speakers[0] if message.speakers else ""
+        speaker = message.sources[0] if message.sources else ""
         if message.wording in _FRAGMENTS:
             begun = self._open.get(speaker) or replace(message, wording=_BFC, figures=MessageFigures())
             self._open[speaker] = replace(begun, figures=_completed(begun.figures, message.figures))
@@ -104,11 +104,11 @@ class _ReportCollector:
                 return
             self._reports[message.content] = message
             return
-        speakers = dict.fromkeys((*known.speakers, *message.speakers))
+        speakers = dict.fromkeys((*known.sources, *message.sources))
         self._reports[message.content] = replace(
             known,
             count=known.count + message.count,
-            speakers=tuple(speakers)[:_MOST_SPEAKERS],
+            sources=tuple(speakers)[:_MOST_SPEAKERS],
             phase=known.phase or message.phase,
         )
 

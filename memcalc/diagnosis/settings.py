@@ -44,7 +44,7 @@ def gain_of(account: Account, gain: int) -> tuple[int, bool | None]:
     return gain, None if shortfall is None else gain >= shortfall
 
 
-def whole_cache(report: OutOfMemoryReport, account: Account) -> Iterator[Advice]:
+def fragmentation_settings(report: OutOfMemoryReport, account: Account) -> Iterator[Advice]:
     """Yield allocator settings that avoid fragmentation."""
     if account.cached is None:
         return

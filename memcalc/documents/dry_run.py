@@ -228,7 +228,7 @@ def _process(process: PythonProcess) -> ProcessReport:
         "reads": process.reads,
         "small_reads": process.small_reads,
         "masks": process.masks,
-        "unknown_reads": [{"where": read.where, "count": read.count} for read in process.unknown_reads],
+        "unknown_reads": [{"where": read.location, "count": read.count} for read in process.unknown_reads],
         "choices": process.choices,
         "checkpoints": process.checkpoints,
         "unmodelled": list(process.unmodelled),
@@ -244,6 +244,6 @@ def _process(process: PythonProcess) -> ProcessReport:
             for usage in process.usages
         ],
         "allocations": [
-            {"device": a.device, "where": a.where, "bytes": a.bytes, "count": a.count} for a in process.allocations
+            {"device": a.device, "where": a.location, "bytes": a.bytes, "count": a.count} for a in process.allocations
         ],
     }

@@ -346,7 +346,7 @@ def fit_document(answer: FitResult, written: Export | None = None, file: Path | 
         "maxima_of": None if answer.base is None else layout_fields(answer.base),
         "maxima": {name: _maximum(found) for name, found in answer.maxima.items()},
         "minima": _minima(answer),
-        "nearest": [_nearest(found) for found in answer.nearest],
+        "nearest": [_nearest(found) for found in answer.smallest_changes],
         "reason": None if answer.reason is None else _reason(answer.reason),
         "written": None
         if written is None or file is None

@@ -188,7 +188,7 @@ def _report(finding: Finding) -> OomReport:
         "wording": report.wording,
         "line": report.line,
         "count": report.count,
-        "speakers": list(report.speakers),
+        "speakers": list(report.sources),
         "device": {"kind": report.device_type, "index": report.device},
         "phase": report.phase or None,
         "tensor": report.tensor or None,

@@ -204,11 +204,11 @@ def planning_document(planning: RecomputeResult, checked: list[DeviceVerificatio
         "budget_bytes": planning.budget,
         "strategy": found.plan.strategy,
         "recompute": planning.recompute,
-        "recompute_keep": list(planning.keep),
+        "recompute_keep": list(planning.saved_operators),
         "peak_bytes": planning.peak_bytes,
         "rests_bytes": planning.remainder_bytes,
         "peak_phase": planning.result.ledger.peak_phase,
-        "kept_bytes": found.evaluation.kept_bytes,
+        "kept_bytes": found.evaluation.saved_bytes,
         "forward_flops": configured.chain.flops,
         "again_flops": found.evaluation.recompute_flops,
         "may_save_at_most_flops": found.loss,
@@ -298,7 +298,7 @@ def _price(evaluation: Evaluation) -> RecomputePrice:
     return {
         "peak_bytes": evaluation.peak_bytes,
         "moment": peak_place(evaluation),
-        "kept_bytes": evaluation.kept_bytes,
+        "kept_bytes": evaluation.saved_bytes,
         "again_flops": evaluation.recompute_flops,
     }
 

@@ -49,7 +49,7 @@ class SharedPeakPhases(NamedTuple):
 
 def transient_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
     """Return everything on a rank of a stage except model states."""
-    items, around = standing(spec, stage, gpu)
+    items, around = persistent_items(spec, stage, gpu)
     items += rollouts(spec, stage, gpu)
     highest: dict[StageTimeline, list[tuple[TransientPeak, int]]] = {}
     for mask, timeline, moment in _peaks(spec, stage, gpu, around):
@@ -73,7 +73,7 @@ def peak_bytes(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool = T
     totals = dict.fromkeys(phases, 0)
     for (phase, _), amount in state_sums(spec, stage, tails=tails).items():
         totals[phase] += amount
-    items, around = standing(spec, stage, gpu)
+    items, around = persistent_items(spec, stage, gpu)
     for item in [*items, *rollouts(spec, stage, gpu)]:
         for phase in phases_of(item.mask, phases):
             totals[phase] += item.count * item.block
@@ -99,7 +99,7 @@ def _known_peaks(spec: Spec) -> dict[tuple[Stage, GpuSpec | None], list[tuple[in
     return {}
 
 
-def standing(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> tuple[list[RowDraft], PerLayerBuffers]:
+def persistent_items(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> tuple[list[RowDraft], PerLayerBuffers]:
     """Return the persistent items other than model states, and the engine's per-layer buffers."""
     buffers = communication_buffers(spec, stage)
     items = [*buffers.steady, *persistent_rows(spec, stage, gpu), *first_workspace(spec, stage, gpu)]

@@ -41,7 +41,7 @@ def _has_adapters(draft: Draft) -> bool:
     )
 
 
-def tell_kernels(draft: Draft) -> None:
+def note_kernels(draft: Draft) -> None:
     """The adapter kernels that axolotl enables by default, which save less than PEFT's modules.
 
     utils/schemas/config.py: of LoRA and QLoRA, unless the file sets each to false or its base is in 8 bits; on several

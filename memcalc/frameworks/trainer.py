@@ -94,7 +94,7 @@ def _place_liger(draft: Draft) -> None:
         draft.limit(f"{' and '.join(sorted(modules))} of Liger's kernels only", "they save less", holds_memory=False)
 
 
-def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -> None:
+def note_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -> None:
     """Set evaluation during training, if a file enables it.
 
     Args:

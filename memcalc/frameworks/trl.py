@@ -177,7 +177,7 @@ def _place_sfts_loss(draft: Draft) -> None:
             draft.default("training.loss_chunks", min(max(-(-tokens // CHUNK), 1), MOST_CHUNKS))
 
 
-def tell_second_models(draft: Draft) -> None:
+def note_second_models(draft: Draft) -> None:
     """Record the memory of preference training and reinforcement learning in addition to the policy.
 
     trl/trainer/{dpo,kto}_trainer.py: the reference is the policy once more, loaded in the same way, unless there are

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.importers.field_tables import ImportedConfig, told_once
+from memcalc.importers.field_tables import ImportedConfig, unique_limits
 from memcalc.importers.file_format import FileFormat, nothing, overcounted
 from memcalc.spec.limits import Limit
 from memcalc.spec.model_families.conversion import keys_of, known_families
@@ -93,7 +93,7 @@ def listed(data: Mapping[str, Any]) -> ImportedConfig | None:
         tuple(unknown),
         (),
         (),
-        limits=told_once(limits),
+        limits=unique_limits(limits),
     )
 
 

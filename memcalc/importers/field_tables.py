@@ -153,7 +153,7 @@ def read(
         tuple(missing),
         tuple(draft.notes),
         tuple(draft.elsewhere),
-        told_once(draft.limits),
+        unique_limits(draft.limits),
         questions=tuple(draft.questions.values()),
     )
 
@@ -169,7 +169,7 @@ def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
         draft.values.pop(path, None)
 
 
-def told_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+def unique_limits(limits: Iterable[Limit]) -> tuple[Limit, ...]:
     """Each limit once: of several fields with the same limit, the one with the most memory."""
     found: dict[str, Limit] = {}
     for limit in limits:

@@ -87,7 +87,7 @@ def overcounted(what: str, why: str = "") -> Meaning:
     return Meaning("not modelled", f"{what}: {why}" if why else what, limit=lambda _value: Limit(what, False))
 
 
-def told(what: str) -> Meaning:
+def noted(what: str) -> Meaning:
     """The field is not modelled, together with others: the framework's `finish` records the limit."""
     return Meaning("not modelled", what)
 

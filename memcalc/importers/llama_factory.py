@@ -10,8 +10,8 @@ from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import (
     TRAINERS_EVALUATION,
+    note_evaluation,
     place_trainers_loop,
-    tell_evaluation,
     trainer_evaluates,
 )
 from memcalc.importers import float8
@@ -173,7 +173,7 @@ def _finish(draft: Draft) -> None:
         place_allocator_settings(draft, EXPANDABLE, "llamafactory-cli")
     _tell_stage(draft)
     asked = trainer_evaluates(draft.given_fields)
-    tell_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
+    note_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
     if facts.get("fp8") is True:  # train/fp8_utils.py, create_fp8_kwargs
         backend = facts.get("fp8_backend", "auto")
         if backend in ("auto", "torchao"):

@@ -9,7 +9,7 @@ from typing import Any
 from memcalc.frameworks.allocator_settings import EXPANDABLE, FIELD
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.torchtune import place_torchtune
-from memcalc.frameworks.trainer import tell_evaluation
+from memcalc.frameworks.trainer import note_evaluation
 from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import ACTIVATIONS, place_shards
@@ -148,7 +148,7 @@ def _finish(draft: Draft) -> None:
         )
     _tell_other_models(draft)
     steps = draft.given_fields.get("run_val_every_n_steps")
-    tell_evaluation(draft, asked=type(steps) is int and steps > 0, batch="batch_size_val")
+    note_evaluation(draft, asked=type(steps) is int and steps > 0, batch="batch_size_val")
 
 
 def _tell_other_models(draft: Draft) -> None:

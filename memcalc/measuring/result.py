@@ -20,7 +20,7 @@ from memcalc.spec.untraced_features import not_run
 CITATION = "measured"
 
 
-def judged(measurement: Measurement) -> RunAnalysis:
+def analyze(measurement: Measurement) -> RunAnalysis:
     """Return the events of a run, summed and replayed under the rules of its PyTorch version."""
     on_cuda = measurement.device.kind != "cpu"
     recording = Recording(
@@ -45,7 +45,7 @@ def allocator_conf(settings: str) -> str:
 def to_result(measurement: Measurement) -> Result:
     """Return the result of a measurement; each phase of its ledger sums to the measured peak."""
     phases = measurement.phases
-    ledger = measured_ledger(measurement.judged, phases)
+    ledger = measured_ledger(measurement.analysis, phases)
     allocated = ledger.peak_bytes
     reserved = _most(phase.peak_reserved_bytes for phase in phases)
     on_device = _most(phase.device_bytes for phase in phases)

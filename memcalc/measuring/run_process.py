@@ -37,12 +37,12 @@ def answer(job: Job) -> dict[str, Any]:
 def describe(name: str | None) -> dict[str, Any]:
     """Return a device and the versions of its software, by which its records are identified."""
     try:
-        return {"device": asdict(found_device(name)), "versions": software()}
+        return {"device": asdict(describe_found_device(name)), "versions": software()}
     except MemcalcError as error:
         return {"refused": [type(error).__name__, str(error)]}
 
 
-def found_device(name: str | None) -> MeasuredDevice:
+def describe_found_device(name: str | None) -> MeasuredDevice:
     """Return the description of a device.
 
     Raises:
@@ -69,7 +69,7 @@ def perform(job: Job) -> dict[str, Any]:
     device, counters = _prepared(target, job)
     gc.collect()
     ready = time.perf_counter()
-    with counters.watching():
+    with counters.recording():
         recorded = record_real(partial(TrainingRun, job.spec, target), job.steps, counters)
     if isinstance(counters, RecorderCounters):
         counters.hear(recorded.events)
@@ -87,8 +87,8 @@ def perform(job: Job) -> dict[str, Any]:
         "parameters": parameters,
         "trainable": trainable,
         "buffers": buffers,
-        "outcome": DONE if recorded.died is None else OUT_OF_MEMORY,
-        "message": recorded.died,
+        "outcome": DONE if recorded.failed is None else OUT_OF_MEMORY,
+        "message": recorded.failed,
         "seconds": {"device": ready - began, **recorded.seconds, "all": time.perf_counter() - began},
     }
 

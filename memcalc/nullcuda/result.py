@@ -84,7 +84,7 @@ class Allocation:
 
     process: int
     device: int
-    where: str
+    location: str
     bytes: int
     count: int
 
@@ -94,11 +94,11 @@ class UnknownRead:
     """A line of the program that read unknown values of the device; it got zeros.
 
     Args:
-        where: file, line and function.
+        location: file, line and function.
         count: number of reads.
     """
 
-    where: str
+    location: str
     count: int
 
 
@@ -147,7 +147,7 @@ class PythonProcess:
     first_checkpoint: str = ""
 
     @property
-    def died_of_memory(self) -> bool:
+    def ran_out_of_memory(self) -> bool:
         """Whether an out-of-memory error ended it, including one that was passed to a parent process."""
         if self.failure is not None:
             kind, message = self.failure
@@ -155,7 +155,7 @@ class PythonProcess:
         return False
 
     @property
-    def found_no_weights(self) -> bool:
+    def lacked_weights(self) -> bool:
         """Whether it failed because there was no checkpoint to load."""
         return self.failure is not None and WITHOUT_WEIGHTS.search(self.failure[1]) is not None
 
@@ -224,7 +224,7 @@ class DryRun:
     @property
     def ran_out(self) -> bool:
         """Whether the GPU's memory ended a process."""
-        return self.outcome == OUT_OF_MEMORY or any(process.died_of_memory for process in self.processes)
+        return self.outcome == OUT_OF_MEMORY or any(process.ran_out_of_memory for process in self.processes)
 
     @property
     def fits(self) -> bool | None:
@@ -335,7 +335,7 @@ class DryRun:
         reads: dict[str, int] = {}
         for process in self.processes:
             for read in process.unknown_reads:
-                reads[read.where] = reads.get(read.where, 0) + read.count
+                reads[read.location] = reads.get(read.location, 0) + read.count
         lines = sorted(reads.items(), key=lambda item: -item[1])
         found += [
             f"{where} read a value that kernels should have computed {times(count)}: the null device returned 0, so "

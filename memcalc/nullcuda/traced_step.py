@@ -42,7 +42,7 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str, inputs:
         run = TrainingRun(spec, device, None if inputs is None else inputs_of_file(inputs))
         recorded = record_instrumented(run, int(steps))
         report["notes"] = run.notes
-        report["died"] = recorded.died
+        report["died"] = recorded.failed
         report["sizes"] = recorded.sizes
         report["peak_allocated"] = torch.cuda.max_memory_allocated(device)
         report["peak_reserved"] = torch.cuda.max_memory_reserved(device)

@@ -242,7 +242,7 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x,), (y,), (), (SAME if same else NEW,)))
         return y
 
-    def seen(self, x: Tensor, name: str) -> Tensor:
+    def restrided_view(self, x: Tensor, name: str) -> Tensor:
         """A view; its gradient has other strides than x's gradient must have, so backward copies it."""
         y = Tensor(x.storage, x.shape, x.dtype)
         self.tape.record(Node(f"{name} by head", (x,), (y,), (), (NEW if x.grad else None,)))
@@ -311,7 +311,7 @@ class Elementwise(Base):
         self.tape.also_saves(Tensor(-1, x.shape[:-1], "int64"))  # the target row of each source row
         return y
 
-    def keep(self, y: Tensor, name: str, shape: Shape, dtype: str) -> None:
+    def also_save(self, y: Tensor, name: str, shape: Shape, dtype: str) -> None:
         """Make the operator that produced y save an additional small tensor without gradient."""
         node = next(node for node in reversed(self.tape.nodes) if y in node.outputs)
         extra = self.tape.store(name, shape, dtype, DERIVATIVES)

@@ -91,7 +91,7 @@ class Float8Linear(Linear):
             (y,),
             (x.storage,),
             (VIEW, *(None for _ in sides)),
-            caller_holds=(given.storage,),
+            referenced_by_caller=(given.storage,),
             prepares=tuple(prepares),
             between=tuple(between),
             parameters=(gradient,),

@@ -105,7 +105,7 @@ class Linear(Base):
             (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             # With more than two axes dx is a view of a matrix (ATen native/Linear.cpp, _flatten_nd_linear).
             kinds,
-            caller_holds=(given.storage,),
+            referenced_by_caller=(given.storage,),
             forward_temporaries=gathered,
             backward_temporaries=gathered,
             summed_later=tuple(temporaries),

@@ -50,7 +50,7 @@ def offload_saved_tensors(tape: Tape, first: Tensor | None, *, frees_tables: boo
             node.staged_last = tuple(_staged(tape, t, node.name) for t in strided if t.storage in node.allocated)
     for place, segment in enumerate(tape.segments):
         if segment.start < boundary:
-            tape.packed += [_copy(tape, tape.whole(index), "checkpoint") for index in segment.inputs]
+            tape.packed += [_copy(tape, tape.full_tensor(index), "checkpoint") for index in segment.inputs]
             tape.segments[place] = segment._replace(inputs_on_host=True)
 
 

@@ -134,7 +134,7 @@ class Backward:
         for position, node in enumerate(nodes):
             for tensor in (*node.inputs, *node.outputs):
                 uses[tensor.storage] = position
-            uses.update(dict.fromkeys(node.caller_holds, position))
+            uses.update(dict.fromkeys(node.referenced_by_caller, position))
         self.copy_from_host(segment.on_host)
         alive: set[int] = set()
         untouched = self.untouched[segment] = list(segment.saved)
@@ -221,9 +221,9 @@ class Backward:
         """Allocate an operator's input and parameter gradients; return the former in their dtypes and shapes."""
         for index in (*node.copied_from_host, *(node.parameters if node.parameters_first else ())):
             self.allocate(index)
-        self.play(node.prepares)
+        self.allocate_and_free(node.prepares)
         outgoing = self.outgoing(node, incoming)
-        self.play(node.between)
+        self.allocate_and_free(node.between)
         early = () if node.parameters_first else (index for index in node.parameters if index not in node.summed)
         for index in (*early, *node.backward_temporaries):
             self.allocate(index)
@@ -292,7 +292,7 @@ class Backward:
         self.release_all((*(self.current(index) for index in node.saved), *node.copied_from_host))
         self.reads |= dict.fromkeys(node.tables, len(self.events))
 
-    def play(self, steps: Iterable[tuple[int, int]]) -> None:
+    def allocate_and_free(self, steps: Iterable[tuple[int, int]]) -> None:
         """Allocate (sign 1) and free (sign -1) an operator's temporaries in order."""
         for index, sign in steps:
             if sign > 0:

@@ -74,7 +74,7 @@ class Node:
     parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
     also_allocates: tuple[int, ...] = ()
     allocated_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs
-    caller_holds: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
+    referenced_by_caller: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
     sums: tuple[tuple[int, ...], ...] = ()  # deferred parameter gradients, each with the parts added to it here
     completes: tuple[int, ...] = ()  # deferred gradients that get their last part here
     drops: tuple[int, ...] = ()  # temporaries of `sums` that are freed
@@ -199,7 +199,7 @@ class Tape:
 
     def still_referenced(self, *tensors: Tensor) -> None:
         """Keep tensors live until here because a Python variable still references them."""
-        self.nodes[-1].caller_holds += tuple(tensor.storage for tensor in tensors)
+        self.nodes[-1].referenced_by_caller += tuple(tensor.storage for tensor in tensors)
 
     def also_saves(self, *tensors: Tensor) -> None:
         """Add shared tensors (a mask, a table) to what the last operator saves; they take no new device memory."""
@@ -215,9 +215,9 @@ class Tape:
         """Return the tensors that an operator saves, in the shapes it sees."""
         if node.variables is not None:
             return node.variables
-        return tuple(self.whole(index) for index in node.saved)
+        return tuple(self.full_tensor(index) for index in node.saved)
 
-    def whole(self, index: int) -> Tensor:
+    def full_tensor(self, index: int) -> Tensor:
         """Return a storage as a tensor with its full shape."""
         return Tensor(index, self.storages[index].shape, self.storages[index].dtype)
 

@@ -128,7 +128,7 @@ def _forward(tape: Tape, positions: range, live: set[int], kept: set[int]) -> li
         node = tape.nodes[position]
         for tensor in (*node.inputs, *node.outputs):
             last_use[tensor.storage] = position
-        for index in node.caller_holds:
+        for index in node.referenced_by_caller:
             last_use[index] = position
     events: list[StorageEvent] = []
     for position in positions:

@@ -12,7 +12,7 @@ from memcalc.errors import DoesNotFit, InputError
 from memcalc.files import read_bytes, read_text
 from memcalc.recomputation.batch_gain import Gain, gain_of
 from memcalc.recomputation.chain import Chain, ChainBlock, join, simple_block
-from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_all_kept
+from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_without_recomputation
 from memcalc.recomputation.plan import Plan, Segment
 from memcalc.recomputation.planner import STRATEGIES
 from memcalc.recomputation.strategies.lowest_peak import smallest
@@ -375,7 +375,7 @@ def _largest(need: Callable[[int], Evaluation], budget: int) -> int:
 
 
 def _gain(described: DescribedChain, found: OptimalPlan, budget: int, most: int) -> Gain:
-    without = _largest(lambda batch: evaluate_all_kept(described.chain(batch)), budget)
+    without = _largest(lambda batch: evaluate_without_recomputation(described.chain(batch)), budget)
     longer = slow_down(described.chain(most).flops, found.evaluation.recompute_flops)
     return gain_of((without, most), longer, replayed=False)
 

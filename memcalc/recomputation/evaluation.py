@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.recomputation.chain import Chain
-from memcalc.recomputation.plan import Plan, Segment, kept_all, leaves
+from memcalc.recomputation.plan import Plan, Segment, all_saved, leaves
 
 
 class PlanPoint(NamedTuple):
@@ -22,17 +22,17 @@ class Evaluation(NamedTuple):
 
     Args:
         peak: the peak.
-        kept_bytes: saved activations at the end of forward.
+        saved_bytes: saved activations at the end of forward.
         flops: of all forwards.
         recompute_flops: of recomputation.
-        moments: all points of the step in order, if requested.
+        points: all points of the step in order, if requested.
     """
 
     peak: PlanPoint
-    kept_bytes: int
+    saved_bytes: int
     flops: int
     recompute_flops: int
-    moments: tuple[PlanPoint, ...]
+    points: tuple[PlanPoint, ...]
 
     @property
     def peak_bytes(self) -> int:
@@ -47,17 +47,17 @@ class _PlanSimulation:
         self.chain = chain
         self.live_bytes = 0
         self.flops = 0
-        self.kept_bytes = 0
+        self.saved_bytes = 0
         self.peak = PlanPoint(chain.elsewhere, chain.elsewhere_name, "", -1)
-        self.moments: list[PlanPoint] = []
+        self.points: list[PlanPoint] = []
         self.record = record
 
-    def moment(self, amount: int, phase: str, position: int) -> None:
+    def note_point(self, amount: int, phase: str, position: int) -> None:
         """Record a point of the step with `amount` allocated bytes."""
         if amount > self.peak.bytes or self.record:
             moment = PlanPoint(amount, phase, self.chain.blocks[position].name, position)
             if self.record:
-                self.moments.append(moment)
+                self.points.append(moment)
             if amount > self.peak.bytes:
                 self.peak = moment
 
@@ -75,19 +75,19 @@ class _PlanSimulation:
         for item in items[:-1] if ends_early else items:
             self.forward(item, added_bytes)
         if added_bytes is None:
-            self.kept_bytes = self.live_bytes
+            self.saved_bytes = self.live_bytes
         for item in reversed(items):
             end = item if isinstance(item, int) else list(leaves(item))[-1]
             block, aside = blocks[end], self.chain.backward_aside[end]
             if item is last and ends_early:
-                self.moment(self.live_bytes - block.input_bytes + block.recompute_top + aside, "again", end)
+                self.note_point(self.live_bytes - block.input_bytes + block.recompute_top + aside, "again", end)
                 self.flops += block.flops if block.recompute_flops is None else block.recompute_flops
                 continue
             self.live_bytes -= block.output_bytes  # freed by later blocks; its gradient has the same size
             if isinstance(item, int):
                 self.live_bytes -= block.inside_bytes
                 top = block.backward_top if added_bytes is None else block.rerun_top
-                self.moment(self.live_bytes - block.input_bytes + top + aside, "backward", end)
+                self.note_point(self.live_bytes - block.input_bytes + top + aside, "backward", end)
             else:
                 self.live_bytes -= self.live_after_backward(item)  # included in the blocks' tops
                 self.run(item, aside + block.output_bytes)
@@ -99,7 +99,7 @@ class _PlanSimulation:
         if isinstance(item, int):
             block = self.chain.blocks[item]
             aside = self.chain.forward_aside[item] if added_bytes is None else added_bytes
-            self.moment(self.live_bytes - block.input_bytes + block.forward_top + aside, phase, item)
+            self.note_point(self.live_bytes - block.input_bytes + block.forward_top + aside, phase, item)
             self.flops += block.flops
             self.live_bytes += block.inside_bytes + block.output_bytes
             return
@@ -108,7 +108,7 @@ class _PlanSimulation:
             block = self.chain.blocks[position]
             aside = self.chain.forward_aside[position] if added_bytes is None else added_bytes
             owned = block.input_bytes if number == 0 else 0
-            self.moment(self.live_bytes - owned + block.bare_top + aside, phase, position)
+            self.note_point(self.live_bytes - owned + block.bare_top + aside, phase, position)
             self.flops += block.flops
             passing = block.output_bytes
         self.live_bytes += passing + self.live_after_backward(item)
@@ -130,10 +130,10 @@ def evaluate(chain: Chain, plan: Plan | Segment, *, record: bool = False) -> Eva
     walk = _PlanSimulation(chain, record=record)
     walk.live_bytes = chain.blocks[0].input_bytes
     walk.run(items, None)
-    kept = walk.kept_bytes - chain.blocks[-1].output_bytes
-    return Evaluation(walk.peak, kept, walk.flops, walk.flops - chain.flops, tuple(walk.moments))
+    kept = walk.saved_bytes - chain.blocks[-1].output_bytes
+    return Evaluation(walk.peak, kept, walk.flops, walk.flops - chain.flops, tuple(walk.points))
 
 
-def evaluate_all_kept(chain: Chain) -> Evaluation:
+def evaluate_without_recomputation(chain: Chain) -> Evaluation:
     """Return the memory and cost without recomputation."""
-    return evaluate(chain, kept_all(len(chain)))
+    return evaluate(chain, all_saved(len(chain)))

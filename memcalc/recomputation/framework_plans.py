@@ -31,7 +31,7 @@ class FrameworkText(NamedTuple):
     difference: str = ""
 
 
-def in_all_words(
+def plan_texts(
     configured: ConfigChain, items: Segment, budget: int, writers: tuple[Writer, ...] | None = None
 ) -> list[FrameworkText]:
     """Return the plan for every framework, or for those of the given writers."""

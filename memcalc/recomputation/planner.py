@@ -18,7 +18,7 @@ from memcalc.recomputation.search import MOST, JudgedPlan, PlanJudge, PlanSearch
 from memcalc.recomputation.strategies.every_k import best_k
 from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.lowest_peak import smallest
-from memcalc.recomputation.strategies.none import keep_everything
+from memcalc.recomputation.strategies.none import save_everything
 from memcalc.recomputation.strategies.optimal import OptimalPlan, optimal
 from memcalc.recomputation.strategies.square_root import square_root
 from memcalc.recomputation.throughput import slow_down
@@ -31,7 +31,7 @@ from memcalc.verdict.reasons import remedy_of
 SEARCHES = ("optimal", "selective")  # they search for the cheapest plan that fits
 
 STRATEGIES: dict[str, Callable[[Chain], Plan]] = {
-    "none": keep_everything,
+    "none": save_everything,
     "every-layer": every_layer,
     "sqrt": square_root,
     "every-k": best_k,
@@ -66,11 +66,13 @@ class Planner:
         """Return the cheapest plan of a micro-batch that fits, else one that may fit; None: none does."""
         configured = self.configured(batch)
         chain, least = configured.chain, self.least(configured)
-        free = _proposal(configured, keep_everything)
+        free = _proposal(configured, save_everything)
         if self.strategy == "selective":
             from memcalc.recomputation.selective import Selective
 
-            return PlanSearch(Selective(configured.spec).ask, self.judge, free, least.peak_bytes, [least]).best_plan()
+            return PlanSearch(
+                Selective(configured.spec).cheapest_plan, self.judge, free, least.peak_bytes, [least]
+            ).best_plan()
         if self.strategy == "optimal":
 
             def ask(budget: int) -> Proposal | None:
@@ -81,7 +83,7 @@ class Planner:
 
             others = [least, _proposal(configured, every_layer), _proposal(configured, square_root)]
             return PlanSearch(ask, self.judge, free, least.peak_bytes, others).best_plan()
-        judged = self.judge.judged(least)
+        judged = self.judge.judge(least)
         if judged.verdict.answer == "does-not-fit":
             return None
         return judged._replace(budget=max(self.judge.scaled(judged.budget, judged.verdict), judged.budget))
@@ -101,16 +103,16 @@ class Planner:
 
     def _estimated(self, budget: int) -> tuple[int, int]:
         """Return the micro-batches of `largest`, estimated from allocated memory alone, with `budget` bytes."""
-        without = _most(lambda batch: _proposal(self.configured(batch), keep_everything).peak_bytes <= budget)
+        without = _most(lambda batch: _proposal(self.configured(batch), save_everything).peak_bytes <= budget)
         return without, _most(lambda batch: self.least(self.configured(batch)).peak_bytes <= budget)
 
     def _kept_fits(self, batch: int) -> bool:
         """Return whether a micro-batch fits without recomputation."""
-        return self.judge.passes(self.judge.judged(_proposal(self.configured(batch), keep_everything)).verdict)
+        return self.judge.passes(self.judge.judge(_proposal(self.configured(batch), save_everything)).verdict)
 
     def _planned_fits(self, batch: int) -> bool:
         """Return whether a micro-batch fits with some plan: the smallest, or one that the search finds."""
-        if self.judge.passes(self.judge.judged(self.least(self.configured(batch))).verdict):
+        if self.judge.passes(self.judge.judge(self.least(self.configured(batch))).verdict):
             return True
         found = self.plan(batch)
         return found is not None and self.judge.passes(found.verdict)
@@ -141,7 +143,7 @@ class Planner:
 
     def too_small(self, batch: int) -> DoesNotFit:
         """Return the error if no plan fits: the need of the smallest plan, its components, and a remedy."""
-        judged = self.judge.judged(self.least(self.configured(batch)))
+        judged = self.judge.judge(self.least(self.configured(batch)))
         ledger = estimate(judged.spec).ledger
         held = sorted(ledger.components(ledger.peak_phase).items(), key=lambda row: -row[1])[:3]
         holders = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(amount)}" for component, amount in held)

@@ -14,9 +14,9 @@ from memcalc.ledger.verdict import Verdict
 from memcalc.progress import Progress, silent
 from memcalc.recomputation.batch_gain import HOST_BYTES_PER_SECOND, Gain, OffloadAlternative, offloaded
 from memcalc.recomputation.config_chain import ConfigChain
-from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_all_kept
-from memcalc.recomputation.framework_plans import FrameworkText, in_all_words
-from memcalc.recomputation.framework_plans_selective import activation_bytes, in_selective_words
+from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_without_recomputation
+from memcalc.recomputation.framework_plans import FrameworkText, plan_texts
+from memcalc.recomputation.framework_plans_selective import activation_bytes, selective_plan_texts
 from memcalc.recomputation.planner import SEARCHES, STRATEGIES, Planner
 from memcalc.recomputation.strategies.optimal import OptimalPlan, front, optimal, undominated
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
@@ -42,7 +42,8 @@ class RecomputeResult(NotebookDisplay):
         rules: memory and cost of the rules of thumb.
         front: plans from the smallest to the fastest.
         recompute: the plan in the syntax of `training.recompute`.
-        keep: for a selective plan, operators with results that recomputed layers save, as `training.recompute_keep`.
+        saved_operators: for a selective plan, operators with results that recomputed layers save, as
+            `training.recompute_keep`.
         result: the estimate of the run with the plan, replayed if possible.
         verdict: of the run with the plan, on a GPU that has `limit` bytes.
         framework_texts: the plan as text for frameworks.
@@ -59,7 +60,7 @@ class RecomputeResult(NotebookDisplay):
     rules: tuple[tuple[str, Evaluation], ...]
     front: tuple[OptimalPlan, ...]
     recompute: list[Any] | str
-    keep: tuple[str, ...]
+    saved_operators: tuple[str, ...]
     result: Result
     verdict: Verdict
     framework_texts: tuple[FrameworkText, ...]
@@ -137,7 +138,7 @@ def plan_recompute(
         raise planner.too_small(max(batch, 1))
     configured = planner.configured(batch)
     chain = configured.chain
-    chosen, found, keep = judged.proposal
+    chosen, found, saved_operators = judged.proposal
     if strategy == "optimal":  # the bound is computed for the final plan only
         bounded = optimal(chain, judged.budget)
         if bounded is not None and bounded.bound is not None:
@@ -146,12 +147,12 @@ def plan_recompute(
     if strategy == "selective":
         whole_layers = optimal(chain, judged.budget, bounded=False)
         rules = (*(() if whole_layers is None else (("optimal", whole_layers.evaluation),)), *rules)
-    recompute, before = chosen.recompute(found.plan.items), evaluate_all_kept(chain)
+    recompute, before = chosen.recompute(found.plan.items), evaluate_without_recomputation(chain)
     result = replace(size(judged.spec), judgement=judged.verdict)
-    if keep:
-        words = in_selective_words(chosen, found, keep, judged.budget, activation_bytes(result))
+    if saved_operators:
+        words = selective_plan_texts(chosen, found, saved_operators, judged.budget, activation_bytes(result))
     else:
-        words = in_all_words(chosen, found.plan.items, judged.budget)
+        words = plan_texts(chosen, found.plan.items, judged.budget)
     return RecomputeResult(
         chosen,
         gpu,
@@ -160,9 +161,9 @@ def plan_recompute(
         found,
         before,
         rules,
-        tuple(undominated([*front(chain), *(() if keep else (found,))])),
+        tuple(undominated([*front(chain), *(() if saved_operators else (found,))])),
         recompute,
-        keep,
+        saved_operators,
         result,
         judged.verdict,
         tuple(words),
@@ -175,6 +176,6 @@ def planned_yaml(planning: RecomputeResult) -> str:
     """Return the whole configuration with the plan in it, as YAML."""
     content = planning.result.spec.model_dump(mode="json", exclude_none=True)
     content["training"]["recompute"] = planning.recompute
-    if not planning.keep:
+    if not planning.saved_operators:
         del content["training"]["recompute_keep"]
     return yaml.safe_dump(content, sort_keys=False)

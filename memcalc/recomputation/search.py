@@ -35,12 +35,12 @@ class Proposal(NamedTuple):
     Args:
         configured: the chain that it was made for.
         plan: the plan.
-        keep: operators with results that recomputed layers save, as `training.recompute_keep`.
+        saved_operators: operators with results that recomputed layers save, as `training.recompute_keep`.
     """
 
     configured: ConfigChain
     plan: OptimalPlan
-    keep: tuple[str, ...] = ()
+    saved_operators: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -56,7 +56,7 @@ class Proposal(NamedTuple):
     def spec(self) -> Spec:
         """The run with the plan."""
         recompute = self.configured.recompute(self.plan.plan.items)
-        return with_recompute(self.configured.spec, recompute, self.keep)
+        return with_recompute(self.configured.spec, recompute, self.saved_operators)
 
 
 class JudgedPlan(NamedTuple):
@@ -103,10 +103,10 @@ class PlanJudge:
         """Initial budget of allocated bytes, from the reserved-to-allocated ratio of recorded runs; decides nothing."""
         return int(self.reservable_bytes / self._ratio)
 
-    def judged(self, proposal: Proposal) -> JudgedPlan:
+    def judge(self, proposal: Proposal) -> JudgedPlan:
         """Return a plan with its verdict."""
-        configured, found, keep = proposal
-        key = (configured.spec.training.micro_batch_size, found.plan.items, keep)
+        configured, found, saved_operators = proposal
+        key = (configured.spec.training.micro_batch_size, found.plan.items, saved_operators)
         if key not in self._known:
             self._progress("plans", len(self._known))
             spec = proposal.spec
@@ -151,7 +151,7 @@ class PlanSearch:
         floor: int,
         alternatives: Sequence[Proposal],
     ) -> None:
-        self._ask, self._judge, self._free = ask, judge, free
+        self._propose, self._judge, self._free = ask, judge, free
         self._alternatives = sorted(alternatives, key=lambda proposal: proposal.recompute_flops)
         self._floor = floor
         self._low, self._high = floor, max(int(judge.reservable_bytes * FORMULAS), floor + 1)
@@ -166,7 +166,7 @@ class PlanSearch:
             self._high = self._free.peak_bytes
         budget = min(max(self._judge.first_budget, self._floor), self._high)
         for _ in range(QUESTIONS):
-            proposal = self._ask(budget)
+            proposal = self._propose(budget)
             if proposal is None or len(self._tried) >= TRIES:
                 break
             following = self._after(budget, proposal)
@@ -204,7 +204,7 @@ class PlanSearch:
         return self._best is None or proposal.recompute_flops < self._best.proposal.recompute_flops
 
     def _passes(self, proposal: Proposal) -> bool:
-        self._tried.append(self._judge.judged(proposal))
+        self._tried.append(self._judge.judge(proposal))
         return self._judge.passes(self._tried[-1].verdict)
 
     def _likeliest(self) -> JudgedPlan | None:

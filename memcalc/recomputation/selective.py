@@ -40,9 +40,9 @@ class Selective:
         self._products = _products(base)
         every = evaluate(base.chain, every_layer(base.chain), record=True)
         # Memory of the LM head if only the inputs of layers are saved.
-        self._head = max(moment.bytes for moment in every.moments if moment.position == len(base.chain) - 1)
+        self._head = max(moment.bytes for moment in every.points if moment.position == len(base.chain) - 1)
 
-    def ask(self, budget: int) -> Proposal | None:
+    def cheapest_plan(self, budget: int) -> Proposal | None:
         """Return the cheapest plan found within `budget` allocated bytes; None: there is none.
 
         Raises:
@@ -56,13 +56,13 @@ class Selective:
             )
             if choice is None:
                 return None
-            configured = chain_of(base.spec, choice.keep)
+            configured = chain_of(base.spec, choice.saved_operators)
             again = range(configured.first, configured.first + choice.recomputed)
             items = segmented(len(configured.chain), ((b, b + 1) for b in again))
             found = OptimalPlan(Plan(items, "selective"), evaluate(configured.chain, items), None)
             excess = found.evaluation.peak_bytes - budget
             if excess <= 0:
-                return Proposal(configured, found, choice.keep)
+                return Proposal(configured, found, choice.saved_operators)
             room -= excess
         return None
 

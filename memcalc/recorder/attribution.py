@@ -134,7 +134,7 @@ class LocationTracker:
             before.remove()
             after.remove()
 
-    def watch_engines(self) -> None:
+    def track_engines(self) -> None:
         """Distinguish allocations of PyTorch's sharding from those of the model, for a run on several ranks."""
         self._engines = True
 

@@ -50,7 +50,7 @@ class StorageComponents:
         self._births[number] = StorageOrigin(phase.rpartition("_")[0] or phase, place)
         self._here[number] = None
 
-    def died(self, number: Number) -> None:
+    def freed(self, number: Number) -> None:
         """Record that a storage was freed."""
         self._here.pop(number, None)
 

@@ -51,7 +51,7 @@ class RecordingObserver:
     def __init__(self, run: ObservedRun, recorder: Recorder) -> None:
         self.run = run
         if run.engine is not None:
-            recorder.places.watch_engines()
+            recorder.places.track_engines()
         self.recorder = recorder
 
     @contextmanager

@@ -90,7 +90,7 @@ class Storages:
 
 
 @contextmanager
-def watching_resizes(
+def calling_on_resize(
     changed: Callable[[torch.UntypedStorage], None], run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 ) -> Iterator[None]:
     """Call `changed` after each `storage.resize_()` inside, which is not an operator: FSDP2 frees its buffers with it.

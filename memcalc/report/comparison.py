@@ -58,15 +58,15 @@ class ComparisonLayout:
 
     def largest_differences(self) -> list[TextTable]:
         """Return the largest difference of each result from the reference, by component."""
-        return [grid for at in self.compared for grid in self._partings(at)]
+        return [grid for at in self.compared for grid in self._differences_from(at)]
 
-    def _partings(self, other: int) -> list[TextTable]:
+    def _differences_from(self, other: int) -> list[TextTable]:
         found = largest_differences(self.comparison, other, self.reference)
         if not found:
             return []
         rows = [(phase, *self._cells(line._replace(name=label(line.name)), other)) for phase, line in found]
         sizes = [Column(self.labels[at], right=True) for at in self._shown(other)]
-        how = "bytes apart" if self.exact else self._words(other)
+        how = "bytes apart" if self.exact else self._label(other)
         columns = (Column("phase"), Column("component", wrap=True), *sizes, Column(how, right=True), _SHARE)
         words = f"{self.labels[other]} and {self.labels[self.reference]}"
         return [TextTable(f"Largest differences of {words}, by component ({self.unit})", columns, rows)]
@@ -83,13 +83,13 @@ class ComparisonLayout:
         differences = [
             (line.name, *(cell for other in self.compared for cell in self._difference(line, other))) for line in lines
         ]
-        heads = [cell for other in self.compared for cell in (Column(self._words(other), right=True), _SHARE)]
+        heads = [cell for other in self.compared for cell in (Column(self._label(other), right=True), _SHARE)]
         how = f"Differences in {'bytes' if self.exact else self.unit}"
         return [TextTable(title, columns, sizes, strong), TextTable(how, (Column(head), *heads), differences, strong)]
 
     def _columns(self, head: str, other: int) -> tuple[Column, ...]:
         sizes = [Column(f"{self.labels[at]} {self.unit}", right=True) for at in self._shown(other)]
-        how = "difference, bytes" if self.exact else self._words(other)
+        how = "difference, bytes" if self.exact else self._label(other)
         return (Column(head, wrap=True), *sizes, Column(how, right=True), _SHARE)
 
     def _cells(self, line: ComparisonLine, other: int) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class ComparisonLayout:
     def _shown(self, other: int) -> list[int]:
         return sorted([other, self.reference])
 
-    def _words(self, other: int) -> str:
+    def _label(self, other: int) -> str:
         return f"{self.labels[other]} - {self.labels[self.reference]}"
 
     def _size(self, size: int | None) -> str:

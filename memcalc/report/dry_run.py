@@ -99,7 +99,7 @@ def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) 
     peak = run.peak
     mine = [a for a in allocations if peak is not None and (a.process, a.device) == (peak.process, peak.device)]
     rows = [
-        (format_number(allocation.bytes, unit), f"{allocation.count:,}", allocation.where)
+        (format_number(allocation.bytes, unit), f"{allocation.count:,}", allocation.location)
         for allocation in sorted(mine, key=lambda allocation: -allocation.bytes)[:SHOWN]
     ]
     columns = (Column(unit, right=True), Column("tensors", right=True), Column("line", wrap=True))

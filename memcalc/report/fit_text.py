@@ -40,7 +40,7 @@ def subject_lines(answer: FitResult) -> list[str]:
     return [answer.name if known is None else subject(known).splitlines()[0], where]
 
 
-def asked_sentence(answer: FitResult, unit: Unit) -> str:
+def unchanged_sentence(answer: FitResult, unit: Unit) -> str:
     """Whether the run fits as configured."""
     if answer.unchanged is None:
         return f"As configured, the run is invalid: {answer.unasked}."
@@ -86,7 +86,7 @@ def minimum_sentence(answer: FitResult, unit: Unit) -> str:
     if answer.query.minimize == "cost":
         return _cheapest_sentence(answer)
     if answer.base is None:
-        return asked_sentence(answer, unit)
+        return unchanged_sentence(answer, unit)
     return _gpu_sentence(answer) if answer.query.minimize == "gpu_kind" else _recompute_sentence(answer, unit)
 
 
@@ -126,29 +126,29 @@ def _gpu_sentence(answer: FitResult) -> str:
     smaller = (sized for sized in answer.gpu_verdicts if not sized.lacks and sized.gpu.usable_bytes < most)
     fits = "fits the run" + " for sure" * any(sized.verdict.answer == "unknown" for sized in smaller)
     if answer.smallest is None:
-        return f"No {maker} GPU of the table {fits}, {which_run(answer)}."
-    return f"{answer.smallest.gpu.name} is the smallest {maker} GPU that {fits}, {which_run(answer)}."
+        return f"No {maker} GPU of the table {fits}, {searched_run(answer)}."
+    return f"{answer.smallest.gpu.name} is the smallest {maker} GPU that {fits}, {searched_run(answer)}."
 
 
 def _recompute_sentence(answer: FitResult, unit: Unit) -> str:
     found = answer.least_recompute
     if found is None:
         assert answer.all_recomputed is not None, "it was tried"
-        return f"With recompute = full, {which_run(answer)}: {verdict(answer.all_recomputed, unit)}"
-    needed = f"{which_run(answer)}; needs {format_bytes(found.device_bytes, unit)}."
+        return f"With recompute = full, {searched_run(answer)}: {verdict(answer.all_recomputed, unit)}"
+    needed = f"{searched_run(answer)}; needs {format_bytes(found.device_bytes, unit)}."
     if isinstance(found.recompute, str):
         return f"recompute = {found.recompute} is the least recomputation that fits, {needed}"
     return f"Recomputing the first {found.layers} of {found.of} layers of each chunk is the least that fits, {needed}"
 
 
-def which_run(answer: FitResult) -> str:
+def searched_run(answer: FitResult) -> str:
     """Return the run that the largest and smallest values refer to."""
     if answer.base is None or not answer.base_is_best:
         return "everything else unchanged"
-    return f"everything else as in the cheapest layout: {layout_words(answer.base)}"
+    return f"everything else as in the cheapest layout: {layout_text(answer.base)}"
 
 
-def layout_words(spec: Spec) -> str:
+def layout_text(spec: Spec) -> str:
     """Return a layout in a few words."""
     parallelism = spec.parallelism
     degrees = ("tensor", "pipeline", "context", "expert", "data")
@@ -255,10 +255,10 @@ def reason_lines(answer: FitResult, unit: Unit) -> list[str]:
     return lines
 
 
-def nearest_title(answer: FitResult) -> str:
+def changes_title(answer: FitResult) -> str:
     """Return the run that the changes apply to, or that there are none."""
     run = "" if answer.all_recomputed is None else " with all layers recomputed"
-    if not answer.nearest:
+    if not answer.smallest_changes:
         return f"No change that was tried, alone or in pairs, makes the run fit{run}."
     return f"The smallest changes that make the run fit{run}"
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from memcalc.documents.recompute import peak_place
 from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.evaluation import Evaluation
-from memcalc.recomputation.plan import Segment, depth, leaves, times_again
+from memcalc.recomputation.plan import Segment, depth, leaves, recompute_counts
 from memcalc.recomputation.strategies.optimal import OptimalPlan
 from memcalc.recomputation.throughput import slow_down
 from memcalc.report.bar import small_bar
@@ -76,7 +76,7 @@ def _figures(planning: TableSource, evaluation: Evaluation, unit: Unit) -> tuple
     recompute_flops = evaluation.recompute_flops
     return (
         format_number(evaluation.peak_bytes, unit),
-        format_number(evaluation.kept_bytes, unit),
+        format_number(evaluation.saved_bytes, unit),
         f"{recompute_flops / planning.configured.chain.flops:.1%}",
         slower(planning, recompute_flops),
     )
@@ -140,7 +140,7 @@ def _again(planning: TableSource, item: int | Segment) -> int:
         return 0
     if len(item) == 1 and isinstance(item[0], int) and (alone := blocks[item[0]].recompute_flops) is not None:
         return alone
-    return sum(blocks[block].flops * often for block, often in times_again((item,)).items())
+    return sum(blocks[block].flops * often for block, often in recompute_counts((item,)).items())
 
 
 def _nested(item: Segment) -> str:

@@ -11,7 +11,7 @@ from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.text_chart import draw_curve
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
-from memcalc.report.snapshot import cut_words, draw_recording
+from memcalc.report.snapshot import draw_recording, truncation_text
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -23,13 +23,13 @@ def draw_replay(screen: Screen, replay: ReplayComparison, unit: Unit) -> None:
     result = replay.result
     screen.line((subject(replay), "bold"))
     draw_line(screen, verdict(replay, unit), 2, BAD if replay.failed else GOOD)
-    if cut := cut_words(replay):
+    if cut := truncation_text(replay):
         draw_line(screen, cut, 2, UNSURE)
     screen.line()
     draw_grid(screen, figures_grid(replay, unit))
     draw_curve(screen, replay.curve, unit, rows=8)
-    draw_address_space(screen, replay.segments, replay.owners, unit, moment_words(replay))
-    for grid in fragmentation_grids(pool_uses(replay.segments), unit, moment_words(replay)):
+    draw_address_space(screen, replay.segments, replay.owners, unit, shown_point_text(replay))
+    for grid in fragmentation_grids(pool_uses(replay.segments), unit, shown_point_text(replay)):
         draw_grid(screen, grid)
     if len(replay.trials) > 1:
         draw_grid(screen, trials_grid(replay, unit))
@@ -75,7 +75,7 @@ def place(event: int, replay: ReplayComparison) -> str:
     return f"event {event:,}{f' in {phase}' if phase else ''}{f' ({line})' if line else ''}"
 
 
-def moment_words(replay: ReplayComparison) -> str:
+def shown_point_text(replay: ReplayComparison) -> str:
     """Which moment the pictures show."""
     return "when it runs out" if replay.failed else "when most is reserved"
 
@@ -90,14 +90,14 @@ def figures_grid(replay: ReplayComparison, unit: Unit) -> TextTable:
     }
     if replay.failed:
         moments["the last"] = moments.pop("the end")
-    rows = [_moment_row(name, moment, unit) for name, moment in moments.items()]
+    rows = [_point_row(name, moment, unit) for name, moment in moments.items()]
     heads = ("event", f"requested {unit}", "allocated", "reserved", "split", "fragmented")
     fetched, returned = result.device_allocations, result.device_frees
     calls = f"{plural(fetched, 'segment')} allocated, {returned:,} freed"
     return TextTable(f"Peaks; {calls}", (Column("point"), *(Column(head, right=True) for head in heads)), rows)
 
 
-def _moment_row(name: str, sample: CounterSample, unit: Unit) -> tuple[str, ...]:
+def _point_row(name: str, sample: CounterSample, unit: Unit) -> tuple[str, ...]:
     sizes = (sample.requested, sample.allocated, sample.reserved, sample.inactive_split)
     return (
         name,

@@ -19,15 +19,15 @@ def draw_recording(screen: Screen, replay: ReplayComparison, unit: Unit) -> None
     """The part of the report that only snapshots have."""
     if replay.composition is None:
         return
-    draw_line(screen, verification_words(replay.verification), 0, "bold")
+    draw_line(screen, verification_text(replay.verification), 0, "bold")
     screen.line()
     for grid in composition_grids(replay.composition, unit):
         draw_grid(screen, grid)
-    draw_line(screen, unused_words(replay.composition, unit), 0)
+    draw_line(screen, unused_text(replay.composition, unit), 0)
     screen.line()
 
 
-def cut_words(replay: ReplayComparison) -> str:
+def truncation_text(replay: ReplayComparison) -> str:
     """What a file that was cut off lacks; "" for a whole one."""
     recorded = replay.source.recorded
     if recorded is None or not recorded.snapshot.lacks:
@@ -48,7 +48,7 @@ def cut_words(replay: ReplayComparison) -> str:
     return f"THE FILE IS TRUNCATED. Missing: {listed}. The report covers the rest."
 
 
-def verification_words(found: Verification | None) -> str:
+def verification_text(found: Verification | None) -> str:
     """Whether the model made what the real run made."""
     if found is None:
         return (
@@ -98,7 +98,7 @@ def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
     return grids
 
 
-def unused_words(found: Composition, unit: Unit) -> str:
+def unused_text(found: Composition, unit: Unit) -> str:
     """What is reserved at the end and of no use; and what can be said of leaks."""
     idle = found.reserved_bytes - found.allocated_bytes
     text = (

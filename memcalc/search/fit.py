@@ -12,7 +12,7 @@ from memcalc.progress import Progress, silent
 from memcalc.search.costs import fixed_sequences, step_sequences, token_seconds
 from memcalc.search.layouts import HOLDABLE, Space
 from memcalc.search.maxima import MAXIMA, maximum
-from memcalc.search.minima import MINIMA, MOST_GPUS, cards_for, fewest_gpus, least_recompute
+from memcalc.search.minima import MINIMA, MOST_GPUS, fewest_gpus, gpu_verdicts, least_recompute
 from memcalc.search.offers import OfferSearch, checked_prices, offers
 from memcalc.search.peaks import is_hopeless, verdict
 from memcalc.search.ranking import best_of, rank
@@ -23,7 +23,7 @@ from memcalc.spec.hardware.interconnect import System, system_of
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.candidates import OTHER_CARD, RESULTS, ChangeCandidate, candidates
 from memcalc.suggestions.change_search import ChangeSearch, SuggestedChange
-from memcalc.suggestions.run_overrides import UserRun, words_to
+from memcalc.suggestions.run_overrides import UserRun, overrides_to
 from memcalc.verdict.judge import size
 from memcalc.verdict.reasons import Reason, host_bytes, reason_of
 
@@ -61,10 +61,10 @@ def fit(run: UserRun, query: FitQuery, progress: Progress = silent) -> FitResult
     if base is not None:
         for what in MAXIMA[:2] if everything else filter(None, [query.maximize]):
             found = maximum(what, base)
-            answer.maxima[what] = replace(found, overrides=words_to(run, found.result.spec) if found.result else ())
+            answer.maxima[what] = replace(found, overrides=overrides_to(run, found.result.spec) if found.result else ())
     _minimized(answer, spec, fixed_fields, progress)
     if answer.changed is not None:
-        answer.nearest = _nearest(run, answer.changed, gpu, system, progress)
+        answer.smallest_changes = _nearest(run, answer.changed, gpu, system, progress)
     answer.reason = _reason(answer)
     return answer
 
@@ -74,7 +74,7 @@ def _reason(answer: FitResult) -> Reason | None:
     if answer.query.maximize is not None:
         failed = next((found for found in answer.maxima.values() if found.smallest is not None), None)
         return None if failed is None or failed.smallest is None else reason_of(size(failed.smallest))
-    return None if answer.changed is None or answer.nearest else reason_of(answer.changed)
+    return None if answer.changed is None or answer.smallest_changes else reason_of(answer.changed)
 
 
 def _checked(spec: Spec, query: FitQuery) -> tuple[GpuSpec, frozenset[str]]:
@@ -83,7 +83,7 @@ def _checked(spec: Spec, query: FitQuery) -> tuple[GpuSpec, frozenset[str]]:
     for option, value, known in (
         ("--maximize", query.maximize, MAXIMA),
         ("--minimize", query.minimize, MINIMA),
-        *(("--hold", field, HOLDABLE) for field in query.hold),
+        *(("--hold", field, HOLDABLE) for field in query.fixed_fields),
     ):
         if value is not None and value not in known:
             raise InputError(f"{value!r} is not known.", f"Name one of {', '.join(known)}.", option)
@@ -91,7 +91,7 @@ def _checked(spec: Spec, query: FitQuery) -> tuple[GpuSpec, frozenset[str]]:
         raise InputError("--maximize and --minimize exclude each other.", "Use one at a time.")
     if query.gpus is not None and not 1 <= query.gpus <= MOST_ASKED:
         raise InputError(f"{query.gpus} GPUs.", f"Give 1 to {MOST_ASKED:,}.", "--gpus")
-    return find_gpu(spec.hardware.gpu), frozenset(query.hold)
+    return find_gpu(spec.hardware.gpu), frozenset(query.fixed_fields)
 
 
 MOST_ASKED = 131_072
@@ -137,7 +137,7 @@ def _minimized(answer: FitResult, spec: Spec, fixed_fields: frozenset[str], prog
     elif base is None:
         return
     elif wanted == "gpu_kind":
-        answer.gpu_verdicts = cards_for(base, gpu.vendor)
+        answer.gpu_verdicts = gpu_verdicts(base, gpu.vendor)
     elif wanted == "recompute":
         answer.least_recompute = least_recompute(base)
         if answer.least_recompute is None:
@@ -176,7 +176,7 @@ def _nearest(run: UserRun, result: Result, gpu: GpuSpec, system: System, progres
 
     before = token_seconds(result.spec, system)
     offered = [*candidates(result.spec), *_larger_gpus(gpu)]
-    words = words_to(run, result.spec)
+    words = overrides_to(run, result.spec)
     finder = ChangeSearch(run, offered, result.ledger.peak_bytes, judge, is_hopeless, price, words)
     fitting = [change for change in finder.singles() if change.fits]
     return sorted(map(priced, (*fitting, *finder.pairs())), key=_size)

@@ -162,7 +162,7 @@ def resident_bytes(spec: Spec) -> int:
     )
 
 
-def cards_for(spec: Spec, vendor: str) -> list[GpuVerdict]:
+def gpu_verdicts(spec: Spec, vendor: str) -> list[GpuVerdict]:
     """Return what the run needs on every GPU of a vendor, the smallest first."""
     found = []
     for gpu in sorted(all_gpus(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):

@@ -30,7 +30,7 @@ class FitQuery:
         gpus: total number of GPUs; None: the run's. For the fewest GPUs: the maximum to try.
         maximize: one of `maxima.MAXIMA`; None: everything is requested.
         minimize: one of `minima.MINIMA`; None: everything is requested.
-        hold: fields that keep the run's own value in every layout.
+        fixed_fields: fields that keep the run's own value in every layout.
         node: GPUs per node; None: from the GPU's table.
         nic_gbit: network bandwidth per GPU in 10^9 bit/s; None: from the table.
         top: number of layouts to return in full.
@@ -40,7 +40,7 @@ class FitQuery:
     gpus: int | None = None
     maximize: str | None = None
     minimize: str | None = None
-    hold: tuple[str, ...] = ()
+    fixed_fields: tuple[str, ...] = ()
     node: int | None = None
     nic_gbit: float | None = None
     top: int = 5
@@ -96,8 +96,8 @@ class FitResult(NotebookDisplay):
         ranking: all layouts that fit, the cheapest first.
         best: the cheapest ones, in full.
         pruned: excluded layouts and their number.
-        nearest: changes that make the run fit, by kind of result, the smallest first. If the least recomputation was
-            requested and full recomputation is not enough: changes in addition to it.
+        smallest_changes: changes that make the run fit, by kind of result, the smallest first. If the least recomputation
+            was requested and full recomputation is not enough: changes in addition to it.
         fewest: the fewest GPUs; None: no number tried is enough.
         may_be_fewer: whether a layout over fewer GPUs may fit, or, if no number is enough, over any.
         offers: every GPU with a price, the one with the lowest cost per token first.
@@ -122,7 +122,7 @@ class FitResult(NotebookDisplay):
     ranking: Ranking | None = None
     best: list[BestLayout] = field(default_factory=list)
     pruned: dict[ExcludedLayout, int] = field(default_factory=dict)
-    nearest: list[Nearest] = field(default_factory=list)
+    smallest_changes: list[Nearest] = field(default_factory=list)
     fewest: int | None = None
     may_be_fewer: bool = False
     offers: list[Offer] = field(default_factory=list)

@@ -30,7 +30,7 @@ def preload(allocator: CachingAllocator, state: InitialState, entries: Sequence[
     blocks_in_use = sorted(state.blocks_in_use.values(), key=lambda found: found.address)
     for found in ranges:
         if not found.is_expandable:
-            segment = allocator.memory.new_segment(_shelf(allocator, found), found.address, found.size)
+            segment = allocator.memory.new_segment(_free_set_of(allocator, found), found.address, found.size)
             allocator.memory.changed(segment.free_set, found.address, found.size, segments=1)
             _fill(allocator, segment, None, [found], blocks_in_use, blocks)
     expandable = [found for found in ranges if found.is_expandable]
@@ -70,7 +70,7 @@ def _pair(allocator: CachingAllocator, pool: int) -> PoolPair:
     return allocator.private.pools[pool]
 
 
-def _shelf(allocator: CachingAllocator, found: Range) -> FreeBlockSet:
+def _free_set_of(allocator: CachingAllocator, found: Range) -> FreeBlockSet:
     pair = _pair(allocator, found.pool)
     pool: Pool = pair.small if found.is_small else pair.large
     return pool.free_set_of(found.stream)
@@ -87,7 +87,7 @@ def _expandable(
     settings, capacity = allocator.settings, allocator.memory.driver.capacity
     page = SMALL_SEGMENT if ranges[0].is_small else settings.large_segment_size
     size = multiple(capacity + capacity // 8, page)
-    segment = allocator.memory.new_segment(_shelf(allocator, ranges[0]), begin, size, page)
+    segment = allocator.memory.new_segment(_free_set_of(allocator, ranges[0]), begin, size, page)
     for found in ranges:
         allocator.memory.changed(segment.free_set, found.address, found.size, segments=0)
     missing = ranges[0].address - begin

@@ -6,7 +6,7 @@ from functools import partial
 
 from memcalc.events.event import Event, EventType
 from memcalc.snapshots.composition import Attribution, attribute
-from memcalc.snapshots.frames import place, was_asked_for
+from memcalc.snapshots.frames import empties_cache, place
 from memcalc.snapshots.initial_state import InitialState, beginning
 from memcalc.snapshots.recording import DeviceRecording, Snapshot, SnapshotEntry
 
@@ -113,7 +113,7 @@ class _Stream:
         if entry.action == "oom":
             self._events.append(Event(EventType.OOM, bytes=entry.size, stream=self._streams[entry.stream]))
         elif entry.action in ("segment_free", "segment_unmap"):
-            self._flushed = self._flushed or was_asked_for(self._snapshot, entry.stack)
+            self._flushed = self._flushed or empties_cache(self._snapshot, entry.stack)
 
     def _phases(self, time: int) -> None:
         """Add phase events for the marks up to a time."""

@@ -18,7 +18,7 @@ from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
 from memcalc.allocator.sizes import UNLIMITED
 from memcalc.errors import OutOfMemory
-from memcalc.snapshots.frames import was_asked_for
+from memcalc.snapshots.frames import empties_cache
 from memcalc.snapshots.initial_state import InitialState, beginning, block_sizes, contradiction
 from memcalc.snapshots.preloading import preload
 from memcalc.snapshots.recording import DeviceRecording, Snapshot, SnapshotEntry
@@ -260,7 +260,7 @@ class _ModelState:
             return False
         if not self._releases_some or not any(entry.action in FETCHED for entry in pending):
             return True
-        if any(was_asked_for(self._snapshot, entry.stack) for entry in pending if entry.action in RETURNED):
+        if any(empties_cache(self._snapshot, entry.stack) for entry in pending if entry.action in RETURNED):
             return True
         settings = self._allocator.settings
         size = block_size(request.size, settings.roundup_power2_divisions)

@@ -30,7 +30,7 @@ from memcalc.spec.rule_sets.inference import LEFT_ASIDE, refuse_training_fields
 from memcalc.spec.rule_sets.run import check_rules
 from memcalc.spec.spec import Spec
 from memcalc.spec.validation import validate
-from memcalc.spec.words import BUDGET, GPUS, is_word
+from memcalc.spec.words import BUDGET, GPUS, is_foreign_name
 from memcalc.spec.yaml_source import Path as Place
 from memcalc.spec.yaml_source import YamlSource
 
@@ -196,7 +196,7 @@ def _is_config_json(data: dict[str, Any]) -> bool:
     """
     if data.keys() & {*BLOCKS, *MODEL_SOURCES}:
         return False
-    sizes = sum((find_field(key) or ("",))[0] == "model" or is_word(key, "model") for key in data)
+    sizes = sum((find_field(key) or ("",))[0] == "model" or is_foreign_name(key, "model") for key in data)
     return bool(data.keys() & {"model_type", "architectures", DIFFUSERS}) or sizes >= _SIZES_OF_A_MODEL
 
 

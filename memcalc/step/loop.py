@@ -107,7 +107,7 @@ class TrainingRun:
             average = self.average = build_average(self.spec.training, model.module, copies.optimized)
         with observer.phase("input"):
             self.inputs = self._make_inputs(model)
-        with model.surroundings():
+        with model.contexts():
             for step in range(1, steps + 1):
                 self.has_old_gradients = True
                 with observer.phase(f"zero_grad_{step}"):

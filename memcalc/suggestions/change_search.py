@@ -73,7 +73,7 @@ class ChangeSearch:
         price: Price = lambda change: (change.spec.parallelism.ranks, change.costly_changes),
         words: Sequence[str] = (),
     ) -> None:
-        self._run, self._words = run, words
+        self._run, self._base_overrides = run, words
         self._peak, self._judge, self._hopeless, self._price = peak, judge, hopeless, price
         tried = [(candidate, self._evaluated((candidate,))) for candidate in offered]
         self._possible = [(candidate, change) for candidate, change in tried if change is not None]
@@ -194,7 +194,7 @@ class ChangeSearch:
     def _overrides(self, parts: tuple[ChangeCandidate, ...]) -> tuple[str, ...]:
         """Return all `--set` overrides of the changed run, each field once."""
         changes = (override for part in parts for override in part.overrides)
-        return joined(dict(word.split("=", 1) for word in (*self._words, *changes)))
+        return joined(dict(word.split("=", 1) for word in (*self._base_overrides, *changes)))
 
 
 def _pairs_of(

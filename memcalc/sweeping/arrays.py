@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.estimation.transient import rollouts, spans, standing
+from memcalc.estimation.transient import persistent_items, rollouts, spans
 from memcalc.layout.stages import Stage
 from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
@@ -262,7 +262,7 @@ class StageSums:
         self._highest: list[_Highest | None] = [None] * len(ALL_PHASES)
         for (phase, component), amount in state_sums(spec, stage).items():
             self._add(phases.index(phase), component, amount)
-        items, around = standing(spec, stage, gpu)
+        items, around = persistent_items(spec, stage, gpu)
         for item in items:
             for phase in phases_of(item.mask, phases):
                 self._add(phases.index(phase), item.component, item.count * item.each)

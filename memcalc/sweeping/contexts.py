@@ -87,7 +87,7 @@ class Contexts:
         changes = {**self._changes, **parse_overrides(assignments(values))}
         return of_training(load_opened(self._opened, changes, gpu=self._gpu, check=_unchecked), "sweep")
 
-    def first_broken(self, spec: Spec, batches: Mapping[str, Numbers]) -> Codes:
+    def first_violation(self, spec: Spec, batches: Mapping[str, Numbers]) -> Codes:
         """Return for each batch the number of the first violated rule, from 1; 0: none is violated. [n]"""
 
         def first(some: dict[str, Any]) -> dict[str, int]:

@@ -65,14 +65,14 @@ class Reasons:
             if code == NOT_MODELLED:
                 found[members] = self.of(int(members[0]))
                 continue
-            for broken, alike in self._worded(code, members):
+            for broken, alike in self._violations(code, members):
                 if broken not in known:
                     known[broken] = self.of(int(alike[0]))
                 found[alike] = known[broken]
         texts: list[str] = found.tolist()
         return texts
 
-    def _worded(self, code: int, members: Indices) -> Iterator[tuple[Violation, Indices]]:
+    def _violations(self, code: int, members: Indices) -> Iterator[tuple[Violation, Indices]]:
         """Yield the violations of a rule, each with the configurations of one context that share its message."""
         contexts = self._contexts
         spec = contexts.loaded(contexts.grid.point(self._start + int(members[0])))

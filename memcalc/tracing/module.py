@@ -74,7 +74,7 @@ def trace_module(
     from memcalc.tracing.fake import record_fake
 
     optimizer = options.get("optimizer")
-    words = step_words(optimizer, options.get("inference"), steps)
+    words = step_description(optimizer, options.get("inference"), steps)
     if isinstance(optimizer, str):
         options["optimizer"] = named_optimizer(optimizer)
     gpu_spec = find_gpu(gpu or DEFAULT_CARD)
@@ -104,7 +104,7 @@ def trace_file(target: str, inputs: str | None, gpu: str | None = None, **option
     return trace_module(found.module, found.inputs, gpu, name=found.name, **options)
 
 
-def step_words(optimizer: object, inference: str | None, steps: int) -> str:
+def step_description(optimizer: object, inference: str | None, steps: int) -> str:
     """Return the description of the run for the screen."""
     times = "1 step" if steps == 1 else f"{steps:,} steps"
     if inference is not None:

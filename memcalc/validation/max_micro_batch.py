@@ -19,14 +19,14 @@ class MicroBatchSearch:
     """Search for the largest micro-batch of one run: measure the batch that `next` returns, and report it to `tried`.
 
     Args:
-        words: the run as in a suite.
+        overrides: the run as in a suite.
         spec: the run, with any micro-batch.
         device: the device that it must fit.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run.
     """
 
     def __init__(self, words: str, spec: Spec, device: MeasuredDevice, alloc_conf: str = "") -> None:
-        self.words = words
+        self.overrides = words
         self.predicted = predicted(spec, device, alloc_conf)
         self.fits: int | None = None
         self.fails: int | None = None

@@ -53,7 +53,7 @@ class RecordComparison:
                 )
         return found
 
-    def deaths(self, trace: str) -> tuple[int, int]:
+    def predicted_failures(self, trace: str) -> tuple[int, int]:
         """Return how many out-of-memory runs the trace predicts not to fit, and how many of them were traced."""
         dead = [record for record in self.records if record["outcome"] != DONE]
         made = [
@@ -163,7 +163,7 @@ def run_of(record: dict[str, Any]) -> str:
     return command.partition("measure ")[2].replace("--set ", "").partition(" --")[0]
 
 
-def operators_apart(found: PredictedRecord) -> list[tuple[str, int]]:
+def operator_differences(found: PredictedRecord) -> list[tuple[str, int]]:
     """Return the operators with different bytes at the measured peak, and trace minus measured; largest first."""
     traced_bytes, measured_bytes = ((line or {}).get("operators", {}) for line in (found.line, found.record))
     apart = {

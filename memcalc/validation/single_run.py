@@ -88,9 +88,9 @@ def measure_one_rank(
     refuse_other_ranks(spec, here.ranks)
     require("measure", spec)
     if options.headroom:
-        from memcalc.measuring.run_process import found_device
+        from memcalc.measuring.run_process import describe_found_device
 
-        _look_ahead(spec, found_device(device), options)
+        _look_ahead(spec, describe_found_device(device), options)
     try:
         return measure_rank(
             spec, here, device, options.steps, options.record, alloc_conf=options.alloc_conf, force=options.force
@@ -107,6 +107,6 @@ def _explained(error: MeasurementOutOfMemory) -> MeasurementOutOfMemory:
 def _look_ahead(spec: Spec, device: MeasuredDevice, options: MeasureOptions) -> None:
     """Reject a run that cannot fit, or warn about it if forced."""
     if not options.force:
-        room.refuse(spec, device)
+        room.check_fits(spec, device)
     elif options.warn is not None and (found := room.warning(spec, device)) is not None:
         options.warn(found)

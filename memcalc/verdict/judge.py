@@ -94,7 +94,7 @@ def _is_expected(need: MemoryNeed, limit: int, *, on_gpu: bool) -> bool:
     """Return whether the replay finishes; without a replay, whether the upper end of the interval fits."""
     if need.overhead is None:
         return need.high_bytes <= limit
-    return bool(need.gets_through) if on_gpu else need.device_bytes <= limit
+    return bool(need.replay_finishes) if on_gpu else need.device_bytes <= limit
 
 
 def _interval(need: MemoryNeed, answer: Answer, limit: int) -> Interval:

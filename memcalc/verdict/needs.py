@@ -32,7 +32,7 @@ class MemoryNeed(NamedTuple):
         outside_bytes: device context and communication library.
         overhead: allocator overhead found by the replay; None if the run was not replayed.
         on_gpu: whether the run finishes on its GPU, errors included; None without a GPU.
-        gets_through: whether its replay finishes, ignoring errors; None without a GPU or a replay.
+        replay_finishes: whether its replay finishes, ignoring errors; None without a GPU or a replay.
     """
 
     reserved_bytes: int
@@ -40,7 +40,7 @@ class MemoryNeed(NamedTuple):
     outside_bytes: int
     overhead: AllocatorOverhead | None
     on_gpu: Answer | None
-    gets_through: bool | None
+    replay_finishes: bool | None
 
     @property
     def device_bytes(self) -> int:
@@ -205,6 +205,6 @@ def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage | None) -> Memo
     if on_gpu is None:
         larger = floor(room / (1 + errors.low))
         perhaps = found.reserved_bytes <= larger or on(larger) is not None  # no block is freed if everything fits
-        return need._replace(on_gpu="unknown" if perhaps else "does-not-fit", gets_through=False)
+        return need._replace(on_gpu="unknown" if perhaps else "does-not-fit", replay_finishes=False)
     sure = need.high_bytes <= gpu.usable_bytes or on(floor(room / (1 + errors.high))) is not None
-    return need._replace(on_gpu="fits" if sure else "unknown", gets_through=True)
+    return need._replace(on_gpu="fits" if sure else "unknown", replay_finishes=True)

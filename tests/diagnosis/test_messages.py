@@ -62,7 +62,7 @@ def test_every_figure(message: dict[str, Any]) -> None:
     assert diagnosis.harmless == message.get("harmless", 0)
     if report.framework == "pytorch":
         assert report.setting == message.get("setting", "")
-        assert list(report.speakers) == message.get("speakers", [])
+        assert list(report.sources) == message.get("speakers", [])
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=name)

@@ -4,7 +4,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.estimation.limits import TRAINING, limits_of, own_limits, resolved
+from memcalc.estimation.limits import TRAINING, limits_of, resolved, spec_limits
 from memcalc.importers.loading import load
 from memcalc.layout.parameters import count_parameters
 from memcalc.spec.limits import Limit
@@ -41,7 +41,7 @@ def test_what_our_own_fields_ask_for(preset: str, words: tuple[str, ...], expect
 def test_they_are_what_a_result_lists(words: tuple[str, ...]) -> None:
     result = memcalc.estimate("mixtral-8x7b", *words)
 
-    assert result.not_modelled == tuple(limit.feature for limit in own_limits(result.spec))
+    assert result.not_modelled == tuple(limit.feature for limit in spec_limits(result.spec))
     assert set(TRAINING) < set(result.not_modelled)
 
 

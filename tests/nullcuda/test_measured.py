@@ -14,7 +14,7 @@ from memcalc.api import compare_measured
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.measuring.measure import MeasurementOutOfMemory
-from memcalc.validation.preflight import refuse
+from memcalc.validation.preflight import check_fits
 
 
 def asked_for(result: Result, phase: str) -> dict[Component, int]:
@@ -30,7 +30,7 @@ def test_three_numbers_in_every_phase_and_each_allocation(null_python: str, tmp_
     found = memcalc.measure("gpt2", *run, device="null:h100-80gb", python=null_python, record=record)
 
     # The history's events through the simulator give the counters again.
-    assert found.judged.ledger.totals == {phase.name: phase.peak_allocated_bytes for phase in found.phases}
+    assert found.analysis.ledger.totals == {phase.name: phase.peak_allocated_bytes for phase in found.phases}
     # Device memory: reserved memory, and the context, which is listed separately.
     assert found.device.source == "nvml"
     assert {(p.device_bytes or 0) - (p.reserved_bytes or 0) for p in found.phases} == {found.device.context_bytes}
@@ -67,8 +67,8 @@ def test_allocator_settings_are_honoured_and_recorded(null_python: str) -> None:
     assert found.allocator == f"PYTORCH_CUDA_ALLOC_CONF={settings}"
     assert plain.allocator == ""
     assert [p.reserved_bytes for p in found.phases] != [p.reserved_bytes for p in plain.phases]
-    assert found.judged.replay is not None
-    assert found.judged.replay.result.peak_reserved == max(p.peak_reserved_bytes or 0 for p in found.phases)
+    assert found.analysis.replay is not None
+    assert found.analysis.replay.result.peak_reserved == max(p.peak_reserved_bytes or 0 for p in found.phases)
 
 
 def test_a_run_that_dies_says_what_would_have_lived(null_python: str, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_gpu_that_is_not_counted(null_python: str) -> None:
             worker.describe("cuda:3")
         device, versions = worker.describe("cuda:0")
         with pytest.raises(memcalc.MemcalcError, match="cannot fit null:t4"):
-            refuse(memcalc.load("llama-3-8b"), device)
+            check_fits(memcalc.load("llama-3-8b"), device)
 
     assert (device.identifier, device.name) == ("null:t4", "Tesla T4")
     assert versions["torch"].endswith("+cu130")

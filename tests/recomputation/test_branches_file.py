@@ -11,7 +11,7 @@ import pytest
 from memcalc import api
 from memcalc.errors import DoesNotFit, InputError
 from memcalc.recomputation.chain_file import open_chain
-from memcalc.recomputation.evaluation import evaluate, evaluate_all_kept
+from memcalc.recomputation.evaluation import evaluate, evaluate_without_recomputation
 from memcalc.recomputation.strategies.optimal import optimal
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 
@@ -39,9 +39,9 @@ def test_everything_saved_is_the_sum_of_all_inputs() -> None:
     chain = open_chain(FILE).chain(b)
     kept = 4 * b * (64 * 21 * 512 + 512 + 10 + 10)
 
-    found = evaluate_all_kept(chain)
+    found = evaluate_without_recomputation(chain)
 
-    assert found.kept_bytes == kept  # the image is resident beside the chain
+    assert found.saved_bytes == kept  # the image is resident beside the chain
     assert found.peak_bytes > 12 * PARAMETERS + kept + 4 * b * 784
 
 
@@ -70,7 +70,7 @@ def test_the_largest_batches_are_exact() -> None:
 
     def peak(batch: int, *, saved: bool) -> int:
         chain = described.chain(batch)
-        found = evaluate(chain, described.keeping(chain, PUBLISHED)) if saved else evaluate_all_kept(chain)
+        found = evaluate(chain, described.keeping(chain, PUBLISHED)) if saved else evaluate_without_recomputation(chain)
         return found.peak_bytes
 
     assert planning.gain is not None

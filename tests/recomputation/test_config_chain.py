@@ -11,7 +11,7 @@ import memcalc
 from memcalc.errors import DoesNotFit, InputError
 from memcalc.recomputation.config_chain import chain_of, with_recompute
 from memcalc.recomputation.evaluation import evaluate
-from memcalc.recomputation.plan import Segment, kept_all
+from memcalc.recomputation.plan import Segment, all_saved
 from memcalc.recomputation.planner import STRATEGIES
 from memcalc.recomputation.recommendation import plan_recompute
 from memcalc.recomputation.strategies.every_k import cut
@@ -37,7 +37,7 @@ GIB = 2**30
 def test_the_peak_of_a_plan_is_the_estimates(config: str, overrides: tuple[str, ...]) -> None:
     configured = chain_of(memcalc.load(config, *overrides, gpu="h200"))
     chain = configured.chain
-    plans: list[Segment] = [kept_all(len(chain)), cut(chain, 1), cut(chain, 3), smallest(chain).items]
+    plans: list[Segment] = [all_saved(len(chain)), cut(chain, 1), cut(chain, 3), smallest(chain).items]
     for items in plans:
         planned = with_recompute(configured.spec, configured.recompute(items))
         assert evaluate(chain, items).peak_bytes == memcalc.estimate(planned).ledger.peak_bytes
@@ -68,7 +68,7 @@ def test_the_optimum_is_never_worse_than_the_rules(
     configured = chain_of(memcalc.load(config, *overrides, gpu="h200"))
     chain = configured.chain
     low = evaluate(chain, smallest(chain)).peak_bytes
-    high = evaluate(chain, kept_all(len(chain))).peak_bytes
+    high = evaluate(chain, all_saved(len(chain))).peak_bytes
     rules = [evaluate(chain, cut(chain, k)) for k in range(1, len(chain))]
     for share in (10, 40, 70):
         budget = low + (high - low) * share // 100

@@ -10,7 +10,7 @@ from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.strategies.every_k import best_k, cut, every_k, uniform_optimum
 from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.grid import BudgetGrid
-from memcalc.recomputation.strategies.none import keep_everything
+from memcalc.recomputation.strategies.none import save_everything
 from memcalc.recomputation.strategies.optimal import optimal
 from memcalc.recomputation.strategies.pareto import ParetoFronts, items_of
 from memcalc.recomputation.strategies.revolve import extra_forwards, repetitions
@@ -64,7 +64,7 @@ def test_korthikantis_layer_at_every_k() -> None:
     """34 of 2 units a layer, 96 layers: 3264 kept, 226 recomputed separately, 164 in pairs."""
     chain = uniform(96, 32, 2)
 
-    assert evaluate(chain, keep_everything(chain)).kept_bytes == 96 * 34 + 2
+    assert evaluate(chain, save_everything(chain)).saved_bytes == 96 * 34 + 2
     assert evaluate(chain, every_layer(chain)).peak_bytes == 96 * 2 + 34
     assert evaluate(chain, every_k(chain, 2)).peak_bytes == 48 * 2 + 2 * 34
 
@@ -87,7 +87,7 @@ def test_the_square_root_rule() -> None:
 @given(st.integers(2, 9), st.integers(0, 60), st.integers(1, 9))
 def test_the_optimum_beats_every_rule_of_thumb(layers: int, inside: int, boundary: int) -> None:
     chain = uniform(layers, inside, boundary)
-    for plan in (keep_everything(chain), every_layer(chain), square_root(chain), best_k(chain)):
+    for plan in (save_everything(chain), every_layer(chain), square_root(chain), best_k(chain)):
         rule = evaluate(chain, plan)
         found = optimal(chain, rule.peak_bytes)
         assert found is not None

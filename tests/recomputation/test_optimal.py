@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from memcalc.recomputation.chain import Chain, simple_block
-from memcalc.recomputation.evaluation import evaluate, evaluate_all_kept
-from memcalc.recomputation.plan import Plan, kept_all
+from memcalc.recomputation.evaluation import evaluate, evaluate_without_recomputation
+from memcalc.recomputation.plan import Plan, all_saved
 from memcalc.recomputation.strategies.grid import BudgetGrid
 from memcalc.recomputation.strategies.lowest_peak import smallest
 from memcalc.recomputation.strategies.optimal import front, optimal
@@ -76,7 +76,7 @@ def long_chain(layers: int) -> Chain:
 
 def test_long_chains_have_their_loss_stated() -> None:
     chain = long_chain(40)
-    low, high = evaluate(chain, smallest(chain)).peak_bytes, evaluate_all_kept(chain).peak_bytes
+    low, high = evaluate(chain, smallest(chain)).peak_bytes, evaluate_without_recomputation(chain).peak_bytes
     budget = (low + high) // 2
     found = optimal(chain, budget)
 
@@ -101,7 +101,7 @@ def test_the_front_falls() -> None:
 def test_planning_128_blocks_takes_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     """The bars: 2 s a budget, 10 s the front of 20; of this process, since other ones may run beside it."""
     chain = long_chain(127)
-    budget = evaluate_all_kept(chain).peak_bytes // 2
+    budget = evaluate_without_recomputation(chain).peak_bytes // 2
     start = time.process_time()
     found = optimal(chain, budget)
     one = time.process_time() - start
@@ -123,8 +123,8 @@ def test_effort_is_limited() -> None:
 
 def test_a_budget_for_everything_recomputes_nothing() -> None:
     chain = long_chain(30)
-    found = optimal(chain, evaluate_all_kept(chain).peak_bytes)
+    found = optimal(chain, evaluate_without_recomputation(chain).peak_bytes)
 
     assert found is not None
-    assert found.plan == Plan(kept_all(31), "optimal")
+    assert found.plan == Plan(all_saved(31), "optimal")
     assert found.loss == 0

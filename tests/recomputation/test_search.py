@@ -11,7 +11,7 @@ from memcalc.errors import DoesNotFit
 from memcalc.ledger.verdict import Answer, Interval, RecordedErrors, Verdict
 from memcalc.recomputation.config_chain import ConfigChain, chain_of, with_recompute
 from memcalc.recomputation.evaluation import evaluate
-from memcalc.recomputation.plan import Plan, kept_all
+from memcalc.recomputation.plan import Plan, all_saved
 from memcalc.recomputation.search import CLOSE, TRIES, JudgedPlan, PlanJudge, PlanSearch, Proposal, largest
 from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.lowest_peak import smallest
@@ -34,7 +34,7 @@ class Ratio(PlanJudge):
         self._reserved, self._error = reserved, error
         self.asked: list[Proposal] = []
 
-    def judged(self, proposal: Proposal) -> JudgedPlan:
+    def judge(self, proposal: Proposal) -> JudgedPlan:
         if proposal not in self.asked:
             self.asked.append(proposal)
         reserved = self._reserved(proposal)
@@ -59,7 +59,7 @@ def search(configured: ConfigChain, judge: Ratio) -> JudgedPlan | None:
         found = optimal(configured.chain, room, bounded=False)
         return None if found is None else Proposal(configured, found)
 
-    free = proposal(configured, Plan(kept_all(len(configured.chain)), "none"))
+    free = proposal(configured, Plan(all_saved(len(configured.chain)), "none"))
     least = proposal(configured, smallest(configured.chain))
     return PlanSearch(
         ask, judge, free, least.peak_bytes, [least, proposal(configured, every_layer(configured.chain))]
@@ -71,7 +71,7 @@ def search(configured: ConfigChain, judge: Ratio) -> JudgedPlan | None:
 def test_no_cheaper_plan_fits(configured: ConfigChain, ratio: float, share: float) -> None:
     """Beside the cheapest plan of as much as may really be allocated: what the first guess was does not matter."""
     chain = configured.chain
-    low, high = evaluate(chain, smallest(chain)).peak_bytes, evaluate(chain, kept_all(len(chain))).peak_bytes
+    low, high = evaluate(chain, smallest(chain)).peak_bytes, evaluate(chain, all_saved(len(chain))).peak_bytes
     room = low + round((high - low) * share)
     judged = Ratio(configured.spec, round(room * ratio) + 1, lambda plan: round(plan.peak_bytes * ratio))
     found = search(configured, judged)

@@ -30,7 +30,7 @@ def all_choices(layers: int, inside: int, again: int, products: list[Product], r
     for recomputed in range(layers + 1):
         for count in range(len(products) + 1):
             for kept in combinations(products, count):
-                held = (layers - recomputed) * inside + recomputed * sum(product.kept_bytes for product in kept)
+                held = (layers - recomputed) * inside + recomputed * sum(product.saved_bytes for product in kept)
                 if held <= room:
                     found.append(recomputed * (again - sum(product.spared_flops for product in kept)))
     return found
@@ -49,14 +49,14 @@ def test_the_programme_finds_the_best_of_all_choices(
 ) -> None:
     pytest.importorskip("scipy")
     products = [Product(f"product {i}", *pair) for i, pair in enumerate(sizes)]
-    inside = sum(product.kept_bytes for product in products) + more_bytes
+    inside = sum(product.saved_bytes for product in products) + more_bytes
     again = sum(product.spared_flops for product in products) + more_flops
 
     found = choose(layers, inside, again, products, room)
 
     assert found is not None
-    kept = [product for product in products if product.name in found.keep]
-    held = (layers - found.recomputed) * inside + found.recomputed * sum(product.kept_bytes for product in kept)
+    kept = [product for product in products if product.name in found.saved_operators]
+    held = (layers - found.recomputed) * inside + found.recomputed * sum(product.saved_bytes for product in kept)
     cost = found.recomputed * (again - sum(product.spared_flops for product in kept))
     assert held <= room + room * 1e-6
     # The tie between plans of one price may cost a millionth of a layer's FLOPs for each room that it spares.
@@ -96,10 +96,10 @@ def test_selective_plans_run_less_again_than_plans_of_whole_layers(
     """And the chain's peak is the estimate's."""
     pytest.importorskip("scipy")
     spec = memcalc.load(config, *overrides, gpu="a100-80gb")
-    found = Selective(spec).ask(budget)
+    found = Selective(spec).cheapest_plan(budget)
     assert found is not None
 
-    assert found.keep
+    assert found.saved_operators
     assert found.peak_bytes == memcalc.estimate(found.spec).ledger.peak_bytes <= budget
     whole = optimal(chain_of(spec).chain, budget)
     assert whole is not None
@@ -156,13 +156,13 @@ def test_planned_peaks_are_traced_peaks(
     pytest.importorskip("scipy")
     for budget in budgets:
         planning = memcalc.recompute(config, *overrides, gpu="a100-80gb", budget=budget, strategy="selective")
-        assert planning.keep
+        assert planning.saved_operators
         for device in memcalc.api.verified(planning, python=str(NULL_PYTHON)):
             with capsys.disabled():
                 print(
                     f"\n{config} {budget} on {device.device}: planned {device.planned:,}, traced {device.traced:,}, "
                     f"{device.planned / device.traced - 1:+.4%}, budget {planning.budget:,}: {planning.recompute} "
-                    f"keeping {', '.join(planning.keep)}"
+                    f"keeping {', '.join(planning.saved_operators)}"
                 )
             assert abs(device.planned / device.traced - 1) <= 0.001
             outside = planning.result.headline.outside
@@ -203,7 +203,7 @@ def test_pasted_code_keeps_what_the_plan_says() -> None:
     again = len([item for item in planning.plan.plan.items if not isinstance(item, int)])
     assert forward == 12 * len(products)
     # Backward: two products a linear; and what runs again.
-    assert ran.count(torch.ops.aten.mm.default) == 3 * forward + again * (len(products) - len(planning.keep))
+    assert ran.count(torch.ops.aten.mm.default) == 3 * forward + again * (len(products) - len(planning.saved_operators))
 
 
 @pytest.mark.parametrize(

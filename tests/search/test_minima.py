@@ -139,7 +139,7 @@ def test_nothing_to_recompute_and_not_enough() -> None:
     assert not small.fits
     assert small.all_recomputed is not None
     assert small.all_recomputed.headline.device_bytes == full.headline.device_bytes
-    assert small.nearest
-    for found in small.nearest:
+    assert small.smallest_changes
+    for found in small.smallest_changes:
         assert found.change.spec.training.recompute == "full"
         assert found.change.fits

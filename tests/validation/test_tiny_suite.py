@@ -81,7 +81,7 @@ def test_the_record_is_the_traces(run: SuiteRun) -> None:
         other.execute(2, RecordingObserver(other, session.recorder))
         events = session.recorder.events()
 
-    assert real.died is None
+    assert real.failed is None
     assert ordered(events) == ordered(real.events)
     assert len(real.events) > 200
 
@@ -98,7 +98,7 @@ def test_what_the_profiler_saw_beyond_the_record_operators_kept_to_themselves(ru
         pytest.skip("no kernel on the CPU")
     gc.collect()
     counters, heard = CpuCounters(), RecorderCounters()
-    with counters.watching():
+    with counters.recording():
         recorded = record_real(partial(TrainingRun, spec, torch.device("cpu")), 2, counters)
     heard.hear(recorded.events)
     profiled = counters.profiled

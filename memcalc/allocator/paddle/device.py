@@ -44,7 +44,7 @@ class PaddleMemory(ReservedDeviceMemory):
         left = free - int(float32(RESERVE * float32(free)))
         return left if left >= MIN_CHUNK else 0
 
-    def share(self, fixed: int) -> int:
+    def chunk_bytes(self, fixed: int) -> int:
         """Return the bytes of a new chunk: `fixed` if set, else the configured fraction of available memory."""
         return fixed or int(self.available * float32(self.settings.fraction))
 

@@ -61,7 +61,7 @@ class _LeanPool:
         self.inexact: list[tuple[int, int]] = []
         self.new_segments: list[tuple[int, int]] = []
 
-    def would_choose_again(self) -> bool:
+    def would_repeat(self) -> bool:
         """Return whether every request would get its block if the segments that were made later were there, free.
 
         A request gets the smallest free block that is large enough, of equal ones that of the older segment. So it
@@ -112,7 +112,7 @@ class LeanAllocator:
         """Return whether this allocator models a run with these settings."""
         return settings == Settings(notes=settings.notes) and version.tie_break != "block"
 
-    def play(self, script: Iterable[int]) -> PeakBytes:
+    def serve(self, script: Iterable[int]) -> PeakBytes:
         """Serve requests and return the peak bytes, including those before the first and after the last request.
 
         It can be called again, with the requests that follow, unless it raises.
@@ -247,7 +247,7 @@ class LeanAllocator:
         """
         if self._addresses is not None or self._watched != (self._allocated, self._unasked, self.retries):
             return False
-        if not all(pool.would_choose_again() for pool in self._all_pools()):
+        if not all(pool.would_repeat() for pool in self._all_pools()):
             return False
         pairs = carried()
         # With the same bytes in use, no block can be in use besides those of the pairs and those from before.
@@ -282,7 +282,7 @@ class LeanAllocator:
             place = self._next
             self._next += size // MIN_BLOCK + 1
         else:
-            place = self._addresses.take(size) // GRANULE * _STRIDE
+            place = self._addresses.allocate(size) // GRANULE * _STRIDE
         place += stream << _PLACE_BITS
         self._segments[place] = size // MIN_BLOCK
         pool = self._pools(stream)[request > _SMALL]
@@ -298,7 +298,7 @@ class LeanAllocator:
                     del self._starts[place], self._ends[place + size], self._segments[place]
                     self.reserved_bytes -= size * MIN_BLOCK
                     if self._addresses is not None:
-                        self._addresses.put(place % _OTHER_PLACE // _STRIDE * GRANULE, size * MIN_BLOCK)
+                        self._addresses.free(place % _OTHER_PLACE // _STRIDE * GRANULE, size * MIN_BLOCK)
                 left = [place for place in pool.places[size] if place in self._starts]
                 if left:
                     pool.places[size][:] = left

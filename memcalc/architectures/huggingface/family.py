@@ -36,7 +36,7 @@ class Family:
     mask_first = False  # the mask before learned positions
     names_returned = False  # the model's loop references all that a layer returns, attention weights included
     wide_probabilities = False  # attention probabilities are not cast after the softmax
-    wide_logits = False  # the model itself returns logits in fp32
+    fp32_logits = False  # the model itself returns logits in fp32
 
     def __init__(self, c: BlockStructure, tape: Tape, *, experts: bool = False) -> None:
         self.c, self.experts = c, experts
@@ -300,7 +300,7 @@ class Family:
             write_next_token(ops, c, x, width)
         else:
             with ops.as_stored("lm_head"):
-                write_loss(ops, c, x, width, self.logits, wide_logits=self.wide_logits)
+                write_loss(ops, c, x, width, self.logits, fp32_logits=self.fp32_logits)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits that the model returns, from the LM head's output."""

@@ -56,10 +56,10 @@ class BudgetGrid:
         self.slots = -(-room // unit)
         coarse = Memory(unit * self.parts, base, up=up)
         count = -(-self.slots // self.parts)
-        self.stretches: dict[int, Stretches] = {}
+        self.intervals: dict[int, Stretches] = {}
         for start, stop in _runs(chain):
             run = Stretches(chain, start, stop, coarse, count)
-            self.stretches |= dict.fromkeys(range(start, stop), run)
+            self.intervals |= dict.fromkeys(range(start, stop), run)
         self.costs = np.concatenate([[0], np.cumsum([block.flops for block in blocks], dtype=np.int64)])
         self._flops = np.diff(self.costs)
         index = np.arange(self.slots + 1)
@@ -94,7 +94,7 @@ class BudgetGrid:
 
     def _recompute_flops(self, i: int, j: int) -> Numbers:
         """Return the cost of an interval beyond its forward, by fine slots; 0 from the byte at which all is saved."""
-        run = self.stretches[i]
+        run = self.intervals[i]
         coarse = run.tables[j - i][i - run.start]
         # A partial coarse slot counts as empty if we round up, as full if we round down.
         found = coarse[self._coarse if self.fine.up else np.minimum(self._coarse, len(coarse) - 1)]
@@ -104,7 +104,7 @@ class BudgetGrid:
             np.maximum(found[:full], int(self._flops[i:j].min()), out=found[:full])
         return found
 
-    def slot_of(self, budget: int) -> int:
+    def slots_within(self, budget: int) -> int:
         """Return the slots of a budget: rounded up, it may not use more; rounded down, it may not get less."""
         room = budget - self.fine.base - self.chain.blocks[0].input_bytes
         slot = room // self.fine.unit if self.fine.up else -(-room // self.fine.unit)
@@ -112,7 +112,7 @@ class BudgetGrid:
 
     def least_recompute_flops(self, budget: int) -> int | None:
         """Return the minimum FLOPs of recomputation within a budget; None: nothing fits."""
-        slot = self.slot_of(budget)
+        slot = self.slots_within(budget)
         if slot < 0 or budget < self.chain.elsewhere:
             return None
         found = int(self.chain_costs[0][slot])
@@ -121,7 +121,7 @@ class BudgetGrid:
     def items(self, budget: int) -> Segment:
         """Return the plan with the cost that `least_recompute_flops` returns."""
         items: list[int | Segment] = []
-        i, slot = 0, self.slot_of(budget)
+        i, slot = 0, self.slots_within(budget)
         while i < len(self.chain):
             q = min(self._choices_at(i, slot))[1]
             if q == i:
@@ -155,13 +155,13 @@ class BudgetGrid:
         return int(self.chain_costs[i][slot]) if slot >= 0 else int(NEVER)
 
     def _again_at(self, i: int, j: int, slot: int) -> int:
-        run = self.stretches[i]
+        run = self.intervals[i]
         if slot >= self.fine.first(int(run.needs[j - i][i - run.start])):
             return 0
         return run.cost(i, j, slot // self.parts if self.fine.up else -(-slot // self.parts))
 
     def _segment(self, i: int, j: int, slot: int) -> Segment:
-        run = self.stretches[i]
+        run = self.intervals[i]
         if slot >= self.fine.first(int(run.needs[j - i][i - run.start])):
             return tuple(range(i, j + 1))
         return run.items(i, j, slot // self.parts if self.fine.up else -(-slot // self.parts))

@@ -64,7 +64,7 @@ class Stretches:
         self.costs = np.concatenate([[0], np.cumsum([block.flops for block in blocks], dtype=np.int64)])
         self.inputs = np.array([block.input_bytes for block in blocks], dtype=np.int64)
         self.outputs = np.array([block.output_bytes for block in blocks], dtype=np.int64)
-        self.kept = np.array([block.inside_bytes for block in blocks], dtype=np.int64) + self.outputs
+        self.saved = np.array([block.inside_bytes for block in blocks], dtype=np.int64) + self.outputs
         self.forward = np.array([block.forward_top for block in blocks], dtype=np.int64) - self.inputs
         self.backward = np.array([block.rerun_top for block in blocks], dtype=np.int64) - self.inputs
         self.bare = np.array([block.bare_top for block in blocks], dtype=np.int64)
@@ -89,7 +89,7 @@ class Stretches:
         else:
             beside = self.aside[last] + self.outputs[last]
             floor = np.maximum(self.forward[first] + beside, (self.backward + self.aside)[first])
-            need = np.maximum(floor, self.kept[first] + self.needs[-1][1:])
+            need = np.maximum(floor, self.saved[first] + self.needs[-1][1:])
             table = self._joined(length, first, beside, floor)
         cheapest = self._cheapest(first, length)
         for row, everything in enumerate(need.tolist()):
@@ -120,7 +120,7 @@ class Stretches:
         """Return the minimum of saving the first block, and of starting with a segment of each size."""
         rows = len(first)
         table = np.full((rows, self.width), NEVER)
-        for row, (amount, enough) in enumerate(zip(self.kept[first].tolist(), floor.tolist(), strict=True)):
+        for row, (amount, enough) in enumerate(zip(self.saved[first].tolist(), floor.tolist(), strict=True)):
             moved(table[row], self.tables[-1][row + 1], self.memory.slots_of(amount))
             table[row, : self.memory.first(enough)] = NEVER
         sums = np.empty_like(table)
@@ -149,7 +149,7 @@ class Stretches:
             q = min(self._choices(i, j, slots))[1]
             if q == i:
                 items.append(i)
-                slots -= self.memory.slots_of(int(self.kept[i]))
+                slots -= self.memory.slots_of(int(self.saved[i]))
                 i += 1
             else:
                 items.append(self.items(i, q - 1, slots))
@@ -162,7 +162,7 @@ class Stretches:
         beside = int(self.aside[j] + self.outputs[j])
         floor = max(int(self.forward[i]) + beside, int(self.backward[i] + self.aside[i]))
         if i < j and slots >= self.memory.first(floor):
-            yield self.cost(i + 1, j, slots - self.memory.slots_of(int(self.kept[i]))), i
+            yield self.cost(i + 1, j, slots - self.memory.slots_of(int(self.saved[i]))), i
         floor = int(self.bare[i] - self.inputs[i]) + beside
         for q in range(i + 1, j + 1):
             if slots < self.memory.first(floor):

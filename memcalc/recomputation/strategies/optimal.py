@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.evaluation import Evaluation, evaluate
-from memcalc.recomputation.plan import Plan, Segment, kept_all
+from memcalc.recomputation.plan import Plan, Segment, all_saved
 from memcalc.recomputation.strategies.every_k import every_k
 from memcalc.recomputation.strategies.grid import BudgetGrid
 from memcalc.recomputation.strategies.lowest_peak import smallest
@@ -69,7 +69,7 @@ def front(chain: Chain, points: int = 20) -> list[OptimalPlan]:
     """
     known = list(candidates(chain))
     low = min(found.evaluation.peak_bytes for found in known)
-    high = evaluate(chain, kept_all(len(chain))).peak_bytes
+    high = evaluate(chain, all_saved(len(chain))).peak_bytes
     if high > low:
         grid = BudgetGrid(chain, high, "up")
         for number in range(1, points):
@@ -90,7 +90,7 @@ def undominated(plans: Sequence[OptimalPlan]) -> list[OptimalPlan]:
 
 def candidates(chain: Chain) -> Iterator[OptimalPlan]:
     """Yield plans that are found at no cost: no recomputation, segments of every k, the lowest peak."""
-    yield _found(chain, Plan(kept_all(len(chain)), "none"))
+    yield _found(chain, Plan(all_saved(len(chain)), "none"))
     longest = max((stop - start for start, stop in enumerate(chain.reach)), default=0)
     for k in range(1, longest + 1):
         yield _found(chain, every_k(chain, k))

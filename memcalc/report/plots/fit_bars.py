@@ -9,7 +9,7 @@ from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict
 from memcalc.report.breakdown import breakdown, folded
 from memcalc.report.fit_tables import CARD_WORDS, shown_gpus
-from memcalc.report.fit_text import amount, asked_sentence, layouts_sentence, minimum_sentence, short_layout
+from memcalc.report.fit_text import amount, layouts_sentence, minimum_sentence, short_layout, unchanged_sentence
 from memcalc.report.labels import REST, label
 from memcalc.report.oom_changes import settings
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar
@@ -45,7 +45,7 @@ def fit_title(answer: FitResult, unit: Unit) -> str:
         return f"{answer.name} on {answer.gpus} {answer.gpu.name}: {what or 'none fits'}{_cause(answer, unit)}"
     sentence = layouts_sentence(answer).rstrip(":")
     if not answer.best and answer.unchanged is not None:
-        sentence = f"{asked_sentence(answer, unit)} {sentence}"
+        sentence = f"{unchanged_sentence(answer, unit)} {sentence}"
     return f"{answer.name} on {answer.gpus} {answer.gpu.name}: {sentence}{_cause(answer, unit)}"
 
 
@@ -69,7 +69,7 @@ def fit_blocks(answer: FitResult, unit: Unit) -> list[BarGroup]:
         *asked,
         *_largest(answer, unit),
         *_recomputed(answer, unit),
-        *(_change(found, answer, unit) for found in answer.nearest[:_MOST_CHANGES]),
+        *(_change(found, answer, unit) for found in answer.smallest_changes[:_MOST_CHANGES]),
     ]
     if answer.gpu_verdicts:
         blocks.append(BarGroup("The run on each GPU", (Panel(f"{unit} of a GPU", tuple(_gpus(answer, unit))),)))
