@@ -144,7 +144,7 @@ def _sizing(judged: RunAnalysis, missing: tuple[Limit, ...]) -> dict[str, Any]:
         "buffer_elements": recording.buffers,
         "ranks": (RankResult({"pipeline_stage": 0}, judged.ledger, memory, host_ledger(recording.host_events)),),
         "confidence": _confidence(recording, judged),
-        "card": gpu,
+        "gpu": gpu,
         "limits": limits,
         "notes": judged.notes,
         "judgement": judgement,

@@ -96,7 +96,7 @@ class FitResult(NotebookDisplay):
         ranking: all layouts that fit, the cheapest first.
         best: the cheapest ones, in full.
         pruned: excluded layouts and their number.
-        smallest_changes: changes that make the run fit, by kind of result, the smallest first. If the least recomputation
+        smallest_changes: changes that make the run fit, by kind of result, smallest first. If the least recomputation
             was requested and full recomputation is not enough: changes in addition to it.
         fewest: the fewest GPUs; None: no number tried is enough.
         may_be_fewer: whether a layout over fewer GPUs may fit, or, if no number is enough, over any.

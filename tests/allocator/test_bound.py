@@ -20,7 +20,7 @@ from tests.allocator.test_lean import script_of, walk
 def reserved(script: list[int], version: str = "2.13") -> int:
     """Bytes that the replay reserves."""
     allocator = LeanAllocator(parse_version(version))
-    allocator.serve(script)
+    allocator.play(script)
     return allocator.peak_reserved_bytes
 
 

@@ -45,7 +45,7 @@ class Both:
                 self.blocks.append(self.whole.malloc(change))
             except OutOfMemory:
                 with pytest.raises(OutOfMemory):
-                    self.lean.serve([change])
+                    self.lean.play([change])
                 return False
             self.asked += -(-change // 512) * 512
         elif change:
@@ -55,7 +55,7 @@ class Both:
             self.whole.free(block)
         else:
             self.blocks.append(None)
-        highest = self.lean.serve([change])
+        highest = self.lean.play([change])
         assert highest == (max(before, self.whole.counters.allocated_bytes), max(asked, self.asked))
         reserved = self.whole.counters.reserved
         assert (self.lean.reserved_bytes, self.lean.peak_reserved_bytes) == (reserved.current, reserved.peak)
@@ -159,7 +159,7 @@ def test_a_device_that_runs_full(seed: int, version: str) -> None:
     """The cache is emptied, again and again, until that does not help: both die at the same request."""
     script = [*walk(seed, 800)]
     endless = LeanAllocator(parse_version(version))
-    endless.serve(script)
+    endless.play(script)
     retries = deaths = 0
     for percent in (30, 60, 80, 90, 96):
         both = Both(version, endless.reserved_bytes * percent // 100)
@@ -183,5 +183,5 @@ def test_settings_and_releases_that_it_does_not_serve() -> None:
 def test_beyond_every_device() -> None:
     """Three requests of a pebibyte and more have segments of their own."""
     lean = LeanAllocator(parse_version("2.13"))
-    lean.serve([2**50, 2**53, 2**62, ~1, ~0, ~2, 2**53])
+    lean.play([2**50, 2**53, 2**62, ~1, ~0, ~2, 2**53])
     assert lean.reserved_bytes == 2**50 + 2**53 + 2**62

@@ -59,7 +59,7 @@ def lean(script: list[int], version: str, room: int | None) -> tuple[int, int] |
     """The same of the lean one."""
     allocator = LeanAllocator(parse_version(version), room)
     try:
-        allocator.serve(script)
+        allocator.play(script)
     except OutOfMemory:
         return None
     return allocator.peak_reserved_bytes, allocator.retries
@@ -81,9 +81,9 @@ def test_both_reserve_the_same_with_segments_that_expand(seed: int) -> None:
         expected = whole(script, version, room, settings)
         if expected is None:
             with pytest.raises(OutOfMemory):
-                allocator.serve(script)
+                allocator.play(script)
             continue
-        allocator.serve(script)
+        allocator.play(script)
         assert (allocator.peak_reserved_bytes, allocator.retries) == expected
 
 
@@ -94,7 +94,7 @@ def test_an_emptied_cache_with_segments_that_expand(seed: int) -> None:
     lean, whole = LeanExpandableAllocator(), CachingAllocator(Settings(expandable_segments=True))
     blocks = []
     for part in (script[:middle], script[middle:]):
-        lean.serve(part)
+        lean.play(part)
         for change in part:
             if change > 0:
                 stream = change >> STREAM_SHIFT

@@ -46,7 +46,7 @@ class Both:
                 self.blocks.append(self.whole.malloc(change))
             except OutOfMemory:
                 with pytest.raises(OutOfMemory):
-                    self.lean.serve([change])
+                    self.lean.play([change])
                 self._same_counters()
                 return False
         elif change:
@@ -56,7 +56,7 @@ class Both:
         else:
             self.blocks.append(None)
         most = max(before, self.whole.counters.allocated_bytes)
-        assert self.lean.serve([change]) == (most, most)
+        assert self.lean.play([change]) == (most, most)
         self._same_counters()
         if change > 0:
             self._same_place()
@@ -146,7 +146,7 @@ def test_a_device_that_runs_full(seed: int, version: str) -> None:
     """Pages are freed to the driver until that does not help: both run out of memory at the same request."""
     script = [*walk(seed, 800)]
     endless = LeanExpandableAllocator()
-    endless.serve(script)
+    endless.play(script)
     retries = deaths = 0
     for percent in (30, 60, 80, 90, 96, 99):
         both = Both(version, endless.peak_reserved_bytes * percent // 100)
@@ -197,7 +197,7 @@ def test_the_worked_example() -> None:
     lean = LeanExpandableAllocator()
     reserved = []
     for change in (512, 3 * MIB, 18 * MIB, 30 * MIB, ~2, 19 * MIB, ~3, 60 * MIB):
-        lean.serve([change])
+        lean.play([change])
         reserved.append(lean.reserved_bytes // MIB)
     assert reserved == [2, 22, 42, 62, 62, 82, 82, 142]
 
@@ -215,5 +215,5 @@ def test_settings_and_releases_that_it_does_not_serve() -> None:
 def test_beyond_every_device() -> None:
     """A device that never runs out has address space for requests of a pebibyte and more."""
     lean = LeanExpandableAllocator()
-    lean.serve([2**50, 2**53, 2**62, ~1, ~0, ~2, 2**53])
+    lean.play([2**50, 2**53, 2**62, ~1, ~0, ~2, 2**53])
     assert lean.reserved_bytes >= 2**50 + 2**53 + 2**62

@@ -90,15 +90,15 @@ def repeats(allocator: Lean, steps: Steps) -> bool | None:
     """Whether the allocator says that the step repeats; checked by making it once more. None: there is no room."""
     begin, first, second = steps.requests()
     try:
-        allocator.serve(begin)
+        allocator.play(begin)
         allocator.watch()
-        top = allocator.serve(first)
+        top = allocator.play(first)
     except OutOfMemory:
         return None
     said = allocator.would_repeat(steps.pairs)
     reserved = allocator.peak_reserved_bytes
     if said:
-        again = allocator.serve(second)
+        again = allocator.play(second)
         one, other = (slice(steps.base(number), steps.base(number + 1)) for number in (0, 1))
         assert allocator._places[one] == allocator._places[other]
         assert allocator._sizes[one] == allocator._sizes[other]
@@ -121,21 +121,21 @@ def test_a_step_that_is_said_to_repeat_repeats(kind: str, streams: tuple[int, ..
 def test_a_later_segment_that_would_serve_an_earlier_request() -> None:
     """The first step has a block of 60 MiB for 11 MiB; then 24 MiB make a segment, which the second step prefers."""
     allocator = LeanAllocator(parse_version("2.13"))
-    allocator.serve([60 * MIB, ~0])
+    allocator.play([60 * MIB, ~0])
     allocator.watch()
-    allocator.serve([11 * MIB, 50 * MIB, 24 * MIB, ~1, ~2, ~3])
+    allocator.play([11 * MIB, 50 * MIB, 24 * MIB, ~1, ~2, ~3])
     assert allocator.would_repeat(list) is False
     begin = len(allocator._places)
-    allocator.serve([11 * MIB, 50 * MIB, 24 * MIB, *(~(begin + each) for each in range(3))])
+    allocator.play([11 * MIB, 50 * MIB, 24 * MIB, *(~(begin + each) for each in range(3))])
     assert allocator._places[1:4] != allocator._places[begin:]
 
 
 def test_a_later_segment_that_is_too_small_or_no_better() -> None:
     """12 MiB are too small for 20; 24 MiB in the older segment come before 24 MiB in the newer one."""
     allocator = LeanAllocator(parse_version("2.13"))
-    allocator.serve([24 * MIB, ~0])
+    allocator.play([24 * MIB, ~0])
     allocator.watch()
-    allocator.serve([20 * MIB, 12 * MIB, 24 * MIB, ~1, ~2, ~3])
+    allocator.play([20 * MIB, 12 * MIB, 24 * MIB, ~1, ~2, ~3])
     assert allocator.would_repeat(list) is True
 
 
@@ -148,21 +148,21 @@ def test_what_is_in_use_has_to_be_the_same(kind: str) -> None:
     ]
     for script, carried in cases:
         allocator = allocators()[kind]
-        allocator.serve([9 * MIB])
+        allocator.play([9 * MIB])
         allocator.watch()
-        allocator.serve(script)
+        allocator.play(script)
         assert allocator.would_repeat(partial(_given, carried)) is False
     # One of two blocks of a size is replaced by another block of that size, elsewhere.
     allocator = allocators()[kind]
-    allocator.serve([9 * MIB, 9 * MIB])
+    allocator.play([9 * MIB, 9 * MIB])
     allocator.watch()
-    allocator.serve([9 * MIB, ~0])
+    allocator.play([9 * MIB, ~0])
     assert allocator.would_repeat(lambda: [(0, 2)]) is False
     # It is replaced by one at the same place of another stream's pool.
     allocator = allocators()[kind]
-    allocator.serve([9 * MIB + STREAM])
+    allocator.play([9 * MIB + STREAM])
     allocator.watch()
-    allocator.serve([9 * MIB, ~0])
+    allocator.play([9 * MIB, ~0])
     assert allocator.would_repeat(lambda: [(0, 1)]) is False
 
 
@@ -177,8 +177,8 @@ def test_where_it_is_not_known() -> None:
     whole.play([MIB, ~0])
     assert whole.would_repeat(list) is False
     emptied = LeanExpandableAllocator()
-    emptied.serve([MIB, ~0])
+    emptied.play([MIB, ~0])
     emptied.empty_cache()
     emptied.watch()
-    emptied.serve([MIB, ~1])
+    emptied.play([MIB, ~1])
     assert emptied.would_repeat(list) is False

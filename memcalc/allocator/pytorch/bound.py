@@ -28,7 +28,7 @@ def most_reserved(scripts: Iterable[Iterable[int]]) -> int:
     A device with enough memory for this bound never empties its cache, so the bound holds there, too.
 
     Args:
-        scripts: requests in order, as `LeanAllocator.serve` takes them.
+        scripts: requests in order, as `LeanAllocator.play` takes them.
     """
     kinds: dict[int, int] = {0: 0}  # each requested size -> index of its segment's size in these lists
     segments, alive, most, made = [(0, 0)], [0], [0], [0]  # stream and size of segments

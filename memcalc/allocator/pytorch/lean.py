@@ -112,7 +112,7 @@ class LeanAllocator:
         """Return whether this allocator models a run with these settings."""
         return settings == Settings(notes=settings.notes) and version.tie_break != "block"
 
-    def serve(self, script: Iterable[int]) -> PeakBytes:
+    def play(self, script: Iterable[int]) -> PeakBytes:
         """Serve requests and return the peak bytes, including those before the first and after the last request.
 
         It can be called again, with the requests that follow, unless it raises.

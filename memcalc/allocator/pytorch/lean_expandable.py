@@ -159,8 +159,8 @@ class LeanExpandableAllocator:
         """Return whether this allocator models a run with these settings."""
         return settings == Settings(expandable_segments=True, notes=settings.notes) and version.tie_break != "block"
 
-    def serve(self, script: Iterable[int]) -> PeakBytes:
-        """Serve requests; see `LeanAllocator.serve`.
+    def play(self, script: Iterable[int]) -> PeakBytes:
+        """Serve requests; see `LeanAllocator.play`.
 
         Raises:
             OutOfMemory: a request does not fit, even after the cache is emptied.

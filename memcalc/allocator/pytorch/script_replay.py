@@ -34,7 +34,7 @@ class ScriptAllocator(Protocol):
         """How often the cache was emptied for a request."""
 
     def play(self, script: Iterable[int], /) -> PeakBytes:
-        """Serve requests; see `LeanAllocator.serve`."""
+        """Serve requests; see `LeanAllocator.play`."""
 
     def empty_cache(self) -> None:
         """Free cached segments, as torch.cuda.empty_cache()."""
@@ -104,7 +104,7 @@ class FullScriptAllocator:
         return self._allocator.counters.num_alloc_retries
 
     def play(self, script: Iterable[int], /) -> PeakBytes:
-        """Serve requests; see `LeanAllocator.serve`.
+        """Serve requests; see `LeanAllocator.play`.
 
         Raises:
             OutOfMemory: a request does not fit, even after the cache is emptied.
