@@ -133,7 +133,7 @@ def facts_of(path: Path) -> dict[str, Any] | None:
             given.append(more)
         else:
             limits = [resolved(spec, limit) for limit in spec.origin.limits]
-            held = [[limit.what, limit.holds_memory, limit.at_least_bytes] for limit in limits]
+            held = [[limit.feature, limit.holds_memory, limit.at_least_bytes] for limit in limits]
             return {
                 **lists_of(imported, missing),
                 "given": given,

@@ -33,7 +33,7 @@ from memcalc.nullcuda import run as dry_run
 from memcalc.search.maxima import maximum
 from memcalc.spec.spec import Spec
 from memcalc.step.decoder import refuse_unsupported
-from memcalc.verdict.judge import card_of
+from memcalc.verdict.judge import gpu_of
 from memcalc.verdict.needs import can_replay, need_of
 
 NEAR = 0.12  # of the GPU's usable memory
@@ -119,7 +119,7 @@ def near_their_card(lot: random.Random, count: int) -> Iterator[str]:
 
 def near_batches(spec: Spec) -> list[int]:
     """Micro-batches at which device memory is within NEAR of what is usable, of those around the largest that fits."""
-    card = card_of(spec)
+    card = gpu_of(spec)
     assert card is not None
     largest = largest_batch(spec)
     if largest is None:

@@ -20,18 +20,18 @@ _BEING_MADE = 10  # seconds during which a new directory may have no lock yet
 
 
 @contextmanager
-def temporary_directory(kind: str, within: Path | None = None) -> Iterator[Path]:
+def temporary_directory(prefix: str, within: Path | None = None) -> Iterator[Path]:
     """Make a directory for this process, and remove it with its content at the end.
 
     Args:
-        kind: prefix of the directory's name, such as "memcalc-trace-".
+        prefix: prefix of the directory's name, such as "memcalc-trace-".
         within: the parent directory; None: the system's directory for temporary files.
     """
     parent = Path(tempfile.gettempdir()) if within is None else within
-    for stale in stale_directories(kind, parent):
+    for stale in stale_directories(prefix, parent):
         shutil.rmtree(stale, ignore_errors=True)
     # The name is chosen before the directory is made: a signal may interrupt in between, and cleanup needs the name.
-    folder = parent / f"{kind}{os.urandom(8).hex()}"
+    folder = parent / f"{prefix}{os.urandom(8).hex()}"
     held = None
     try:
         folder.mkdir(mode=0o700)
@@ -73,13 +73,13 @@ def temporary_compiler_cache() -> Iterator[None]:
                 os.environ.pop(name, None)
 
 
-def stale_directories(kind: str, parent: Path) -> list[Path]:
+def stale_directories(prefix: str, parent: Path) -> list[Path]:
     """Return the directories of a kind that belong to this user and to no running process."""
     found = []
     with suppress(OSError):
         for path in parent.iterdir():
             with suppress(OSError):
-                if path.name.startswith(kind) and _is_stale(path):
+                if path.name.startswith(prefix) and _is_stale(path):
                     found.append(path)
     return found
 

@@ -46,7 +46,7 @@ class InputError(MemcalcError):
     Args:
         problem: the value and the rule it violates, as a sentence.
         remedy: how to fix it, as a sentence.
-        where: file, line and key, if known, e.g. "gpt3.yaml:12: model.num_layers".
+        location: file, line and key, if known, e.g. "gpt3.yaml:12: model.num_layers".
     """
 
     exit_code = 2
@@ -54,13 +54,13 @@ class InputError(MemcalcError):
     def __init__(self, problem: str, remedy: str = "", where: str = "") -> None:
         self.problem = message_part(problem)
         self.remedy = message_part(remedy)
-        self.where = message_part(where, _LONGEST_PLACE)
-        text = f"{self.where}: {self.problem}" if where else self.problem
+        self.location = message_part(where, _LONGEST_PLACE)
+        text = f"{self.location}: {self.problem}" if where else self.problem
         super().__init__(f"{text} {self.remedy}".rstrip())
 
     def located(self, where: str) -> InputError:
-        """Return the same error, with `where` prepended to the place that is already known."""
-        return InputError(self.problem, self.remedy, f"{where}: {self.where}" if self.where else where)
+        """Return the same error, with `location` prepended to the place that is already known."""
+        return InputError(self.problem, self.remedy, f"{where}: {self.location}" if self.location else where)
 
 
 class InputErrors(InputError):
@@ -73,7 +73,7 @@ class InputErrors(InputError):
     def __init__(self, errors: Sequence[InputError]) -> None:
         self.errors = tuple(errors)
         first = self.errors[0]
-        super().__init__(first.problem, first.remedy, first.where)
+        super().__init__(first.problem, first.remedy, first.location)
         self.args = ("\n".join(map(str, self.errors)),)
 
 

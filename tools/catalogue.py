@@ -59,7 +59,7 @@ def differences(entries: Iterable[CatalogueEntry]) -> Iterator[str]:
     """One line for each model with a different count, or that transformers does not build."""
     for entry in entries:
         try:
-            found = counts(entry.config, entry.kind)
+            found = counts(entry.config, entry.model_class)
         except Exception as error:  # noqa: BLE001 -- whatever transformers says is the finding
             yield f"{entry.hub_id}: {' '.join(str(error).split())[:200]}"
             continue

@@ -191,7 +191,7 @@ def releases_table() -> str:
     return table(
         ["package", "since", "what it does", "source"],
         [
-            [package.name, release, change.what, f"`{change.source}`"]
+            [package.name, release, change.change, f"`{change.source}`"]
             for package in RELEASES.values()
             for release, change in package.changes.items()
         ],
@@ -228,7 +228,11 @@ def importer_table(*words: str) -> str:
     """What every field of another framework's configuration means, from the table that reads it."""
     framework = next(framework for framework in FRAMEWORKS if framework.name == " ".join(words))
     rows = [
-        [f"`{path}`", meaning.kind, f"`{meaning.words}`" if meaning.words.startswith(OUR_BLOCKS) else meaning.words]
+        [
+            f"`{path}`",
+            meaning.kind,
+            f"`{meaning.meaning}`" if meaning.meaning.startswith(OUR_BLOCKS) else meaning.meaning,
+        ]
         for path, meaning in framework.fields.items()
     ]
     return f"Fields of {framework.version}.\n\n" + table(["field", "kind", "what it means"], rows)

@@ -27,7 +27,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.row import Row
 from memcalc.ledger.row_drafts import PHASES, RowDraft, phases_of
 from memcalc.programs import operator_workspaces
-from memcalc.programs.program import Program, alive_after, highest
+from memcalc.programs.program import Program, highest, live_storages_after
 from memcalc.programs.sized_program import run_sizer
 from memcalc.simulation.recorded_step import RecordedStep, of_engine
 from memcalc.spec.hardware.gpus import all_gpus, find_gpu
@@ -122,8 +122,8 @@ def _parts(rows: Iterable[Parameter]) -> list[tuple[str, list[Parameter]]]:
     """The parameters of each kind of layer, and of what is in no layer."""
     parts: dict[str, list[Parameter]] = {}
     for row in rows:
-        kind = f"`{row.module.partition('*')[0]}*`" if row.where == "layer" else "outside the layers"
-        parts.setdefault(kind if row.where != "layer" else f"a layer of {kind}", []).append(row)
+        kind = f"`{row.module.partition('*')[0]}*`" if row.part == "layer" else "outside the layers"
+        parts.setdefault(kind if row.part != "layer" else f"a layer of {kind}", []).append(row)
     return list(parts.items())
 
 
@@ -276,7 +276,7 @@ def highest_table(preset: str, *overrides: str) -> str:
     layer = _program(spec, _layer(spec))
     sizes = layer.sizes(symbol_values(spec, None))
     moment = highest(layer.backward, sizes)
-    alive = alive_after(layer.backward[: moment.position], layer.kept)
+    alive = live_storages_after(layer.backward[: moment.position], layer.kept)
     rows = [
         [layer.storages[i].name, layer.storages[i].formula, f"{sizes[i]:,}", str(layer.storages[i].component)]
         for i in sorted(alive, key=lambda index: -sizes[index])
@@ -297,9 +297,9 @@ def loss_table(preset: str, *overrides: str) -> str:
     head = _program(spec, "head")
     sizes = head.sizes(symbol_values(spec, None))
     moments = {
-        "forward": alive_after(head.forward[: highest(head.forward, sizes).position]),
-        "loss": alive_after(head.loss[: highest(head.loss, sizes).position], head.after_forward),
-        "backward": alive_after(head.backward[: highest(head.backward, sizes).position], head.kept),
+        "forward": live_storages_after(head.forward[: highest(head.forward, sizes).position]),
+        "loss": live_storages_after(head.loss[: highest(head.loss, sizes).position], head.after_forward),
+        "backward": live_storages_after(head.backward[: highest(head.backward, sizes).position], head.kept),
     }
     rows: list[list[object]] = []
     totals = dict.fromkeys(moments, 0)

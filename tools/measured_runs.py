@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.measuring.records import RECORDS
-from memcalc.validation.record_comparison import RecordComparison, compare_records, operators_apart, run_of
+from memcalc.validation.record_comparison import RecordComparison, compare_records, operator_differences, run_of
 from memcalc.validation.summary import PredictedRecord, PredictionErrors, errors_of, predicted
 from tools.markdown import table
 
@@ -90,7 +90,7 @@ def missed_table() -> str:
 
 
 def _apart(run: PredictedRecord) -> list[str]:
-    return [f"{name} {size:+,}" for name, size in operators_apart(run)[:3]]
+    return [f"{name} {size:+,}" for name, size in operator_differences(run)[:3]]
 
 
 def seconds_table() -> str:

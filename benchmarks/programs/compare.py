@@ -126,7 +126,7 @@ def sized(record: Mapping[str, Any], *, named: bool, more: Sequence[str] = ()) -
 def assumption(found: Assumption) -> str:
     """What memcalc assumed, with the bytes it moves."""
     moved = f"{found.moved_bytes / MIB:.0f} MiB, {100 * found.share:.1f}%"
-    return f"ASSUMED {found.field}: {found.what}: {found.taken}; otherwise {found.otherwise}, {moved} less"
+    return f"ASSUMED {found.field}: {found.choice}: {found.taken}; otherwise {found.otherwise}, {moved} less"
 
 
 def settings(record: Mapping[str, Any], *, named: bool) -> tuple[str, ...]:

@@ -251,7 +251,7 @@ def outcome(found: DryRun) -> dict[str, Any]:
             for usage in process.usages
         ],
         "largest_at_peak": [
-            {"where": each.where, "bytes": each.bytes, "count": each.count}
+            {"where": each.location, "bytes": each.bytes, "count": each.count}
             for process in found.processes
             for each in sorted(process.allocations, key=lambda one: -one.bytes)
             if peak is not None and (each.process, each.device) == (peak.process, peak.device)

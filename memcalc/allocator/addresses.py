@@ -36,7 +36,7 @@ class AddressSpace:
         self._too_large = 0  # no chunk has a free range of this size or larger
         self._gaps = 0  # number of released chunks; without any, there are no free ranges between chunks
 
-    def take(self, size: int) -> int:
+    def allocate(self, size: int) -> int:
         """Allocate `size` bytes and return the address: in the lowest chunk with enough space, or in a new chunk."""
         room, found = self._room, None
         if size < self._too_large:
@@ -45,16 +45,16 @@ class AddressSpace:
                 self._too_large = size
         begin = self._new(multiple(size, CHUNK)) if found is None else found
         holes = self._chunks[begin][1]
-        address = holes.take(size)
+        address = holes.allocate(size)
         assert address is not None
         self._note_room(begin, holes.largest)
         return address
 
-    def put(self, address: int, size: int) -> None:
+    def free(self, address: int, size: int) -> None:
         """Free a range, and release its chunk if it is empty."""
         begin = self._begins[bisect_right(self._begins, address) - 1]
         holes = self._chunks[begin][1]
-        holes.put(address, size)
+        holes.free(address, size)
         if not holes.is_whole:
             self._note_room(begin, holes.largest)
             return

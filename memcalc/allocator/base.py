@@ -45,7 +45,7 @@ class BlockAllocator(ABC):
 
     def free(self, block: Block) -> None:
         """Free a block; it is reusable once the other streams that used it are done."""
-        self.counters.taken_back(block.shelf.pool.tally, block.size)
+        self.counters.count_freed(block.free_set.pool.tally, block.size)
         if self.uses.used and block in self.uses.used:
             self._wait(block)
             self.uses.freed(block, capturing=self.is_capturing)
@@ -54,9 +54,9 @@ class BlockAllocator(ABC):
 
     def free_until_completed(self, block: Block) -> None:
         """Free a block that becomes reusable when `complete` is called, as in a recorded event stream."""
-        self.counters.taken_back(block.shelf.pool.tally, block.size)
+        self.counters.count_freed(block.free_set.pool.tally, block.size)
         self._wait(block)
-        self.uses.hold(block)
+        self.uses.defer(block)
 
     def complete(self, block: Block) -> None:
         """Make a freed block reusable, because the other streams are done with it."""
@@ -75,16 +75,16 @@ class BlockAllocator(ABC):
         """Mark and count a block, which is in no free set, as allocated."""
         block.state = IN_USE
         block.requested = requested
-        self.counters.handed_out(block.shelf.pool.tally, block.size, requested)
+        self.counters.count_allocated(block.free_set.pool.tally, block.size, requested)
 
     def _take_whole(self, block: Block) -> None:
         """Count a free block that is allocated without a split."""
         if (block.previous is not None or block.next is not None) and not block.segment.page:
-            self.counters.inactive_changed(block.shelf.pool.tally, -block.size, -1)
+            self.counters.inactive_changed(block.free_set.pool.tally, -block.size, -1)
 
     def _split_front(self, block: Block, size: int) -> Block:
         """Split off the front of a block and return it as a new block; the remainder keeps its identity and is free."""
-        segment, free_set, before = block.segment, block.shelf, block.previous
+        segment, free_set, before = block.segment, block.free_set, block.previous
         front = Block(block.address, size, segment, free_set, self.device.order_of_part(block), IN_USE)
         front.next = block
         front.previous = before
@@ -101,7 +101,7 @@ class BlockAllocator(ABC):
 
     def _split_tail(self, block: Block, size: int) -> Block:
         """Split off the tail of a block and return it as a new block; the remainder keeps its identity and is free."""
-        segment, free_set, after = block.segment, block.shelf, block.next
+        segment, free_set, after = block.segment, block.free_set, block.next
         address = block.address + block.size - size
         tail = Block(address, size, segment, free_set, self.device.order_of_part(block), IN_USE)
         tail.previous = block
@@ -118,7 +118,7 @@ class BlockAllocator(ABC):
         """Count the remainder of a block of which `size` bytes are allocated; called before the new block is linked."""
         if block.segment.page:
             return
-        tally = block.shelf.pool.tally
+        tally = block.free_set.pool.tally
         if block.previous is None and block.next is None:
             self.counters.inactive_changed(tally, block.size - size, 1)
         else:
@@ -126,7 +126,7 @@ class BlockAllocator(ABC):
 
     def _free(self, block: Block) -> None:
         """Add a block to the free set, merged with its free neighbors."""
-        free_set = block.shelf
+        free_set = block.free_set
         tally = free_set.pool.tally
         tally.requested_now -= block.requested
         block.state = FREE
@@ -148,10 +148,10 @@ class BlockAllocator(ABC):
 
     def _wait(self, block: Block) -> None:
         """Keep a freed block active until other streams are done."""
-        self.counters.waiting_changed(block.shelf.pool.tally, block.size, 1)
+        self.counters.waiting_changed(block.free_set.pool.tally, block.size, 1)
         block.state = WAITING
 
     def _completed(self, block: Block) -> None:
         """Free a block that waited for other streams."""
-        self.counters.waiting_changed(block.shelf.pool.tally, -block.size, -1)
+        self.counters.waiting_changed(block.free_set.pool.tally, -block.size, -1)
         self._free(block)

@@ -27,12 +27,12 @@ SIZE_SHIFT = ADDRESS_BITS + 36  # 36 bits number up to 2^36 segments or blocks
 class Segment:
     """Memory from one cudaMalloc, or the address range of an expandable segment."""
 
-    __slots__ = ("address", "head", "number", "page", "shelf", "size")
+    __slots__ = ("address", "free_set", "head", "number", "page", "size")
 
     def __init__(self, address: int, size: int, free_set: FreeBlockSet, number: int, page: int = 0) -> None:
         self.address = address
         self.size = size  # bytes; of address space if expandable
-        self.shelf = free_set
+        self.free_set = free_set
         self.number = number  # in the order of creation
         self.page = page  # bytes mapped at once; 0 if the segment is not expandable
         self.head: Block  # the block at its lowest address
@@ -46,13 +46,13 @@ class Block:
 
     __slots__ = (
         "address",
+        "free_set",
         "key",
         "next",
         "order",
         "previous",
         "requested",
         "segment",
-        "shelf",
         "since",
         "size",
         "state",
@@ -64,7 +64,7 @@ class Block:
         self.address = address
         self.size = size
         self.segment = segment
-        self.shelf = free_set
+        self.free_set = free_set
         self.order = order
         self.state = state
         self.requested = 0  # bytes requested by the last allocation
@@ -148,7 +148,7 @@ def merge(block: Block, neighbour: Block | None) -> int:
     """
     if neighbour is None or neighbour.state != block.state:
         return 0
-    block.shelf.discard(neighbour)
+    block.free_set.discard(neighbour)
     if neighbour is block.previous:
         block.address = neighbour.address
         before = block.previous = neighbour.previous

@@ -48,17 +48,17 @@ class Peaks:
 
 
 class PoolCounters(Peaks):
-    """The counters of one pool type, small or large; `other` is the Tally of the other type."""
+    """The counters of one pool type, small or large; `other_pool` is the Tally of the other type."""
 
     __slots__ = (
         "allocated_added", "allocated_now", "allocations_added", "allocations_now", "inactive_added",
-        "inactive_blocks_added", "inactive_blocks_now", "inactive_now", "other", "requested_added", "requested_now",
-        "reserved", "segments", "waiting_bytes_now", "waiting_now",
+        "inactive_blocks_added", "inactive_blocks_now", "inactive_now", "other_pool", "requested_added",
+        "requested_now", "reserved", "segments", "waiting_bytes_now", "waiting_now",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
-        self.other = self
+        self.other_pool = self
         self.allocations_now = self.allocations_added = 0  # allocated blocks
         self.allocated_now = self.allocated_added = 0  # bytes of allocated blocks
         self.requested_now = self.requested_added = 0  # requested bytes of active blocks
@@ -74,7 +74,7 @@ class Counters:
 
     def __init__(self, *, counts_rejections: bool) -> None:
         self.small, self.large, self.peaks = PoolCounters(), PoolCounters(), Peaks()
-        self.small.other, self.large.other = self.large, self.small
+        self.small.other_pool, self.large.other_pool = self.large, self.small
         self.reserved, self.segments = Counter(), Counter()
         self.oversize_allocations, self.oversize_segments = Counter(), Counter()
         self.max_split_size = UNLIMITED
@@ -86,9 +86,9 @@ class Counters:
         self.num_oom_rejections = 0
         self.counts_rejections = counts_rejections
 
-    def handed_out(self, tally: PoolCounters, size: int, requested: int) -> None:
+    def count_allocated(self, tally: PoolCounters, size: int, requested: int) -> None:
         """Count an allocated block of `size` bytes for a request of `requested` bytes."""
-        other, peaks = tally.other, self.peaks
+        other, peaks = tally.other_pool, self.peaks
 
         now = tally.allocations_now = tally.allocations_now + 1
         tally.allocations_added += 1
@@ -119,7 +119,7 @@ class Counters:
         if tally.waiting_now or other.waiting_now:
             self._active(tally)
 
-    def taken_back(self, tally: PoolCounters, size: int) -> None:
+    def count_freed(self, tally: PoolCounters, size: int) -> None:
         """Count a freed block, whether other streams still use it or not."""
         tally.allocations_now -= 1
         tally.allocated_now -= size
@@ -137,7 +137,7 @@ class Counters:
         size = tally.allocated_now + tally.waiting_bytes_now
         tally.active = max(tally.active, count)
         tally.active_bytes = max(tally.active_bytes, size)
-        other, peaks = tally.other, self.peaks
+        other, peaks = tally.other_pool, self.peaks
         peaks.active = max(peaks.active, count + other.allocations_now + other.waiting_now)
         peaks.active_bytes = max(peaks.active_bytes, size + other.allocated_now + other.waiting_bytes_now)
 
@@ -148,7 +148,7 @@ class Counters:
             tally.inactive_added += size
             if now > tally.inactive:
                 tally.inactive = now
-            now += tally.other.inactive_now
+            now += tally.other_pool.inactive_now
             if now > self.peaks.inactive:
                 self.peaks.inactive = now
         if blocks:
@@ -157,7 +157,7 @@ class Counters:
                 tally.inactive_blocks_added += blocks
                 if now > tally.inactive_blocks:
                     tally.inactive_blocks = now
-                now += tally.other.inactive_blocks_now
+                now += tally.other_pool.inactive_blocks_now
                 if now > self.peaks.inactive_blocks:
                     self.peaks.inactive_blocks = now
 

@@ -41,9 +41,9 @@ class ReservedDeviceMemory:
 
     def new_block(self, segment: Segment, address: int, size: int, state: int = FREE) -> Block:
         """Create a block that is not linked to others yet."""
-        return Block(address, size, segment, segment.shelf, self.order(segment), state)
+        return Block(address, size, segment, segment.free_set, self.order(segment), state)
 
-    def fetch(self, free_set: FreeBlockSet, size: int) -> Block | None:
+    def allocate_segment(self, free_set: FreeBlockSet, size: int) -> Block | None:
         """Allocate a segment of `size` bytes and return it as one block, in no set; None if memory runs out."""
         address = self.driver.malloc(size)
         if address is None:
@@ -57,16 +57,16 @@ class ReservedDeviceMemory:
 
     def free_segments(self, block: Block) -> None:
         """Free the segment that one free block fills, to the driver."""
-        block.shelf.remove(block)
+        block.free_set.remove(block)
         self.drop(block)
 
     def drop(self, block: Block) -> None:
         """Free the segment of a block that fills it and is in no set, to the driver."""
         assert block.previous is None
         assert block.next is None
-        block.shelf.pool.segments.remove(block.segment)
+        block.free_set.pool.segments.remove(block.segment)
         self.driver.free(block.address, block.size)
-        self.changed(block.shelf, block.address, -block.size, segments=-1)
+        self.changed(block.free_set, block.address, -block.size, segments=-1)
         if block.size >= self.counters.max_split_size:
             self.counters.oversize_segments.change(-1)
 

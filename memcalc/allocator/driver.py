@@ -45,14 +45,14 @@ class Driver:
             return self._take(multiple(size, GRANULE))
         size = multiple(size, SMALL_ALIGNMENT)
         for holes in self._shared.values():
-            address = holes.take(size)
+            address = holes.allocate(size)
             if address is not None:
                 return address
         granule = self._take(GRANULE)
         if granule is None:
             return None
         self._shared[granule] = holes = Holes(granule, granule + GRANULE)
-        return holes.take(size)
+        return holes.allocate(size)
 
     def free(self, address: int, size: int) -> None:
         """Free a range."""
@@ -61,7 +61,7 @@ class Driver:
             self._put(address, multiple(size, GRANULE))
             return
         holes = self._shared[granule]
-        holes.put(address, multiple(size, SMALL_ALIGNMENT))
+        holes.free(address, multiple(size, SMALL_ALIGNMENT))
         if holes.is_whole:
             del self._shared[granule]
             self._put(granule, GRANULE)
@@ -93,11 +93,11 @@ class Driver:
         if size > self.free_bytes:
             return None
         self._use(size)
-        return self._addresses.take(size)
+        return self._addresses.allocate(size)
 
     def _put(self, address: int, size: int) -> None:
         self.free_bytes += size
-        self._addresses.put(address, size)
+        self._addresses.free(address, size)
 
     def _use(self, size: int) -> None:
         self.free_bytes -= size

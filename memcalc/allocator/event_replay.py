@@ -102,16 +102,16 @@ def run(
         if feeding.failure:
             break
         if samples:
-            series.append(moment(min(begin + stride, count) - 1, allocator))
+            series.append(sample(min(begin + stride, count) - 1, allocator))
     counters, failure = allocator.counters, feeding.failure
     return ReplayResult(
         peak_allocated=counters.peaks.allocated,
         peak_active=max(counters.peaks.active_bytes, counters.peaks.allocated),
         peak_reserved=counters.reserved.peak,
         peak_device=unused - driver.least_free_bytes,
-        peak=feeding.peak,
-        widest=feeding.widest,
-        end=moment(failure.event - 1 if failure else count - 1, allocator),
+        peak_allocated_sample=feeding.peak,
+        peak_reserved_sample=feeding.peak_reserved_sample,
+        end=sample(failure.event - 1 if failure else count - 1, allocator),
         failure=failure,
         device_allocations=counters.num_device_alloc,
         device_frees=counters.num_device_free,
@@ -137,7 +137,7 @@ def state_after(
     return allocator.segments(), feeding.owners()
 
 
-def moment(event: int, allocator: BlockAllocator) -> CounterSample:
+def sample(event: int, allocator: BlockAllocator) -> CounterSample:
     """Return the current counters."""
     counters = allocator.counters
     return CounterSample(
@@ -158,7 +158,7 @@ class _ReplayState:
     ) -> None:
         self.failure: FailedAllocation | None = None
         self.peak = CounterSample(-1)
-        self.widest = CounterSample(-1)
+        self.peak_reserved_sample = CounterSample(-1)
         self._allocator = allocator
         self._events = events
         self._after_each = after_each
@@ -173,7 +173,7 @@ class _ReplayState:
         events, allocator, blocks, delayed = self._events, self._allocator, self._blocks, self._delayed
         malloc, give_back, peaks = allocator.malloc, allocator.free, allocator.counters.peaks
         reserved, after_each = allocator.counters.reserved, self._after_each
-        highest, widest = self.peak.allocated, self.widest.reserved
+        highest, widest = self.peak.allocated, self.peak_reserved_sample.reserved
         whole = begin == 0 and end == len(events)
         self._fed = end
         for index, (kind, storage, size, stream, *_) in enumerate(events if whole else events[begin:end], begin):
@@ -215,11 +215,11 @@ class _ReplayState:
     def _note_peaks(self, index: int, highest: int, widest: int) -> tuple[int, int]:
         """Store the counters at a new peak of allocated or reserved memory; return the new peaks."""
         counters = self._allocator.counters
-        now = moment(index, self._allocator)
+        now = sample(index, self._allocator)
         if counters.peaks.allocated > highest:
             self.peak = now
         if counters.reserved.peak > widest:
-            self.widest = now
+            self.peak_reserved_sample = now
         return counters.peaks.allocated, counters.reserved.peak
 
 

@@ -52,7 +52,7 @@ def read_flags(text: str, known: Mapping[str, Reader], owner: str, prefix: str =
     return {name: known[name](name, value) for name, value in given.items()}
 
 
-def refused(name: str, value: str, rule: str) -> InputError:
+def invalid_value(name: str, value: str, rule: str) -> InputError:
     """Return the error for a value that violates a rule."""
     return InputError(f"{name} is {value}.", f"It must be {rule}.")
 
@@ -61,7 +61,7 @@ def megabytes(name: str, value: str) -> int:
     """Parse a whole number of MiB; return bytes."""
     found = whole_number(value)
     if found is None:
-        raise refused(name, value, "a whole number of MiB, 0 or more")
+        raise invalid_value(name, value, "a whole number of MiB, 0 or more")
     return found * MIB
 
 
@@ -69,7 +69,7 @@ def size_in_bytes(name: str, value: str) -> int:
     """Parse a power of two, in bytes."""
     found = whole_number(value)
     if found is None or found.bit_count() != 1:
-        raise refused(name, value, "a power of two, in bytes")
+        raise invalid_value(name, value, "a power of two, in bytes")
     return found
 
 
@@ -78,17 +78,17 @@ def number(name: str, value: str) -> float:
     try:
         found = float(value)
     except ValueError:
-        raise refused(name, value, "a number") from None
+        raise invalid_value(name, value, "a number") from None
     if not abs(found) < LARGEST:  # no comparison holds for not-a-number
-        raise refused(name, value, f"a finite number below {LARGEST:g}")
+        raise invalid_value(name, value, f"a finite number below {LARGEST:g}")
     return found
 
 
-def share(name: str, value: str) -> float:
+def parse_fraction(name: str, value: str) -> float:
     """Parse a number from 0 to 1."""
     found = number(name, value)
     if not 0 <= found <= 1:
-        raise refused(name, value, "between 0 and 1")
+        raise invalid_value(name, value, "between 0 and 1")
     return found
 
 
@@ -96,7 +96,7 @@ def boolean(name: str, value: str) -> bool:
     """Parse true or false, in any case, or 1 or 0."""
     known = {"true": True, "1": True, "false": False, "0": False}
     if value.lower() not in known:
-        raise refused(name, value, "true or false")
+        raise invalid_value(name, value, "true or false")
     return known[value.lower()]
 
 
@@ -105,7 +105,7 @@ def one_of(*choices: str) -> Reader:
 
     def read(name: str, value: str) -> str:
         if value not in choices:
-            raise refused(name, value, " or ".join(choices))
+            raise invalid_value(name, value, " or ".join(choices))
         return value
 
     return read

@@ -13,7 +13,7 @@ class Holes:
         self._whole = (begin, end)
         self._holes = [self._whole]
 
-    def take(self, size: int) -> int | None:
+    def allocate(self, size: int) -> int | None:
         """Allocate `size` bytes from the lowest range that fits and return the address; None if none fits."""
         for at, (begin, end) in enumerate(self._holes):
             if end - begin >= size:
@@ -21,7 +21,7 @@ class Holes:
                 return begin
         return None
 
-    def put(self, address: int, size: int) -> None:
+    def free(self, address: int, size: int) -> None:
         """Free a range."""
         begin, end = address, address + size
         at = bisect_left(self._holes, (begin, 0))

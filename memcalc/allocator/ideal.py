@@ -53,8 +53,8 @@ class IdealAllocator(BlockAllocator):
         self.settings = settings or IdealSettings()
         self.driver = driver or Driver()
         super().__init__(ReservedDeviceMemory(self.driver, Counters(counts_rejections=False)))
-        self._shelf = Pool(self.counters.large, small=False, by_address=True).shelf(0)
-        self._segment = Segment(FIRST_ADDRESS, 0, self._shelf, 1)
+        self._free_set = Pool(self.counters.large, small=False, by_address=True).free_set_of(0)
+        self._segment = Segment(FIRST_ADDRESS, 0, self._free_set, 1)
         self._living: dict[Block, None] = {}
         self._size = 0  # live bytes
 
@@ -73,7 +73,7 @@ class IdealAllocator(BlockAllocator):
                 f"Even perfect packing cannot hold {format_bytes(self._size + rounded)} on a device of "
                 f"{format_bytes(self.driver.capacity)}."
             )
-        block = Block(FIRST_ADDRESS, rounded, self._segment, self._shelf, 0, IN_USE)
+        block = Block(FIRST_ADDRESS, rounded, self._segment, self._free_set, 0, IN_USE)
         self._living[block] = None
         self._hand_out(block, size)
         return block
@@ -122,6 +122,6 @@ class IdealAllocator(BlockAllocator):
         if pages < 0:
             self.driver.unmap_pages(-pages, GRANULE)
         if held != before:
-            self.device.changed(self._shelf, FIRST_ADDRESS, held - before, segments=0)
+            self.device.changed(self._free_set, FIRST_ADDRESS, held - before, segments=0)
         self._size = size
         return True

@@ -19,27 +19,27 @@ class Pool:
         splits: False in memory pools created with no_split.
     """
 
-    __slots__ = ("by_address", "searches", "segments", "shelves", "small", "splits", "tally")
+    __slots__ = ("by_address", "free_sets", "searches", "segments", "small", "splits", "tally")
 
     def __init__(self, tally: PoolCounters, *, small: bool, by_address: bool, splits: bool = True) -> None:
         self.tally = tally
         self.small = small
         self.by_address = by_address
         self.splits = splits
-        self.shelves: dict[int, FreeBlockSet] = {}
+        self.free_sets: dict[int, FreeBlockSet] = {}
         self.segments: set[Segment] = set()
         self.searches = 0  # counted while garbage collection is on, for the ages of free blocks
 
-    def shelf(self, stream: int) -> FreeBlockSet:
+    def free_set_of(self, stream: int) -> FreeBlockSet:
         """Return the free-block set of one stream."""
-        shelf = self.shelves.get(stream)
-        if shelf is None:
-            shelf = self.shelves[stream] = FreeBlockSet(self, stream, by_address=self.by_address)
-        return shelf
+        free_set = self.free_sets.get(stream)
+        if free_set is None:
+            free_set = self.free_sets[stream] = FreeBlockSet(self, stream, by_address=self.by_address)
+        return free_set
 
     def free_blocks(self) -> list[Block]:
         """Return the free blocks of all streams, in the order of PyTorch's set."""
-        return [free_set.blocks[key] for _, free_set in sorted(self.shelves.items()) for key in free_set.keys]
+        return [free_set.blocks[key] for _, free_set in sorted(self.free_sets.items()) for key in free_set.keys]
 
     def idle_blocks(self) -> list[Block]:
         """Return the free blocks that fill their segment, so that it can be freed to the driver."""

@@ -45,8 +45,8 @@ class ReplayResult:
     peak_active: int
     peak_reserved: int
     peak_device: int  # peak device memory in whole granules, without the bytes used from the start
-    peak: CounterSample  # after the first event at the peak of allocated memory
-    widest: CounterSample  # after the first event at the peak of reserved memory
+    peak_allocated_sample: CounterSample  # after the first event at the peak of allocated memory
+    peak_reserved_sample: CounterSample  # after the first event at the peak of reserved memory
     end: CounterSample  # after the last event, or the last one before the failure
     failure: FailedAllocation | None
     device_allocations: int  # number of driver calls that allocated memory

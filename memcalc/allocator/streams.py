@@ -29,7 +29,7 @@ class StreamUses:
 
     def record(self, block: Block, stream: int) -> None:
         """Record that another stream uses the block; its own stream needs no event."""
-        if stream != block.shelf.stream:
+        if stream != block.free_set.stream:
             self.used.setdefault(block, {})[stream] = None
 
     def freed(self, block: Block, *, capturing: bool) -> None:
@@ -40,7 +40,7 @@ class StreamUses:
         else:
             self._insert(block)
 
-    def hold(self, block: Block) -> None:
+    def defer(self, block: Block) -> None:
         """Make a freed block wait until `complete` is called."""
         self.used.pop(block, None)
         self.waiting[block] = 1

@@ -8,7 +8,7 @@ shape as the YAML, or a Spec that was loaded before. Overrides are written as on
 from __future__ import annotations
 
 from memcalc.api.diagnosing import oom
-from memcalc.api.measuring import beside, compare_records, measure, measure_suite
+from memcalc.api.measuring import compare_measured, compare_records, measure, measure_suite
 from memcalc.api.recomputing import describes_chain, recompute, recompute_chain, verified
 from memcalc.api.running import dry_run, replay, trace
 from memcalc.api.searching import check, checked_results, fit, sweep, sweep_command, sweep_runs
@@ -18,9 +18,9 @@ from memcalc.jupyter import write_with
 
 __all__ = [
     "Source",
-    "beside",
     "check",
     "checked_results",
+    "compare_measured",
     "compare_records",
     "describes_chain",
     "diff",

@@ -31,8 +31,8 @@ def oom(
         progress: called with the MiB of the log that are read.
     """
     from memcalc.diagnosis.diagnosis import diagnose
-    from memcalc.diagnosis.log_reader import open_log, told
+    from memcalc.diagnosis.log_reader import open_log, with_progress
 
     run = None if config is None else run_of(config, *overrides, gpu=gpu, verb="oom")
     with open_log(log) as (name, stream):
-        return diagnose(name, told(stream, progress), run, report)
+        return diagnose(name, with_progress(stream, progress), run, report)

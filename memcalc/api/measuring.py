@@ -35,7 +35,7 @@ def measure(
         source: as for `load`.
         overrides: as for `load`.
         gpu: as for `load`.
-        device: "cuda", "cuda:1" or "cpu"; "null:<card>" for a simulated GPU; default: the GPU.
+        device: "cuda", "cuda:1" or "cpu"; "null:<gpu>" for a simulated GPU; default: the GPU.
         steps: optimizer steps to run.
         record: a file that every figure is appended to, for later comparison.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "" leaves what the environment says.
@@ -98,7 +98,7 @@ def compare_records(
     return lay_beside(source, kept, traces, python, progress)
 
 
-def beside(
+def compare_measured(
     measurement: Measurement, *traces: str, python: str | None = None, progress: Progress = silent
 ) -> PredictedVsMeasured:
     """Compare a measured run with the estimate, and with traces on simulated devices.

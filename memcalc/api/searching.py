@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def _told_nobody(*_: object) -> None:
+def _no_progress(*_: object) -> None:
     pass
 
 
@@ -48,7 +48,7 @@ def sweep(
         overrides: as for `load`, applied to all.
         gpu: as for `load`.
         gpus_per_node: leave out what splits tensors over more GPUs than a node has.
-        replay: replay so many configurations in addition, those closest to the usable memory of their card.
+        replay: replay so many configurations in addition, those closest to the usable memory of their GPU.
         progress: called with how many of the runs are done that differ in more than their batches, and how many
             replays were made.
     """
@@ -70,7 +70,7 @@ def sweep_runs(  # noqa: PLR0913 -- what the command has options for
     python: str | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
-    tell: Told = _told_nobody,
+    tell: Told = _no_progress,
 ) -> GridCells:
     """Trace every configuration of a grid, each in a separate process. Loads NumPy; its processes load torch.
 
@@ -112,7 +112,7 @@ def sweep_command(
     timeout: float | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
-    tell: Told = _told_nobody,
+    tell: Told = _no_progress,
     **options: Unpack[Options],
 ) -> GridCells:
     """Dry-run a command for every combination of values, each of which takes the place of its {name} in the command.
@@ -179,7 +179,9 @@ def fit(  # noqa: PLR0913 -- what the command has options for
     if minimize in ("gpus", "cost"):
         gpus = 1  # of the run's description
     cluster = Cluster(node=node, nic_gbit=nic_gbit, top=top)
-    question = FitQuery(gpus=most, maximize=maximize, minimize=minimize, hold=tuple(hold), prices=prices, **cluster)
+    question = FitQuery(
+        gpus=most, maximize=maximize, minimize=minimize, fixed_fields=tuple(hold), prices=prices, **cluster
+    )
     run = run_of(source, *overrides, *assignments(fields), gpu=gpu, gpus=gpus, verb="fit")
     return fit_run(run, question, progress)
 

@@ -34,9 +34,9 @@ def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any)
 
 def load_to_run(source: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Spec:
     """`load` for what runs the modules: of a vision-language model all of it, not its language model alone."""
-    from memcalc.spec.published import whole_models
+    from memcalc.spec.published import vision_language_models
 
-    with whole_models():
+    with vision_language_models():
         return load(source, *overrides, gpu=gpu, **fields)
 
 
@@ -87,11 +87,11 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
 
     def changed(more: Sequence[str]) -> Spec:
         own, further = parse_overrides(words), parse_overrides(more)
-        card = None if ("hardware", "gpu") in further else gpu
+        gpu_spec = None if ("hardware", "gpu") in further else gpu
         names = frozenset(further if foreign else ())
         if names not in known:
             known[names] = opened(source, (*words, *more))
-        return load_opened(known[names], own | further, gpu=card)
+        return load_opened(known[names], own | further, gpu=gpu_spec)
 
     spec = changed(()) if str(source) == "-" else load(source, *words, gpu=gpu)
     return UserRun(of_training(spec, verb), changed, implied)

@@ -17,9 +17,9 @@ class TraceResult(RunAnalysis):
     """A recorded run that shows itself."""
 
     @property
-    def course(self) -> MemoryCurve:
+    def curve(self) -> MemoryCurve:
         """Memory over the run, from which plots and tables are drawn."""
-        limit = None if self.card is None else self.card.usable_bytes - self.card.context_bytes
+        limit = None if self.gpu is None else self.gpu.usable_bytes - self.gpu.context_bytes
         replay = self.replay
         if replay is None:
             return MemoryCurve(self.timeline, limit=limit)
@@ -31,7 +31,7 @@ class TraceResult(RunAnalysis):
         Args:
             unit: of the table that the log is shown as; its lines are in bytes.
         """
-        return PhaseLog.of(self.course, unit)
+        return PhaseLog.of(self.curve, unit)
 
     def plot(self, file: str | Path | None = None, unit: Unit = "GiB") -> Any:
         """Draw memory over the run, stacked by component; return a `matplotlib.figure.Figure`, or None with a file.
@@ -47,18 +47,18 @@ class TraceResult(RunAnalysis):
         if file is not None:
             from memcalc.report.plots.files import write_plot
 
-            write_plot(file, self.course, self.name, unit, lambda: [self.phase_log(unit).grid])
+            write_plot(file, self.curve, self.name, unit, lambda: [self.phase_log(unit).grid])
             return None
-        from memcalc.report.plots.files import course_figure
+        from memcalc.report.plots.files import curve_figure
 
-        return course_figure(self.course, self.name, unit)
+        return curve_figure(self.curve, self.name, unit)
 
     def _repr_html_(self) -> str:
         """Return the plot and the phase log for a notebook."""
         from memcalc.report.plots.html import curve_part
 
         unit: Unit = "GiB" if self.ledger.peak_bytes >= 2**30 else "MiB"
-        return curve_part(self.course, repr(self), unit, [self.phase_log(unit).grid])
+        return curve_part(self.curve, repr(self), unit, [self.phase_log(unit).grid])
 
 
 @dataclass(frozen=True, repr=False)

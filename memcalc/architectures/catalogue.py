@@ -31,7 +31,7 @@ class GradientPolicy(NamedTuple):
 
 
 def program(
-    structure: BlockStructure, part: Part, recomputed: bool, gradients: GradientPolicy, runs_again: bool = False
+    structure: BlockStructure, part: Part, recomputed: bool, gradients: GradientPolicy, recomputes: bool = False
 ) -> Program:
     """Return the compiled program of one part of the model.
 
@@ -40,25 +40,25 @@ def program(
         part: the part of the model.
         recomputed: whether it keeps only its input and is recomputed as a separate checkpoint.
         gradients: what happens to each produced gradient.
-        runs_again: whether it is recomputed with other parts as one checkpoint segment, and is not the last of them.
+        recomputes: whether it is recomputed with other parts as one checkpoint segment, and is not the last of them.
 
     Raises:
         InputError: the implementation of this family is not modelled.
     """
     read = structure.as_read_by_head() if part == "head" else structure.as_read_by_others()
-    return compiled_part(read, part, recomputed, gradients, runs_again)
+    return compiled_part(read, part, recomputed, gradients, recomputes)
 
 
 @lru_cache(maxsize=1024)
 def compiled_part(
-    structure: BlockStructure, part: Part, recomputed: bool, gradients: GradientPolicy, runs_again: bool
+    structure: BlockStructure, part: Part, recomputed: bool, gradients: GradientPolicy, recomputes: bool
 ) -> Program:
     """Return the program for a structure without options that the part does not depend on; see `program`."""
     if part == "tables":
         return _split(structure, _tables(structure))
     tape, output = _tape(structure, part)
     if recomputed:
-        tape.recompute_all(tape.made_by(structure.recompute_keep))
+        tape.recompute_all(tape.allocated_by(structure.recompute_keep))
     if tape.entry is not None and not tape.boundary and structure.cache is None:  # a layer
         tape.still_referenced(tape.entry)
     first = output if part == "embedding" and structure.cache is None else None
@@ -75,7 +75,7 @@ def compiled_part(
         keeps_gradients=gradients.kept,
         main_gradient_dtype=gradients.main_dtype,
         update=gradients.update,
-        runs_again=runs_again,
+        recomputes=recomputes,
         trains=structure.cache is None and not structure.evaluates,
         holds_output=part == "embedding" and structure.embedding_stays,
     )

@@ -31,7 +31,7 @@ def cached(ops: Operators, cache: LayerKVCache, key: Tensor, value: Tensor) -> t
     A dynamic cache is a new tensor, longer by the new tokens, concatenated from the old cache and the new keys or
     values. The old one is freed afterwards. The other types are updated in place.
     """
-    if cache.kind == "paged":
+    if cache.cache_type == "paged":
         return key, value  # the kernel reads the blocks; the pool is persistent
     keys, *before = _kept(ops, cache, "keys", key)
     values, *_ = _kept(ops, cache, "values", value)
@@ -51,7 +51,7 @@ def _kept(ops: Operators, cache: LayerKVCache, name: str, x: Tensor) -> tuple[Te
 
     made = store(KEPT)
     tape.held.add(made.storage)
-    if cache.kind == "static":
+    if cache.cache_type == "static":
         if cache.first:
             tape.record(Node(f"{name} of the cache", (x,), (made,), (), (None,)))
             return (made,)

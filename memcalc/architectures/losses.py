@@ -18,7 +18,7 @@ def write_loss(
     width: str,
     finished: Callable[[Tensor], Tensor] | None = None,
     *,
-    wide_logits: bool = False,
+    fp32_logits: bool = False,
 ) -> None:
     """Write LM head and loss, starting from the last hidden state.
 
@@ -28,7 +28,7 @@ def write_loss(
         x: the last hidden state.
         width: its last axis.
         finished: function that the model applies to the LM head's output.
-        wide_logits: whether the model returns logits in fp32 (CodeGen).
+        fp32_logits: whether the model returns logits in fp32 (CodeGen).
     """
     tape = ops.tape
     if c.classifies:
@@ -76,7 +76,7 @@ def write_loss(
         logits = ops.cast(logits, "fp32", "logits in fp32")
     _name(ops, c, logits)
     tape.end_forward()
-    _loss_of(ops, c, logits, wide_logits=wide_logits)
+    _loss_of(ops, c, logits, fp32_logits=fp32_logits)
 
 
 def _score(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
@@ -92,7 +92,7 @@ def _score(ops: Operators, c: BlockStructure, x: Tensor, width: str) -> None:
     ops.tape.hold(ops.pointwise(pooled, "loss of each sequence"))
 
 
-def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, wide_logits: bool) -> None:
+def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, fp32_logits: bool) -> None:
     """Write the loss of all logits."""
     if not c.upcasts_logits:
         ops.cross_entropy(logits, dtype="fp32" if c.autocast else logits.dtype)
@@ -103,7 +103,7 @@ def _loss_of(ops: Operators, c: BlockStructure, logits: Tensor, *, wide_logits: 
     if c.loss == "vocab-parallel":
         ops.tape.hold(ops.mean_of_tokens(ops.vocab_parallel_cross_entropy(logits)))
         return
-    if wide_logits:
+    if fp32_logits:
         logits = ops.cast(logits, "fp32", "logits in fp32")
     wide = ops.cast(logits, "fp32", "logits in fp32")
     if c.shifts_logits:

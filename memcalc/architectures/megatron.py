@@ -207,7 +207,7 @@ def _embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
 
 def _head(c: BlockStructure) -> tuple[Tape, None]:
     """The final norm, the output layer, and the vocabulary-parallel loss."""
-    tape = Tape(kind=Component.LOGITS_AND_LOSS)
+    tape = Tape(saved_component=Component.LOGITS_AND_LOSS)
     ops = _operators(c, tape)
     x = tape.input("head input", ("b", _stream(c), "d"), c.compute, SOURCE)
     if c.final_norm:

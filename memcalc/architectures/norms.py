@@ -23,7 +23,7 @@ def norm(
     return y
 
 
-def _wide_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape | None) -> Tensor:
+def _fp32_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape | None) -> Tensor:
     """weight * normed on an fp32 copy of the input, cast at the end.
 
     LitGPT 0.5.13 litgpt/model.py, RMSNorm; torchtune 0.6.1 modules/rms_norm.py, where F.rms_norm falls back to separate
@@ -39,7 +39,7 @@ def _norm(
     tensors = ("weight",) if weight and c.norm_weight else ()
     if c.normalization == "rmsnorm":
         if c.fp32_norms and tensors:
-            return _wide_rms_norm(ops, x, module, width, out)
+            return _fp32_rms_norm(ops, x, module, width, out)
         if c.composite_norms:
             return ops.composite_rms_norm(x, module, width, weight=bool(tensors), out=out)
         return ops.rms_norm(x, module, width, tensors, out)

@@ -28,11 +28,11 @@ class PlainAttention(PlainModule):
         if c.attention_sinks:
             ops.unwritten_parameter("attention.sinks", "weight", (h,))
         if c.qk_norm:
-            v = ops.seen(v, "v") if self.sums_shared_heads or c.attention == "eager" else v
+            v = ops.restrided_view(v, "v") if self.sums_shared_heads or c.attention == "eager" else v
             projected = (q, k)
             q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
             if c.qk_norm_width == "all-heads" and (c.attention == "eager" or c.pads_heads):
-                q = ops.seen(q, "q")
+                q = ops.restrided_view(q, "q")
             k = self.head_norm(k, "attention.k_norm", self.axis("h_kv·d_h"), by_head[1])
             if c.qk_norm_width == "all-heads":
                 k = self.keys_by_head(k)
@@ -81,18 +81,18 @@ class PlainAttention(PlainModule):
         """
         c, ops = self.c, self.ops
         if self.sums_shared_heads:
-            v = ops.seen(v, "v")
-            return q, ops.seen(k, "k"), v
+            v = ops.restrided_view(v, "v")
+            return q, ops.restrided_view(k, "k"), v
         if c.attention != "eager" and not c.pads_heads:
             return q, k, v
-        v, q = ops.seen(v, "v"), ops.seen(q, "q")
+        v, q = ops.restrided_view(v, "v"), ops.restrided_view(q, "q")
         return q, self.keys_by_head(k), v
 
     def keys_by_head(self, k: Tensor) -> Tensor:
         """Keys split into heads, as in `by_head`."""
         c = self.c
         copied = self.sums_shared_heads or c.pads_heads or (c.attention == "eager" and c.grouped)
-        return self.ops.seen(k, "k") if copied else k
+        return self.ops.restrided_view(k, "k") if copied else k
 
     @property
     def sums_shared_heads(self) -> bool:

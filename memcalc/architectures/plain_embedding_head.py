@@ -68,7 +68,7 @@ def _held(ops: Operators, name: str, shape: Shape, dtype: str, of: Tensor) -> No
 
 def plain_head(c: BlockStructure) -> tuple[Tape, None]:
     """Final norm, LM head, and the loss on fp32 logits."""
-    tape = Tape(kind=Component.LOGITS_AND_LOSS)
+    tape = Tape(saved_component=Component.LOGITS_AND_LOSS)
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters)
     ops.float8 = c.float8
     stream = "s/t" if c.sequence_sharded else "s"

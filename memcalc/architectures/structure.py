@@ -27,7 +27,7 @@ class LayerKVCache(NamedTuple):
     """KV cache of a layer in one forward of generation.
 
     Args:
-        kind: "dynamic", "static" or "paged".
+        cache_type: "dynamic", "static" or "paged".
         first: whether the cache is empty before.
         keys: axis of the tokens that attention reads.
         window: whether the layer has a sliding window.
@@ -37,7 +37,7 @@ class LayerKVCache(NamedTuple):
         passes: whether a static window is shorter than the prompt, which attention then reads unchanged.
     """
 
-    kind: str
+    cache_type: str
     first: bool
     keys: str
     window: bool = False
@@ -138,7 +138,7 @@ class BlockStructure(NamedTuple):
     window_mask: bool = False  # the model creates a mask for layers with a window shorter than the sequence
     padding_mask: str = "none"  # `training.padding_mask`, where layers use it
     windows: bool = False  # some layers have a sliding window
-    others: bool = True  # some layers have no sliding window
+    has_full_attention: bool = True  # some layers have no sliding window
     recomputed_windows: bool = False  # some layers with a window are recomputed, so their arguments stay live
     recomputed_others: bool = False  # the same for layers without a window
     masked: bool = False  # this layer uses the window mask
@@ -203,7 +203,7 @@ def block_structure(spec: Spec) -> BlockStructure:
     theirs = huggingface and spec.inference is not None  # modules of all families, by the plain block
     saves_on_host = "none" if spec.inference is not None else training.offload_activations
     offset = model.position_embedding_offset
-    windows, others = windows_among(model) if huggingface else (False, True)
+    windows, has_full_attention = windows_among(model) if huggingface else (False, True)
     windows_again, others_again = recomputed_windows(spec) if huggingface else (False, False)
     return BlockStructure(
         implementation=training.implementation,
@@ -276,7 +276,7 @@ def block_structure(spec: Spec) -> BlockStructure:
         and training.recompute == "none",  # a checkpoint's closure references them as arguments
         replaced_linears=replaces_linears(spec),
         fp8=training.fp8 if megatron else "none",
-        fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _card(spec)),
+        fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _gpu(spec)),
         float8=float8_of(spec),
         upcasts_logits=training.loss_upcast,
         recomputes_loss=training.loss_recompute,
@@ -293,7 +293,7 @@ def block_structure(spec: Spec) -> BlockStructure:
         padding_mask=_padding_mask(spec),
         fp32_modules=training.fp32_modules,
         windows=windows,
-        others=others,
+        has_full_attention=has_full_attention,
         recomputed_windows=windows_again,
         recomputed_others=others_again,
         fused_linear=model.linear_attention is not None and model.linear_attention.fused_projections,
@@ -337,7 +337,7 @@ def float8_of(spec: Spec) -> Float8 | None:
     return Float8(training.fp8, training.fp8_skip, training.fp8_all_gather)
 
 
-def _card(spec: Spec) -> GpuSpec | None:
+def _gpu(spec: Spec) -> GpuSpec | None:
     return None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
 
 

@@ -16,7 +16,7 @@ SOURCE = "torchtitan ba2469780 torchtitan/models/llama/model.py"
 
 def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
     """Return the tape of one part of the model, and its output."""
-    tape = Tape(kind=Component.LOGITS_AND_LOSS if part == "head" else Component.ACTIVATIONS)
+    tape = Tape(saved_component=Component.LOGITS_AND_LOSS if part == "head" else Component.ACTIVATIONS)
     ops = Operators(tape, c.compute, c.compute, autocast=False)
     ops.float8 = c.float8
     if part == "embedding":

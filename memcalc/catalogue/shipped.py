@@ -33,7 +33,7 @@ class CatalogueEntry(NamedTuple):
         hub_id: the id as spelled on the hub, e.g. "meta-llama/Llama-3.1-8B".
         config: the keys of its config.json that decide memory.
         parameters: elements of the model that transformers builds from `config`, tied weights counted once.
-        kind: causal-lm, vision-language, encoder, encoder-decoder, state-space or hybrid.
+        model_class: causal-lm, vision-language, encoder, encoder-decoder, state-space or hybrid.
         source: where the figures were published.
         check: what the parameter count was compared with.
         hub_type: the model_type on the hub of a model that ships its own code; None: transformers has its class.
@@ -42,7 +42,7 @@ class CatalogueEntry(NamedTuple):
     hub_id: str
     config: dict[str, Any]
     parameters: int
-    kind: str
+    model_class: str
     source: str
     check: str
     hub_type: str | None

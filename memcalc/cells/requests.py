@@ -109,11 +109,11 @@ def command_cells(
     content = cache(_content)  # cached for this sweep only: a file may change before the next
     for values in points(axes):
         words = [_filled(word, values) for word in command]
-        card = find_null_gpu(str(values.get(GPU, gpu))).name
+        gpu_spec = find_null_gpu(str(values.get(GPU, gpu))).name
         request = {
             "by": "dry-run",
             "command": words,
-            "gpu": card,
+            "gpu": gpu_spec,
             "gpus": gpus,
             "timeout": timeout,
             "options": dict(options),

@@ -20,7 +20,7 @@ from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import card_of, size_against
+from memcalc.verdict.judge import gpu_of, size_against
 
 _STANDARD_INPUT = "-"
 
@@ -57,7 +57,7 @@ def check(
     """
     if asked.gpu is not None:
         find_gpu(asked.gpu)  # rejects an unknown GPU once, rather than once per file
-    asked = asked.with_card()
+    asked = asked.with_gpu()
     if baseline is None and policy.baseline is not None:
         baseline = policy.here(policy.baseline)
     before = None if baseline is None else read_baseline(baseline)
@@ -88,7 +88,7 @@ def check(
 
 def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterator[tuple[str, Spec]]:
     """Yield the valid configurations of a check with their paths; standard input cannot be read twice."""
-    asked = asked.with_card()
+    asked = asked.with_gpu()
     for outcome in report.outcomes:
         if outcome.sizes is not None and outcome.path != _STANDARD_INPUT:
             limits = policy.limits_of(outcome.path, asked)
@@ -116,7 +116,7 @@ def _outcome(task: _Task) -> CheckOutcome:
                 "no GPU and no budget to check against.",
                 "Add --gpu GPU or --budget SIZE, or set hardware.gpu in the file.",
             )
-        return _judged(path, spec, limits)
+        return _outcome_of(path, spec, limits)
     except InputErrors as several:  # a report has one line per file; `estimate` lists all errors
         return _broken(path, str(several.errors[0]))
     except MemcalcError as error:
@@ -135,9 +135,9 @@ def _broken(path: str, text: str) -> CheckOutcome:
     return CheckOutcome(path, "broken", message=text[place.end() :], line=int(place[1]) if place[1] else None)
 
 
-def _judged(path: str, spec: Spec, limits: Limits) -> CheckOutcome:
+def _outcome_of(path: str, spec: Spec, limits: Limits) -> CheckOutcome:
     """Return the outcome of one run: by its lower bound if that exceeds the limit, else as in `estimate`."""
-    gpu = card_of(spec)
+    gpu = gpu_of(spec)
     ends = [] if gpu is None else [(gpu.usable_bytes, f"usable on {gpu.label}")]
     if limits.budget is not None:
         ends.append((limits.budget, BUDGET))

@@ -22,7 +22,7 @@ class ComparisonLine(NamedTuple):
     name: str
     sizes: tuple[int | None, ...]  # in the order of the results
 
-    def beyond(self, one: int, other: int) -> int | None:
+    def excess(self, one: int, other: int) -> int | None:
         """Return the bytes by which result `one` exceeds result `other`."""
         size, base = self.sizes[one], self.sizes[other]
         return None if size is None or base is None else size - base
@@ -40,7 +40,7 @@ class ComparisonLine(NamedTuple):
     @property
     def difference(self) -> int | None:
         """Bytes in the second result minus bytes in the first."""
-        return self.beyond(1, 0)
+        return self.excess(1, 0)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,7 +92,7 @@ def compare(*results: Result) -> Comparison:
     return Comparison(results, tuple(components), totals, tuple(phases), on_cpu)
 
 
-def partings(comparison: Comparison, one: int, other: int) -> list[tuple[str, ComparisonLine]]:
+def largest_differences(comparison: Comparison, one: int, other: int) -> list[tuple[str, ComparisonLine]]:
     """Return, for each component in which results `one` and `other` differ, the phase with the largest difference.
 
     Returns:
@@ -106,9 +106,9 @@ def partings(comparison: Comparison, one: int, other: int) -> list[tuple[str, Co
         for component in Component:
             line = ComparisonLine(component.value, tuple(None if c is None else c.get(component, 0) for c in columns))
             before = largest.get(component)
-            if abs(line.beyond(one, other) or 0) > (0 if before is None else abs(before[1].beyond(one, other) or 0)):
+            if abs(line.excess(one, other) or 0) > (0 if before is None else abs(before[1].excess(one, other) or 0)):
                 largest[component] = (phase, line)
-    return sorted(largest.values(), key=lambda item: -abs(item[1].beyond(one, other) or 0))
+    return sorted(largest.values(), key=lambda item: -abs(item[1].excess(one, other) or 0))
 
 
 def steady_phase(phase: str) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from memcalc.checking.amount import Amount
 from memcalc.checking.patterns import matches
 from memcalc.spec.hardware.gpus import find_gpu
-from memcalc.spec.overrides import CARD, parse_overrides, refuse_two_cards
+from memcalc.spec.overrides import CARD, parse_overrides, reject_two_gpus
 
 
 class Limits(NamedTuple):
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
             below.overrides + self.overrides,
         )
 
-    def with_card(self) -> Limits:
+    def with_gpu(self) -> Limits:
         """Return the limits with a GPU that is set as a field moved to `gpu`.
 
         Raises:
@@ -50,7 +50,7 @@ class Limits(NamedTuple):
         names = [name for name in found.values() if isinstance(name, str)]
         if not names:
             return self
-        refuse_two_cards(self.gpu, (CARD,))
+        reject_two_gpus(self.gpu, (CARD,))
         find_gpu(names[-1])
         rest = tuple(word for word in self.overrides if not isinstance(found[word], str))
         return self._replace(gpu=names[-1], overrides=rest)
@@ -64,9 +64,9 @@ class PathRule(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """A settings file: default paths and limits. Paths and patterns are relative to `folder`."""
+    """A settings file: default paths and limits. Paths and patterns are relative to `directory`."""
 
-    folder: str = ""
+    directory: str = ""
     paths: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     limits: Limits = Limits()
@@ -95,11 +95,11 @@ class Policy(NamedTuple):
 
     def here(self, path: str) -> str:
         """Return a path of the settings relative to the current directory."""
-        joined = Path(self.folder, path)
-        return os.path.relpath(joined) if self.folder else path
+        joined = Path(self.directory, path)
+        return os.path.relpath(joined) if self.directory else path
 
     def _name(self, path: str) -> str:
-        return Path(os.path.relpath(path, self.folder or None)).as_posix()
+        return Path(os.path.relpath(path, self.directory or None)).as_posix()
 
 
 NO_POLICY = Policy()

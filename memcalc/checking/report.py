@@ -65,7 +65,7 @@ class CheckReport(NotebookDisplay):
         skipped: number of files that are not configs.
         budget_bytes: the budget given for all files.
         compared: whether there was a baseline.
-        gone: configs of the baseline that were not found.
+        missing: configs of the baseline that were not found.
         may_be_empty: whether a check without any config passes.
         remarks: inputs that had no effect.
         accepts_unknown: whether a config with an unknown verdict passes.
@@ -75,7 +75,7 @@ class CheckReport(NotebookDisplay):
     skipped: int
     budget_bytes: int | None
     compared: bool = False
-    gone: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     may_be_empty: bool = False
     remarks: tuple[str, ...] = ()
     accepts_unknown: bool = False

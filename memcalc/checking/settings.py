@@ -108,7 +108,7 @@ def _limits(said: _Limits, label: str) -> Limits:
         if said.gpu is not None:
             find_gpu(said.gpu)
         place = f"{label}: set"
-        limits = Limits(said.gpu, budget, amounts["margin"], amounts["max_growth"], tuple(said.set)).with_card()
+        limits = Limits(said.gpu, budget, amounts["margin"], amounts["max_growth"], tuple(said.set)).with_gpu()
     except InputError as error:
         raise InputError(error.problem, error.remedy, place) from None
     return limits

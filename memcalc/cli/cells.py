@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.cli.trace_output import refuse_options
+from memcalc.cli.trace_output import reject_options
 from memcalc.errors import InputError
 from memcalc.files import write_text
 from memcalc.text import json_safe
@@ -29,7 +29,7 @@ def of_runs(options: Mapping[str, Any]) -> None:
         InputError: one was given.
     """
     given = {_option(name): value for name, value in options.items() if name != "gpus" or value != 1}
-    refuse_options(given, "of runs", "formulas run nothing. Add --by trace, null or dry-run")
+    reject_options(given, "of runs", "formulas run nothing. Add --by trace, null or dry-run")
 
 
 def of_formulas(options: Mapping[str, Any], outputs: Sequence[Path]) -> None:
@@ -40,7 +40,7 @@ def of_formulas(options: Mapping[str, Any], outputs: Sequence[Path]) -> None:
     """
     from memcalc.report.plots.files import check_place
 
-    refuse_options({_option(name): value for name, value in options.items()}, "of --by formulas", "this runs each cell")
+    reject_options({_option(name): value for name, value in options.items()}, "of --by formulas", "this runs each cell")
     for path in outputs:
         check_place(path, TABLES)
 
@@ -80,11 +80,11 @@ def run_cells(
     options: dict[str, Any] = {"cells": file, "gpu": gpu, **place}
     with _told(file) as tell:
         if by == "dry-run":
-            refuse_options({"--set": overrides, "--python": traced["python"]}, "of traces", "this is a command")
+            reject_options({"--set": overrides, "--python": traced["python"]}, "of traces", "this is a command")
             return api.sweep_command(words, parse_values(vary), tell=tell, **options, **dry)
         one = single(words)
         given = {_option(name): value for name, value in dry.items() if name not in ("steps", "gpus")}
-        refuse_options(given | {"--gpus": dry["gpus"] != 1}, "of a command", f"{one} is a configuration")
+        reject_options(given | {"--gpus": dry["gpus"] != 1}, "of a command", f"{one} is a configuration")
         named = {name: value for name, value in traced.items() if value is not None}
         return api.sweep_runs(one, parse_axes(vary), *overrides, by=by, tell=tell, **options, **named)
 

@@ -63,7 +63,7 @@ def command(
     """
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
-    from memcalc.cli.reports import parse_reports, show_broken, write_reports
+    from memcalc.cli.reports import parse_reports, print_invalid, write_reports
     from memcalc.report.progress import shown_progress
 
     reports = parse_reports(also or ())
@@ -105,6 +105,6 @@ def command(
         from memcalc.report.checks.formats import rendered
 
         (print_text if form == "markdown" else print_exactly)(rendered(report, form, units))
-    show_broken(report, also_drawn=form == "table" and sys.stdout.isatty())
+    print_invalid(report, also_drawn=form == "table" and sys.stdout.isatty())
     files.complain()
     raise typer.Exit(report.exit_code)

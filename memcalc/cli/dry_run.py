@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from memcalc.cli.messages import show_error
-from memcalc.cli.options import Units, complete_card
+from memcalc.cli.options import Units, complete_gpu
 from memcalc.cli.output import WrittenFiles, print_json
 from memcalc.errors import NotWritten
 from memcalc.files import write_text
@@ -36,7 +36,7 @@ def command(
     gpu: Annotated[
         str,
         typer.Option(
-            "--gpu", "-g", metavar="CARD", help="GPU to simulate; see `memcalc gpus`.", autocompletion=complete_card
+            "--gpu", "-g", metavar="GPU", help="GPU to simulate; see `memcalc gpus`.", autocompletion=complete_gpu
         ),
     ],
     gpus: Annotated[int, typer.Option(metavar="N", help="Number of GPUs on the simulated machine.")] = 1,
@@ -166,10 +166,10 @@ def _exit_code(outcome: str, code: int, fits: bool | None, *, asserted: bool) ->
         return TIMED_OUT
     if outcome == OUT_OF_MEMORY:
         return 1 if asserted else 4
-    return own_code(code, asserted=asserted) or int(asserted and not fits)
+    return exit_code_of(code, asserted=asserted) or int(asserted and not fits)
 
 
-def own_code(code: int, *, asserted: bool) -> int:
+def exit_code_of(code: int, *, asserted: bool) -> int:
     """Return the exit code of the command; 2 in place of 1 if 1 is reserved for "does not fit"."""
     if asserted and code == 1:
         show_error(

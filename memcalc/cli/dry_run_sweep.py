@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import typer
 
-from memcalc.cli.dry_run import own_code
+from memcalc.cli.dry_run import exit_code_of
 from memcalc.errors import InputError
 from memcalc.nullcuda import DryRun, sweep
 from memcalc.nullcuda.options import Options
@@ -63,7 +63,7 @@ def run_sweep(
 
         draw_sweep(make_screen(), found, units)
     if found.failed is not None:
-        raise typer.Exit(own_code(found.failed.exit_code or 1, asserted=assert_fits))
+        raise typer.Exit(exit_code_of(found.failed.exit_code or 1, asserted=assert_fits))
     raise typer.Exit(int(assert_fits and found.largest is None))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.cli.options import Config, Device, Gpu, Html, Plot, Set, Units
-from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
+from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ def complete_component(incomplete: str) -> list[str]:
     return [word for word in EXPLAINABLE if word.startswith(incomplete)]
 
 
-@takes_shorthands()
+@with_shorthands()
 def command(
     config: Config,
     *,

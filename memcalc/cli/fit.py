@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from memcalc.cli.options import AcceptUnknown, Config, Gpu, Html, Set, Units
-from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
+from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 
 if TYPE_CHECKING:
     from memcalc.exporters.completion import Export
@@ -33,7 +33,7 @@ def complete_hold(incomplete: str) -> list[str]:
 CommandClass = ShorthandCommand  # its --lora and --recompute need no value
 
 
-@takes_shorthands(without=("gpus",))
+@with_shorthands(without=("gpus",))
 def command(
     config: Config,
     *,

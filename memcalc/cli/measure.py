@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.cli.options import CONFIG_HELP, Device, Html, Plot, Set, Units, complete_config
-from memcalc.cli.shorthand import ShorthandCommand, takes_shorthands
+from memcalc.cli.shorthand import ShorthandCommand, with_shorthands
 from memcalc.cli.trace import EXPORT_HELP
 from memcalc.errors import InputError, MemcalcError
 from memcalc.text import harmless
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CommandClass = ShorthandCommand  # its --lora and --recompute need no value
 
 
-@takes_shorthands()
+@with_shorthands()
 def command(
     config: Annotated[
         str | None, typer.Argument(metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config)
@@ -121,7 +121,7 @@ def command(
             if here is None and traces:
                 _trace_here()
             with shown_progress() as progress:
-                found = api.beside(measurement, *traces, python=python, progress=progress)
+                found = api.compare_measured(measurement, *traces, python=python, progress=progress)
         write_measured_report(html, files, found, units)
         print_measured(found, form, units, ranks)
     if unkept is not None:

@@ -22,7 +22,7 @@ def write_files(measurement: Measurement, plots: Iterable[Path], exports: Iterab
     """Writes the pictures and the files for other programs."""
     plots, exports = tuple(plots), tuple(exports)
     if plots or exports:
-        write_run(measurement.judged, measurement.result, plots, exports, unit)
+        write_run(measurement.analysis, measurement.result, plots, exports, unit)
 
 
 def write_measured_report(path: Path | None, files: WrittenFiles, found: PredictedVsMeasured, unit: Unit) -> None:
@@ -35,7 +35,7 @@ def write_measured_report(path: Path | None, files: WrittenFiles, found: Predict
     from memcalc.report.views.timeline import timeline_section
 
     measurement = found.measurement
-    judged = measurement.judged
+    judged = measurement.analysis
     replay = judged.replay
     course = MemoryCurve(judged.timeline, *((None, None) if replay is None else (replay.allocated, replay.reserved)))
     with files.writing():

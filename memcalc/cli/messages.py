@@ -72,9 +72,9 @@ def _meant(error: Exception, text: str) -> str:
 
 def _field_set(name: str, value: str) -> str:
     from memcalc.spec.fields import find_field  # only on the way to a message
-    from memcalc.spec.words import advice_for, is_word
+    from memcalc.spec.words import advice_for, is_foreign_name
 
-    if find_field(name) is not None or is_word(name):
+    if find_field(name) is not None or is_foreign_name(name):
         return f"Fields are set with --set: --set {name}={value}."
     return advice_for(name) or ""
 

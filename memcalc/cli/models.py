@@ -27,18 +27,18 @@ def command(
 
     if query:
         from memcalc.catalogue.shipped import search_shipped
-        from memcalc.report.published import MOST_ROWS, published_grid, published_rows, published_words
+        from memcalc.report.published import MOST_ROWS, published_grid, published_rows, search_summary
 
         found = search_shipped(" ".join(query))
         rows = published_rows(found if every or form == "json" else found[:MOST_ROWS])
         print_listing(form, rows, published_grid(rows))
         if form != "json":
-            words = published_words(" ".join(query), len(found), len(rows))
+            words = search_summary(" ".join(query), len(found), len(rows))
             print_text(words if form == "table" else f"\n{words}")
         return
-    from memcalc.report.listings import family_words, model_grid, model_rows
+    from memcalc.report.listings import family_list, model_grid, model_rows
 
     rows = model_rows()
     print_listing(form, rows, model_grid(rows))
     if form != "json":
-        print_text(family_words() if form == "table" else f"\n{family_words()}")
+        print_text(family_list() if form == "table" else f"\n{family_list()}")

@@ -17,11 +17,11 @@ def complete_config(incomplete: str) -> list[str]:
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
-def complete_card(incomplete: str) -> list[tuple[str, str]]:
+def complete_gpu(incomplete: str) -> list[tuple[str, str]]:
     """Return GPU names for shell completion."""
     from memcalc.spec.hardware.gpus import all_gpus
 
-    return [(card.name, card.label) for card in all_gpus() if card.name.startswith(incomplete)]
+    return [(gpu.name, gpu.label) for gpu in all_gpus() if gpu.name.startswith(incomplete)]
 
 
 def complete_field(incomplete: str) -> list[str]:
@@ -47,9 +47,9 @@ Gpu = Annotated[
     typer.Option(
         "--gpu",
         "-g",
-        metavar="CARD",
+        metavar="GPU",
         help="GPU to check against; see `memcalc gpus`. auto: this machine's.",
-        autocompletion=complete_card,
+        autocompletion=complete_gpu,
     ),
 ]
 Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, GB is 10^9.")]

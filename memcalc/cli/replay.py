@@ -79,19 +79,19 @@ def command(
             progress=progress,
         )
     from memcalc.report.recorded_run import curve_tables
-    from memcalc.report.replay import draw_replay, moment_words, subject
+    from memcalc.report.replay import draw_replay, shown_point_text, subject
 
     files = WrittenFiles()
     with files.writing():
         if picture is not None:
             from memcalc.report.plots.segments import write_address_space
 
-            title = f"{subject(replay)}: address space {moment_words(replay)}"
+            title = f"{subject(replay)}: address space {shown_point_text(replay)}"
             write_address_space(picture, replay.segments, replay.owners, title, units)
         for path in plot or ():
             from memcalc.report.plots.files import write_plot
 
-            write_plot(path, replay.course, subject(replay), units, lambda: curve_tables(replay.course, units))
+            write_plot(path, replay.curve, subject(replay), units, lambda: curve_tables(replay.curve, units))
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.documents.replay import replay_document

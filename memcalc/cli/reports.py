@@ -54,7 +54,7 @@ def write_reports(report: CheckReport, wanted: Iterable[ReportFile], unit: Unit)
 MOST_SHOWN = 50  # errors on standard error; the report has them all
 
 
-def show_broken(report: CheckReport, *, also_drawn: bool) -> None:
+def print_invalid(report: CheckReport, *, also_drawn: bool) -> None:
     """Print what makes the exit code 2 as errors, one line each.
 
     Args:

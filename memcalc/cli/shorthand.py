@@ -76,7 +76,7 @@ def _is_value(option: str, text: str) -> bool:
     return text in ("none", "selective", "full") or text.startswith(("every-", "["))
 
 
-def takes_shorthands(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_shorthands(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the short options to a command, which receives their expansion as the first of its `overrides`.
 
     Args:

@@ -119,7 +119,7 @@ def _estimate(
     from memcalc.errors import InputError
     from memcalc.report.plots.files import check_place
     from memcalc.report.progress import shown_progress
-    from memcalc.report.sweeps.files import PICTURES, check_output, write_output, write_picture
+    from memcalc.report.sweeps.files import PICTURES, check_output, write_heatmaps, write_output
     from memcalc.sweeping.vary_option import parse_axes
 
     for path in output:
@@ -140,10 +140,10 @@ def _estimate(
     for path in output:
         with files.writing():
             write_output(path, table, name, first.origin.notes)
-    card = None if "hardware.gpu" in table.grid.fields else first.hardware.gpu
+    gpu_spec = None if "hardware.gpu" in table.grid.fields else first.hardware.gpu
     for path in plot:
         with files.writing():
-            write_picture(path, table, f"{name} on {card}" if card else name, units)
+            write_heatmaps(path, table, f"{name} on {gpu_spec}" if gpu_spec else name, units)
     if form == "json":
         from memcalc.cli.output import print_json
         from memcalc.documents.sweep import sweep_document
@@ -158,11 +158,11 @@ def _estimate(
         from memcalc.report.screen import make_screen
         from memcalc.report.sweeps.screen import draw_sweep
 
-        draw_sweep(make_screen(), table, name, _card(card), units, listed=listed, notes=first.origin.notes)
+        draw_sweep(make_screen(), table, name, _gpu(gpu_spec), units, listed=listed, notes=first.origin.notes)
     files.complain()
 
 
-def _card(gpu: str | None) -> str:
+def _gpu(gpu: str | None) -> str:
     if gpu is None:
         return ""
     from memcalc.spec.hardware.gpus import find_gpu

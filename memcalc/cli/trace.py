@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.cli.options import Gpu, Html, Plot, Set, Units, complete_config
-from memcalc.cli.shorthand import ShorthandCommand, assignments, takes_shorthands
+from memcalc.cli.shorthand import ShorthandCommand, assignments, with_shorthands
 
 if TYPE_CHECKING:
     from memcalc.spec.spec import Spec
@@ -36,7 +36,7 @@ OPTIMIZER_HELP = "Optimizer, such as adamw; default for a module: none."
 CommandClass = ShorthandCommand  # its --lora and --recompute need no value
 
 
-@takes_shorthands(without=("optimizer",))
+@with_shorthands(without=("optimizer",))
 def command(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config)],
     *,
@@ -91,10 +91,10 @@ def command(
     from memcalc.cli.output import WrittenFiles
     from memcalc.cli.ranks import one_of
     from memcalc.cli.trace_output import (
-        beside,
         check_files,
         print_trace,
-        refuse_options,
+        reject_options,
+        results_to_compare,
         write_files,
         write_trace_report,
     )
@@ -108,10 +108,10 @@ def command(
     source: str | Spec = config
     if is_python_target(config):
         asked = {"--set": given, "--device": device != "fake", "--world-size": world_size, "--compare": compare}
-        refuse_options(asked, "of a configuration", f"{config} is a module")
+        reject_options(asked, "of a configuration", f"{config} is a module")
         options |= {"gpu": gpu, "optimizer": optimizer, "inference": "inference_mode" if inference else None}
     else:
-        refuse_options({"--inference": inference}, "of a module", f"{config} is not a module")
+        reject_options({"--inference": inference}, "of a module", f"{config} is not a module")
         given = (*assignments({"optimizer": optimizer}), *given)
         ranks = () if world_size is None else one_of(world_size, api.load(config, *given).parallelism.tensor_parallel)
         source = api.load_to_run(config, *ranks, *given, gpu=gpu)
@@ -131,9 +131,9 @@ def command(
 
             write_events(record, traced.events)
         write_files(traced, plot or (), export or (), units)
-    others = beside(source, device, steps, alloc_conf) if compare and not isinstance(source, str) else ()
+    others = results_to_compare(source, device, steps, alloc_conf) if compare and not isinstance(source, str) else ()
     if html is not None:
         with files.writing():
             write_trace_report(html, traced, units, others)
-    print_trace(traced, form, units, others=others)
+    print_trace(traced, form, units, compared=others)
     files.complain()

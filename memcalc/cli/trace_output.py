@@ -24,8 +24,8 @@ def recorded(traced: Trace | ModuleTrace) -> RecordedRun:
     """Return the traced run, with the memory limit of the GPU if one is given."""
     from memcalc.report.recorded_run import RecordedRun
 
-    card = traced.result.card
-    return RecordedRun(traced.timeline, traced.replay, None if card is None else card.usable_bytes - card.context_bytes)
+    gpu = traced.result.gpu
+    return RecordedRun(traced.timeline, traced.replay, None if gpu is None else gpu.usable_bytes - gpu.context_bytes)
 
 
 def check_files(plots: Iterable[Path], exports: Iterable[Path], html: Path | None = None) -> None:
@@ -45,7 +45,7 @@ def check_files(plots: Iterable[Path], exports: Iterable[Path], html: Path | Non
         check_target(path, SUFFIXES)
 
 
-def refuse_options(given: Mapping[str, object], whose: str, why: str) -> None:
+def reject_options(given: Mapping[str, object], whose: str, why: str) -> None:
     """Refuse options that would have no effect.
 
     Args:
@@ -73,14 +73,14 @@ def write_run(
     from memcalc.report.recorded_run import RecordedRun, run_grids
     from memcalc.report.verdict import subject
 
-    card = result.card
-    limit = None if card is None else card.usable_bytes - card.context_bytes
+    gpu = result.gpu
+    limit = None if gpu is None else gpu.usable_bytes - gpu.context_bytes
     run = RecordedRun(judged.timeline, judged.replay, limit)
     title = subject(result).partition("\n")[0]
     for path in plots:
         from memcalc.report.plots.files import write_plot
 
-        write_plot(path, run.course, title, unit, lambda: run_grids(run, unit), result.source)
+        write_plot(path, run.curve, title, unit, lambda: run_grids(run, unit), result.source)
     for path in exports:
         from memcalc.report.exports import write_export
 
@@ -88,7 +88,7 @@ def write_run(
         write_export(path, run, title, timed=False)
 
 
-def write_trace_report(path: Path, traced: Trace, unit: Unit, others: tuple[Result, ...]) -> None:
+def write_trace_report(path: Path, traced: Trace, unit: Unit, compared: tuple[Result, ...]) -> None:
     """Write the report of a traced run: the view of an estimate, its own tables, and the results compared with."""
     from memcalc.report.html_report import write_report
     from memcalc.report.recorded_run import run_grids
@@ -97,11 +97,11 @@ def write_trace_report(path: Path, traced: Trace, unit: Unit, others: tuple[Resu
     from memcalc.report.views.timeline import timeline_section
 
     run = recorded(traced)
-    sections = [timeline_section(run.course, traced.result, unit), *map(table_section, run_grids(run, unit))]
-    write_report(path, trace_view(traced.result, unit, sections, others))
+    sections = [timeline_section(run.curve, traced.result, unit), *map(table_section, run_grids(run, unit))]
+    write_report(path, trace_view(traced.result, unit, sections, compared))
 
 
-def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result, ...]:
+def results_to_compare(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result, ...]:
     """Return the results to compare with: the estimate, and for the null device a trace on fake tensors.
 
     These need torch in this Python, and do not run everything that the null device does (DistributedDataParallel).
@@ -124,22 +124,22 @@ def beside(spec: Spec, device: str, steps: int, alloc_conf: str) -> tuple[Result
     return tuple(found)
 
 
-def print_trace(traced: Trace | ModuleTrace, form: str, unit: Unit, *, others: tuple[Result, ...] = ()) -> None:
+def print_trace(traced: Trace | ModuleTrace, form: str, unit: Unit, *, compared: tuple[Result, ...] = ()) -> None:
     """Print a traced run, with what it is compared with."""
     run = recorded(traced)
     if form == "json":
         from memcalc.documents.result import document_with_sources
         from memcalc.report.comparison import source_label
 
-        print_json(document_with_sources(traced.result, **{source_label(other): other for other in others}))
+        print_json(document_with_sources(traced.result, **{source_label(other): other for other in compared}))
     elif form == "markdown":
         from memcalc.report.comparison import comparison_grids
         from memcalc.report.markdown import sizing_markdown
         from memcalc.report.recorded_run import run_grids
 
         grids = run_grids(run, unit)
-        if isinstance(traced.result, Result) and others:
-            grids += comparison_grids((*others, traced.result), unit)
+        if isinstance(traced.result, Result) and compared:
+            grids += comparison_grids((*compared, traced.result), unit)
         lines = [line for grid in grids for line in markdown_grid(grid)]
         print_text(f"{sizing_markdown(traced.result, unit)}\n\n" + "\n".join(lines).rstrip())
     elif form == "csv":
@@ -155,5 +155,5 @@ def print_trace(traced: Trace | ModuleTrace, form: str, unit: Unit, *, others: t
         screen = make_screen()
         draw_sizing(screen, traced.result, unit)
         draw_run(screen, run, unit, legend=False)  # the table of components is on the screen
-        if isinstance(traced.result, Result) and others:
-            draw_comparison(screen, (*others, traced.result), unit)
+        if isinstance(traced.result, Result) and compared:
+            draw_comparison(screen, (*compared, traced.result), unit)

@@ -11,34 +11,34 @@ from memcalc.diagnosis.sizes import NOTHING, PrintedSize, total
 class Account(NamedTuple):
     """Parts of the device's memory; None if the message lacks them.
 
-    `live` + `private` + `cached` = reserved memory. With `outside`, `others`, `unexplained` and `free` they add up to
-    the capacity, if all are known.
+    `live` + `private` + `cached` = reserved memory. With `outside`, `other_processes`, `unexplained` and `free` they
+    add up to the capacity, if all are known.
     """
 
-    asked: PrintedSize | None
+    requested: PrintedSize | None
     live: PrintedSize | None  # in tensors
     private: PrintedSize | None  # cached in private pools
     cached: PrintedSize | None  # reserved, not allocated, and without a large enough contiguous block
     outside: PrintedSize | None  # of this process, outside its framework's allocator
-    others: PrintedSize | None  # of other processes in the message
+    other_processes: PrintedSize | None  # of other processes in the message
     unexplained: PrintedSize | None  # in use on the device, but not attributed by the message
     free: PrintedSize | None
-    room: PrintedSize | None  # what the allocator could still have reserved: free memory, within its limit
+    available: PrintedSize | None  # what the allocator could still have reserved: free memory, within its limit
     own_pid: int | None  # the listed process that must be this one, under its pid outside a container
 
     @property
     def shortfall(self) -> int | None:
         """The missing bytes; negative if there was enough memory."""
-        if self.asked is None or self.room is None:
+        if self.requested is None or self.available is None:
             return None
-        return self.asked.bytes - self.room.bytes
+        return self.requested.bytes - self.available.bytes
 
     @property
     def usable_if_contiguous(self) -> PrintedSize | None:
         """The memory available to a request if the cache were contiguous."""
         if self.cached is None:
             return None
-        return self.cached.plus(self.room or NOTHING)
+        return self.cached.plus(self.available or NOTHING)
 
 
 def account_of(report: OutOfMemoryReport) -> Account:
@@ -55,15 +55,15 @@ def account_of(report: OutOfMemoryReport) -> Account:
     if process is not None and reserved is not None and process.high >= reserved.low:
         outside = _at_least_nothing(process.minus(reserved))
     return Account(
-        asked=figures.asked,
+        requested=figures.asked,
         live=live,
         private=figures.private,
         cached=cached,
         outside=outside,
-        others=others,
+        other_processes=others,
         unexplained=_unexplained(report, [outside or NOTHING, others or NOTHING]),
         free=figures.free,
-        room=_room(report, reserved),
+        available=_room(report, reserved),
         own_pid=own_pid,
     )
 

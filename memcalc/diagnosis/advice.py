@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memcalc.diagnosis.accounting import Account
 from memcalc.diagnosis.causes import Cause
 from memcalc.diagnosis.report import OutOfMemoryReport
-from memcalc.diagnosis.settings import Advice, gain_of, whole_cache
+from memcalc.diagnosis.settings import Advice, fragmentation_settings, gain_of
 from memcalc.units import format_bytes
 
 
@@ -17,7 +17,7 @@ def advice_for(report: OutOfMemoryReport, account: Account, cause: Cause) -> tup
     if cause.name in ("real need", "memory outside the framework", "larger than the device", "a limit"):
         found += _need_less(report, account, cause)
     if cause.fragmented and cause.name not in ("fragmentation", "larger than the device"):
-        found += whole_cache(report, account)
+        found += fragmentation_settings(report, account)
     if cause.name != "memory outside the framework" and account.shortfall is not None and cause.outside > 0:
         found += _others(account, cause)
     return tuple(found)
@@ -26,7 +26,7 @@ def advice_for(report: OutOfMemoryReport, account: Account, cause: Cause) -> tup
 def _for_cause(report: OutOfMemoryReport, account: Account, cause: Cause) -> Iterator[Advice]:
     name = cause.name
     if name == "fragmentation":
-        yield from whole_cache(report, account)
+        yield from fragmentation_settings(report, account)
         yield from _need_less(report, account, cause)
     elif name == "memory outside the framework":
         yield from _others(account, cause)
@@ -50,7 +50,7 @@ def _for_cause(report: OutOfMemoryReport, account: Account, cause: Cause) -> Ite
 
 
 def _others(account: Account, cause: Cause) -> Iterator[Advice]:
-    others = account.others
+    others = account.other_processes
     if others is not None and others.bytes:
         yield Advice(
             "another device, or stop the other processes on this one",
@@ -69,7 +69,7 @@ def _others(account: Account, cause: Cause) -> Iterator[Advice]:
 def _raise_limit(report: OutOfMemoryReport, account: Account) -> Iterator[Advice]:
     free = account.free
     rest = "" if free is None else f"; the device itself has {format_bytes(free.bytes)} free"
-    if report.kind == "mps":
+    if report.device_type == "mps":
         yield Advice(
             "close other applications, or raise PYTORCH_MPS_HIGH_WATERMARK_RATIO",
             "the limit is a fraction of the machine's memory",
@@ -86,14 +86,14 @@ def _raise_limit(report: OutOfMemoryReport, account: Account) -> Iterator[Advice
 
 def _gain_of_free(account: Account) -> tuple[int, bool | None]:
     assert account.free is not None
-    more = account.free.bytes - (account.room.bytes if account.room else 0)
+    more = account.free.bytes - (account.available.bytes if account.available else 0)
     return gain_of(account, more)
 
 
 def _need_less(report: OutOfMemoryReport, account: Account, cause: Cause) -> Iterator[Advice]:
-    if report.kind in ("mps", "cpu") or report.framework == "driver":
+    if report.device_type in ("mps", "cpu") or report.framework == "driver":
         return
-    if cause.name == "larger than the device" and report.kind != "tpu":
+    if cause.name == "larger than the device" and report.device_type != "tpu":
         yield Advice(
             "check the shape of the requested tensor",
             "it alone is larger than the device: a wrong shape, or attention that materializes its scores "
@@ -112,7 +112,7 @@ def _need_less(report: OutOfMemoryReport, account: Account, cause: Cause) -> Ite
             "the optimizer step was running: shard the states (ZeRO 1, FSDP), use 8-bit states, or fuse the update "
             "(fused=True); a smaller micro-batch only leaves more memory free before the step",
         )
-    asked = account.asked
+    asked = account.requested
     half = "" if asked is None else f", the requested tensor from {format_bytes(asked.bytes)} too"
     yield Advice(
         "halve the micro-batch, double the accumulation",
@@ -129,7 +129,7 @@ def _need_less(report: OutOfMemoryReport, account: Account, cause: Cause) -> Ite
         "shard over more devices",
         "divides states (ZeRO 1 to 3, FSDP) or everything (tensor parallelism) by the number of devices",
     )
-    if report.framework == "xla" and report.kind == "gpu":
+    if report.framework == "xla" and report.device_type == "gpu":
         yield Advice(
             "raise XLA_PYTHON_CLIENT_MEM_FRACTION",
             "JAX reserves three quarters of the device by default",

@@ -55,15 +55,15 @@ def cause_of(report: OutOfMemoryReport, account: Account) -> Cause:
 
 def _name(report: OutOfMemoryReport, account: Account, *, fragmented: bool, outside: int) -> Name:
     figures, shortfall = report.figures, account.shortfall
-    if report.kind == "cpu":
+    if report.device_type == "cpu":
         return "host memory"
-    if account.asked is None:
+    if account.requested is None:
         return "a limit" if "rejected" in report.wording else "not told"
-    if figures.capacity is not None and account.asked.low > figures.capacity.high:
+    if figures.capacity is not None and account.requested.low > figures.capacity.high:
         return "larger than the device"
     if _limited(report, account):
         return "a limit"
-    if shortfall is not None and account.room is not None and account.asked.high <= account.room.low:
+    if shortfall is not None and account.available is not None and account.requested.high <= account.available.low:
         return "refused"
     if fragmented and _would_fit_whole(account):
         return "fragmentation"
@@ -75,16 +75,16 @@ def _name(report: OutOfMemoryReport, account: Account, *, fragmented: bool, outs
 def _limited(report: OutOfMemoryReport, account: Account) -> bool:
     """Return whether a limit, not the device, made the request fail."""
     figures = report.figures
-    if "rejected" in report.wording or report.kind == "mps":
+    if "rejected" in report.wording or report.device_type == "mps":
         return True
-    if figures.allowed is None or figures.free is None or account.asked is None:
+    if figures.allowed is None or figures.free is None or account.requested is None:
         return False
-    return account.asked.high <= figures.free.low
+    return account.requested.high <= figures.free.low
 
 
 def _would_fit_whole(account: Account) -> bool:
     usable = account.usable_if_contiguous
-    return usable is not None and account.asked is not None and account.asked.low <= usable.high
+    return usable is not None and account.requested is not None and account.requested.low <= usable.high
 
 
 def _fragmented(report: OutOfMemoryReport, account: Account) -> bool:
@@ -110,4 +110,4 @@ def _unusual_outside(report: OutOfMemoryReport, account: Account) -> int:
     """Return bytes outside this allocator, minus a context and the buffers of one communication group."""
     own = (account.outside or NOTHING).bytes + (account.unexplained or NOTHING).bytes
     usual = EAGER_CONTEXT_BYTES if "1." in report.wording else CONTEXT_BYTES
-    return (account.others or NOTHING).bytes + max(0, own - usual - FIRST_GROUP_BYTES)
+    return (account.other_processes or NOTHING).bytes + max(0, own - usual - FIRST_GROUP_BYTES)

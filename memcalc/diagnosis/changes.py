@@ -31,8 +31,8 @@ class ExplainedReport:
         phase: the phase in which the run failed, from the traceback or the figures.
         allocated: the ledger's allocated bytes in that phase.
         components: the same by component.
-        held: allocated plus requested bytes of the run; None if the message lacks them.
-        unexplained: the part of `held` that the ledger does not contain.
+        run_bytes: allocated plus requested bytes of the run; None if the message lacks them.
+        unexplained: the part of `run_bytes` that the ledger does not contain.
         budget: what the allocator could have reserved; None if unknown.
         budget_source: where the budget comes from.
         needed: reserved memory of the whole step, from its replay if there is one, plus `unexplained`.
@@ -45,7 +45,7 @@ class ExplainedReport:
     phase: str
     allocated: int
     components: dict[Component, int]
-    held: int | None
+    run_bytes: int | None
     unexplained: int
     budget: int | None
     budget_source: str
@@ -80,11 +80,11 @@ def explain(run: UserRun, report: OutOfMemoryReport, account: Account) -> Explai
     """Return the estimate at the point of failure, and the changes that avoid it."""
     result = estimate(run.spec)
     ledger = result.ledger
-    held = None
-    if account.live is not None and account.asked is not None:
-        held = account.live.bytes + (account.private or NOTHING).bytes + account.asked.bytes
-    phase = failing_phase(ledger, report.phase, held)
-    unexplained = max(0, (held or 0) - ledger.totals[phase])
+    run_bytes = None
+    if account.live is not None and account.requested is not None:
+        run_bytes = account.live.bytes + (account.private or NOTHING).bytes + account.requested.bytes
+    phase = failing_phase(ledger, report.phase, run_bytes)
+    unexplained = max(0, (run_bytes or 0) - ledger.totals[phase])
     budget, source = _budget(report, account, result)
     needed = _reserved(need_of(run.spec, None, ledger.peak_bytes), unexplained)
     changes = _changes(run, ledger.peak_bytes, unexplained, budget)
@@ -93,37 +93,39 @@ def explain(run: UserRun, report: OutOfMemoryReport, account: Account) -> Explai
         phase=phase,
         allocated=ledger.totals[phase],
         components=ledger.components(phase),
-        held=held,
+        run_bytes=run_bytes,
         unexplained=unexplained,
         budget=budget,
         budget_source=source,
         needed=needed,
         changes=changes,
-        notes=tuple(_notes(report, result, held, unexplained, fits=None if budget is None else needed.fits(budget))),
+        notes=tuple(
+            _notes(report, result, run_bytes, unexplained, fits=None if budget is None else needed.fits(budget))
+        ),
     )
 
 
-def failing_phase(ledger: Ledger, hint: str, held: int | None) -> str:
+def failing_phase(ledger: Ledger, hint: str, run_bytes: int | None) -> str:
     """Return the first phase that needs as much as the run used, among those of the traceback; else the peak."""
     phases = [phase for phase in ledger.phases if phase.rstrip("_0123456789") == hint] or list(ledger.phases)
-    if held is not None:
+    if run_bytes is not None:
         for phase in phases:
-            if ledger.totals[phase] >= held:
+            if ledger.totals[phase] >= run_bytes:
                 return phase
     return max(phases, key=ledger.totals.__getitem__)
 
 
 def _budget(report: OutOfMemoryReport, account: Account, result: Result) -> tuple[int | None, str]:
     """Return the budget of the allocator: what it held plus what it could still reserve."""
-    held = report.figures.reserved
-    if held is None and account.live is not None:
-        held = account.live.plus(account.cached or NOTHING)
-    if held is not None and account.room is not None:
-        return held.bytes + account.room.bytes, "reserved by the allocator, plus what it could still reserve"
-    if result.card is None:
+    run_bytes = report.figures.reserved
+    if run_bytes is None and account.live is not None:
+        run_bytes = account.live.plus(account.cached or NOTHING)
+    if run_bytes is not None and account.available is not None:
+        return run_bytes.bytes + account.available.bytes, "reserved by the allocator, plus what it could still reserve"
+    if result.gpu is None:
         return None, ""
-    usable = result.card.usable_bytes - outside_bytes(result.spec, result.card)
-    return usable, f"usable memory of {result.card.name}, less context and NCCL"
+    usable = result.gpu.usable_bytes - outside_bytes(result.spec, result.gpu)
+    return usable, f"usable memory of {result.gpu.name}, less context and NCCL"
 
 
 def _reserved(need: MemoryNeed, unexplained: int) -> ReservedMemory:
@@ -164,12 +166,12 @@ def _changes(run: UserRun, peak: int, unexplained: int, budget: int | None) -> t
 
 
 def _notes(
-    report: OutOfMemoryReport, result: Result, held: int | None, unexplained: int, *, fits: bool | None
+    report: OutOfMemoryReport, result: Result, run_bytes: int | None, unexplained: int, *, fits: bool | None
 ) -> list[str]:
     notes = []
     if report.framework not in ("pytorch", "driver"):
         notes.append(f"the estimate is of a PyTorch step; the message is from {LABELS[report.framework]}")
-    if held is None:
+    if run_bytes is None:
         notes.append("the message lacks allocated memory, so the estimate cannot be compared")
     if unexplained:
         notes.append(

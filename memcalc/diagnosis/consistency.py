@@ -60,9 +60,9 @@ def _checks(report: OutOfMemoryReport, account: Account) -> Iterator[Check]:
     yield from _at_most("allocated <= peak", allocated, figures.peak, "the message contradicts itself")
     if figures.exceeded is not None and figures.asked is not None and capacity is not None:
         yield from _equal("used - capacity = exceeded", figures.asked.minus(capacity), figures.exceeded)
-    if account.asked is not None and account.room is not None and report.kind != "tpu":
+    if account.requested is not None and account.available is not None and report.device_type != "tpu":
         refused = "the request would have fitted: something else rejected it"
-        yield _check("asked > room", account.room.low < account.asked.high, -(account.shortfall or 0), refused)
+        yield _check("asked > room", account.available.low < account.requested.high, -(account.shortfall or 0), refused)
 
 
 def _exceeds(figure: PrintedSize, bound: PrintedSize | None) -> bool:

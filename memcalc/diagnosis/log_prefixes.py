@@ -44,7 +44,7 @@ _BOX = " \t│┃|"
 class PrefixedLine(NamedTuple):
     """A line split into its source and its text."""
 
-    speaker: str  # "rank 3", "process 90", "node07"; empty if the line has no source
+    source: str  # "rank 3", "process 90", "node07"; empty if the line has no source
     text: str  # without the prefix
 
 

@@ -76,7 +76,7 @@ class _CountingStream:
         return found
 
 
-def told(stream: BinaryIO, progress: Progress) -> Readable:
+def with_progress(stream: BinaryIO, progress: Progress) -> Readable:
     """Return the stream; `progress` is called with the MiB read."""
     return stream if progress is silent else _CountingStream(stream, progress)
 

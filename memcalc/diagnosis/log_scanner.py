@@ -163,7 +163,7 @@ class Scanner:
         """Yield the reports that end with this line."""
         self._effort.units += 1
         said = split_prefix(without_colors(line.text))
-        speaker = self._speaker(line, said.speaker)
+        speaker = self._speaker(line, said.source)
         self._last = line.number, speaker
         voice = self._voice(speaker)
         voice.hear(line.number, said.text)
@@ -204,5 +204,5 @@ class Scanner:
             if report is not None:
                 speakers = (speaker,) if speaker else ()
                 phase = "" if head.fragment else voice.phase
-                yield replace(report, line=voice.line, speakers=speakers, phase=phase)
+                yield replace(report, line=voice.line, sources=speakers, phase=phase)
             voice.head = None

@@ -71,7 +71,7 @@ class OutOfMemoryReport:
     Args:
         framework: the framework that wrote the message.
         wording: the message format, with the versions that print it.
-        kind: device type: "cuda", "hip", "xpu", "npu", "mps", "gpu", "tpu", "cpu".
+        device_type: "cuda", "hip", "xpu", "npu", "mps", "gpu", "tpu", "cpu".
         device: index of the device.
         figures: all figures of the message.
         holders: other processes on the device, as listed in the message.
@@ -80,14 +80,14 @@ class OutOfMemoryReport:
         setting: the setting that the message recommends, e.g. "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".
         fatal: False if the text itself reports that the program continued.
         line: line number of its first occurrence.
-        speakers: the ranks, processes or hosts that logged it, if known.
+        sources: the ranks, processes or hosts that logged it, if known.
         count: number of occurrences.
         phase: of a training step, from the traceback; "" if unknown.
     """
 
     framework: Framework
     wording: str
-    kind: str = "gpu"
+    device_type: str = "gpu"
     device: int | None = None
     figures: MessageFigures = field(default_factory=MessageFigures)
     holders: tuple[ProcessMemory, ...] = ()
@@ -96,11 +96,11 @@ class OutOfMemoryReport:
     setting: str = ""
     fatal: bool = True
     line: int = 0
-    speakers: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     count: int = 1
     phase: str = ""
 
     @property
     def content(self) -> tuple[object, ...]:
         """The fields that identify equal reports."""
-        return (self.framework, self.wording, self.kind, self.device, self.figures, self.holders, self.tensor)
+        return (self.framework, self.wording, self.device_type, self.device, self.figures, self.holders, self.tensor)

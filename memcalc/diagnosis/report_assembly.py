@@ -58,7 +58,7 @@ class _ReportCollector:
         return Collection(ordered, self._not_kept)
 
     def add(self, message: OutOfMemoryReport) -> None:
-        speaker = message.speakers[0] if message.speakers else ""
+        speaker = message.sources[0] if message.sources else ""
         if message.wording in _FRAGMENTS:
             begun = self._open.get(speaker) or replace(message, wording=_BFC, figures=MessageFigures())
             self._open[speaker] = replace(begun, figures=_completed(begun.figures, message.figures))
@@ -84,7 +84,10 @@ class _ReportCollector:
             self._whole[speaker] = message
         else:
             whole = self._whole.get(speaker)
-            if whole is not None and (whole.tensor, whole.figures.asked) == (message.tensor, message.figures.asked):
+            if whole is not None and (whole.tensor, whole.figures.asked) == (
+                message.tensor,
+                message.figures.asked,
+            ):
                 message = replace(whole, phase=whole.phase or message.phase)
         self._keep(message)
 
@@ -101,11 +104,11 @@ class _ReportCollector:
                 return
             self._reports[message.content] = message
             return
-        speakers = dict.fromkeys((*known.speakers, *message.speakers))
+        speakers = dict.fromkeys((*known.sources, *message.sources))
         self._reports[message.content] = replace(
             known,
             count=known.count + message.count,
-            speakers=tuple(speakers)[:_MOST_SPEAKERS],
+            sources=tuple(speakers)[:_MOST_SPEAKERS],
             phase=known.phase or message.phase,
         )
 

@@ -44,7 +44,7 @@ def gain_of(account: Account, gain: int) -> tuple[int, bool | None]:
     return gain, None if shortfall is None else gain >= shortfall
 
 
-def whole_cache(report: OutOfMemoryReport, account: Account) -> Iterator[Advice]:
+def fragmentation_settings(report: OutOfMemoryReport, account: Account) -> Iterator[Advice]:
     """Yield allocator settings that avoid fragmentation."""
     if account.cached is None:
         return
@@ -63,7 +63,7 @@ def whole_cache(report: OutOfMemoryReport, account: Account) -> Iterator[Advice]
             *gain_of(account, cached),
         )
         return
-    variable = _VARIABLES.get(report.kind)
+    variable = _VARIABLES.get(report.device_type)
     if variable is None:
         return
     old = "1." in report.wording  # 1.x and 2.0 print the same message
@@ -85,9 +85,9 @@ def whole_cache(report: OutOfMemoryReport, account: Account) -> Iterator[Advice]
 
 def _split_size(account: Account) -> int | None:
     """Return the largest power of two, in MiB, up to half of the request; None if too small."""
-    if account.asked is None:
+    if account.requested is None:
         return None
     split = _MOST_SPLIT
-    while split * MIB * 2 > account.asked.bytes:
+    while split * MIB * 2 > account.requested.bytes:
         split //= 2
     return split if split >= _LEAST_SPLIT else None

@@ -86,7 +86,7 @@ def check_document(report: CheckReport) -> CheckDocument:
         "budget_bytes": report.budget_bytes,
         "skipped": report.skipped,
         "configs": [_config(outcome) for outcome in report.outcomes],
-        "gone": list(report.gone),
+        "gone": list(report.missing),
         "remarks": list(report.remarks),
     }
 

@@ -167,7 +167,7 @@ def dry_run_document(run: DryRun) -> DryRunDocument:
     return {
         "schema_version": SCHEMA_VERSION,
         "source": "dry-run",
-        "device": f"null:{run.card.name}",
+        "device": f"null:{run.gpu.name}",
         "name": shlex.join(masked(run.command)),
         "spec": None,
         "model": None,
@@ -177,7 +177,7 @@ def dry_run_document(run: DryRun) -> DryRunDocument:
         "outside_allocated": None if peak is None else _outside(run, peak),
         "phases": None,
         "ledger": None,
-        "gpu": gpu(run.card),
+        "gpu": gpu(run.gpu),
         "verdict": run.answer,
         "fits": run.fits,
         "headroom_bytes": run.headroom_bytes,
@@ -212,7 +212,7 @@ def _peak(usage: Usage) -> CardPeak:
 def _outside(run: DryRun, usage: Usage) -> OutsideAllocated:
     return {
         "cached_segments": usage.reserved_bytes - usage.allocated_bytes,
-        "device_context": run.card.context_bytes,
+        "device_context": run.gpu.context_bytes,
         "communication_library": usage.communication_bytes,
     }
 
@@ -228,7 +228,7 @@ def _process(process: PythonProcess) -> ProcessReport:
         "reads": process.reads,
         "small_reads": process.small_reads,
         "masks": process.masks,
-        "unknown_reads": [{"where": read.where, "count": read.count} for read in process.unknown_reads],
+        "unknown_reads": [{"where": read.location, "count": read.count} for read in process.unknown_reads],
         "choices": process.choices,
         "checkpoints": process.checkpoints,
         "unmodelled": list(process.unmodelled),
@@ -244,6 +244,6 @@ def _process(process: PythonProcess) -> ProcessReport:
             for usage in process.usages
         ],
         "allocations": [
-            {"device": a.device, "where": a.where, "bytes": a.bytes, "count": a.count} for a in process.allocations
+            {"device": a.device, "where": a.location, "bytes": a.bytes, "count": a.count} for a in process.allocations
         ],
     }

@@ -328,7 +328,7 @@ def fit_document(answer: FitResult, written: Export | None = None, file: Path | 
         "name": answer.name,
         "verdict": answer.verdict,
         "fits": answer.fits,
-        "gpu": {"name": answer.card.name, "usable_bytes": answer.card.usable_bytes},
+        "gpu": {"name": answer.gpu.name, "usable_bytes": answer.gpu.usable_bytes},
         "gpus": answer.gpus,
         "system": {
             "node": system.node,
@@ -340,13 +340,13 @@ def fit_document(answer: FitResult, written: Export | None = None, file: Path | 
             "assumed": system.assumed or None,
         },
         "sequences_per_step": answer.sequences,
-        "as_it_is": None if answer.asked is None else _sized(answer.asked),
+        "as_it_is": None if answer.unchanged is None else _sized(answer.unchanged),
         "not_as_it_is": answer.unasked or None,
         "layouts": None if answer.ranking is None else _layouts(answer, answer.ranking),
         "maxima_of": None if answer.base is None else layout_fields(answer.base),
         "maxima": {name: _maximum(found) for name, found in answer.maxima.items()},
         "minima": _minima(answer),
-        "nearest": [_nearest(found) for found in answer.nearest],
+        "nearest": [_nearest(found) for found in answer.smallest_changes],
         "reason": None if answer.reason is None else _reason(answer.reason),
         "written": None
         if written is None or file is None
@@ -442,29 +442,29 @@ def _maximum(found: Maximum) -> FitMaximum:
         "neighbours_tried": found.above,
         "smaller_that_do_not_fit": list(found.gaps),
         "parameters": found.parameters,
-        "set": list(found.words),
+        "set": list(found.overrides),
         "note": found.note or None,
         "estimate": None if found.result is None else _sized(found.result),
     }
 
 
 def _minima(answer: FitResult) -> FitMinima:
-    wanted = answer.question.minimize
+    wanted = answer.query.minimize
     if wanted == "gpus":
         return {"gpus": answer.fewest, "may_be_fewer": answer.may_be_fewer}
     if wanted == "gpu_kind":
         return {
-            "gpu_kind": answer.smallest.card.name if answer.smallest else None,
+            "gpu_kind": answer.smallest.gpu.name if answer.smallest else None,
             "cards": [
                 {
-                    "name": sized.card.name,
+                    "name": sized.gpu.name,
                     "device_bytes": sized.device_bytes,
-                    "usable_bytes": sized.card.usable_bytes,
+                    "usable_bytes": sized.gpu.usable_bytes,
                     "verdict": sized.verdict.answer,
                     "fits": sized.verdict.fits,
                     "lacks": sized.lacks or None,
                 }
-                for sized in answer.cards
+                for sized in answer.gpu_verdicts
             ],
         }
     if wanted == "cost":
@@ -480,9 +480,9 @@ def _minima(answer: FitResult) -> FitMinima:
 
 
 def _offer(offer: Offer) -> FitOffer:
-    found = offer.found
+    found = offer.layouts
     return {
-        "name": offer.card.name,
+        "name": offer.gpu.name,
         "price_per_hour": offer.price,
         "verdict": offer.verdict,
         "lacks": offer.lacks or None,

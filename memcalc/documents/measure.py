@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from memcalc.documents.result import Document, document
 from memcalc.validation.predicted_vs_measured import PredictedVsMeasured
-from memcalc.validation.record_comparison import RecordComparison, operators_apart, run_of
+from memcalc.validation.record_comparison import RecordComparison, operator_differences, run_of
 from memcalc.validation.suite import SuiteOutcome
 from memcalc.validation.summary import PredictedRecord, PredictionErrors, errors_of, summary
 
@@ -134,7 +134,8 @@ def suite_document(outcome: SuiteOutcome) -> SuiteDocument:
         "measured_now": outcome.fresh,
         "errors": _errors(summary(outcome.records)),
         "largest_batch": [
-            {"run": search.words, "predicted": search.predicted, "found": search.found} for search in outcome.largest
+            {"run": search.overrides, "predicted": search.predicted, "found": search.largest}
+            for search in outcome.largest
         ],
         "not_measured": [{"run": words, "reason": why} for words, why in outcome.refused],
     }
@@ -163,12 +164,12 @@ def off_by(run: PredictedRecord) -> int:
 
 def _traced(compared: RecordComparison, trace: str) -> TracedRecords:
     runs = compared.of(trace)
-    said, were = compared.deaths(trace)
+    said, were = compared.predicted_failures(trace)
     return {
         "trace": trace,
         "errors": _errors(errors_of(runs)),
         "misses": [
-            {"run": run_of(run.record), "bytes": off_by(run), "operators": dict(operators_apart(run))}
+            {"run": run_of(run.record), "bytes": off_by(run), "operators": dict(operator_differences(run))}
             for run in missed(runs)
         ],
         "out_of_memory": {"said": said, "were": were},

@@ -189,7 +189,7 @@ def planning_document(planning: RecomputeResult, checked: list[DeviceVerificatio
         planning: the plan.
         checked: its traces on emulated devices.
     """
-    configured, found = planning.configured, planning.found
+    configured, found = planning.configured, planning.plan
     return {
         "schema_version": SCHEMA_VERSION,
         "source": "recompute",
@@ -205,13 +205,13 @@ def planning_document(planning: RecomputeResult, checked: list[DeviceVerificatio
         "budget_bytes": planning.budget,
         "strategy": found.plan.strategy,
         "recompute": planning.recompute,
-        "recompute_keep": list(planning.keep),
+        "recompute_keep": list(planning.saved_operators),
         "peak_bytes": planning.peak_bytes,
         "rests_bytes": planning.remainder_bytes,
         "peak_phase": planning.result.ledger.peak_phase,
-        "kept_bytes": found.evaluation.kept_bytes,
+        "kept_bytes": found.evaluation.saved_bytes,
         "forward_flops": configured.chain.flops,
-        "again_flops": found.evaluation.again_flops,
+        "again_flops": found.evaluation.recompute_flops,
         "may_save_at_most_flops": found.loss,
         "before": _price(planning.before),
         "rules": {name: _price(evaluation) for name, evaluation in planning.rules},
@@ -230,7 +230,7 @@ def planning_document(planning: RecomputeResult, checked: list[DeviceVerificatio
         "blocks": [block._asdict() for block in configured.chain.blocks],
         "frameworks": {
             said.framework: {**_price(said.evaluation), "lines": list(said.lines), "difference": said.difference}
-            for said in planning.said
+            for said in planning.framework_texts
         },
         "verified": [
             {"device": device.device, "phase": phase, "planned": planned, "traced": traced}
@@ -249,7 +249,7 @@ def planning_document(planning: RecomputeResult, checked: list[DeviceVerificatio
 
 def chain_document(planning: ChainPlanning) -> ChainDocument:
     """Return the document of a planned chain."""
-    chain, found, gain = planning.configured.chain, planning.found, planning.gain
+    chain, found, gain = planning.configured.chain, planning.plan, planning.gain
     return {
         "schema_version": 1,
         "source": "recompute",
@@ -260,13 +260,13 @@ def chain_document(planning: ChainPlanning) -> ChainDocument:
         "peak_bytes": found.evaluation.peak_bytes,
         "rests_bytes": 0,
         "forward_flops": chain.flops,
-        "again_flops": found.evaluation.again_flops,
+        "again_flops": found.evaluation.recompute_flops,
         "may_save_at_most_flops": found.loss,
         "front": [
             {
                 "plan": _listed(point.plan.items),
                 "peak_bytes": point.evaluation.peak_bytes,
-                "again_flops": point.evaluation.again_flops,
+                "again_flops": point.evaluation.recompute_flops,
             }
             for point in planning.front
         ],
@@ -299,8 +299,8 @@ def _price(evaluation: Evaluation) -> RecomputePrice:
     return {
         "peak_bytes": evaluation.peak_bytes,
         "moment": peak_place(evaluation),
-        "kept_bytes": evaluation.kept_bytes,
-        "again_flops": evaluation.again_flops,
+        "kept_bytes": evaluation.saved_bytes,
+        "again_flops": evaluation.recompute_flops,
     }
 
 

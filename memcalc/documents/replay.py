@@ -183,19 +183,19 @@ class ReplayDocument(TypedDict):
 
 def replay_document(replay: ReplayComparison) -> ReplayDocument:
     """Return the document of a replay."""
-    card, found = replay.card, replay.recommendation
+    gpu_spec, found = replay.gpu, replay.recommendation
     return {
         "schema_version": 1,
         "source": "replay",
         "name": replay.source.name,
-        "kind": replay.source.kind,
+        "kind": replay.source.source_type,
         "events": len(replay.source.events),
         "allocator": replay.trials[0].policy,
         "settings": replay.trials[0].config,
-        "gpu": None if card is None else gpu(card),
-        "fits": None if card is None else not replay.failed,
-        "peak": _point(replay.result.peak, replay),
-        "most_reserved": _point(replay.result.widest, replay),
+        "gpu": None if gpu_spec is None else gpu(gpu_spec),
+        "fits": None if gpu_spec is None else not replay.failed,
+        "peak": _point(replay.result.peak_allocated_sample, replay),
+        "most_reserved": _point(replay.result.peak_reserved_sample, replay),
         "end": _point(replay.result.end, replay),
         "over_time": _samples(replay),
         "trials": [_trial(trial) for trial in replay.trials],
@@ -218,7 +218,7 @@ def replay_document(replay: ReplayComparison) -> ReplayDocument:
 def _point(moment: CounterSample, replay: ReplayComparison) -> ReplayPoint:
     return {
         "event": moment.event,
-        "phase": replay.course.phase_of(moment.event) or None,
+        "phase": replay.curve.phase_of(moment.event) or None,
         "requested_bytes": moment.requested,
         "allocated_bytes": moment.allocated,
         "active_bytes": moment.active,
@@ -228,7 +228,7 @@ def _point(moment: CounterSample, replay: ReplayComparison) -> ReplayPoint:
 
 
 def _samples(replay: ReplayComparison) -> list[list[int]]:
-    allocated, reserved = replay.course.allocated or (), replay.course.reserved or ()
+    allocated, reserved = replay.curve.allocated or (), replay.curve.reserved or ()
     step = max(1, -(-len(allocated) // SAMPLES))
     return [[at, allocated[at], reserved[at]] for at in range(0, len(allocated), step)]
 
@@ -298,7 +298,7 @@ def _recording(replay: ReplayComparison) -> SnapshotReport | None:
         "components": {component_name(component): size for component, size in found.by_component.items()},
         "lines": [
             {
-                "line": line.where,
+                "line": line.location,
                 "component": line.component.value if line.component else None,
                 "bytes": line.bytes,
                 "tensors": line.tensors,
@@ -308,7 +308,7 @@ def _recording(replay: ReplayComparison) -> SnapshotReport | None:
         ],
         "steps": found.steps,
         "leaks": [
-            {"line": leak.where, "steps": leak.steps, "tensors": leak.tensors, "bytes": leak.bytes}
+            {"line": leak.location, "steps": leak.steps, "tensors": leak.tensors, "bytes": leak.bytes}
             for leak in found.leaks
         ],
         "end": _end(found),

@@ -219,7 +219,7 @@ def document(result: Result | ModuleResult) -> Document:
             for phase in ledger.phases
         ],
         "ledger": [_row(row) for row in ledger.rows],
-        "gpu": None if result.card is None else gpu(result.card),
+        "gpu": None if result.gpu is None else gpu(result.gpu),
         "verdict": result.verdict,
         "fits": result.fits,
         "headroom_bytes": result.headroom_bytes,
@@ -265,7 +265,7 @@ def _kv_cache(found: Generation) -> KvCache:
 def _assumption_row(assumption: Assumption) -> AssumptionRow:
     return {
         "field": assumption.field,
-        "what": assumption.what,
+        "what": assumption.choice,
         "taken": assumption.taken,
         "otherwise": assumption.otherwise,
         "moved_bytes": assumption.moved_bytes,

@@ -84,7 +84,7 @@ def interval(verdict: Verdict | None) -> IntervalBytes | None:
         "low_bytes": low,
         "high_bytes": high,
         "runs": errors.runs,
-        "kind": errors.kind,
+        "kind": errors.run_type,
         "replayed": errors.replayed,
         "median_error": errors.median,
         "worst_error": errors.worst,
@@ -93,7 +93,7 @@ def interval(verdict: Verdict | None) -> IntervalBytes | None:
 
 def limit_row(limit: Limit) -> LimitRow:
     """Return a feature that is not modelled."""
-    return {"what": limit.what, "holds_memory": limit.holds_memory, "at_least_bytes": limit.at_least_bytes}
+    return {"what": limit.feature, "holds_memory": limit.holds_memory, "at_least_bytes": limit.at_least_bytes}
 
 
 def by_name(components: Mapping[Component, int]) -> dict[str, int]:

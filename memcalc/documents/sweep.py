@@ -120,5 +120,5 @@ def columns(table: Table) -> dict[str, list[Any]]:
     return found
 
 
-def _kept(values: list[Any], there: list[bool]) -> list[Any]:
-    return [value if ok else None for value, ok in zip(values, there, strict=True)]
+def _kept(values: list[Any], valid: list[bool]) -> list[Any]:
+    return [value if ok else None for value, ok in zip(values, valid, strict=True)]

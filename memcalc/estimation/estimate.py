@@ -42,8 +42,8 @@ def estimate(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
         return generation(spec, played)
     reject_without_formulas(spec)
     refuse_settings(spec)
-    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-    ranks = [rank_result(spec, stage, card, played and played.of(stage.index)) for stage in stages_of(spec)]
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    ranks = [rank_result(spec, stage, gpu, played and played.of(stage.index)) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)  # stable sort: of equal stages the first one is the headline
     return Result(
         source="estimate",
@@ -55,7 +55,7 @@ def estimate(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
         textbook=textbook(spec),
         ranks=tuple(ranks),
         confidence="formula",
-        card=card,
+        gpu=gpu,
         limits=limits_of(spec),
         notes=notes(spec),
     )
@@ -82,7 +82,7 @@ def refuse_settings(spec: Spec) -> None:
 
 def rank_result(spec: Spec, stage: Stage, gpu: GpuSpec | None, played: AllocatorOverhead | None = None) -> RankResult:
     """Return the ledger of the ranks of one stage and the memory outside it; `played` as in `estimate`."""
-    remainders = {} if played is None else {BIT[phase]: amount for phase, amount in played.rests.items()}
+    remainders = {} if played is None else {BIT[phase]: amount for phase, amount in played.remainders.items()}
     phases = run_phases(spec)
     moving = write_rows(transient_rows(spec, stage, gpu), "everything else", remainders, phases)
     ledger = Ledger((state_rows(spec, stage, tails=played is None), moving), tuple(filter(None, phases)))
@@ -104,7 +104,7 @@ def family_notes(spec: Spec) -> Iterator[str]:
         yield "PyTorch's fused attention kernels cannot add ALiBi's bias; a run needs eager attention."
 
 
-def card_notes(spec: Spec) -> Iterator[str]:
+def gpu_notes(spec: Spec) -> Iterator[str]:
     """Yield notes on what the GPU lacks for this run, and on sequences longer than the model's positions."""
     training, positions = spec.training, spec.model.max_position_embeddings
     if spec.hardware.gpu is not None:
@@ -117,7 +117,7 @@ def card_notes(spec: Spec) -> Iterator[str]:
 
 def notes(spec: Spec) -> tuple[str, ...]:
     """Return the notes of an estimate: how the config was read, host memory, and options with no effect on memory."""
-    found = [*card_notes(spec), *spec.origin.notes]
+    found = [*gpu_notes(spec), *spec.origin.notes]
     training, parallelism = spec.training, spec.parallelism
     if parallelism.sequence_parallel and parallelism.tensor_parallel == 1:
         found.append("sequence_parallel has no effect without tensor_parallel.")
@@ -143,6 +143,6 @@ def assumption_notes(spec: Spec) -> Iterator[str]:
     """Yield what the run's file leaves open, what is assumed, and how far it moves the peak."""
     for each in spec.origin.assumptions:
         yield (
-            f"assumed: {each.what}: {each.taken}; with {each.otherwise} the peak is {each.share:.1%} "
+            f"assumed: {each.choice}: {each.taken}; with {each.otherwise} the peak is {each.share:.1%} "
             f"({each.moved_bytes:,} bytes) lower. Settle it with --set {each.setting}=."
         )

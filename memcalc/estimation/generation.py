@@ -33,8 +33,8 @@ from memcalc.stream.requests import AllocatorOverhead
 
 def generation(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
     """Return the memory of each GPU during prefill and decoding, and the verdict; `played` as in `estimate`."""
-    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-    ranks = [rank_result(spec, stage, card, played) for stage in stages_of(spec)]
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    ranks = [rank_result(spec, stage, gpu, played) for stage in stages_of(spec)]
     ranks.sort(key=lambda rank: -rank.ledger.peak_bytes)
     inference = spec.inference
     assert inference is not None
@@ -48,7 +48,7 @@ def generation(spec: Spec, played: AllocatorOverhead | None = None) -> Result:
         textbook=generation_textbook(spec),
         ranks=tuple(ranks),
         confidence="formula",
-        card=card,
+        gpu=gpu,
         limits=limits_of(spec),
         notes=(*spec.origin.notes, *_notes(spec)),
         generation=Generation(
@@ -67,7 +67,7 @@ def rank_result(spec: Spec, stage: Stage, gpu: GpuSpec | None, played: Allocator
         items += peak_rows(moment, 1 << phases.index(phase))
     remainders = {(1 << len(phases)) - 1: _tails(spec, stage)}
     if played is not None:
-        remainders = {1 << bit: played.rests[phase] for bit, phase in enumerate(phases)}
+        remainders = {1 << bit: played.remainders[phase] for bit, phase in enumerate(phases)}
     ledger = Ledger((write_rows(items, "all tensors", remainders, phases),), phases)
     return RankResult({"pipeline_stage": stage.index}, ledger, known(UNKNOWN))
 

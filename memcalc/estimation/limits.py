@@ -49,15 +49,15 @@ IMBALANCE = "experts that get more tokens than others: routing is assumed to be 
 
 def limits_of(spec: Spec) -> tuple[Limit, ...]:
     """Return what the estimate of a run leaves out: of the run itself, then of another framework's file."""
-    return (*own_limits(spec), *(resolved(spec, limit) for limit in spec.origin.limits))
+    return (*spec_limits(spec), *(resolved(spec, limit) for limit in spec.origin.limits))
 
 
-def own_limits(spec: Spec) -> tuple[Limit, ...]:
+def spec_limits(spec: Spec) -> tuple[Limit, ...]:
     """Return what the run's own fields leave out, in the order of `not_modelled`."""
-    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     found = _generation(spec) if spec.inference is not None else _training(spec)
     own = (Limit(what, holds_memory) for what, holds_memory in found)
-    return (*(Limit(what, holds_memory=False) for what in gpu_omissions(card)), *own)
+    return (*(Limit(what, holds_memory=False) for what in gpu_omissions(gpu)), *own)
 
 
 def resolved(spec: Spec, limit: Limit) -> Limit:

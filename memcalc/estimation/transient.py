@@ -40,7 +40,7 @@ class SharedPeakPhases(NamedTuple):
 
 def transient_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
     """Return everything on a rank of a stage except model states."""
-    items = [*standing(spec, stage, gpu), *rollouts(spec, stage, gpu)]
+    items = [*persistent_items(spec, stage, gpu), *rollouts(spec, stage, gpu)]
     for mask, peak in _peaks(spec, stage, gpu):
         items += [draft._replace(mask=mask) for draft in peak.drafts()]
     return items
@@ -60,7 +60,7 @@ def peak_bytes(spec: Spec, stage: Stage, gpu: GpuSpec | None, *, tails: bool = T
     totals = dict.fromkeys(phases, 0)
     for (phase, _), amount in state_sums(spec, stage, tails=tails).items():
         totals[phase] += amount
-    for item in [*standing(spec, stage, gpu), *rollouts(spec, stage, gpu)]:
+    for item in [*persistent_items(spec, stage, gpu), *rollouts(spec, stage, gpu)]:
         for phase in phases_of(item.mask, phases):
             totals[phase] += item.count * item.block
     for mask, peak in _peaks(spec, stage, gpu):
@@ -83,7 +83,7 @@ def _known_peaks(spec: Spec) -> dict[tuple[Stage, GpuSpec | None], list[tuple[in
     return {}
 
 
-def standing(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
+def persistent_items(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
     """Return the persistent items other than model states."""
     persistent = (*persistent_rows(spec, stage, gpu), *first_workspace(spec, stage, gpu))
     return [*communication_buffers(spec, stage), *persistent]

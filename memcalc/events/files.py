@@ -59,7 +59,9 @@ class EventWriter:
         """Return the writer itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         """Close the file; appended events stay, also after an error."""
         with suppress(OSError):  # a write that failed was reported when it happened
             self._file.close()

@@ -64,9 +64,9 @@ class MemoryCurve:
         """Return the phase that an event belongs to; "" before the first phase."""
         return next((span.phase for span in reversed(self.spans) if span.begin <= event), "")
 
-    def alive_at_peak(self) -> list[Event]:
+    def live_at_peak(self) -> list[Event]:
         """Return the allocations that are live at the peak, in allocation order."""
-        return self.timeline.alive(self.peak_event)
+        return self.timeline.live_after(self.peak_event)
 
     def outline(self, stretches: int) -> DownsampledTimeline:
         """Return the curve downsampled to at most `stretches` intervals, each represented by its peak."""

@@ -54,7 +54,7 @@ class Timeline:
         """
         return self.totals.index(self.peak_bytes)
 
-    def alive(self, index: int) -> list[Event]:
+    def live_after(self, index: int) -> list[Event]:
         """Return the allocations that are live after event `index`, in allocation order."""
         living: dict[int, Event] = {}
         for event in self.events[: index + 1]:
@@ -67,7 +67,7 @@ class Timeline:
     def by_component(self, index: int) -> dict[Component | None, int]:
         """Return bytes by component after event `index`, ordered as `Component`, unattributed last, without zeros."""
         sums: dict[Component | None, int] = {}
-        for event in self.alive(index):
+        for event in self.live_after(index):
             sums[event.component] = sums.get(event.component, 0) + event.bytes
         return {component: sums[component] for component in (*Component, None) if sums.get(component)}
 

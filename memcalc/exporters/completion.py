@@ -46,8 +46,8 @@ class Export(NamedTuple):
 
     def command(self, file: str | Path) -> list[str]:
         """The words of the command that estimates the run from the file and the settings."""
-        card = ["--gpu", self.gpu] if self.gpu else []
-        return ["memcalc", "estimate", str(file), *card, *(word for each in self.settings for word in ("--set", each))]
+        gpu = ["--gpu", self.gpu] if self.gpu else []
+        return ["memcalc", "estimate", str(file), *gpu, *(word for each in self.settings for word in ("--set", each))]
 
 
 def export(spec: Spec, program: str, file: str | Path, model: str | None = None) -> Export:

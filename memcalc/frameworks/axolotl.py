@@ -41,13 +41,15 @@ def _has_adapters(draft: Draft) -> bool:
     )
 
 
-def tell_kernels(draft: Draft) -> None:
+def note_kernels(draft: Draft) -> None:
     """The adapter kernels that axolotl enables by default, which save less than PEFT's modules.
 
     utils/schemas/config.py: of LoRA and QLoRA, unless the file sets each to false or its base is in 8 bits; on several
     GPUs not under FSDP1.
     """
     kernels = [f"lora_{part}_kernel" for part in ("mlp", "qkv", "o")]
-    asked = all(draft.said.get(name, True) for name in kernels) and not is_on(draft.said.get("load_in_8bit"))
+    asked = all(draft.given_fields.get(name, True) for name in kernels) and not is_on(
+        draft.given_fields.get("load_in_8bit")
+    )
     if asked and draft.values.get("training.finetune") in ("lora", "qlora"):
         draft.limit("fused kernels of adapters", "counted as PEFT's modules, which save more", holds_memory=False)

@@ -24,12 +24,12 @@ class OpenQuestion(NamedTuple):
 
     Args:
         field: our field that settles it, such as "training.framework".
-        what: what is open, as a noun phrase.
+        description: what is open, as a noun phrase.
         candidates: the answers that are tried; the one with the largest peak is taken. Of equal ones, the first.
     """
 
     field: str
-    what: str
+    description: str
     candidates: tuple[str, ...]
 
 
@@ -38,9 +38,9 @@ class Draft:
     """Our configuration in the making.
 
     Args:
-        folder: where files named in the configuration are looked for.
+        directory: where files named in the configuration are looked for.
         overridden: our fields that the user sets anyway, with their values.
-        said: the fields that the file has, with their values.
+        given_fields: the fields that the file has, with their values.
         answers: the candidates that are tried, by the field of their question.
         values: by our field's path, e.g. "training.micro_batch_size".
         facts: what several fields together decide, by a name of the table's own.
@@ -51,9 +51,9 @@ class Draft:
         questions: what was asked on the way, by field.
     """
 
-    folder: str
+    directory: str
     overridden: Mapping[str, Any] = field(default_factory=dict)
-    said: Mapping[str, Any] = field(default_factory=dict)
+    given_fields: Mapping[str, Any] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)

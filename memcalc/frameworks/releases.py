@@ -9,11 +9,11 @@ class ReleaseChange(NamedTuple):
     """What a release of a package changed that decides memory.
 
     Args:
-        what: a sentence.
+        change: a sentence.
         source: file of the package.
     """
 
-    what: str
+    change: str
     source: str
 
 

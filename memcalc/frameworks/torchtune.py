@@ -21,9 +21,9 @@ def place_torchtune(draft: Draft) -> None:
     half = draft.given("training.dtype") != "fp32"
     if half:
         draft.default("training.norm_dtype", "fp32")
-    component = str(draft.said.get("loss._component_", _CHUNKED[0])).rpartition(".")[2]
+    component = str(draft.given_fields.get("loss._component_", _CHUNKED[0])).rpartition(".")[2]
     if component in _CHUNKED and draft.given("training.loss") in (None, "chunked"):
-        chunks = draft.said.get("loss.num_output_chunks", CHUNKS)
+        chunks = draft.given_fields.get("loss.num_output_chunks", CHUNKS)
         draft.default("training.loss", "chunked")
         draft.default("training.loss_recompute", False)
         draft.default("training.loss_chunks", chunks if type(chunks) is int else CHUNKS)

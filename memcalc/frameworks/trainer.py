@@ -54,14 +54,19 @@ def place_padding(draft: Draft) -> None:
 
     Texts that are joined and cut, and batches of one sequence, are not padded; flash_attention_2 needs no mask.
     """
-    packs = is_on(draft.said.get("packing"))
+    packs = is_on(draft.given_fields.get("packing"))
     alone = draft.given("training.micro_batch_size") == 1 and not draft.values.get("training.pairs")
     masks = draft.given("training.attention") != "eager" and draft.given("training.attention_windows") != "kernel"
-    if not masks or (alone and not packs) or is_on(draft.said.get("sample_packing")) or "block_size" in draft.said:
+    if (
+        not masks
+        or (alone and not packs)
+        or is_on(draft.given_fields.get("sample_packing"))
+        or "block_size" in draft.given_fields
+    ):
         return
     if packs:
         # trl/trainer/sft_trainer.py: this strategy packs into padding-free batches; masking_utils.py masks the blocks.
-        if draft.values.get(FRAMEWORK) == "sft" and draft.said.get("packing_strategy", "bfd") == "bfd":
+        if draft.values.get(FRAMEWORK) == "sft" and draft.given_fields.get("packing_strategy", "bfd") == "bfd":
             draft.default("training.padding_free", True)
             what = "whether a packed row has several texts"
             draft.default("training.padding_mask", draft.choose("training.padding_mask", what, ("none", "boolean")))
@@ -89,7 +94,7 @@ def _place_liger(draft: Draft) -> None:
         draft.limit(f"{' and '.join(sorted(modules))} of Liger's kernels only", "they save less", holds_memory=False)
 
 
-def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -> None:
+def note_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -> None:
     """Set evaluation during training, if a file enables it.
 
     Args:
@@ -100,11 +105,11 @@ def tell_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -
     """
     if not asked:
         return
-    said = draft.said.get(batch)
+    said = draft.given_fields.get(batch)
     sequences = said if type(said) is int and said > 0 else silent
     draft.default("training.evaluation_batch_size", sequences)
     generates = ("predict_with_generate", "do_causal_lm_eval", "do_bench_eval", "eval_table_size")
-    if any(draft.said.get(name) not in (None, False, 0, "false") for name in generates):
+    if any(draft.given_fields.get(name) not in (None, False, 0, "false") for name in generates):
         draft.limit("generation during evaluation", holds_memory=True)
 
 

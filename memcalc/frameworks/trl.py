@@ -32,7 +32,7 @@ _SHARED = frozenset(
 
 def program_of(draft: Draft) -> str:
     """Programs that run TrainingArguments: Trainer, or one of TRL's trainers."""
-    fields = draft.said.keys()
+    fields = draft.given_fields.keys()
     named = _trainer_of(draft)
     if named != "sft" or _ITS_OWN & fields:
         candidates: tuple[str, ...] = (named,)
@@ -47,7 +47,7 @@ def program_of(draft: Draft) -> str:
 
 def _trainer_of(draft: Draft) -> str:
     """Which of TRL's trainers has such fields."""
-    said = draft.said
+    said = draft.given_fields
     if _asks(said, (*_REINFORCED, *_ENGINE)):
         return "grpo"
     if _asks(said, ("desirable_weight", "undesirable_weight")) or "kto" in _named_losses(said):
@@ -67,7 +67,7 @@ def place_trl(draft: Draft, program: str) -> None:
     if "bf16" not in facts and facts.get("fp16") not in (True, "true"):
         facts["bf16"] = True
         draft.notes.append("TRL computes in bf16 by default (since 0.22); --set dtype= for another")
-    if "training.recompute" not in draft.values and "gradient_checkpointing" not in draft.said:
+    if "training.recompute" not in draft.values and "gradient_checkpointing" not in draft.given_fields:
         draft.default("training.recompute", "full")
         draft.notes.append("TRL checkpoints every layer by default (since 0.22); --set recompute=none otherwise")
     if program == "grpo":
@@ -83,7 +83,7 @@ def place_trl(draft: Draft, program: str) -> None:
         _place_dpo(draft)
     elif program == "reward":
         _place_reward(draft)
-    if program in ("dpo", "reward") and draft.said.get("disable_dropout") not in (False, "false"):
+    if program in ("dpo", "reward") and draft.given_fields.get("disable_dropout") not in (False, "false"):
         draft.values["training.dropout"] = 0.0  # {dpo,reward}_config.py: disable_dropout
         if is_on(facts.get("peft")):
             draft.values["training.lora.dropout"] = 0.0
@@ -95,7 +95,7 @@ def _place_dpo(draft: Draft) -> None:
     trl/trainer/dpo_trainer.py: the reference is the policy loaded once more, unless there are adapters, which are
     switched off for it, or its log-probabilities are computed beforehand.
     """
-    said = draft.said
+    said = draft.given_fields
     if draft.has("trl", "1.15"):
         draft.default("training.loss", "tiled")
     else:
@@ -114,7 +114,7 @@ def _place_grpo(draft: Draft) -> None:
     adapters, which are switched off for it. Its log-probabilities and those of the policy before come from forwards
     without gradients, of a micro-batch each, which hold no more than training's own.
     """
-    said, facts = draft.said, draft.facts
+    said, facts = draft.given_fields, draft.facts
     if draft.has("trl", "1.15"):
         draft.default("training.loss", "tiled")
     else:
@@ -146,7 +146,7 @@ def _place_grpo(draft: Draft) -> None:
 
 def _batches_of_generation(draft: Draft) -> Any:
     """Micro-batches per generation of completions: trl/trainer/grpo_config.py, __post_init__."""
-    said, size = draft.said, draft.given("training.micro_batch_size")
+    said, size = draft.given_fields, draft.given("training.micro_batch_size")
     batches, whole = said.get("steps_per_generation"), said.get("generation_batch_size")
     ranks = draft.given("parallelism.data_parallel") or 1
     if batches is None and all(type(each) is int and each > 0 for each in (whole, size, ranks)):
@@ -177,7 +177,7 @@ def _place_sfts_loss(draft: Draft) -> None:
             draft.default("training.loss_chunks", min(max(-(-tokens // CHUNK), 1), MOST_CHUNKS))
 
 
-def tell_second_models(draft: Draft) -> None:
+def note_second_models(draft: Draft) -> None:
     """Record the memory of preference training and reinforcement learning in addition to the policy.
 
     trl/trainer/{dpo,kto}_trainer.py: the reference is the policy once more, loaded in the same way, unless there are
@@ -191,7 +191,7 @@ def tell_second_models(draft: Draft) -> None:
 
 
 def _tell_beside_the_policy(draft: Draft, program: str) -> None:
-    said, full = draft.said, draft.values.get("training.finetune", "full") == "full"
+    said, full = draft.given_fields, draft.values.get("training.finetune", "full") == "full"
     if program == "grpo":
         if said.get("use_vllm") is True and said.get("vllm_mode", "colocate") != "server":  # grpo_config.py
             draft.limit("vLLM on the GPUs that train", holds_memory=True)

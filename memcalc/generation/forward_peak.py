@@ -39,8 +39,8 @@ class GenerationBlock:
     @property
     def top(self) -> tuple[int, tuple[int, ...]]:
         """The peak of its forward: bytes, and the live storages."""
-        alive = self.program.alive("forward", self.sized.highest("forward")[0])
-        return self.sized.bytes_of(alive), alive
+        storages = self.program.alive("forward", self.sized.highest("forward")[0])
+        return self.sized.bytes_of(storages), storages
 
 
 class LiveStorages(NamedTuple):
@@ -55,7 +55,7 @@ class GenerationPeak(NamedTuple):
     """The peak of a forward: transient bytes, and what is live."""
 
     bytes: int
-    held: tuple[LiveStorages, ...]
+    live: tuple[LiveStorages, ...]
 
 
 def forward_peaks(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> dict[str, GenerationPeak]:
@@ -97,12 +97,12 @@ def highest(spec: Spec, stage: Stage, gpu: GpuSpec | None, forward: Forward) -> 
 
 
 def _better(
-    best: GenerationPeak, around: tuple[LiveStorages, ...], block: GenerationBlock, alive: tuple[int, ...]
+    best: GenerationPeak, live_around: tuple[LiveStorages, ...], block: GenerationBlock, storages: tuple[int, ...]
 ) -> GenerationPeak:
-    held = (*around, LiveStorages(block, alive, 1))
-    held = tuple(each for each in held if each.count and each.storages)
-    total = sum(each.block.sized.bytes_of(each.storages) * each.count for each in held)
-    return GenerationPeak(total, held) if total > best.bytes else best
+    live = (*live_around, LiveStorages(block, storages, 1))
+    live = tuple(each for each in live if each.count and each.storages)
+    total = sum(each.block.sized.bytes_of(each.storages) * each.count for each in live)
+    return GenerationPeak(total, live) if total > best.bytes else best
 
 
 def _around(
@@ -121,16 +121,16 @@ class ForwardBlocks:
 
     Args:
         spec: the run.
-        card: the GPU, for kernel workspaces that depend on it.
+        gpu: the GPU, for kernel workspaces that depend on it.
         forward: which tokens it processes.
     """
 
-    def __init__(self, spec: Spec, card: GpuSpec | None, forward: Forward) -> None:
+    def __init__(self, spec: Spec, gpu: GpuSpec | None, forward: Forward) -> None:
         training = spec.training.model_copy(update={"sequence_length": forward.tokens})
         self.spec = spec.model_copy(update={"training": training})
         self.forward = forward
         self.structure = block_structure(self.spec)
-        self.values = symbol_values(self.spec, card)
+        self.values = symbol_values(self.spec, gpu)
 
     def named(self, opening: Program) -> tuple[int, ...]:
         """Return the embedding's output, which transformers' `inputs_embeds` references until the model returns."""
@@ -142,7 +142,7 @@ class ForwardBlocks:
     @property
     def cached(self) -> BlockStructure:
         """The structure with the cache of layers without a sliding window."""
-        return self.structure._replace(cache=layer_cache(self.spec, self.forward, windowed=False).how)
+        return self.structure._replace(cache=layer_cache(self.spec, self.forward, windowed=False).usage)
 
     def experts(self, layer: int) -> bool:
         """Return whether a layer has experts."""
@@ -157,7 +157,7 @@ class ForwardBlocks:
         return self._block(name, part, layer_cache(self.spec, self.forward, windowed=windowed))
 
     def _block(self, name: str, part: Part, cache: LayerCache) -> GenerationBlock:
-        compiled = program(self.structure._replace(cache=cache.how), part, False, NOTHING_TRAINS)
+        compiled = program(self.structure._replace(cache=cache.usage), part, False, NOTHING_TRAINS)
         sized = sizer_of(self.values | cache.values).sized(compiled)
         caches = [i for i, each in enumerate(compiled.storages) if each.component is Component.KV_CACHE]
         written = tuple(i for i in caches if i in compiled.kept)
@@ -180,7 +180,7 @@ class ForwardBlocks:
 
 def peak_rows(moment: GenerationPeak, mask: int) -> Iterator[RowDraft]:
     """Yield what is live at a peak, as items."""
-    for block, storages, count in moment.held:
+    for block, storages, count in moment.live:
         sizes, exact, shapes = block.sized.sizes, block.sized.exact, block.sized.shapes
         for number in storages:
             each = exact[number]

@@ -39,12 +39,12 @@ class LayerCache(NamedTuple):
     """The KV cache of one layer in a forward pass.
 
     Args:
-        how: how the forward uses it.
+        usage: how the forward uses it.
         before: tokens per sequence that it holds before the forward.
         after: tokens per sequence that it holds after the forward.
     """
 
-    how: LayerKVCache
+    usage: LayerKVCache
     before: int
     after: int
 
@@ -105,8 +105,8 @@ def layer_cache(spec: Spec, forward: Forward, *, windowed: bool) -> LayerCache:
     found = kind(spec.model, inference, forward, windowed=windowed)
     # A single query of grouped heads becomes one for each head of its group (sdpa_attention.py, pack_gqa).
     unfit = spec.model.mla is not None or spec.model.head_dim > FLASH_WIDTH
-    repeats = grouped and forward.tokens > 1 and (found.how.masked or unfit) and spec.model.mla is None
-    return found._replace(how=found.how._replace(repeats=repeats))
+    repeats = grouped and forward.tokens > 1 and (found.usage.masked or unfit) and spec.model.mla is None
+    return found._replace(usage=found.usage._replace(repeats=repeats))
 
 
 FLASH_WIDTH = 256  # torch 2.13 ATen native/transformers/cuda/sdp_utils.cpp: the largest head_dim of flash attention

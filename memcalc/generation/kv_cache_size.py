@@ -54,7 +54,7 @@ def windowed_layers(spec: Spec, first: int, stop: int) -> int:
     return sum(spec.model.has_window(layer) for layer in range(first, stop)) if spec.model.sliding_window else 0
 
 
-def kept_tokens(spec: Spec, tokens: int, *, windowed: bool) -> int:
+def cached_tokens(spec: Spec, tokens: int, *, windowed: bool) -> int:
     """Return the tokens of one sequence that a layer keeps after `tokens` tokens, in whole blocks of a paged cache.
 
     For a sliding window vLLM keeps the tokens that the next forward reads, and one more block, since the window may
@@ -80,8 +80,8 @@ def symbols_of(spec: Spec) -> dict[str, int]:
         "n_0": inference.prompt_length,
         "n_c": tokens,
         "n_b": tokens - 1,
-        "n_p": kept_tokens(spec, tokens, windowed=False),
-        "n_w": kept_tokens(spec, tokens, windowed=True),
+        "n_p": cached_tokens(spec, tokens, windowed=False),
+        "n_w": cached_tokens(spec, tokens, windowed=True),
     }
 
 
@@ -94,7 +94,7 @@ def pool_items(spec: Spec, stage: Stage, mask: int) -> list[RowDraft]:
     width, items = token_width(spec), []
     slide = windowed_layers(spec, stage.first, stage.stop)
     for windowed, count in ((False, stage.layers - slide), (True, slide)):
-        kept = kept_tokens(spec, inference.context_length, windowed=windowed)
+        kept = cached_tokens(spec, inference.context_length, windowed=windowed)
         tokens = inference.batch_size * kept
         each = tokens * width.bytes
         name = "blocks of a window" if windowed else "blocks"
@@ -121,5 +121,5 @@ def cache_bytes(spec: Spec, tokens: int, layers: int | None = None) -> int:
     total = spec.model.num_layers if layers is None else layers
     slide = windowed_layers(spec, 0, total)
     width = token_width(spec).bytes
-    full = (total - slide) * kept_tokens(spec, tokens, windowed=False)
-    return (full + slide * kept_tokens(spec, tokens, windowed=True)) * width
+    full = (total - slide) * cached_tokens(spec, tokens, windowed=False)
+    return (full + slide * cached_tokens(spec, tokens, windowed=True)) * width

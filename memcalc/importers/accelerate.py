@@ -9,7 +9,7 @@ from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.scripts import place_optimizer_step, place_outputs
 from memcalc.frameworks.trainer import place_padding
 from memcalc.importers import float8, fsdp
-from memcalc.importers.deepspeed_file import read_beside
+from memcalc.importers.deepspeed_file import read_referenced
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
 from memcalc.importers.huggingface import finish_trainer
 
@@ -110,7 +110,7 @@ _WORDS = {
 
 def _read_deepspeeds(draft: Draft, name: str) -> None:
     """Precision and batch of DeepSpeed's own file, which Accelerate leaves to it (utils/deepspeed.py)."""
-    config = read_beside(draft.folder, name)
+    config = read_referenced(draft.directory, name)
     if not isinstance(config, Mapping):
         return
     for half in ("bf16", "fp16"):

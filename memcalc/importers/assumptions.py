@@ -76,7 +76,7 @@ def settle(read: Callable[[Answers], ImportedConfig], peak: Callable[[ImportedCo
     if found is None:
         return first
     assumptions = [
-        Assumption(question.field, question.what, taken, otherwise, moved, found.peak_bytes)
+        Assumption(question.field, question.description, taken, otherwise, moved, found.peak_bytes)
         for question, taken, otherwise, moved in sorted(found.moved, key=lambda each: -each[3])
         if moved
     ]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
-from memcalc.frameworks.axolotl import place_fp32_modules, tell_kernels
+from memcalc.frameworks.axolotl import note_kernels, place_fp32_modules
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
-from memcalc.frameworks.trainer import place_trainers_loop, tell_evaluation
+from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
 from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to, told
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, noted, nothing, overcounted, part, to
 from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.offload import ACTIVATIONS
@@ -80,7 +80,7 @@ FIELDS: dict[str, Meaning] = {
     "lora_target_parameters": lacking("adapters on stacked experts"),
     "gptq": overcounted("a GPTQ base"),
     "expert_parallel_size": lacking("expert parallelism"),
-    "trl*": told("the loss of preference training or reinforcement learning"),
+    "trl*": noted("the loss of preference training or reinforcement learning"),
     "ebft*": lacking("the loss of EBFT"),
     "flash_attn_*": overcounted("fused kernels around attention"),
     "tiled_mlp": overcounted("a tiled MLP"),
@@ -128,7 +128,7 @@ FIELDS: dict[str, Meaning] = {
     "max_packed_sequence_len": nothing("sequence_len is counted"),
     "center_rewards_coefficient": nothing("part of a reward model"),
     "precompute_ref_log_probs": overcounted("precomputed log-probabilities of the reference model"),
-    **{name: told("a custom loss") for name in _OTHER_LOSS},
+    **{name: noted("a custom loss") for name in _OTHER_LOSS},
     **dict.fromkeys(("process_reward_model", "use_eaft", "eaft_*"), lacking("a custom loss")),
     "feature_layers": nothing("part of a custom loss"),
     "quantization": lacking("quantization-aware training"),
@@ -215,7 +215,7 @@ FIELDS: dict[str, Meaning] = {
     "early_stopping_patience": nothing(),
     "local_rank": nothing(),
     "debug": nothing(),
-    "rl*": told("the second model and the loss of preference training"),
+    "rl*": noted("the second model and the loss of preference training"),
     "lr_*": nothing(),
     "cosine_*": nothing(),
     "ddp*": nothing(),
@@ -245,8 +245,8 @@ def _finish(draft: Draft) -> None:
     place_allocator_settings(draft, EXPANDABLE, "axolotl's command")
     _tell_preference(draft)
     place_fp32_modules(draft)
-    tell_kernels(draft)
-    tell_evaluation(draft, asked=_evaluates(draft.said), batch="eval_batch_size")
+    note_kernels(draft)
+    note_evaluation(draft, asked=_evaluates(draft.given_fields), batch="eval_batch_size")
     if in_8_bits:  # core/trainers/base.py, additional_accelerator_args
         gathers = draft.facts.get("fp8_gather") is True
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
@@ -257,7 +257,7 @@ def _tell_preference(draft: Draft) -> None:
 
     setup_reference_model loads the model once more, in the same dtype, unless there are adapters or the loss is ORPO's.
     """
-    said = draft.said
+    said = draft.given_fields
     kind = str(said.get("rl") or "").lower()
     if not kind:
         return

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
-from memcalc.importers.field_tables import ImportedConfig, told_once
+from memcalc.importers.field_tables import ImportedConfig, unique_limits
 from memcalc.importers.file_format import FileFormat, nothing, overcounted
 from memcalc.spec.limits import Limit
 from memcalc.spec.model_families.conversion import keys_of, known_families
@@ -80,10 +80,10 @@ def listed(data: Mapping[str, Any]) -> ImportedConfig | None:
             not_modelled.append((key, f"{other}, which has another head: that of a language model is counted"))
             limits.append(Limit(f"the head of {other}", holds_memory=False))  # of a few rows, or none
         elif meaning.kind == "not modelled":
-            not_modelled.append((key, meaning.words))
+            not_modelled.append((key, meaning.meaning))
             limits += meaning.limits_of(value)
         else:
-            no_effect.append((key, meaning.words))
+            no_effect.append((key, meaning.meaning))
     return ImportedConfig(
         CONFIG_JSON,
         {},
@@ -93,7 +93,7 @@ def listed(data: Mapping[str, Any]) -> ImportedConfig | None:
         tuple(unknown),
         (),
         (),
-        limits=told_once(limits),
+        limits=unique_limits(limits),
     )
 
 

@@ -147,7 +147,7 @@ FIELDS: dict[str, Meaning] = {
 
 
 # The same inside another framework's file, which sets precision, batch and optimizer in its own fields.
-AS_PARTS = {path: part(meaning.words) if meaning.kind == "mapped" else meaning for path, meaning in FIELDS.items()}
+AS_PARTS = {path: part(meaning.meaning) if meaning.kind == "mapped" else meaning for path, meaning in FIELDS.items()}
 
 
 def finish_deepspeed(draft: Draft) -> None:
@@ -164,7 +164,8 @@ def finish_deepspeed(draft: Draft) -> None:
     place_outputs(draft)
     beginning = "zero_optimization."
     place_zero(
-        draft, {key.removeprefix(beginning): each for key, each in draft.said.items() if key.startswith(beginning)}
+        draft,
+        {key.removeprefix(beginning): each for key, each in draft.given_fields.items() if key.startswith(beginning)},
     )
     place_copies(draft)
     if "training.optimizer" not in draft.values.keys() | draft.overridden.keys():

@@ -26,7 +26,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
     """
     config = deepspeed
     if isinstance(deepspeed, str):
-        config = read_beside(draft.folder, deepspeed)
+        config = read_referenced(draft.directory, deepspeed)
         if config is None:
             if "offload" in deepspeed.lower():
                 draft.notes.append(
@@ -51,7 +51,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
     return stage if type(stage) is int and 0 <= stage <= 3 else None
 
 
-def read_beside(folder: str, name: str) -> Any:
+def read_referenced(folder: str, name: str) -> Any:
     """A JSON file that is named as seen from this folder or from one above, where programs are started; else None."""
     try:
         start = Path(folder).resolve()

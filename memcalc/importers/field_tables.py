@@ -119,28 +119,28 @@ def read(
         if meaning is None:
             unknown.append(path)
         elif meaning.kind == "no effect":
-            no_effect.append((path, meaning.words))
+            no_effect.append((path, meaning.meaning))
         elif isinstance(value, DeferredValue) and meaning.kind == "mapped":
             asked = _asked(meaning, overridden)
-            open_fields |= {field for field in meaning.words.split(", ") if field.startswith("model.")}
+            open_fields |= {field for field in meaning.meaning.split(", ") if field.startswith("model.")}
             if asked:
                 draft.elsewhere.append((path, asked))
                 draft.notes.append(f"{path} = {value} is given elsewhere: use {_settings(asked)}")
             else:
-                mapped.append((path, value, meaning.words))
+                mapped.append((path, value, meaning.meaning))
         elif isinstance(value, DeferredValue) or (isinstance(value, str) and value.startswith("$")):
             draft.notes.append(f"{path} = {value} is given elsewhere")
         elif meaning.kind == "not modelled":
             off = (value.lower() if isinstance(value, str) else value) in _OFF if not isinstance(value, list) else False
-            (no_effect if off else not_modelled).append((path, meaning.words))
+            (no_effect if off else not_modelled).append((path, meaning.meaning))
             draft.limits += () if off else meaning.limits_of(value)
-        elif value == "auto" and meaning.apply is not None and "precision" not in meaning.words:
+        elif value == "auto" and meaning.apply is not None and "precision" not in meaning.meaning:
             draft.notes.append(f"{path} is auto: derived from other fields")
         else:
             with _refusing(framework, path):
                 meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
             if not isinstance(value, Mapping):  # a block's own fields come after it
-                mapped.append((path, value, meaning.words))
+                mapped.append((path, value, meaning.meaning))
     _finish(framework, draft, open_fields)
     missing = [(path, what) for path, what in framework.expected if not _is_settled(draft, path)]
     return ImportedConfig(
@@ -153,7 +153,7 @@ def read(
         tuple(missing),
         tuple(draft.notes),
         tuple(draft.elsewhere),
-        told_once(draft.limits),
+        unique_limits(draft.limits),
         questions=tuple(draft.questions.values()),
     )
 
@@ -169,13 +169,13 @@ def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
         draft.values.pop(path, None)
 
 
-def told_once(limits: Iterable[Limit]) -> tuple[Limit, ...]:
+def unique_limits(limits: Iterable[Limit]) -> tuple[Limit, ...]:
     """Each limit once: of several fields with the same limit, the one with the most memory."""
     found: dict[str, Limit] = {}
     for limit in limits:
-        known = found.get(limit.what)
+        known = found.get(limit.feature)
         if known is None or limit[1:] > known[1:]:
-            found[limit.what] = limit
+            found[limit.feature] = limit
     return tuple(found.values())
 
 
@@ -195,7 +195,7 @@ def _of_the_model(draft: Draft) -> frozenset[str]:
 def _asked(meaning: Meaning, overridden: Mapping[str, Any]) -> tuple[str, ...]:
     """Our fields that a field decides, without those that the user sets."""
     named = bool(overridden.keys() & {"preset", "hf_config"})
-    fields = (path for path in meaning.words.split(", ") if "." in path)
+    fields = (path for path in meaning.meaning.split(", ") if "." in path)
     return tuple(path for path in fields if path not in overridden and not (named and path.startswith("model.")))
 
 

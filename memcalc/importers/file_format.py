@@ -16,7 +16,7 @@ class Meaning(NamedTuple):
     """One field's meaning."""
 
     kind: Kind
-    words: str  # our field, or why it has no effect, or what is not modelled
+    meaning: str  # our field, or why it has no effect, or what is not modelled
     apply: Callable[[Draft, Any], None] | None = None
     limit: Callable[[Any], Limit] | None = None  # of a field that is not modelled, by its value
 
@@ -87,7 +87,7 @@ def overcounted(what: str, why: str = "") -> Meaning:
     return Meaning("not modelled", f"{what}: {why}" if why else what, limit=lambda _value: Limit(what, False))
 
 
-def told(what: str) -> Meaning:
+def noted(what: str) -> Meaning:
     """The field is not modelled, together with others: the framework's `finish` records the limit."""
     return Meaning("not modelled", what)
 

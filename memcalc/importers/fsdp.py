@@ -93,7 +93,7 @@ def _version(draft: Draft) -> int:
     """FSDP1 or FSDP2: as the file says, else as the program does; `accelerate launch` sets FSDP_VERSION to 1."""
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
-    said = settings.get("fsdp_version", settings.get("version", draft.said.get("fsdp_version")))
+    said = settings.get("fsdp_version", settings.get("version", draft.given_fields.get("fsdp_version")))
     if str(said) in ("1", "2"):
         return int(str(said))
     if draft.given(FRAMEWORK) == "accelerate":

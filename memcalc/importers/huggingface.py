@@ -10,11 +10,11 @@ from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import (
     TRAINERS_EVALUATION,
+    note_evaluation,
     place_trainers_loop,
-    tell_evaluation,
     trainer_evaluates,
 )
-from memcalc.frameworks.trl import place_trl, program_of, tell_second_models
+from memcalc.frameworks.trl import note_second_models, place_trl, program_of
 from memcalc.frameworks.weights import published_dtype
 from memcalc.importers import fsdp, trl
 from memcalc.importers.adapters import place_adapters
@@ -252,9 +252,9 @@ def _finish(draft: Draft) -> None:
     draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)
-    tell_second_models(draft)
-    asked = trainer_evaluates(draft.said)
-    tell_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
+    note_second_models(draft)
+    asked = trainer_evaluates(draft.given_fields)
+    note_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
 
 
 TRAINING_ARGUMENTS = FileFormat(

@@ -82,12 +82,12 @@ def _finish(draft: Draft) -> None:
     dtype, recipe = _RECIPES.get(str(facts.get("precision", "bf16-true")), ("bf16", "pure"))
     draft.default("training.dtype", dtype)
     draft.default("training.recipe", recipe)
-    fine_tunes = "checkpoint_dir" in draft.said
+    fine_tunes = "checkpoint_dir" in draft.given_fields
     _optimizer(draft)
     if not fine_tunes:  # litgpt/pretrain.py
         draft.default("training.optimizer_implementation", "fused")
         draft.limit("torch.compile", "litgpt/pretrain.py compiles every run", holds_memory=True)
-    adapts = any(path.startswith("lora_") for path in draft.said)
+    adapts = any(path.startswith("lora_") for path in draft.given_fields)
     draft.default("training.micro_batch_size", 1 if fine_tunes else 4)
     place_litgpt(draft, adapters=adapts)
     place_evaluation(draft, fine_tunes=fine_tunes)
@@ -105,7 +105,7 @@ def _sharding(draft: Draft, nodes: int) -> None:
     """FSDP, each block a unit. Fine-tuning checkpoints each block; pretraining copies the shards over nodes."""
     draft.default("parallelism.zero_stage", 3)
     draft.default("parallelism.engine", "fsdp2")
-    if "checkpoint_dir" in draft.said:  # litgpt/finetune/full.py, lora.py
+    if "checkpoint_dir" in draft.given_fields:  # litgpt/finetune/full.py, lora.py
         draft.default("training.recompute", "full")
     elif nodes > 1:  # litgpt/pretrain.py: HYBRID_SHARD
         draft.default("parallelism.data_parallel_replicate", nodes)

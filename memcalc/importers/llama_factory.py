@@ -10,8 +10,8 @@ from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import (
     TRAINERS_EVALUATION,
+    note_evaluation,
     place_trainers_loop,
-    tell_evaluation,
     trainer_evaluates,
 )
 from memcalc.importers import float8
@@ -172,8 +172,8 @@ def _finish(draft: Draft) -> None:
         # launcher.py at 0.9.5 (cli.py at 0.9.3): of several GPUs alone, unless OPTIM_TORCH=0
         place_allocator_settings(draft, EXPANDABLE, "llamafactory-cli")
     _tell_stage(draft)
-    asked = trainer_evaluates(draft.said)
-    tell_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
+    asked = trainer_evaluates(draft.given_fields)
+    note_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
     if facts.get("fp8") is True:  # train/fp8_utils.py, create_fp8_kwargs
         backend = facts.get("fp8_backend", "auto")
         if backend in ("auto", "torchao"):
@@ -187,13 +187,13 @@ def _tell_stage(draft: Draft) -> None:
 
     The reference is a copy of the policy in the run's dtype, or another model; below adapters there is none.
     """
-    stage, said = str(draft.facts.get("stage")), draft.said
+    stage, said = str(draft.facts.get("stage")), draft.given_fields
     if stage in ("dpo", "rm"):
         draft.limit("pairs of sequences", f"those of stage {stage} are twice the micro-batch", holds_memory=True)
     elif stage in ("kto", "ppo"):
         draft.limit(f"the other forward passes of stage {stage}", holds_memory=True)
     refers = stage in ("kto", "ppo") or (stage == "dpo" and said.get("pref_loss") not in ("orpo", "simpo"))
-    if refers and "ref_model" not in draft.said and draft.values["training.finetune"] == "full":
+    if refers and "ref_model" not in draft.given_fields and draft.values["training.finetune"] == "full":
         draft.limit(f"the reference model of stage {stage}", holds_memory=True, bytes_per_parameter=2)
 
 

@@ -64,7 +64,7 @@ def load(
     try:
         return load_opened(read, parse_overrides(overrides), gpu=gpu, check=check)
     except InputError as error:
-        where = error.where.removeprefix("configuration").lstrip(": ")
+        where = error.location.removeprefix("configuration").lstrip(": ")
         if config.name:  # of a hub id, which the error names itself
             raise InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": ")) from None
         raise InputError(error.problem, error.remedy, f"{path.name}: {where}" if where else path.name) from None

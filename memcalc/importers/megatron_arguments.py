@@ -117,7 +117,7 @@ class _Reader:
                 found[name] = () if option[2] is None else (option[2],)
             elif word == "--" or self._holds_options(word):
                 found |= self._choices(word)
-                open_word = self.marks.whole(word)
+                open_word = self.marks.single_mark(word)
                 if whole and open_word and not open_word.choices:
                     found[open_word.text] = (word,)
                 name = None
@@ -127,7 +127,7 @@ class _Reader:
 
     def _holds_options(self, word: str) -> bool:
         """Return whether an unresolved word means options, not the value of one."""
-        open_word = self.marks.whole(word)
+        open_word = self.marks.single_mark(word)
         if open_word is None:
             return False
         if not open_word.choices:
@@ -141,7 +141,7 @@ class _Reader:
     def _choices(self, word: str) -> Options:
         if word not in self.known:
             self.known[word] = {}
-            open_word = self.marks.whole(word)
+            open_word = self.marks.single_mark(word)
             choices = open_word.choices if open_word else ()
             ways = [self.options(each.split() if isinstance(each, str) else each, whole=False) for each in choices]
             self.known[word] = self.joined(ways, open_word.text if open_word else "")

@@ -20,7 +20,11 @@ def place_precision(draft: Draft) -> None:
         values["training.dtype"] = "fp32"  # neither bf16 nor fp16 is set
     if facts.get("reduce_bf16") is True and values.get("training.dtype") == "bf16":
         draft.default("training.gradient_dtype", "bf16")
-    if "fp16" in draft.said and values.get("training.dtype") == "fp16" and facts.get("accumulates_in_fp32") is not True:
+    if (
+        "fp16" in draft.given_fields
+        and values.get("training.dtype") == "fp16"
+        and facts.get("accumulates_in_fp32") is not True
+    ):
         draft.default("training.gradient_dtype", "fp16")  # arguments.py: in fp32 by default for bf16 alone
 
 
@@ -77,7 +81,7 @@ def place_experts(draft: Draft) -> None:
     if facts.get("dispatcher", "alltoall") not in ("alltoall", "alltoall_seq", "flex"):
         draft.limit(f"the dispatcher {facts['dispatcher']}", "all-to-all is counted", holds_memory=True)
     # NeMo's names have underscores, behind the name of a block.
-    said = {path.rpartition(".")[2].replace("_", "-"): value for path, value in draft.said.items()}
+    said = {path.rpartition(".")[2].replace("_", "-"): value for path, value in draft.given_fields.items()}
     padded = said.get("moe-pad-expert-input-to-capacity") is True
     if padded and _is_above_one(said.get("moe-expert-capacity-factor")):
         draft.limit("expert inputs padded to a capacity", "balanced ones are counted", holds_memory=True)
@@ -99,7 +103,7 @@ def place_recompute(draft: Draft) -> None:
     """Granularity, method and number of layers as layers that run again."""
     facts, values = draft.facts, draft.values
     modules = facts.get("modules")
-    if "activations-checkpoint-method" in draft.said:
+    if "activations-checkpoint-method" in draft.given_fields:
         draft.default("training.recompute", "full")
     if modules and values.get("training.recompute") == "selective":
         values["training.recompute_modules"] = modules if isinstance(modules, list) else [modules]
@@ -129,7 +133,7 @@ def place_ranks(draft: Draft) -> None:
     for kind in kinds:
         degree = values.get(f"parallelism.{kind}_parallel", 1)
         size *= degree if _counts(degree) else 1
-    per_node, nodes = facts.get("per_node"), facts.get("nodes", None if "nnodes" in draft.said else 1)
+    per_node, nodes = facts.get("per_node"), facts.get("nodes", None if "nnodes" in draft.given_fields else 1)
     if type(per_node) is int and type(nodes) is int:
         world = per_node * nodes
         if world % size == 0:
@@ -162,7 +166,7 @@ def place_attention(draft: Draft) -> None:
 
     gpt_layer_specs.py: the local implementation has no other; Transformer Engine's unfused one keeps what that keeps.
     """
-    facts, said, values = draft.facts, draft.said, draft.values
+    facts, said, values = draft.facts, draft.given_fields, draft.values
     kernel = str(facts.get("attention", "auto")).rpartition(".")[2]
     of_deepspeed = "deepspeed" in said and "use-flash-attn" not in said
     local = facts.get("transformer_impl") == "local"

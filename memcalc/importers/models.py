@@ -40,7 +40,7 @@ def place_model(draft: Draft) -> None:
     name = draft.facts.get("model")
     if not isinstance(name, str):
         return
-    for folder in (Path(draft.folder) / name, Path(name)):
+    for folder in (Path(draft.directory) / name, Path(name)):
         try:
             if is_file(folder / "config.json"):
                 draft.values["hf_config"] = str((folder / "config.json").resolve())

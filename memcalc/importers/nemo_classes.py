@@ -34,7 +34,7 @@ def place_class(draft: Draft, meanings: Mapping[str, Meaning]) -> None:
     for field, value in fields.items():
         path = f"model.config.{field}"
         meaning = meanings[path]
-        said = draft.said.keys() & {path, f"{path}._target_"}
+        said = draft.given_fields.keys() & {path, f"{path}._target_"}
         if value is not None and not said and meaning.apply is not None:
             meaning.apply(draft, value)
 

@@ -180,7 +180,9 @@ def _finish(draft: Draft) -> None:
     facts["grouped"] = "groups" in facts
     _activation(draft)
     draft.default("training.optimizer", "adamw")
-    if facts.get("distributed", "optim.config._target_" not in draft.said) is True:  # gpt/model/base.py: on by default
+    if (
+        facts.get("distributed", "optim.config._target_" not in draft.given_fields) is True
+    ):  # gpt/model/base.py: on by default
         draft.default("parallelism.zero_stage", 1)
     virtual = facts.get("virtual")
     facts["virtual"] = virtual if type(virtual) is int else None

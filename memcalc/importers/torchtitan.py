@@ -159,13 +159,13 @@ def _finish(draft: Draft) -> None:
     place_allocator_settings(draft, EXPANDABLE, "torchtitan's run_train.sh")
     float8.torchtitan(draft, facts.get("converters", []))
     _recompute(draft, by_operator=own)
-    if draft.said.get("validation.enable", draft.said.get("validation.enabled")) is True:
+    if draft.given_fields.get("validation.enable", draft.given_fields.get("validation.enabled")) is True:
         _tell_validation(draft)
 
 
 def _tell_validation(draft: Draft) -> None:
     """config/job_config.py, Validation: 8 sequences of 2,048 tokens where nothing is said."""
-    said, length = draft.said, draft.values.get("training.sequence_length", 2048)
+    said, length = draft.given_fields, draft.values.get("training.sequence_length", 2048)
     tokens = [said.get(f"validation.{name}", silent) for name, silent in (("local_batch_size", 8), ("seq_len", 2048))]
     if all(type(each) is int for each in (*tokens, length)) and length > 0:
         sequences = -(-tokens[0] * tokens[1] // length)

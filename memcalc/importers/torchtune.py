@@ -9,7 +9,7 @@ from typing import Any
 from memcalc.frameworks.allocator_settings import EXPANDABLE, FIELD
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.torchtune import place_torchtune
-from memcalc.frameworks.trainer import tell_evaluation
+from memcalc.frameworks.trainer import note_evaluation
 from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import ACTIVATIONS, place_shards
@@ -147,8 +147,8 @@ def _finish(draft: Draft) -> None:
             f"--set alloc_conf={EXPANDABLE}"
         )
     _tell_other_models(draft)
-    steps = draft.said.get("run_val_every_n_steps")
-    tell_evaluation(draft, asked=type(steps) is int and steps > 0, batch="batch_size_val")
+    steps = draft.given_fields.get("run_val_every_n_steps")
+    note_evaluation(draft, asked=type(steps) is int and steps > 0, batch="batch_size_val")
 
 
 def _tell_other_models(draft: Draft) -> None:
@@ -157,11 +157,11 @@ def _tell_other_models(draft: Draft) -> None:
     recipes/full_dpo_distributed.py, ppo_full_finetune_single_device.py: the reference is the policy once more, in its
     dtype, sharded as it is; recipes with adapters have none.
     """
-    if "DPO" in str(draft.said.get("loss._component_", "")):
+    if "DPO" in str(draft.given_fields.get("loss._component_", "")):
         draft.limit("pairs of sequences", "chosen and rejected are twice the batch", holds_memory=True)
-    if {"ref_checkpointer._component_", "ref_policy_checkpointer._component_"} & draft.said.keys():
+    if {"ref_checkpointer._component_", "ref_policy_checkpointer._component_"} & draft.given_fields.keys():
         draft.limit("the reference model", "a frozen copy of the policy", holds_memory=True, bytes_per_parameter=2)
-    if draft.values.get("training.recompute") == "full" and {"ac_mode", "ac_option"} & draft.said.keys():
+    if draft.values.get("training.recompute") == "full" and {"ac_mode", "ac_option"} & draft.given_fields.keys():
         draft.limit("checkpointing of some layers", "all are counted as recomputed", holds_memory=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.frameworks.trl import COMPLETIONS
-from memcalc.importers.file_format import Meaning, fact, lacking, nothing, overcounted, to, told
+from memcalc.importers.file_format import Meaning, fact, lacking, noted, nothing, overcounted, to
 from memcalc.importers.offload import ACTIVATIONS
 
 _PREFERENCE = fact("preference", "training.framework")
@@ -62,7 +62,7 @@ FIELDS: dict[str, Meaning] = {
     "generation_batch_size": fact("generation_batch", "training.steps_per_generation"),
     "steps_per_generation": fact("generation_steps", "training.steps_per_generation"),
     "num_iterations": fact("iterations", "training.completion_length"),
-    **dict.fromkeys(("use_vllm", "vllm_*"), told("vLLM on the GPUs that train")),
+    **dict.fromkeys(("use_vllm", "vllm_*"), noted("vLLM on the GPUs that train")),
     **{
         name: nothing("part of reinforcement learning")
         for name in (

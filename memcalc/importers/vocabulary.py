@@ -24,13 +24,13 @@ def entries_of(name: Any) -> int | None:
     return load(preset).model.vocab_size
 
 
-def place_vocabulary(draft: Draft, entries: Any, whose: str) -> None:
+def place_vocabulary(draft: Draft, entries: Any, source: str) -> None:
     """The padded number, and a note of it; what is no number is left for our own rules to refuse.
 
     Args:
         draft: our configuration in the making; its fact `divisible` is what the rows of each rank are a multiple of.
         entries: of the tokenizer.
-        whose: the tokenizer, for the note.
+        source: the tokenizer, for the note.
     """
     if draft.overridden.keys() & {"model.vocab_size", "preset", "hf_config"}:
         return
@@ -41,5 +41,5 @@ def place_vocabulary(draft: Draft, entries: Any, whose: str) -> None:
     multiple = divisible * ranks
     padded = -(-entries // multiple) * multiple
     draft.values["model.vocab_size"] = padded
-    if padded != entries or whose:
-        draft.notes.append(f"the vocabulary is {whose or f'{entries:,}'}, padded to {padded:,}")
+    if padded != entries or source:
+        draft.notes.append(f"the vocabulary is {source or f'{entries:,}'}, padded to {padded:,}")

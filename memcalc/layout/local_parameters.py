@@ -169,10 +169,10 @@ def _stage_parameters(
     wide = built_in_fp32(model.architecture) if implementation == "huggingface" and precision.base != "fp32" else ()
     table = parameter_table(model)
     for row in table if implementation != "plain" else chain.from_iterable(map(_apart, table)):
-        count = row.count if row.where == "embedding" else 1
-        if row.where == "layer":
+        count = row.count if row.part == "embedding" else 1
+        if row.part == "layer":
             count = next((n for prefix, n in here.items() if row.module.startswith(prefix)), layers)
-        elif (row.where == "embedding" and not stage.has_embedding) or (row.where == "head" and not stage.has_head):
+        elif (row.part == "embedding" and not stage.has_embedding) or (row.part == "head" and not stage.has_head):
             count = 0
         if count:
             gradient = row.shape if split.unsharded_embedding_gradient and row.module == "embed_tokens" else ()
@@ -180,7 +180,7 @@ def _stage_parameters(
             own = (wide and row.module.endswith(wide)) or in_fp32(row.module, precision.fp32_modules)
             dtype = "fp32" if own else ""
             trains = precision.trains_tower or trains_with_text(row.module)
-            rows.append(LocalParameter(row.module, row.tensor, axes, count, row.where, dtype, trains, gradient))
+            rows.append(LocalParameter(row.module, row.tensor, axes, count, row.part, dtype, trains, gradient))
     if pipeline and stage.has_head and model.tie_word_embeddings:
         # Tied embeddings are stored on the first and the last stage (Megatron-LM, arXiv 1909.08053).
         width = ("d_e", model.embedding_size) if model.embedding_size != model.hidden_size else ("d", model.hidden_size)

@@ -47,7 +47,7 @@ class Parameter:
         tensor: "weight" or "bias"; "table" for a matrix of a vision tower that belongs to no linear layer.
         shape: each axis as (symbol, size).
         count: number of such tensors in the whole model.
-        where: the part of a pipeline that it belongs to; the final norm belongs to the head.
+        part: the part of a pipeline that it belongs to; the final norm belongs to the head.
         split: how tensor parallelism shards it.
     """
 
@@ -55,7 +55,7 @@ class Parameter:
     tensor: Literal["weight", "bias", "table"]
     shape: tuple[Axis, ...]
     count: int
-    where: Where
+    part: Where
     split: Split
 
     @property

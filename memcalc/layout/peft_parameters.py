@@ -112,7 +112,7 @@ def _in_4_bits(parameter: LocalParameter, quantised: Quantization) -> Iterator[L
 
 def all_parameters(spec: Spec) -> int:
     """Return the number of nn.Parameters, adapters included; a quantized matrix counts as its original."""
-    return count_parameters(spec.model) + _beside(spec)
+    return count_parameters(spec.model) + _adapter_parameters(spec)
 
 
 def trainable_parameters(spec: Spec) -> int:
@@ -120,7 +120,7 @@ def trainable_parameters(spec: Spec) -> int:
     if adapters_of(spec) is None:
         tower = tower_trains(spec.model, spec.training)
         return sum(row.total for row in parameter_table(spec.model) if tower or trains_with_text(row.module))
-    return _beside(spec)
+    return _adapter_parameters(spec)
 
 
 def loads_weights(spec: Spec) -> bool:
@@ -147,10 +147,10 @@ def adapters_follow_the_head(spec: Spec) -> bool:
     if loads_weights(spec):
         return False
     head = model.vocab_size * model.embedding_size * DTYPE_BYTES[base_dtype(training)]
-    return model.tie_word_embeddings and head > _beside(spec) * DTYPE_BYTES[adapters.dtype]
+    return model.tie_word_embeddings and head > _adapter_parameters(spec) * DTYPE_BYTES[adapters.dtype]
 
 
-def _beside(spec: Spec) -> int:
+def _adapter_parameters(spec: Spec) -> int:
     adapters = adapters_of(spec)
     if adapters is None:
         return 0
@@ -160,4 +160,4 @@ def _beside(spec: Spec) -> int:
 
 
 def _held(row: Parameter) -> LocalParameter:
-    return LocalParameter(row.module, row.tensor, row.shape, row.count, row.where)
+    return LocalParameter(row.module, row.tensor, row.shape, row.count, row.part)

@@ -157,22 +157,23 @@ def _stages_of(layers: int, stages: int, schedule: str, virtual: int, micro_batc
     found = []
     for index in range(stages):
         in_flight = chunks_in_flight(schedule, stages, virtual, index, micro_batches)
-        held = in_flight_micro_batches(schedule, stages, virtual, index, micro_batches)
+        in_flight_counts = in_flight_micro_batches(schedule, stages, virtual, index, micro_batches)
         pieces = [
-            _piece(layers, index, chunk, in_flight, held) for chunk in chunks_of(schedule, stages, virtual, index)
+            _piece(layers, index, chunk, in_flight, in_flight_counts)
+            for chunk in chunks_of(schedule, stages, virtual, index)
         ]
         ends = any(piece.has_embedding for piece in pieces), any(piece.has_head for piece in pieces)
-        whole = Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces), *held)
+        whole = Stage(index, pieces[0].first, pieces[0].stop, *ends, in_flight, tuple(pieces), *in_flight_counts)
         found.append(pieces[0] if len(pieces) == 1 else whole)
     return tuple(found)
 
 
-def _piece(layers: int, index: int, chunk: ModelChunk, in_flight: int, held: InFlightMicroBatches) -> Stage:
+def _piece(layers: int, index: int, chunk: ModelChunk, in_flight: int, in_flight_counts: InFlightMicroBatches) -> Stage:
     share, rest = divmod(layers, chunk.of)
     first = chunk.part * share + min(chunk.part, rest)
     stop = first + share + (chunk.part < rest)
     ends = chunk.part == 0, chunk.part == chunk.of - 1
-    return Stage(index, first, stop, *ends, in_flight, (), *held)
+    return Stage(index, first, stop, *ends, in_flight, (), *in_flight_counts)
 
 
 def one_in_flight(stage: Stage) -> Stage:

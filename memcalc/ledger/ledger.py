@@ -77,7 +77,7 @@ class Ledger:
         column = self.components_by_phase[phase]
         return {component: column[component] for component in Component if column.get(component)}
 
-    def alive(self, phase: str, component: Component | None = None) -> list[Row]:
+    def live_rows(self, phase: str, component: Component | None = None) -> list[Row]:
         """Return the rows that are live at the peak of a phase, largest first."""
         rows = (row for row in self.rows if phase in row.phases and component in (None, row.component))
         return sorted(rows, key=lambda row: -row.bytes)

@@ -143,7 +143,7 @@ class Sizing:
         buffer_elements: number of elements in the model's buffers.
         ranks: one for each class of identical ranks, the largest need first.
         confidence: the method that reserved memory is based on.
-        card: the GPU, if given.
+        gpu: the GPU, if given.
         limits: memory and features that the figures omit.
         notes: options that were accepted but have no effect here.
         judgement: the verdict; None without a GPU, and before `Result.completion` completes an estimate.
@@ -156,7 +156,7 @@ class Sizing:
     buffer_elements: int
     ranks: tuple[RankResult, ...]
     confidence: Confidence
-    card: GpuSpec | None
+    gpu: GpuSpec | None
     limits: tuple[Limit, ...]
     notes: tuple[str, ...] = field(default=())
     judgement: Verdict | None = None
@@ -174,7 +174,7 @@ class Sizing:
     @property
     def not_modelled(self) -> tuple[str, ...]:
         """Descriptions of what the figures omit."""
-        return tuple(limit.what for limit in self.limits)
+        return tuple(limit.feature for limit in self.limits)
 
     @property
     def decision(self) -> Verdict | None:
@@ -200,7 +200,7 @@ class Sizing:
     def headroom_bytes(self) -> int | None:
         """Usable GPU memory minus device memory of the headline rank; negative if the run does not fit."""
         device_bytes = self.headline.device_bytes
-        return None if self.card is None or device_bytes is None else self.card.usable_bytes - device_bytes
+        return None if self.gpu is None or device_bytes is None else self.gpu.usable_bytes - device_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +234,7 @@ class Result(Sizing, NotebookDisplay):
         ledger = self.replayed.ledger
         unit: Unit = "GiB" if ledger.peak_bytes >= 2**30 else "MiB"
         peak = f"peak {format_bytes(ledger.peak_bytes, unit)} in {ledger.peak_phase}"
-        where = "" if self.card is None else f"; {self.card.name}: {self.verdict}"
+        where = "" if self.gpu is None else f"; {self.gpu.name}: {self.verdict}"
         return f"<Result {harmless(self.spec.name)}: {peak}{where}>"
 
     @property

@@ -19,7 +19,7 @@ class RecordedErrors(NamedTuple):
     """Errors of the estimates of recorded runs of one kind, as fractions of the estimated reserved memory.
 
     Args:
-        kind: of runs, for example "one GPU, LoRA".
+        run_type: type of runs, for example "one GPU, LoRA".
         runs: number of recorded runs; if 0, `low` and `high` are a convention.
         median: median absolute error.
         worst: the error farthest from 0.
@@ -28,7 +28,7 @@ class RecordedErrors(NamedTuple):
         replayed: whether the estimates were allocator replays; otherwise ratios of reserved to allocated memory.
     """
 
-    kind: str
+    run_type: str
     runs: int
     median: float
     worst: float
@@ -107,7 +107,7 @@ def observed(fits: bool, device_bytes: int, limit_bytes: int, limits: Iterable[L
     answer: Answer = "fits" if fits else "does-not-fit"
     if fits and unmodelled:
         answer = "does-not-fit" if device_bytes + more > limit_bytes else "unknown"
-    missing = tuple(limit.what for limit in unmodelled)
+    missing = tuple(limit.feature for limit in unmodelled)
     return Verdict(
         answer, device_bytes + more, device_bytes, limit_bytes, None, fits and answer != "does-not-fit", missing
     )

@@ -83,8 +83,8 @@ class Worker:
             process.stdin.flush()
         found = self._receive(process)
         if "refused" in found:
-            kind, message = found["refused"]
-            raise KINDS.get(kind, MemcalcError)(message)
+            error_type, message = found["refused"]
+            raise KINDS.get(error_type, MemcalcError)(message)
         if "ended" in found:
             raise self._death(found["ended"])
         return found
@@ -127,7 +127,9 @@ class Worker:
         """Return the worker; its process starts with the first job."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         """End the process, immediately after an error."""
         process, self._process = self._process, None
         try:

@@ -63,7 +63,7 @@ class CudaCounters:
         return self._log.phases
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Context of the whole run; does nothing, because the allocator always counts."""
         yield
 
@@ -101,7 +101,7 @@ class CpuCounters:
         return self._log.phases
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Context of the whole run; the phases are known on exit."""
         try:
             with self._profiler:
@@ -131,7 +131,7 @@ class RecorderCounters:
     phases: tuple[MeasuredPhase, ...] = ()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Context of the whole run; does nothing."""
         yield
 

@@ -77,10 +77,10 @@ def describe_device(device: torch.device, view: View | None = None, context: int
     if device.type == "cpu":
         return MeasuredDevice("cpu", "cpu", platform.processor() or platform.machine())
     properties = torch.cuda.get_device_properties(device)
-    card = os.environ.get(NULL_CARD)
+    gpu = os.environ.get(NULL_CARD)
     return MeasuredDevice(
-        kind="cuda" if card is None else "null cuda",
-        identifier=str(device) if card is None else f"null:{card}",
+        kind="cuda" if gpu is None else "null cuda",
+        identifier=str(device) if gpu is None else f"null:{gpu}",
         name=properties.name,
         total_bytes=properties.total_memory,
         driver=driver_version(),

@@ -88,11 +88,11 @@ def measure(
             )
     job = Job(spec, steps, device, alloc_conf, worker.events, force, weight_bytes)
     measurement = measured(job, worker.run(job), typed() if command is None else command)
-    keep(measurement, record)
+    append_record(measurement, record)
     return measurement
 
 
-def keep(measurement: Measurement, record: str | Path | None) -> None:
+def append_record(measurement: Measurement, record: str | Path | None) -> None:
     """Append a measurement to a file of records, if given, and reject a run that ran out of memory.
 
     Raises:

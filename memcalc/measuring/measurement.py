@@ -115,11 +115,11 @@ class Measurement:
         return max(self.phases, key=lambda phase: phase.peak_allocated_bytes)
 
     @cached_property
-    def judged(self) -> RunAnalysis:
+    def analysis(self) -> RunAnalysis:
         """The events summed and replayed: the input of plots and tables of a run."""
-        from memcalc.measuring.result import judged
+        from memcalc.measuring.result import analyze
 
-        return judged(self)
+        return analyze(self)
 
     @cached_property
     def result(self) -> Result:

@@ -22,33 +22,33 @@ class View(NamedTuple):
 
     Args:
         used_bytes: bytes used by all processes, without the driver's own reservation.
-        others: ids of other processes that have memory on it.
+        other_pids: ids of other processes that have memory on it.
         release: version of the driver.
     """
 
     used_bytes: int
-    others: tuple[int, ...]
+    other_pids: tuple[int, ...]
     release: str
 
     @property
     def busy(self) -> bool:
         """Whether another process computes on the GPU; valid before this process uses it."""
-        return bool(self.others) or self.used_bytes >= SOMEBODYS_BYTES
+        return bool(self.other_pids) or self.used_bytes >= SOMEBODYS_BYTES
 
 
-def look(device: torch.device, own: int) -> View | None:
+def look(device: torch.device, own_pid: int) -> View | None:
     """Return the current state of the GPU; None if neither NVML nor nvidia-smi reports it.
 
     Args:
         device: by PyTorch's index, with CUDA_VISIBLE_DEVICES applied.
-        own: id of this process.
+        own_pid: id of this process.
     """
     try:
         # The function that torch.cuda.device_memory_used uses; it has no public name.
         index: int = torch.cuda._get_nvml_device_index(device)  # noqa: SLF001
     except (RuntimeError, IndexError):
         index = device.index or 0
-    return _by_library(index, own) or _by_program(index, own)
+    return _by_library(index, own_pid) or _by_program(index, own_pid)
 
 
 def used_by_all(device: torch.device) -> tuple[str, Callable[[], int]]:
@@ -70,7 +70,7 @@ def used_by_all(device: torch.device) -> tuple[str, Callable[[], int]]:
     return "driver", by_driver
 
 
-def _by_library(index: int, own: int) -> View | None:
+def _by_library(index: int, own_pid: int) -> View | None:
     try:
         import pynvml
     except ImportError:
@@ -80,7 +80,7 @@ def _by_library(index: int, own: int) -> View | None:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         release = str(pynvml.nvmlSystemGetDriverVersion())
-        return View(_used(handle), tuple(found.pid for found in processes if found.pid != own), release)
+        return View(_used(handle), tuple(found.pid for found in processes if found.pid != own_pid), release)
     except pynvml.NVMLError:
         return None
 
@@ -95,7 +95,7 @@ def _used(handle: Any) -> int:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
 
 
-def _by_program(index: int, own: int) -> View | None:
+def _by_program(index: int, own_pid: int) -> View | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -108,6 +108,6 @@ def _by_program(index: int, own: int) -> View | None:
     try:
         used, release = ask("--query-gpu=memory.used,driver_version")[0].split(", ")
         others = [int(line) for line in ask("--query-compute-apps=pid") if line.strip().isdecimal()]
-        return View(int(used) * 2**20, tuple(pid for pid in others if pid != own), release)
+        return View(int(used) * 2**20, tuple(pid for pid in others if pid != own_pid), release)
     except (subprocess.SubprocessError, OSError, ValueError, IndexError):
         return None

@@ -13,7 +13,7 @@ from typing import Any
 from memcalc.directories import temporary_compiler_cache, temporary_directory
 from memcalc.errors import InputError
 from memcalc.measuring.job import Job
-from memcalc.measuring.measure import RecordNotWritten, keep, measured, typed, unwritten
+from memcalc.measuring.measure import RecordNotWritten, append_record, measured, typed, unwritten
 from memcalc.measuring.measurement import Measurement
 from memcalc.measuring.records import RECORDS
 from memcalc.spec.spec import Spec
@@ -82,7 +82,7 @@ def measure_rank(
         found = measured(job, perform(job), typed())
         measurement = replace(found, rank=here.rank, ranks=here.ranks)
         if measurement.message is not None:
-            keep(measurement, record)
+            append_record(measurement, record)
         records = tuple(gather(measurement.to_record()))
     unkept = unwritten(records, record) if record is not None and here.rank == 0 else None
     if unkept is not None:
@@ -142,10 +142,10 @@ def process_group(backend: str, here: RankPlace) -> Iterator[Any]:
         dist.Work.wait = _patient(waits)  # type: ignore[method-assign]
     try:
 
-        def gather(own: dict[str, Any]) -> list[dict[str, Any]]:
+        def gather(record: dict[str, Any]) -> list[dict[str, Any]]:
             group = dist.new_group(backend="gloo")
             found: list[dict[str, Any]] = [{}] * here.ranks
-            dist.all_gather_object(found, own, group=group)
+            dist.all_gather_object(found, record, group=group)
             return found
 
         yield gather

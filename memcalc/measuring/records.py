@@ -47,7 +47,7 @@ def to_record(measurement: Measurement) -> dict[str, Any]:
 def by_operator(ledger: Ledger, phase: str) -> dict[str, int]:
     """Return the live bytes at a phase's peak by operator, largest first; library workspaces are one entry."""
     found: dict[str, int] = {}
-    for row in ledger.alive(phase):
+    for row in ledger.live_rows(phase):
         name = WORKSPACE if row.component is Component.LIBRARY_WORKSPACE else row.tensor
         found[name] = found.get(name, 0) + row.bytes
     return dict(sorted(found.items(), key=lambda item: -item[1]))
@@ -69,7 +69,7 @@ def read_measured(path: Path) -> Iterator[dict[str, Any]]:
         InputError: as `JsonLines.read`; or a part of a line is missing or has the wrong type.
     """
     for number, record in enumerate(RECORDS.read(path), start=1):
-        wrong = next(filter(None, (_wrong(record, part, kind) for part, kind in _PARTS.items())), None)
+        wrong = next(filter(None, (_wrong(record, part, value_type) for part, value_type in _PARTS.items())), None)
         if wrong is None and not record["phases"]:
             wrong = "phases"
         wrong = wrong or _wrong_size(record) or _wrong_size(record["device"])
@@ -103,15 +103,15 @@ _PARTS: dict[str, type] = {
     "buffers": int,
     "outcome": str,
 }
-_KINDS = {kind.value for kind in Component}
+_KINDS = {value_type.value for value_type in Component}
 
 
-def _wrong(record: Any, part: str, kind: type) -> str | None:
+def _wrong(record: Any, part: str, value_type: type) -> str | None:
     """Return the part if it does not have this type; None if it does."""
     value = record
     for name in part.split("."):
         value = value.get(name) if isinstance(value, dict) else None
-    return None if isinstance(value, kind) and not (kind is int and isinstance(value, bool)) else part
+    return None if isinstance(value, value_type) and not (value_type is int and isinstance(value, bool)) else part
 
 
 def _wrong_size(values: dict[str, Any]) -> str | None:

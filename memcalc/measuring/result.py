@@ -20,7 +20,7 @@ from memcalc.spec.untraced_features import not_run
 CITATION = "measured"
 
 
-def judged(measurement: Measurement) -> RunAnalysis:
+def analyze(measurement: Measurement) -> RunAnalysis:
     """Return the events of a run, summed and replayed under the rules of its PyTorch version."""
     on_cuda = measurement.device.kind != "cpu"
     recording = Recording(
@@ -45,7 +45,7 @@ def allocator_conf(settings: str) -> str:
 def to_result(measurement: Measurement) -> Result:
     """Return the result of a measurement; each phase of its ledger sums to the measured peak."""
     phases = measurement.phases
-    ledger = measured_ledger(measurement.judged, phases)
+    ledger = measured_ledger(measurement.analysis, phases)
     allocated = ledger.peak_bytes
     reserved = _most(phase.peak_reserved_bytes for phase in phases)
     on_device = _most(phase.device_bytes for phase in phases)
@@ -54,7 +54,7 @@ def to_result(measurement: Measurement) -> Result:
         device_context=0 if reserved is None or on_device is None else on_device - reserved,
         communication_library=0,
     )
-    gpu = card_of(measurement)
+    gpu = gpu_of(measurement)
     notes = list(outside_notes(measurement))
     if measurement.outcome == OUT_OF_MEMORY:
         notes.append("The run ran out of memory: later phases are missing.")
@@ -69,7 +69,7 @@ def to_result(measurement: Measurement) -> Result:
         textbook=textbook(measurement.spec),
         ranks=(RankResult({"pipeline_stage": 0}, ledger, known(DeviceMemory(reserved, on_device, outside))),),
         confidence="measured",
-        card=gpu,
+        gpu=gpu,
         limits=limits,
         notes=tuple(notes),
         judgement=None
@@ -78,15 +78,15 @@ def to_result(measurement: Measurement) -> Result:
     )
 
 
-def card_of(measurement: Measurement) -> GpuSpec | None:
+def gpu_of(measurement: Measurement) -> GpuSpec | None:
     """Return the GPU of a measurement if the table has it; for a CPU, the GPU of the configuration."""
     if measurement.device.kind != "cpu":
-        return card_named(measurement.device)
+        return gpu_named(measurement.device)
     gpu = measurement.spec.hardware.gpu
     return None if gpu is None else find_gpu(gpu)
 
 
-def card_named(device: MeasuredDevice) -> GpuSpec | None:
+def gpu_named(device: MeasuredDevice) -> GpuSpec | None:
     """Return the GPU of a device if the table has it."""
     if device.kind == "null cuda":
         return find_gpu(device.identifier.partition(":")[2])

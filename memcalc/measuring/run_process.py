@@ -37,12 +37,12 @@ def answer(job: Job) -> dict[str, Any]:
 def describe(name: str | None) -> dict[str, Any]:
     """Return a device and the versions of its software, by which its records are identified."""
     try:
-        return {"device": asdict(found_device(name)), "versions": software()}
+        return {"device": asdict(describe_found_device(name)), "versions": software()}
     except MemcalcError as error:
         return {"refused": [type(error).__name__, str(error)]}
 
 
-def found_device(name: str | None) -> MeasuredDevice:
+def describe_found_device(name: str | None) -> MeasuredDevice:
     """Return the description of a device.
 
     Raises:
@@ -69,7 +69,7 @@ def perform(job: Job) -> dict[str, Any]:
     device, counters = _prepared(target, job)
     gc.collect()
     ready = time.perf_counter()
-    with counters.watching():
+    with counters.recording():
         recorded = record_real(partial(TrainingRun, job.spec, target), job.steps, counters)
     if isinstance(counters, RecorderCounters):
         counters.hear(recorded.events)
@@ -87,8 +87,8 @@ def perform(job: Job) -> dict[str, Any]:
         "parameters": parameters,
         "trainable": trainable,
         "buffers": buffers,
-        "outcome": DONE if recorded.died is None else OUT_OF_MEMORY,
-        "message": recorded.died,
+        "outcome": DONE if recorded.failed is None else OUT_OF_MEMORY,
+        "message": recorded.failed,
         "seconds": {"device": ready - began, **recorded.seconds, "all": time.perf_counter() - began},
     }
 
@@ -116,7 +116,7 @@ def _prepared(target: torch.device, job: Job) -> tuple[MeasuredDevice, Counters]
         return describe_device(target), RecorderCounters() if dist.is_initialized() else CpuCounters()
     before = look(target, os.getpid())
     if before is not None and NULL_CARD in os.environ:
-        before = before._replace(used_bytes=0, others=())  # a null device has no other processes
+        before = before._replace(used_bytes=0, other_pids=())  # a null device has no other processes
     if not job.force:
         refuse_busy(target, before)
     begin_on(target)
@@ -152,7 +152,7 @@ def refuse_busy(target: torch.device, view: View | None) -> None:
     """
     if view is None or not view.busy:
         return
-    whose = f", process {', '.join(map(str, view.others))}" if view.others else ""
+    whose = f", process {', '.join(map(str, view.other_pids))}" if view.other_pids else ""
     raise Unavailable(
         f"{target} is in use ({format_bytes(view.used_bytes, 'GiB')}{whose}). "
         "Wait, choose another GPU with --device cuda:1, or share it with --force."

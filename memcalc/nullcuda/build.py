@@ -132,12 +132,12 @@ def _make_values(torch: TorchBuild, folder: Path) -> None:
     if not compiler:
         return
     own_strings = int(
-        b"__cxx11" in (torch.folder / "lib" / "libc10.so").read_bytes()
+        b"__cxx11" in (torch.directory / "lib" / "libc10.so").read_bytes()
     )  # torch before 2.7 has the old strings
     flags = ["-shared", "-fPIC", "-O1", "-std=c++20", "-w", f"-D_GLIBCXX_USE_CXX11_ABI={own_strings}"]
-    link = [f"-L{torch.folder / 'lib'}", "-lc10", "-ltorch_cpu", f"-L{folder}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN"]
+    link = [f"-L{torch.directory / 'lib'}", "-lc10", "-ltorch_cpu", f"-L{folder}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN"]
     source = str(SOURCE_FOLDER / VALUES_SOURCE)
-    command = [compiler, *flags, f"-I{torch.folder / 'include'}", "-o", str(folder / VALUES), source, *link]
+    command = [compiler, *flags, f"-I{torch.directory / 'include'}", "-o", str(folder / VALUES), source, *link]
     try:
         _compile(command)
     except Unavailable:
@@ -146,7 +146,7 @@ def _make_values(torch: TorchBuild, folder: Path) -> None:
 
 def _cxx_compiler(torch: TorchBuild) -> str:
     """Return the system's C++ compiler: $CXX, else c++, g++ or clang++; "": there is none, or torch has no headers."""
-    if not (torch.folder / "include" / "torch" / "library.h").is_file():
+    if not (torch.directory / "include" / "torch" / "library.h").is_file():
         return ""
     names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
     return next((name for name in names if name and shutil.which(name)), "")

@@ -33,7 +33,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
     This process itself is not changed: torch loads its libraries once, when it is imported.
 
     Args:
-        card: a GPU of `memcalc gpus`.
+        gpu: a GPU of `memcalc gpus`.
         gpus: number of GPUs.
         python: the interpreter of the processes; the device is built for its torch.
         options: see `memcalc.nullcuda.options.Options`.
@@ -44,9 +44,9 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
     """
 
     def __init__(
-        self, card: str, gpus: int = 1, *, python: str | Path = sys.executable, **options: Unpack[Options]
+        self, gpu: str, gpus: int = 1, *, python: str | Path = sys.executable, **options: Unpack[Options]
     ) -> None:
-        self.card = find_null_gpu(card)
+        self.gpu = find_null_gpu(gpu)
         self.gpus = gpus
         self.python = str(python)
         self.options = options
@@ -61,7 +61,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
         self.reports = self._closing.enter_context(temporary_directory(REPORTS))
         try:
             variables = environment(
-                self.card.name, self.gpus, pythons=(self.python,), reports=self.reports, **self.options
+                self.gpu.name, self.gpus, pythons=(self.python,), reports=self.reports, **self.options
             )
         except BaseException:
             self._closing.close()
@@ -71,7 +71,7 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Restore the environment, and read the children's reports."""
         for name, value in self.former.items():
@@ -112,21 +112,21 @@ class null_device:  # noqa: N801 -- reads as the function that it is used as, li
             succeeded, value = pickle.loads(answer.read_bytes())  # noqa: S301 -- written by memcalc's own child
         if succeeded:
             return value
-        kind, message = value
-        if kind == "OutOfMemoryError":
+        error_type, message = value
+        if error_type == "OutOfMemoryError":
             self.outcome = OUT_OF_MEMORY
             raise OutOfMemory(message)
         self.outcome = FAILED
-        what = f"failed with {kind}: {message}" if kind else f"ended with exit code {child.returncode}"
+        what = f"failed with {error_type}: {message}" if error_type else f"ended with exit code {child.returncode}"
         raise RuntimeError(f"{function.__qualname__} {what}")
 
     def _read(self) -> DryRun:
-        processes = tuple(process for process, _ in read_reports(self.reports, self.card) if process.usages)
+        processes = tuple(process for process, _ in read_reports(self.reports, self.gpu) if process.usages)
         command: Sequence[str] = (self.python,)
         seconds = time.monotonic() - self.start
         code = {DONE: 0, OUT_OF_MEMORY: 4}.get(self.outcome, 1)
         routing = self.options.get("routing", BALANCED)
-        return DryRun(tuple(command), self.card, self.gpus, self.outcome, code, seconds, processes, routing=routing)
+        return DryRun(tuple(command), self.gpu, self.gpus, self.outcome, code, seconds, processes, routing=routing)
 
 
 def _own_paths() -> list[str]:

@@ -42,7 +42,7 @@ RESERVED = 1 << 20  # bytes; a report has a few thousand, with the allocation hi
 
 def run(
     command: Sequence[str],
-    card: str,
+    gpu: str,
     *,
     gpus: int = 1,
     timeout: float | None = None,
@@ -56,7 +56,7 @@ def run(
 
     Args:
         command: the program and its arguments.
-        card: a GPU of `memcalc gpus`.
+        gpu: a GPU of `memcalc gpus`.
         gpus: number of GPUs.
         timeout: seconds after which the command and every process that it started are ended.
         stdout: destination of the command's output, as for `subprocess.run`; None: this process's.
@@ -67,12 +67,12 @@ def run(
         Unavailable: a requirement of the null device is missing.
     """
     words = tuple(command)
-    found = find_null_gpu(card)
+    found = find_null_gpu(gpu)
     pythons = interpreters(words)
     end_abandoned()
     with temporary_directory(REPORTS) as reports:
-        keep_room(reports)
-        variables = environment(card, gpus, pythons=pythons, reports=reports, **options)
+        reserve_disk_space(reports)
+        variables = environment(gpu, gpus, pythons=pythons, reports=reports, **options)
         start = time.monotonic()
         try:
             ending = run_to_end(words, os.environ | variables, timeout=timeout, stdout=stdout)
@@ -86,7 +86,7 @@ def run(
     used = tuple(process for process, _ in processes if process.usages)
     outcome = _outcome(ending, used, stopped=stopped)
     routing = options.get("routing", BALANCED)
-    missing = any(process.found_no_weights for process, _ in processes)
+    missing = any(process.lacked_weights for process, _ in processes)
     return DryRun(words, found, gpus, outcome, ending.code, seconds, used, lost, routing, missing, failure)
 
 
@@ -96,7 +96,7 @@ def end_abandoned() -> None:
         end_all(str(folder))
 
 
-def keep_room(folder: Path) -> None:
+def reserve_disk_space(folder: Path) -> None:
     """Reserve disk space for some reports; a process that finds the disk full frees it.
 
     Raises:
@@ -151,7 +151,7 @@ def _outcome(ending: CommandEnd, processes: tuple[PythonProcess, ...], *, stoppe
         return TIMED_OUT
     if ending.code == 0:
         return STOPPED if stopped else DONE
-    if any(process.died_of_memory for process in processes):
+    if any(process.ran_out_of_memory for process in processes):
         return OUT_OF_MEMORY
     # A worker that passes its exception to its parent ends without one; a killed one may have caught it.
     by_signal = ending.code > SIGNALS

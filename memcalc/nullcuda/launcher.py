@@ -20,7 +20,7 @@ EXCHANGE = "exchange"
 
 
 def environment(
-    card: str,
+    gpu: str,
     gpus: int = 1,
     *,
     pythons: Sequence[str] = (sys.executable,),
@@ -32,7 +32,7 @@ def environment(
     The device is built first if it is missing.
 
     Args:
-        card: a GPU of `memcalc gpus`.
+        gpu: a GPU of `memcalc gpus`.
         gpus: number of GPUs.
         pythons: interpreters; the first with a CUDA build of torch decides which device is built.
         reports: directory for the processes' reports, and for messages between processes.
@@ -42,7 +42,7 @@ def environment(
         InputError: the GPU is unknown, or there are too many.
         Unavailable: no Linux, no CUDA build of torch, no C compiler, or no writable cache.
     """
-    found = find_null_gpu(card)
+    found = find_null_gpu(gpu)
     if not 1 <= gpus <= MOST_GPUS:
         raise InputError(
             f"gpus = {gpus}, but one machine has 1 to {MOST_GPUS}.",

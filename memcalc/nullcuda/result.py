@@ -84,7 +84,7 @@ class Allocation:
 
     process: int
     device: int
-    where: str
+    location: str
     bytes: int
     count: int
 
@@ -94,11 +94,11 @@ class UnknownRead:
     """A line of the program that read unknown values of the device; it got zeros.
 
     Args:
-        where: file, line and function.
+        location: file, line and function.
         count: number of reads.
     """
 
-    where: str
+    location: str
     count: int
 
 
@@ -147,7 +147,7 @@ class PythonProcess:
     first_checkpoint: str = ""
 
     @property
-    def died_of_memory(self) -> bool:
+    def ran_out_of_memory(self) -> bool:
         """Whether an out-of-memory error ended it, including one that was passed to a parent process."""
         if self.failure is not None:
             kind, message = self.failure
@@ -155,7 +155,7 @@ class PythonProcess:
         return False
 
     @property
-    def found_no_weights(self) -> bool:
+    def lacked_weights(self) -> bool:
         """Whether it failed because there was no checkpoint to load."""
         return self.failure is not None and WITHOUT_WEIGHTS.search(self.failure[1]) is not None
 
@@ -171,7 +171,7 @@ class DryRun:
 
     Args:
         command: the command.
-        card: the GPU.
+        gpu: the GPU.
         gpus: number of GPUs.
         outcome: how it ended.
         exit_code: the command's own; 128 + n if signal n ended it.
@@ -185,7 +185,7 @@ class DryRun:
     """
 
     command: tuple[str, ...]
-    card: GpuSpec
+    gpu: GpuSpec
     gpus: int
     outcome: str
     exit_code: int
@@ -224,14 +224,14 @@ class DryRun:
     @property
     def ran_out(self) -> bool:
         """Whether the GPU's memory ended a process."""
-        return self.outcome == OUT_OF_MEMORY or any(process.died_of_memory for process in self.processes)
+        return self.outcome == OUT_OF_MEMORY or any(process.ran_out_of_memory for process in self.processes)
 
     @property
     def fits(self) -> bool | None:
         """Whether the GPU is large enough; None if unknown: see `doubt`."""
         if self.ran_out:
             return False
-        if self.peak is not None and self.device_bytes > self.card.usable_bytes:
+        if self.peak is not None and self.device_bytes > self.gpu.usable_bytes:
             return False
         return None if self.doubt else True
 
@@ -262,7 +262,7 @@ class DryRun:
     @property
     def headroom_bytes(self) -> int | None:
         """Free memory of the fullest GPU; None if the command did not use one, or if it ran out."""
-        return None if not self.fits else self.card.usable_bytes - self.device_bytes
+        return None if not self.fits else self.gpu.usable_bytes - self.device_bytes
 
     @property
     def would_fit(self) -> tuple[GpuSpec, ...]:
@@ -272,8 +272,8 @@ class DryRun:
         """
         if not self.fits:
             return ()
-        cards = [gpu for gpu in all_gpus() if gpu.vendor == "nvidia" and gpu.usable_bytes >= self.device_bytes]
-        return tuple(sorted(cards, key=lambda gpu: gpu.usable_bytes))
+        gpus = [gpu for gpu in all_gpus() if gpu.vendor == "nvidia" and gpu.usable_bytes >= self.device_bytes]
+        return tuple(sorted(gpus, key=lambda gpu: gpu.usable_bytes))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -320,8 +320,8 @@ class DryRun:
             by_card.setdefault(usage.device, set()).add(usage.process)
         shared = sorted(device for device, processes in by_card.items() if len(processes) > 1)
         if shared:
-            cards = ", ".join(f"cuda:{device}" for device in shared)
-            found.append(f"several processes used {cards}: each was judged as if it had the GPU to itself")
+            gpus = ", ".join(f"cuda:{device}" for device in shared)
+            found.append(f"several processes used {gpus}: each was judged as if it had the GPU to itself")
         return tuple(found)
 
     def _about_values(self) -> list[str]:
@@ -335,7 +335,7 @@ class DryRun:
         reads: dict[str, int] = {}
         for process in self.processes:
             for read in process.unknown_reads:
-                reads[read.where] = reads.get(read.where, 0) + read.count
+                reads[read.location] = reads.get(read.location, 0) + read.count
         lines = sorted(reads.items(), key=lambda item: -item[1])
         found += [
             f"{where} read a value that kernels should have computed {times(count)}: the null device returned 0, so "

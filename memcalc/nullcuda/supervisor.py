@@ -37,13 +37,13 @@ class Supervisor:
     Args:
         orders: file descriptor, see above.
         grace: seconds between a signal and SIGKILL.
-        left_behind: seconds for other processes after the command itself has ended.
+        orphans: seconds for other processes after the command itself has ended.
     """
 
     def __init__(self, orders: int, grace: float, left_behind: float) -> None:
         self.orders = orders
         self.grace = grace
-        self.left_behind = left_behind
+        self.orphans = left_behind
         self.codes: dict[int, int] = {}  # of children that have ended
         # A child's end writes into a pipe, so that one call waits for it and for orders.
         self.woken, waking = os.pipe()
@@ -59,7 +59,7 @@ class Supervisor:
         if number:
             self.end(number)
         else:
-            self.wait_for_all(self.left_behind)
+            self.wait_for_all(self.orphans)
             self.end(signal.SIGTERM)
         self.reap()
         return self.codes.get(child, 128 + signal.SIGKILL)

@@ -23,12 +23,12 @@ class Sweep:
 
     Args:
         flag: the option of the command that sets the size.
-        card: the GPU.
+        gpu: the GPU.
         runs: size and result of each run, smallest size first.
     """
 
     flag: str
-    card: GpuSpec
+    gpu: GpuSpec
     runs: tuple[tuple[int, DryRun], ...]
 
     @property
@@ -44,7 +44,7 @@ class Sweep:
 
 def sweep(
     command: Sequence[str],
-    card: str,
+    gpu: str,
     flag: str,
     *,
     sizes: Sequence[int] = (),
@@ -60,7 +60,7 @@ def sweep(
 
     Args:
         command: as for `run`.
-        card: as for `run`.
+        gpu: as for `run`.
         flag: the command's option for the size, e.g. "--batch-size", or "train.batch_size" for `train.batch_size=8`.
             Its value in the command is replaced; if it is absent, it is appended.
         sizes: sizes to run; (): powers of two until one does not fit, then bisection.
@@ -80,7 +80,7 @@ def sweep(
 
     def fits_at(size: int) -> bool:
         words = with_micro_batch(command, flag, size)
-        found[size] = run(words, card, gpus=gpus, timeout=timeout, stdout=stdout, **options)
+        found[size] = run(words, gpu, gpus=gpus, timeout=timeout, stdout=stdout, **options)
         progress(size, found[size])
         return fits(found[size])
 
@@ -89,7 +89,7 @@ def sweep(
             fits_at(size)
     else:
         largest_that_fits(fits_at)
-    return Sweep(flag, find_gpu(card), tuple(sorted(found.items())))
+    return Sweep(flag, find_gpu(gpu), tuple(sorted(found.items())))
 
 
 def fits(found: DryRun) -> bool:

@@ -35,7 +35,7 @@ class TorchBuild:
     """A CUDA build of torch.
 
     Args:
-        folder: directory of the package.
+        directory: of the package.
         version: as in torch.__version__.
         cuda: major and minor version of CUDA that it was built with.
         cudnn: version of cuDNN that it was built with.
@@ -43,7 +43,7 @@ class TorchBuild:
         extensions: libraries of other packages that also need CUDA.
     """
 
-    folder: Path
+    directory: Path
     version: str
     cuda: tuple[int, int]
     cudnn: tuple[int, int, int]
@@ -53,7 +53,7 @@ class TorchBuild:
     @property
     def libraries(self) -> tuple[Path, ...]:
         """Libraries with dependencies that the stubs must satisfy."""
-        own = [path for path in (self.folder / "lib").iterdir() if ".so" in path.suffixes and path.is_file()]
+        own = [path for path in (self.directory / "lib").iterdir() if ".so" in path.suffixes and path.is_file()]
         return (*sorted(own), *self.extensions)
 
 
@@ -110,7 +110,7 @@ def _describe(folder: Path, text: str, search_path: list[Path]) -> TorchBuild:
     numbers = [int(number) for number in re.findall(r"\d+", _assigned(text, "cuda"))]
     required = _metadata(folder)
     return TorchBuild(
-        folder=folder,
+        directory=folder,
         version=version,
         cuda=(numbers[0], numbers[1]),
         cudnn=_required(required, "nvidia-cudnn", NEWEST_CUDNN),

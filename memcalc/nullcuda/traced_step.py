@@ -27,7 +27,7 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str, inputs:
 
     from memcalc.recorder.real_device import record_instrumented
     from memcalc.step.loop import TrainingRun
-    from memcalc.step.python_file import made_inputs
+    from memcalc.step.python_file import inputs_of_file
 
     gc.freeze()
     gc.enable()
@@ -39,10 +39,10 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str, inputs:
 
             ranks = spec.parallelism.ranks
             torch.distributed.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-        run = TrainingRun(spec, device, None if inputs is None else made_inputs(inputs))
+        run = TrainingRun(spec, device, None if inputs is None else inputs_of_file(inputs))
         recorded = record_instrumented(run, int(steps))
         report["notes"] = run.notes
-        report["died"] = recorded.died
+        report["died"] = recorded.failed
         report["sizes"] = recorded.sizes
         report["peak_allocated"] = torch.cuda.max_memory_allocated(device)
         report["peak_reserved"] = torch.cuda.max_memory_reserved(device)

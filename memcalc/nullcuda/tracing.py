@@ -53,13 +53,13 @@ def trace(
         InputError: the GPU is unknown, or the step cannot run the spec.
         Unavailable: a requirement of the null device is missing.
     """
-    card, alloc_conf = find_null_gpu(spec.hardware.gpu or DEFAULT_CARD), alloc_conf or spec.training.alloc_conf
+    gpu, alloc_conf = find_null_gpu(spec.hardware.gpu or DEFAULT_CARD), alloc_conf or spec.training.alloc_conf
     python = interpreter(python)
-    report, recording = _record(spec, card, card, steps, alloc_conf, python, inputs)
+    report, recording = _record(spec, gpu, gpu, steps, alloc_conf, python, inputs)
     died = report.get("died")
     if died is not None:  # run again on a GPU with enough memory, to see what the step needs
-        boundless = dataclasses.replace(card, usable_bytes=BOUNDLESS)
-        report, recording = _record(spec, card, boundless, steps, alloc_conf, python, inputs)
+        boundless = dataclasses.replace(gpu, usable_bytes=BOUNDLESS)
+        report, recording = _record(spec, gpu, boundless, steps, alloc_conf, python, inputs)
         recording = dataclasses.replace(recording, died=died, allocated_bytes=None, reserved_bytes=None)
     return make_trace(spec, recording, alloc_conf, report["torch"], progress)
 

@@ -73,7 +73,7 @@ class FusedAttention(Base):
             also_allocates=kept,
             forward_temporaries=parts,
             backward_temporaries=(scratch, *self._dropped(q, k, v)),
-            variables=(*_by_head(q, k, v, y), *(self.tape.whole(index) for index in kept)),
+            variables=(*_by_head(q, k, v, y), *(self.tape.full_tensor(index) for index in kept)),
         )
         self.tape.record(node)
         return y
@@ -167,7 +167,7 @@ class FusedAttention(Base):
             also_allocates=(lse,),
             forward_temporaries=(outputs,),
             backward_temporaries=(scratch, *self._dropped(q, k, v)),
-            variables=(*_by_head(q, k, v), *seen, *_by_head(y), self.tape.whole(lse), *SEED_AND_OFFSET),
+            variables=(*_by_head(q, k, v), *seen, *_by_head(y), self.tape.full_tensor(lse), *SEED_AND_OFFSET),
         )
         self.tape.record(node)
         return y

@@ -24,7 +24,7 @@ class AttentionScores(Base):
             name, (a, b), (y,), tuple(factor.storage for factor in saved), (NEW, NEW), variables=saved, multiplies=True
         )
         node.between = ((product, 1), (product, -1)) if b.grad else ()
-        node.caller_holds = (bias.storage,) if bias.storage >= 0 else ()
+        node.referenced_by_caller = (bias.storage,) if bias.storage >= 0 else ()
         self.tape.record(node)
         return y
 

@@ -227,7 +227,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 (mask,),
                 (NEW,),
                 also_allocates=(mask,),
-                made_first=(mask,),
+                allocated_first=(mask,),
                 forward_temporaries=(found,),
                 backward_temporaries=(found,),
             )
@@ -263,7 +263,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 (hidden.storage, *made),
                 (NEW,),
                 also_allocates=made,
-                made_first=(labels,),
+                allocated_first=(labels,),
                 forward_temporaries=(*sums, tile, *casts),
                 backward_temporaries=(*wide, tile, *casts),
                 parameters=parameters,

@@ -41,7 +41,7 @@ class Collectives(Base):
             (whole,),
             (),
             (NEW,),
-            made_first=arrives,
+            allocated_first=arrives,
             prepares=((leaves, 1),),
             between=((leaves, -1),),
         )
@@ -67,7 +67,7 @@ class Collectives(Base):
             (part,),
             (),
             (NEW,),
-            made_first=(leaves,),
+            allocated_first=(leaves,),
             prepares=tuple((index, 1) for index in arrives),
             between=tuple((index, -1) for index in arrives),
         )
@@ -91,7 +91,7 @@ class Collectives(Base):
         tape = self.tape
         whole = tape.new(f"{name}, gathered", shape, part.dtype, f"{FUNCTIONAL}: all_gather_single")
         arrives = self._passing(f"{name}, received", shape, part.dtype)
-        tape.record(Node(f"{name} gathered", (part,), (whole,), (), (NEW,), made_first=(arrives,)))
+        tape.record(Node(f"{name} gathered", (part,), (whole,), (), (NEW,), allocated_first=(arrives,)))
         return whole
 
     def split_rows(self, module: str, width: str, tokens: Shape, *, tied: bool, whole_gradient: bool) -> Tensor:

@@ -225,7 +225,7 @@ class Elementwise(Base):
             return x
         y = self.tape.new(f"{name} output", x.shape, x.dtype, "ATen native/cuda/Dropout.cu")
         mask = self.tape.store(f"{name} mask", x.shape, "bool", "ATen native/cuda/Dropout.cu: a bool mask is saved")
-        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,), made_first=(mask,)))
+        self.tape.record(Node(name, (x,), (y,), (mask,), (NEW,), also_allocates=(mask,), allocated_first=(mask,)))
         return y
 
     def copy(self, x: Tensor, name: str, shape: Shape | None = None, *, reorders: bool = False) -> Tensor:
@@ -242,7 +242,7 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x,), (y,), (), (SAME if same else NEW,)))
         return y
 
-    def seen(self, x: Tensor, name: str) -> Tensor:
+    def restrided_view(self, x: Tensor, name: str) -> Tensor:
         """A view; its gradient has other strides than x's gradient must have, so backward copies it."""
         y = Tensor(x.storage, x.shape, x.dtype)
         self.tape.record(Node(f"{name} by head", (x,), (y,), (), (NEW if x.grad else None,)))
@@ -297,7 +297,7 @@ class Elementwise(Base):
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
         total = self.tape.store(f"sum for {name}", x.shape[:-1], x.dtype, DERIVATIVES)
         made = (total,)
-        self.tape.record(Node(name, (x,), (y,), (x.storage, total), (NEW,), also_allocates=made, made_first=made))
+        self.tape.record(Node(name, (x,), (y,), (x.storage, total), (NEW,), also_allocates=made, allocated_first=made))
         return y
 
     def scattered(self, x: Tensor, out: Shape, name: str, *, in_place: bool = True) -> Tensor:
@@ -313,11 +313,11 @@ class Elementwise(Base):
         """
         y = self.tape.new(name, out, x.dtype, "aten::index_add")
         zeros = () if in_place else (self.tape.store(f"zeros for {name}", out, x.dtype, "aten::zeros_like"),)
-        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), made_first=zeros))
+        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), allocated_first=zeros))
         self.tape.also_saves(Tensor(-1, x.shape[:-1], "int64"))  # the target row of each source row
         return y
 
-    def keep(self, y: Tensor, name: str, shape: Shape, dtype: str) -> None:
+    def also_save(self, y: Tensor, name: str, shape: Shape, dtype: str) -> None:
         """Make the operator that produced y save an additional small tensor without gradient."""
         node = next(node for node in reversed(self.tape.nodes) if y in node.outputs)
         extra = self.tape.store(name, shape, dtype, DERIVATIVES)

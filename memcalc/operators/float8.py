@@ -44,12 +44,12 @@ class Float8Linear(Linear):
     float8: Float8 | None = None
 
     def linear(
-        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **how: Unpack[LinearOptions]
+        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **options: Unpack[LinearOptions]
     ) -> Tensor:
         """See `Linear.linear`. transformers' Conv1D is not an nn.Linear, so torchao does not convert it."""
         choice = self.float8
-        if choice is None or how.get("conv1d") or not choice.converts(module):
-            return super().linear(x, module, weight, out, bias=bias, **how)
+        if choice is None or options.get("conv1d") or not choice.converts(module):
+            return super().linear(x, module, weight, out, bias=bias, **options)
         given, x = x, self.autocast_input(x, module)
         y = self._float8_product(x, given, module, weight, out, choice)
         return self.plus_bias(y, module, weight[0], y.dtype) if bias else y
@@ -91,7 +91,7 @@ class Float8Linear(Linear):
             (y,),
             (x.storage,),
             (VIEW, *(None for _ in sides)),
-            caller_holds=(given.storage,),
+            referenced_by_caller=(given.storage,),
             prepares=tuple(prepares),
             between=tuple(between),
             parameters=(gradient,),
@@ -127,7 +127,9 @@ class Float8Linear(Linear):
 
     def _float8_moments(self, name: str, shape: Shape) -> tuple[int, int, int]:
         """Storages of a cast: scaled in fp32; clamped in fp32; in FP8."""
-        scaled, clamped = (self.tape.store(f"{name} {how}", shape, "fp32", CAST) for how in ("scaled", "clamped"))
+        scaled, clamped = (
+            self.tape.store(f"{name} {options}", shape, "fp32", CAST) for options in ("scaled", "clamped")
+        )
         return scaled, clamped, self._float8_bytes(name, shape)
 
     def _float8_bytes(self, name: str, shape: Shape) -> int:

@@ -25,20 +25,20 @@ class Fp32Parameters(Base):
         finally:
             self.parameters = before
 
-    def linear(self, x: Tensor, module: str, weight: Shape, out: Shape, **how: Any) -> Tensor:
-        """See `Adapted.linear`."""
+    def linear(self, x: Tensor, module: str, weight: Shape, out: Shape, **options: Any) -> Tensor:
+        """See `LoraLinear.linear`."""
         with self.as_stored(module):
-            return super().linear(x, module, weight, out, **how)  # type: ignore[misc, no-any-return]
+            return super().linear(x, module, weight, out, **options)  # type: ignore[misc, no-any-return]
 
-    def embedding(self, module: str, table: Shape, tokens: Shape, **how: Any) -> Tensor:
+    def embedding(self, module: str, table: Shape, tokens: Shape, **options: Any) -> Tensor:
         """See `Linear.embedding`."""
         with self.as_stored(module):
-            return super().embedding(module, table, tokens, **how)  # type: ignore[misc, no-any-return]
+            return super().embedding(module, table, tokens, **options)  # type: ignore[misc, no-any-return]
 
-    def layer_norm(self, x: Tensor, module: str, *args: Any, **how: Any) -> Tensor:
+    def layer_norm(self, x: Tensor, module: str, *args: Any, **options: Any) -> Tensor:
         """See `Norms.layer_norm`."""
         with self.as_stored(module):
-            return super().layer_norm(x, module, *args, **how)  # type: ignore[misc, no-any-return]
+            return super().layer_norm(x, module, *args, **options)  # type: ignore[misc, no-any-return]
 
     def times_weight(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
         """See `Elementwise.times_weight`."""

@@ -39,7 +39,7 @@ class GptOssOps(Base):
         tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), prepares=on_the_way, variables=(x,)))
         return y
 
-    def parameter_for_each(self, module: str, parameter: Shape, out: Shape) -> Tensor:
+    def expand_parameter(self, module: str, parameter: Shape, out: Shape) -> Tensor:
         """Expand a parameter over sequences and tokens: no bytes; its gradient is a sum over them."""
         tape, trains = self.tape, self.trains(module)
         y = Tensor(tape.store(f"{module}, seen", ("0",), self.parameters, DERIVATIVES), out, self.parameters, trains)

@@ -105,7 +105,7 @@ class Linear(Base):
             (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
             # With more than two axes dx is a view of a matrix (ATen native/Linear.cpp, _flatten_nd_linear).
             kinds,
-            caller_holds=(given.storage,),
+            referenced_by_caller=(given.storage,),
             forward_temporaries=gathered,
             backward_temporaries=gathered,
             summed_later=tuple(temporaries),
@@ -229,7 +229,7 @@ class Linear(Base):
             given = () if index is None else (index,)
             made = (indices,) if counts else ()
             node = Node(
-                module, given, (y,), (), (None,) * len(given), also_allocates=made, made_first=made, module=module
+                module, given, (y,), (), (None,) * len(given), also_allocates=made, allocated_first=made, module=module
             )
             tape.record(node)
             # torch.Tensor.requires_grad_ on the output makes it a leaf, and its gradient is discarded.
@@ -269,7 +269,7 @@ class Linear(Base):
             kept if index is None else (index.storage,),
             () if index is None else (None,),
             also_allocates=kept,
-            made_first=kept,
+            allocated_first=kept,
             prepares=((indices, 1),),
             backward_temporaries=temporaries,
             parameters=parameters,

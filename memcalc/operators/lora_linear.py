@@ -22,18 +22,18 @@ class LoraLinear(Float8Linear, Elementwise):
     """Linear layers as bitsandbytes (QLoRA) and PEFT replace them; without frozen parameters, torch's own."""
 
     def linear(
-        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **how: Unpack[LinearOptions]
+        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **options: Unpack[LinearOptions]
     ) -> Tensor:
         """See `Float8Linear.linear`; adds the adapter's x A^T B^T, scaled."""
         adapters = self.adapters
         if adapters is None:
-            return super().linear(x, module, weight, out, bias=bias, **how)
+            return super().linear(x, module, weight, out, bias=bias, **options)
         if adapters.quantizes(module):
             base = self._quantised(x, module, weight, out)
         else:
             # A frozen embedding and its tied LM head share a weight that gets no gradient.
-            how["tied"] = how.get("tied", False) and self.trains(module)
-            base = super().linear(x, module, weight, out, bias=bias, **how)
+            options["tied"] = options.get("tied", False) and self.trains(module)
+            base = super().linear(x, module, weight, out, bias=bias, **options)
         if module.rpartition(".")[2] not in adapters.targets:
             return base
         if adapters.joined is not None:
@@ -76,7 +76,7 @@ class LoraLinear(Float8Linear, Elementwise):
             (y,),
             (),
             (NEW,),
-            made_first=made,
+            allocated_first=made,
             prepares=prepares,
             between=((whole, -1),),
             module=module,
@@ -153,7 +153,7 @@ class LoraLinear(Float8Linear, Elementwise):
             (y,),
             (x.storage, *(cast.storage for cast in casts)),
             (NEW,) * (len(casts) + 1),
-            made_first=(parts,) if adapters.joins_unequal_parts else (),
+            allocated_first=(parts,) if adapters.joins_unequal_parts else (),
             parameters=() if casts else (gradient,),
             module=module,
         )
@@ -166,7 +166,7 @@ class LoraLinear(Float8Linear, Elementwise):
         y = tape.new(name, out, x.dtype, DERIVATIVES)
         where = tape.store(f"{name}: where", ("d_qkv",), "int64", LITGPT)
         tape.record(
-            Node(name, (x,), (y,), (x.storage, where), (NEW,), also_allocates=(where,), made_first=(y.storage,))
+            Node(name, (x,), (y,), (x.storage, where), (NEW,), also_allocates=(where,), allocated_first=(y.storage,))
         )
         return y
 

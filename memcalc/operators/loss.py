@@ -76,7 +76,7 @@ class Loss(Base):
                 (log_probabilities.storage, *(() if labels is None else (labels.storage,)), weight),
                 (NEW,),
                 also_allocates=(weight,),
-                caller_holds=(logits.storage, *(each.storage for each in self._labels)),
+                referenced_by_caller=(logits.storage, *(each.storage for each in self._labels)),
             )
         )
         tape.hold(loss)

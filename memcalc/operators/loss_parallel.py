@@ -43,7 +43,7 @@ class LossParallel(Base):
                 (log_probabilities.storage, weight),
                 (NEW,),
                 also_allocates=(weight,),
-                caller_holds=(logits.storage,),  # the argument of cross_entropy
+                referenced_by_caller=(logits.storage,),  # the argument of cross_entropy
                 # safe_target, safe_target_partial_, result_partial, result_reduced; the negated result, where and mask
                 forward_temporaries=small(
                     "labels and losses", "int64", "int64", "fp32", "fp32", "fp32", "fp32", "bool"

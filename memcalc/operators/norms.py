@@ -75,7 +75,7 @@ class Norms(Base):
             (x.storage, *kept),
             (NEW,),
             also_allocates=(*in_order, *kept),
-            made_first=in_order,
+            allocated_first=in_order,
             prepares=tuple((index, 1) for index in in_order),
             backward_temporaries=(scratch,) if tensors else (),
             parameters=gradients,

@@ -116,21 +116,21 @@ class Routing(LoraLinear):
         return self._divided(y, x, by, name, (by.storage, x.storage), ())
 
     def _divided(
-        self, y: Tensor, x: Tensor, by: Tensor, name: str, saved: tuple[int, ...], made: tuple[int, ...]
+        self, y: Tensor, x: Tensor, by: Tensor, name: str, saved: tuple[int, ...], buffers: tuple[int, ...]
     ) -> Tensor:
         citation = "torch 2.13 FunctionsManual.cpp, div_tensor_other_grad"
         words, dtype = ("quotient", "its quotient", "negated gradient"), wider(x.dtype, by.dtype)
         steps = [self.tape.store(f"{name}: {step}", x.shape, dtype, citation) for step in words]
         on_the_way = (*((step, 1) for step in steps), *((step, -1) for step in reversed(steps)))
         gradients = (REDUCED, NEW if x.dtype == dtype else CAST)
-        self.tape.record(Node(name, (by, x), (y,), saved, gradients, prepares=on_the_way, also_allocates=made))
+        self.tape.record(Node(name, (by, x), (y,), saved, gradients, prepares=on_the_way, also_allocates=buffers))
         return y
 
     def largest(self, x: Tensor, out: Shape, name: str) -> Tensor:
         """The indices of the largest values along the last axis (topk); nothing reads the values."""
         values = self.tape.store(f"{name}: their values", out, x.dtype, "aten::topk")
         chosen = Tensor(self.tape.store(name, out, "int64", "aten::topk"), out, "int64", grad=False)
-        self.tape.record(Node(name, (x,), (chosen,), (), (None,), made_first=(values,)))
+        self.tape.record(Node(name, (x,), (chosen,), (), (None,), allocated_first=(values,)))
         return chosen
 
     def sorted_order(self, like: Tensor, name: str) -> tuple[Tensor, Tensor]:

@@ -76,7 +76,7 @@ def _fit(asked: Request, tell: Tell | None) -> Iterator[Part]:
 
     run = run_of(asked.run.model_copy(update={"gpus": ""}))
     wanted = {name: value for name in ("maximize", "minimize") if (value := getattr(asked, name))}
-    gpus = asked.run.whole_gpus
+    gpus = asked.run.gpu_count
     answer = fit(run.source, *run.overrides, gpu=run.gpu, gpus=gpus, progress=_progress(tell), **wanted)
     more = [word for name, value in wanted.items() for word in (f"--{name}", value)]
     more += [] if gpus is None else ["--gpus", str(gpus)]

@@ -72,7 +72,7 @@ class FormRun(BaseModel):
     more: str = ""
 
     @property
-    def whole_gpus(self) -> int | None:
+    def gpu_count(self) -> int | None:
         """How many GPUs; None: as many as the configuration is spread over.
 
         Raises:

@@ -42,16 +42,16 @@ def offload_saved_tensors(tape: Tape, first: Tensor | None, *, frees_tables: boo
             continue
         copies = [(tensor, _copy(tape, tensor, node.name)) for tensor in tape.variables_of(node)]
         tape.packed += [copy for _, copy in copies]
-        node.fetched = tuple(copy for tensor, copy in copies if tensor.storage != OF_THE_HOST)
+        node.copied_from_host = tuple(copy for tensor, copy in copies if tensor.storage != OF_THE_HOST)
         node.saved = ()
         if pinned:
             strided = [tensor for tensor in tape.variables_of(node) if tensor.strided]
-            node.staged_first = tuple(_staged(tape, t, node.name) for t in strided if t.storage not in node.made)
-            node.staged_last = tuple(_staged(tape, t, node.name) for t in strided if t.storage in node.made)
+            node.staged_first = tuple(_staged(tape, t, node.name) for t in strided if t.storage not in node.allocated)
+            node.staged_last = tuple(_staged(tape, t, node.name) for t in strided if t.storage in node.allocated)
     for place, segment in enumerate(tape.segments):
         if segment.start < boundary:
-            tape.packed += [_copy(tape, tape.whole(index), "checkpoint") for index in segment.inputs]
-            tape.segments[place] = segment._replace(fetched=True)
+            tape.packed += [_copy(tape, tape.full_tensor(index), "checkpoint") for index in segment.inputs]
+            tape.segments[place] = segment._replace(inputs_on_host=True)
 
 
 def _copy(tape: Tape, tensor: Tensor, operator: str) -> int:

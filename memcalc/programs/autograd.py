@@ -28,7 +28,7 @@ class Backward:
         main_gradient_dtype: dtype of a second copy of each gradient; None without one.
         update: dtypes of the temporaries, as large as the gradient, of an optimizer that updates each parameter when
             its gradient is complete.
-        runs_again: whether the block is recomputed together with other blocks before its backward.
+        recomputes: whether the block is recomputed together with other blocks before its backward.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Backward:
         main_gradient_dtype: str | None,
         update: tuple[str, ...] = (),
         *,
-        runs_again: bool = False,
+        recomputes: bool = False,
     ) -> None:
         self.tape = tape
-        self.runs_again = runs_again
+        self.recomputes = recomputes
         self.keeps_gradients = keeps_gradients
         self.main_gradient_dtype = main_gradient_dtype
         self.update = update
@@ -62,12 +62,12 @@ class Backward:
             self.references[index] = 0
         for position, node in enumerate(tape.nodes):
             if position not in self.inside:
-                self.hold(node.saved)
+                self.reference_all(node.saved)
         for segment in tape.segments:
-            self.hold((*segment.on_device, *segment.kept))
-        self.hold(tape.held)
+            self.reference_all((*segment.on_device, *segment.saved))
+        self.reference_all(tape.held)
 
-    def hold(self, storages: Iterable[int]) -> None:
+    def reference_all(self, storages: Iterable[int]) -> None:
         """Add one reference to each of some storages."""
         for index in storages:
             self.references[index] = self.references.get(index, 0) + 1
@@ -78,9 +78,11 @@ class Backward:
         if last.grad:
             self.pending[last] = self.gradient_of(last)
         if output is None:
-            self.hold([self.pending[last]])  # the caller of backward() references the loss gradient until it returns
+            self.reference_all(
+                [self.pending[last]]
+            )  # the caller of backward() references the loss gradient until it returns
         if self.tape.entry is None:
-            self.let_go(self.tape.held)  # the first block: no later one reads the shared tables
+            self.release_all(self.tape.held)  # the first block: no later one reads the shared tables
         recomputed: set[CheckpointSegment] = set()
         nodes = self.tape.nodes
         first_saver = {
@@ -95,7 +97,7 @@ class Backward:
                 recomputed.add(segment)
             self.ends_checkpoint = segment if segment is not None and position == first_saver[segment] else None
             self.operator = self.tape.operator(position)
-            self.step(node, takes=self.runs_again or segment is not None)
+            self.step(node, takes=self.recomputes or segment is not None)
             if self.ends_checkpoint is not None:  # no gradient has reached it
                 self.end_checkpoint()
         if self.tape.arrives_summed is not None:
@@ -111,7 +113,7 @@ class Backward:
         """Free a checkpoint and the arguments it holds, once its last tensor has been unpacked."""
         segment, self.ends_checkpoint = self.ends_checkpoint, None
         assert segment is not None
-        self.let_go((*segment.on_device, *self.untouched.pop(segment, segment.kept)))
+        self.release_all((*segment.on_device, *self.untouched.pop(segment, segment.saved)))
         self.checkpoint_end = len(self.events)
 
     def unpacks(self, node: Node) -> bool:
@@ -132,19 +134,19 @@ class Backward:
         for position, node in enumerate(nodes):
             for tensor in (*node.inputs, *node.outputs):
                 uses[tensor.storage] = position
-            uses.update(dict.fromkeys(node.caller_holds, position))
-        self.fetch(segment.on_host)
+            uses.update(dict.fromkeys(node.referenced_by_caller, position))
+        self.copy_from_host(segment.on_host)
         alive: set[int] = set()
-        untouched = self.untouched[segment] = list(segment.kept)
+        untouched = self.untouched[segment] = list(segment.saved)
         for position, node in enumerate(nodes[: last + 1]):
-            made = node.made
+            made = node.allocated
             stops_before_output = position == last and not set(node.saved) & set(made)
             if stops_before_output:
                 break
             self.operator = self.tape.operator(segment.start + position, Activity.AGAIN)
             for index in made:
                 if index not in alive and index not in segment.inputs:
-                    if index in segment.kept:
+                    if index in segment.saved:
                         untouched.remove(index)
                     else:
                         self.recompute_tensor(index)
@@ -154,11 +156,11 @@ class Backward:
                     self.release(self.current(index))
                     alive.discard(index)
         for node in nodes:
-            self.hold(self.current(index) for index in node.saved)
-        self.let_go(self.current(index) for index in sorted(alive))
-        self.let_go(self.current(index) for index in segment.on_host)
+            self.reference_all(self.current(index) for index in node.saved)
+        self.release_all(self.current(index) for index in sorted(alive))
+        self.release_all(self.current(index) for index in segment.on_host)
 
-    def fetch(self, inputs: Iterable[int]) -> None:
+    def copy_from_host(self, inputs: Iterable[int]) -> None:
         """Copy a segment's inputs back from the host; the copies replace the originals from here on."""
         self.operator = FETCH
         for index in inputs:
@@ -191,10 +193,10 @@ class Backward:
         """
         incoming = [self.pending.pop(tensor) for tensor in node.outputs if tensor in self.pending]
         if not incoming and node.outputs:
-            self.let_go(self.current(index) for index in node.saved)
+            self.release_all(self.current(index) for index in node.saved)
             return
-        outgoing = self.results(node, incoming, takes=takes or bool(node.fetched))
-        self.let_go(incoming)
+        outgoing = self.results(node, incoming, takes=takes or bool(node.copied_from_host))
+        self.release_all(incoming)
         # Gradients enter the buffers of earlier operators before leaves are processed. With a bias the input is
         # flattened before the weight is transposed, so the gradient's view is deposited after the weight (ATen
         # native/Linear.cpp).
@@ -208,8 +210,8 @@ class Backward:
         for total, *parts in node.sums:
             if not self.references.get(total, 0):
                 self.allocate(total)
-            self.let_go(parts)
-        self.let_go(node.drops)
+            self.release_all(parts)
+        self.release_all(node.drops)
         for index in node.completes:
             self.parameter_arrived(index)
         for index, tensor in later:
@@ -217,21 +219,21 @@ class Backward:
 
     def results(self, node: Node, incoming: list[int], *, takes: bool) -> list[tuple[int, Tensor]]:
         """Allocate an operator's input and parameter gradients; return the former in their dtypes and shapes."""
-        for index in (*node.fetched, *(node.parameters if node.parameters_first else ())):
+        for index in (*node.copied_from_host, *(node.parameters if node.parameters_first else ())):
             self.allocate(index)
-        self.play(node.prepares)
+        self.allocate_and_free(node.prepares)
         outgoing = self.outgoing(node, incoming)
-        self.play(node.between)
+        self.allocate_and_free(node.between)
         early = () if node.parameters_first else (index for index in node.parameters if index not in node.summed)
         for index in (*early, *node.backward_temporaries):
             self.allocate(index)
-        self.let_go(node.backward_temporaries)
+        self.release_all(node.backward_temporaries)
         if takes:
             self.release_saved(node)
         outgoing = [(self.sum_of(t) if index < 0 else index, t) for index, t in outgoing]
         for index in (*node.summed, *node.summed_later):
             self.allocate(index)
-        self.let_go((*node.summed_later, *_left(node)))
+        self.release_all((*node.summed_later, *_left(node)))
         outgoing = self.as_wanted(node, outgoing)
         if not takes:
             self.release_saved(node)
@@ -287,10 +289,10 @@ class Backward:
 
     def release_saved(self, node: Node) -> None:
         """Release the tensors that an operator has saved, and record when the shared tables were last read."""
-        self.let_go((*(self.current(index) for index in node.saved), *node.fetched))
+        self.release_all((*(self.current(index) for index in node.saved), *node.copied_from_host))
         self.reads |= dict.fromkeys(node.tables, len(self.events))
 
-    def play(self, steps: Iterable[tuple[int, int]]) -> None:
+    def allocate_and_free(self, steps: Iterable[tuple[int, int]]) -> None:
         """Allocate (sign 1) and free (sign -1) an operator's temporaries in order."""
         for index, sign in steps:
             if sign > 0:
@@ -333,7 +335,7 @@ class Backward:
         ]
         for each in temporaries:
             self.allocate(each)
-        self.let_go(temporaries)
+        self.release_all(temporaries)
         if not self.keeps_gradients:
             self.release(index)
 
@@ -357,7 +359,7 @@ class Backward:
         if self.references[index] == 1:
             self.events.append(StorageEvent(index, 1, self.operator))
 
-    def let_go(self, storages: Iterable[int]) -> None:
+    def release_all(self, storages: Iterable[int]) -> None:
         """Remove one reference from each of some storages."""
         for index in storages:
             self.release(index)

@@ -50,7 +50,7 @@ def column_sum(values: Values, rows: tuple[str, ...], columns: tuple[str, ...]) 
     The gradient of a bias is a sum over all tokens. ATen native/cuda/Reduce.cuh: when the grid is too small for the
     GPU, several thread blocks sum each column and exchange partial sums in a staging buffer.
     """
-    return reductions.column_sum(product(values, rows), product(values, columns), _card(values))
+    return reductions.column_sum(product(values, rows), product(values, columns), _gpu(values))
 
 
 def sorted_indices(values: Values, tokens: tuple[str, ...], rows: str) -> int:
@@ -86,7 +86,7 @@ def norm_backward(values: Values, rows: tuple[str, ...], width: str, item_bytes:
     ATen native/cuda/layer_norm_kernel.cu, torch 2.8 and later: for many rows and few columns, the gradients of weight
     and bias are first summed in partial rows, then those rows are summed sequentially.
     """
-    return norms.norm_backward(product(values, rows), values[width], item_bytes, buffers, _card(values))
+    return norms.norm_backward(product(values, rows), values[width], item_bytes, buffers, _gpu(values))
 
 
 @most_of
@@ -235,7 +235,7 @@ def named(rule: Callable[..., int], **arguments: object) -> partial[int]:
     return filled
 
 
-def _card(values: Values) -> Multiprocessors:
+def _gpu(values: Values) -> Multiprocessors:
     return Multiprocessors(values["sms"], values["threads"], values["major"])
 
 

@@ -240,26 +240,26 @@ class Program:
         return {}
 
     @cached_property
-    def _alive(self) -> dict[tuple[Stream, int], tuple[int, ...]]:
+    def _live(self) -> dict[tuple[Stream, int], tuple[int, ...]]:
         return {}
 
     def alive(self, stream: Stream, position: int) -> tuple[int, ...]:
         """Return the storages live after so many events of a stream; cached by position."""
         key = (stream, position)
-        if key not in self._alive:
+        if key not in self._live:
             start = {"forward": (), "loss": self.after_forward, "backward": self.kept}[stream]
-            self._alive[key] = alive_after(self.stream(stream)[:position], start)
-        return self._alive[key]
+            self._live[key] = live_storages_after(self.stream(stream)[:position], start)
+        return self._live[key]
 
     @cached_property
     def after_forward(self) -> tuple[int, ...]:
         """Storages live until the model's forward returns."""
-        return alive_after(self.forward)
+        return live_storages_after(self.forward)
 
     @cached_property
     def saved(self) -> tuple[int, ...]:
         """Storages live during the loss and at its end, inside the autocast region."""
-        return tuple(index for index in alive_after((*self.forward, *self.loss)) if index not in self.names)
+        return tuple(index for index in live_storages_after((*self.forward, *self.loss)) if index not in self.names)
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
@@ -282,7 +282,7 @@ class Program:
     @cached_property
     def left(self) -> tuple[int, ...]:
         """Storages that backward leaves allocated: parameter gradients, and what the step still holds."""
-        return alive_after(self.backward, self.kept)
+        return live_storages_after(self.backward, self.kept)
 
     @cached_property
     def left_without_gradients(self) -> tuple[int, ...]:
@@ -317,7 +317,7 @@ def highest_among(events: Iterable[StorageEvent], sizes: list[int], positions: f
     return StreamPeak(heights[position], position)
 
 
-def alive_after(events: Iterable[StorageEvent], start: Iterable[int] = ()) -> tuple[int, ...]:
+def live_storages_after(events: Iterable[StorageEvent], start: Iterable[int] = ()) -> tuple[int, ...]:
     """Return the storages live after a stream that starts with the storages of `start`."""
     alive = dict.fromkeys(start)
     for storage, sign, _ in events:

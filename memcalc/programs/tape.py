@@ -73,8 +73,8 @@ class Node:
     reversed_accumulation: bool = False  # of `parameters`: addmm's bias is a leaf, its weight a transposed view
     parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
     also_allocates: tuple[int, ...] = ()
-    made_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs
-    caller_holds: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
+    allocated_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs
+    referenced_by_caller: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
     sums: tuple[tuple[int, ...], ...] = ()  # deferred parameter gradients, each with the parts added to it here
     completes: tuple[int, ...] = ()  # deferred gradients that get their last part here
     drops: tuple[int, ...] = ()  # temporaries of `sums` that are freed
@@ -83,14 +83,14 @@ class Node:
     tables: tuple[str, ...] = ()  # shared tables of the model that it saves
     staged_first: tuple[int, ...] = ()  # allocated one at a time on the way to the host, before the operator runs
     staged_last: tuple[int, ...] = ()  # the same, after it has run
-    fetched: tuple[int, ...] = ()  # copies of saved tensors, on the GPU while its backward runs
+    copied_from_host: tuple[int, ...] = ()  # copies of saved tensors, on the GPU while its backward runs
     module: str = ""  # module of the parameters it reads, as in state_dict within its unit
     multiplies: bool = False  # whether it is a cuBLAS matmul
 
     @property
-    def made(self) -> tuple[int, ...]:
+    def allocated(self) -> tuple[int, ...]:
         """The storages that forward allocates, in order."""
-        return tuple(dict.fromkeys((*self.made_first, *(y.storage for y in self.outputs), *self.also_allocates)))
+        return tuple(dict.fromkeys((*self.allocated_first, *(y.storage for y in self.outputs), *self.also_allocates)))
 
     @property
     def unpacks(self) -> bool:
@@ -104,18 +104,18 @@ class CheckpointSegment(NamedTuple):
     start: int
     stop: int
     inputs: tuple[int, ...]
-    kept: tuple[int, ...] = ()
-    fetched: bool = False  # the inputs are in host memory and copied back for recomputation
+    saved: tuple[int, ...] = ()
+    inputs_on_host: bool = False  # the inputs are in host memory and copied back for recomputation
 
     @property
     def on_device(self) -> tuple[int, ...]:
         """The inputs kept on the device."""
-        return () if self.fetched else self.inputs
+        return () if self.inputs_on_host else self.inputs
 
     @property
     def on_host(self) -> tuple[int, ...]:
         """The inputs kept in host memory."""
-        return self.inputs if self.fetched else ()
+        return self.inputs if self.inputs_on_host else ()
 
 
 @dataclass(slots=True)
@@ -123,10 +123,10 @@ class Tape:
     """Recorder of operators. Block authors call the methods of `Operators`, which calls `record`.
 
     Args:
-        kind: the component of what the block saves: ACTIVATIONS for layers, LOGITS_AND_LOSS for the LM head.
+        saved_component: the component of what the block saves: ACTIVATIONS for layers, LOGITS_AND_LOSS for the LM head.
     """
 
-    kind: Component = Component.ACTIVATIONS
+    saved_component: Component = Component.ACTIVATIONS
     storages: list[Storage] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     held: set[int] = field(default_factory=set)  # live until the whole backward has finished
@@ -199,7 +199,7 @@ class Tape:
 
     def still_referenced(self, *tensors: Tensor) -> None:
         """Keep tensors live until here because a Python variable still references them."""
-        self.nodes[-1].caller_holds += tuple(tensor.storage for tensor in tensors)
+        self.nodes[-1].referenced_by_caller += tuple(tensor.storage for tensor in tensors)
 
     def also_saves(self, *tensors: Tensor) -> None:
         """Add shared tensors (a mask, a table) to what the last operator saves; they take no new device memory."""
@@ -215,9 +215,9 @@ class Tape:
         """Return the tensors that an operator saves, in the shapes it sees."""
         if node.variables is not None:
             return node.variables
-        return tuple(self.whole(index) for index in node.saved)
+        return tuple(self.full_tensor(index) for index in node.saved)
 
-    def whole(self, index: int) -> Tensor:
+    def full_tensor(self, index: int) -> Tensor:
         """Return a storage as a tensor with its full shape."""
         return Tensor(index, self.storages[index].shape, self.storages[index].dtype)
 
@@ -237,7 +237,7 @@ class Tape:
         assert self.entry is not None
         self.segments = [CheckpointSegment(0, len(self.nodes), (self.entry.storage,), tuple(dict.fromkeys(kept)))]
 
-    def made_by(self, names: tuple[str, ...]) -> tuple[int, ...]:
+    def allocated_by(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """Return the storages that operators of these names allocate: results and other persistent buffers."""
         nodes = [node for node in self.nodes if node.name in names]
         return tuple(index for node in nodes for index in (*(t.storage for t in node.outputs), *node.also_allocates))
@@ -246,12 +246,12 @@ class Tape:
         """Mark the start of the LM head and the loss after it."""
         self.head = len(self.nodes)
 
-    def operator(self, position: int, when: Activity = Activity.RUN) -> BlockOperator:
+    def operator(self, position: int, activity: Activity = Activity.RUN) -> BlockOperator:
         """Return the operator at a position of the tape, as recorded in events."""
         node = self.nodes[position]
         return BlockOperator(
             node.name,
-            when,
+            activity,
             position,
             node.module,
             node.outputs[0].storage if node.outputs else -1,

@@ -15,7 +15,7 @@ def compiled(
     keeps_gradients: bool,
     main_gradient_dtype: str | None,
     update: tuple[str, ...] = (),
-    runs_again: bool = False,
+    recomputes: bool = False,
     trains: bool = True,
     holds_output: bool = False,
 ) -> Program:
@@ -28,18 +28,18 @@ def compiled(
             added to an existing one.
         main_gradient_dtype: dtype of a second copy of each produced gradient (mixed-20), or None.
         update: dtypes of the temporaries, as large as the gradient, of an optimizer that steps within backward.
-        runs_again: whether the block is recomputed together with other blocks before its backward.
+        recomputes: whether the block is recomputed together with other blocks before its backward.
         trains: whether there is a backward.
         holds_output: whether the output, if it is a leaf, is counted here because the next block does not save it.
     """
     _hold_leaves(tape, None if holds_output else output)
     kept = _kept(tape)
     boundary = tape.boundary or len(tape.nodes)
-    alive = _start(tape)
+    live = _start(tape)
     head = () if output is None else (output.storage,)
-    forward = [StorageEvent(index, 1, START) for index in alive]
-    forward += _forward(tape, range(boundary), alive, kept | tape.region | tape.names | set(head))
-    loss = _forward(tape, range(boundary, len(tape.nodes)), alive, kept | tape.region)
+    forward = [StorageEvent(index, 1, START) for index in live]
+    forward += _forward(tape, range(boundary), live, kept | tape.region | tape.names | set(head))
+    loss = _forward(tape, range(boundary, len(tape.nodes)), live, kept | tape.region)
     # With offloaded activations, tensors that Python variables reference stay on the GPU; a frozen embedding packs
     # nothing.
     stays = kept | tape.names if tape.offloads else kept
@@ -51,7 +51,7 @@ def compiled(
     reads: dict[str, int] = {}
     checkpoint_end = -1
     if trains:
-        engine = Backward(tape, kept, keeps_gradients, main_gradient_dtype, update, runs_again=runs_again)
+        engine = Backward(tape, kept, keeps_gradients, main_gradient_dtype, update, recomputes=recomputes)
         backward, reads, checkpoint_end = engine.run(output), engine.reads, engine.checkpoint_end
     saved = {index for node in tape.nodes for index in node.saved} | kept
     storages = tuple(
@@ -94,7 +94,7 @@ def _hold_leaves(tape: Tape, output: Tensor | None) -> None:
 
 def _start(tape: Tape) -> set[int]:
     """Return the storages that exist when the block's forward begins: its input, and tables made once and kept."""
-    made = {index for node in tape.nodes for index in node.made}
+    made = {index for node in tape.nodes for index in node.allocated}
     entry = set() if tape.entry is None else {tape.entry.storage}
     return entry | tape.given | ((tape.held | tape.names) - made)
 
@@ -104,7 +104,7 @@ def _kept(tape: Tape) -> set[int]:
     kept = set(tape.held)
     inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
     for segment in tape.segments:
-        kept.update((*segment.on_device, *segment.kept))
+        kept.update((*segment.on_device, *segment.saved))
     for position, node in enumerate(tape.nodes):
         if position not in inside:
             kept.update(node.saved)
@@ -113,34 +113,34 @@ def _kept(tape: Tape) -> set[int]:
 
 def _component(tape: Tape, index: int, saved: set[int]) -> Component:
     if index in saved:
-        return tape.kind
+        return tape.saved_component
     # In the LM head, a tensor of the logits' size belongs to the loss, saved for backward or not.
-    in_head = tape.kind is Component.LOGITS_AND_LOSS
+    in_head = tape.saved_component is Component.LOGITS_AND_LOSS
     if in_head and any(axis.startswith("V") for axis in tape.storages[index].shape):
-        return tape.kind
+        return tape.saved_component
     return Component.TEMPORARIES
 
 
-def _forward(tape: Tape, positions: range, alive: set[int], kept: set[int]) -> list[StorageEvent]:
+def _forward(tape: Tape, positions: range, live: set[int], kept: set[int]) -> list[StorageEvent]:
     """Return the events of forward: a storage is freed after its last reader unless it is in `kept`."""
     last_use: dict[int, int] = {}
     for position in range(len(tape.nodes)):
         node = tape.nodes[position]
         for tensor in (*node.inputs, *node.outputs):
             last_use[tensor.storage] = position
-        for index in node.caller_holds:
+        for index in node.referenced_by_caller:
             last_use[index] = position
     events: list[StorageEvent] = []
     for position in positions:
         node, operator = tape.nodes[position], tape.operator(position)
-        made = node.made
-        new = [index for index in made if index not in alive]
+        made = node.allocated
+        new = [index for index in made if index not in live]
         events += [StorageEvent(index, sign, operator) for index in node.staged_first for sign in (1, -1)]
         events += [StorageEvent(index, 1, operator) for index in (*new, *node.forward_temporaries)]
-        alive.update(new)
-        gone = [index for index in sorted(alive) if index not in kept and last_use.get(index, position) <= position]
+        live.update(new)
+        gone = [index for index in sorted(live) if index not in kept and last_use.get(index, position) <= position]
         events += [StorageEvent(index, -1, operator) for index in node.forward_temporaries]
         events += [StorageEvent(index, sign, operator) for index in node.staged_last for sign in (1, -1)]
         events += [StorageEvent(index, -1, operator) for index in gone]
-        alive.difference_update(gone)
+        live.difference_update(gone)
     return events

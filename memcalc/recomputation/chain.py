@@ -29,11 +29,11 @@ class ChainBlock(NamedTuple):
         bare_top: peak of a forward that saves nothing, output included.
         backward_top: peak of backward, with saved activations and the gradient of the output.
         rerun_top: peak of backward if the block was recomputed, followed by others of its segment.
-        again_top: peak of a recomputation directly followed by its backward, in addition to the gradient of the output,
-            for the last block of a checkpoint segment. PyTorch stops such a recomputation before the output.
+        recompute_top: peak of a recomputation directly followed by its backward, in addition to the gradient of the
+            output, for the last block of a checkpoint segment. PyTorch stops such a recomputation before the output.
         recomputable: whether it may be recomputed.
-        stays_bytes: part of `inside_bytes` that selective checkpointing saves although the block is recomputed.
-        again_flops: of its recomputation; None: of a whole forward.
+        released_late_bytes: part of `inside_bytes` that selective checkpointing saves although the block is recomputed.
+        recompute_flops: of its recomputation; None: of a whole forward.
     """
 
     name: str
@@ -46,10 +46,10 @@ class ChainBlock(NamedTuple):
     bare_top: int
     backward_top: int
     rerun_top: int
-    again_top: int
+    recompute_top: int
     recomputable: bool = True
-    stays_bytes: int = 0
-    again_flops: int | None = None
+    released_late_bytes: int = 0
+    recompute_flops: int | None = None
 
 
 def simple_block(
@@ -93,8 +93,8 @@ class Chain:
     Args:
         blocks: in forward order.
         resident: bytes allocated throughout: weights, optimizer state, inputs.
-        forward_beside: additional bytes at each block's first forward, shared by later blocks' forwards.
-        backward_beside: additional bytes at each block's backward, without gradients of later blocks' parameters.
+        forward_extra: additional bytes at each block's first forward, shared by later blocks' forwards.
+        backward_extra: additional bytes at each block's backward, without gradients of later blocks' parameters.
         borders: positions (of the first block after the border) that no checkpoint segment may cross.
         elsewhere: the largest peak that no plan changes, for example of the optimizer step.
         elsewhere_name: its phase.
@@ -103,8 +103,8 @@ class Chain:
 
     blocks: tuple[ChainBlock, ...]
     resident: int = 0
-    forward_beside: tuple[int, ...] = ()
-    backward_beside: tuple[int, ...] = ()
+    forward_extra: tuple[int, ...] = ()
+    backward_extra: tuple[int, ...] = ()
     borders: frozenset[int] = frozenset()
     elsewhere: int = 0
     elsewhere_name: str = "optimizer step"
@@ -138,13 +138,13 @@ class Chain:
     @cached_property
     def forward_aside(self) -> tuple[int, ...]:
         """All additional bytes at each block's first forward."""
-        beside = self.forward_beside or (0,) * len(self)
+        beside = self.forward_extra or (0,) * len(self)
         return tuple(self.resident + extra for extra in beside)
 
     @cached_property
     def backward_aside(self) -> tuple[int, ...]:
         """All additional bytes at each block's backward: resident ones, and gradients of later blocks' parameters."""
-        beside = self.backward_beside or (0,) * len(self)
+        beside = self.backward_extra or (0,) * len(self)
         left, result = 0, []
         for block, extra in zip(reversed(self.blocks), reversed(beside), strict=True):
             result.append(self.resident + left + extra)
@@ -228,5 +228,5 @@ def _without_ends(block: ChainBlock, shared: int, share: int) -> ChainBlock:
         bare_top=block.bare_top - both,
         backward_top=block.backward_top - both,
         rerun_top=block.rerun_top - both,
-        again_top=block.again_top - both,
+        recompute_top=block.recompute_top - both,
     )

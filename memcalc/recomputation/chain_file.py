@@ -12,7 +12,7 @@ from memcalc.errors import DoesNotFit, InputError
 from memcalc.files import read_bytes, read_text
 from memcalc.recomputation.batch_gain import Gain, gain_of
 from memcalc.recomputation.chain import Chain, ChainBlock, join, simple_block
-from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_all_kept
+from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_without_recomputation
 from memcalc.recomputation.plan import Plan, Segment
 from memcalc.recomputation.planner import STRATEGIES
 from memcalc.recomputation.strategies.lowest_peak import smallest
@@ -109,16 +109,16 @@ class ChainBudget(NamedTuple):
     """The memory budget of a chain on a GPU, from recorded runs: a chain has no requests to replay.
 
     Args:
-        room_bytes: usable memory of the GPU, minus its context.
+        usable_bytes: usable memory of the GPU, minus its context.
         ratio: maximum ratio of reserved to allocated memory of recorded runs.
         runs: number of recorded runs.
-        kind: of runs.
+        run_type: type of runs.
     """
 
-    room_bytes: int
+    usable_bytes: int
     ratio: float
     runs: int
-    kind: str
+    run_type: str
 
 
 class ChainPlanning(NamedTuple):
@@ -130,7 +130,7 @@ class ChainPlanning(NamedTuple):
         configured: the chain.
         budget: bytes that may be allocated; None: a given plan is evaluated without a limit.
         reserve: the basis of the budget, if a GPU is given; None: the budget was given.
-        found: the plan.
+        plan: the plan.
         rules: needs and costs of the rules of thumb.
         front: plans from the smallest to the fastest; empty for a given plan.
         gain: the largest batches that fit; None: not requested.
@@ -141,7 +141,7 @@ class ChainPlanning(NamedTuple):
     configured: PlannedChain
     budget: int | None
     reserve: ChainBudget | None
-    found: OptimalPlan
+    plan: OptimalPlan
     rules: tuple[tuple[str, Evaluation], ...]
     front: tuple[OptimalPlan, ...]
     gain: Gain | None
@@ -319,7 +319,7 @@ def plan_chain(
         raise InputError(f"strategy = {strategy!r} does not apply to chains.", f"Use {known}.", "--strategy")
     described = open_chain(path)
     reserve = None if limit is not None or gpu is None else _reserve(find_gpu(gpu))
-    budget = limit if reserve is None else int(reserve.room_bytes / reserve.ratio)
+    budget = limit if reserve is None else int(reserve.usable_bytes / reserve.ratio)
 
     def least(batch: int) -> Evaluation:
         chain = described.chain(batch)
@@ -376,11 +376,11 @@ def _largest(need: Callable[[int], Evaluation], budget: int) -> int:
 
 
 def _gain(described: DescribedChain, found: OptimalPlan, budget: int, most: int) -> Gain:
-    without = _largest(lambda batch: evaluate_all_kept(described.chain(batch)), budget)
-    longer = slow_down(described.chain(most).flops, found.evaluation.again_flops)
+    without = _largest(lambda batch: evaluate_without_recomputation(described.chain(batch)), budget)
+    longer = slow_down(described.chain(most).flops, found.evaluation.recompute_flops)
     return gain_of((without, most), longer, replayed=False)
 
 
 def _reserve(gpu: GpuSpec) -> ChainBudget:
     ratio, errors = reserve_ratio((ONE_GPU,))
-    return ChainBudget(gpu.usable_bytes - gpu.context_bytes, ratio * (1 + errors.high), errors.runs, errors.kind)
+    return ChainBudget(gpu.usable_bytes - gpu.context_bytes, ratio * (1 + errors.high), errors.runs, errors.run_type)

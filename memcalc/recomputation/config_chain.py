@@ -46,13 +46,13 @@ class ConfigChain(NamedTuple):
         return as_recompute(items, self.first, self.stop)
 
 
-def with_recompute(spec: Spec, recompute: list[Any] | str, keep: tuple[str, ...] = ()) -> Spec:
+def with_recompute(spec: Spec, recompute: list[Any] | str, saved_operators: tuple[str, ...] = ()) -> Spec:
     """Return the same run with another plan.
 
     Args:
         spec: the run.
         recompute: as `training.recompute`.
-        keep: operators with results that recomputed layers save, as `training.recompute_keep`.
+        saved_operators: operators with results that recomputed layers save, as `training.recompute_keep`.
 
     Raises:
         InputError: the plan is invalid.
@@ -60,17 +60,17 @@ def with_recompute(spec: Spec, recompute: list[Any] | str, keep: tuple[str, ...]
     from memcalc.importers.loading import load
 
     raw = spec.model_dump()
-    raw["training"] |= {"recompute": recompute, "recompute_keep": keep}
+    raw["training"] |= {"recompute": recompute, "recompute_keep": saved_operators}
     return load(raw, (), gpu=None).with_origin(spec.origin)
 
 
-def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> ConfigChain:
+def chain_of(spec: Spec, saved_operators: tuple[str, ...] | None = None) -> ConfigChain:
     """Return the chain of a run.
 
     Args:
         spec: the run; its own plan is ignored.
-        keep: operators with results that recomputed layers save; each layer is then one segment, with FLOPs per
-            operator. None: plan whole layers only.
+        saved_operators: operators with results that recomputed layers save; each layer is then one segment, with FLOPs
+            per operator. None: plan whole layers only.
 
     Raises:
         InputError: the model is split into pipeline stages, or the implementation is not modelled.
@@ -82,8 +82,8 @@ def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> ConfigChain:
             "parallelism.pipeline_parallel",
         )
     spec = with_recompute(spec, "none")
-    parts, engine = _blocks(with_recompute(spec, "full", keep) if keep else spec)
-    products = None if keep is None else product_flops(spec)
+    parts, engine = _blocks(with_recompute(spec, "full", saved_operators) if saved_operators else spec)
+    products = None if saved_operators is None else product_flops(spec)
     totals = estimate(spec).ledger.totals
     moving = _passes(parts)
     resident = {phase: totals[f"{phase}_{STEP}"] - amount for phase, amount in moving.items()}
@@ -120,7 +120,7 @@ def chain_of(spec: Spec, keep: tuple[str, ...] | None = None) -> ConfigChain:
         (resident["backward"] - base,) * len(blocks),
         elsewhere=others[elsewhere],
         elsewhere_name=elsewhere,
-        longest=None if keep is None and not engine else 1,  # engines gather and reduce layer by layer
+        longest=None if saved_operators is None and not engine else 1,  # engines gather and reduce layer by layer
     )
     return ConfigChain(spec, chain, len(opening), len(opening) + len(layers))
 
@@ -228,6 +228,6 @@ def _keeping(parts: StageBlocks, layer: int, block: ChainBlock, flops: dict[str,
     program, sizes = (alone := parts.blocks[parts.block_of(layer, again=True)]).program, alone.sizes
     again = {event.operator.name for event in program.backward if event.operator.when is Activity.AGAIN}
     return block._replace(
-        stays_bytes=sum(sizes[storage] for storage in program.kept) - block.input_bytes,
-        again_flops=sum(amount for name, amount in flops.items() if name in again),
+        released_late_bytes=sum(sizes[storage] for storage in program.kept) - block.input_bytes,
+        recompute_flops=sum(amount for name, amount in flops.items() if name in again),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.recomputation.chain import Chain
-from memcalc.recomputation.plan import Plan, Segment, kept_all, leaves
+from memcalc.recomputation.plan import Plan, Segment, all_saved, leaves
 
 
 class PlanPoint(NamedTuple):
@@ -22,17 +22,17 @@ class Evaluation(NamedTuple):
 
     Args:
         peak: the peak.
-        kept_bytes: saved activations at the end of forward.
+        saved_bytes: saved activations at the end of forward.
         flops: of all forwards.
-        again_flops: of recomputation.
-        moments: all points of the step in order, if requested.
+        recompute_flops: of recomputation.
+        points: all points of the step in order, if requested.
     """
 
     peak: PlanPoint
-    kept_bytes: int
+    saved_bytes: int
     flops: int
-    again_flops: int
-    moments: tuple[PlanPoint, ...]
+    recompute_flops: int
+    points: tuple[PlanPoint, ...]
 
     @property
     def peak_bytes(self) -> int:
@@ -45,77 +45,77 @@ class _PlanSimulation:
 
     def __init__(self, chain: Chain, *, record: bool) -> None:
         self.chain = chain
-        self.held = 0
+        self.live_bytes = 0
         self.flops = 0
-        self.kept_bytes = 0
+        self.saved_bytes = 0
         self.peak = PlanPoint(chain.elsewhere, chain.elsewhere_name, "", -1)
-        self.moments: list[PlanPoint] = []
+        self.points: list[PlanPoint] = []
         self.record = record
 
-    def moment(self, amount: int, phase: str, position: int) -> None:
+    def note_point(self, amount: int, phase: str, position: int) -> None:
         """Record a point of the step with `amount` allocated bytes."""
         if amount > self.peak.bytes or self.record:
             moment = PlanPoint(amount, phase, self.chain.blocks[position].name, position)
             if self.record:
-                self.moments.append(moment)
+                self.points.append(moment)
             if amount > self.peak.bytes:
                 self.peak = moment
 
-    def run(self, items: Segment, again: int | None) -> None:
+    def run(self, items: Segment, added_bytes: int | None) -> None:
         """Simulate forward and backward of some items; their first input is live and stays live.
 
         Args:
             items: in order.
-            again: additional bytes during a recomputation: states, gradients, including the gradient of the items'
-                output.
+            added_bytes: additional bytes during a recomputation: states, gradients, including the gradient of the
+                items' output.
                 None: the first forward.
         """
-        blocks, start, last = self.chain.blocks, self.held, items[-1]
-        ends_early = again is not None and isinstance(last, int)
+        blocks, start, last = self.chain.blocks, self.live_bytes, items[-1]
+        ends_early = added_bytes is not None and isinstance(last, int)
         for item in items[:-1] if ends_early else items:
-            self.forward(item, again)
-        if again is None:
-            self.kept_bytes = self.held
+            self.forward(item, added_bytes)
+        if added_bytes is None:
+            self.saved_bytes = self.live_bytes
         for item in reversed(items):
             end = item if isinstance(item, int) else list(leaves(item))[-1]
             block, aside = blocks[end], self.chain.backward_aside[end]
             if item is last and ends_early:
-                self.moment(self.held - block.input_bytes + block.again_top + aside, "again", end)
-                self.flops += block.flops if block.again_flops is None else block.again_flops
+                self.note_point(self.live_bytes - block.input_bytes + block.recompute_top + aside, "again", end)
+                self.flops += block.flops if block.recompute_flops is None else block.recompute_flops
                 continue
-            self.held -= block.output_bytes  # freed by later blocks; its gradient has the same size
+            self.live_bytes -= block.output_bytes  # freed by later blocks; its gradient has the same size
             if isinstance(item, int):
-                self.held -= block.inside_bytes
-                top = block.backward_top if again is None else block.rerun_top
-                self.moment(self.held - block.input_bytes + top + aside, "backward", end)
+                self.live_bytes -= block.inside_bytes
+                top = block.backward_top if added_bytes is None else block.rerun_top
+                self.note_point(self.live_bytes - block.input_bytes + top + aside, "backward", end)
             else:
-                self.held -= self.staying(item)  # included in the blocks' tops
+                self.live_bytes -= self.live_after_backward(item)  # included in the blocks' tops
                 self.run(item, aside + block.output_bytes)
-        assert self.held == start
+        assert self.live_bytes == start
 
-    def forward(self, item: int | Segment, again: int | None) -> None:
+    def forward(self, item: int | Segment, added_bytes: int | None) -> None:
         """Simulate the forward of one item; afterwards its output is live, and for a block its activations."""
-        phase = "forward" if again is None else "again"
+        phase = "forward" if added_bytes is None else "again"
         if isinstance(item, int):
             block = self.chain.blocks[item]
-            aside = self.chain.forward_aside[item] if again is None else again
-            self.moment(self.held - block.input_bytes + block.forward_top + aside, phase, item)
+            aside = self.chain.forward_aside[item] if added_bytes is None else added_bytes
+            self.note_point(self.live_bytes - block.input_bytes + block.forward_top + aside, phase, item)
             self.flops += block.flops
-            self.held += block.inside_bytes + block.output_bytes
+            self.live_bytes += block.inside_bytes + block.output_bytes
             return
         passing = 0  # boundary between two blocks of the segment; the first one's input is live
         for number, position in enumerate(leaves(item)):
             block = self.chain.blocks[position]
-            aside = self.chain.forward_aside[position] if again is None else again
+            aside = self.chain.forward_aside[position] if added_bytes is None else added_bytes
             owned = block.input_bytes if number == 0 else 0
-            self.moment(self.held - owned + block.bare_top + aside, phase, position)
+            self.note_point(self.live_bytes - owned + block.bare_top + aside, phase, position)
             self.flops += block.flops
             passing = block.output_bytes
-        self.held += passing + self.staying(item)
+        self.live_bytes += passing + self.live_after_backward(item)
 
-    def staying(self, item: Segment) -> int:
+    def live_after_backward(self, item: Segment) -> int:
         """Return the bytes that recomputed blocks save."""
-        return sum(self.chain.blocks[position].stays_bytes for position in leaves(item))
+        return sum(self.chain.blocks[position].released_late_bytes for position in leaves(item))
 
 
 def evaluate(chain: Chain, plan: Plan | Segment, *, record: bool = False) -> Evaluation:
@@ -128,12 +128,12 @@ def evaluate(chain: Chain, plan: Plan | Segment, *, record: bool = False) -> Eva
     """
     items = plan.items if isinstance(plan, Plan) else plan
     walk = _PlanSimulation(chain, record=record)
-    walk.held = chain.blocks[0].input_bytes
+    walk.live_bytes = chain.blocks[0].input_bytes
     walk.run(items, None)
-    kept = walk.kept_bytes - chain.blocks[-1].output_bytes
-    return Evaluation(walk.peak, kept, walk.flops, walk.flops - chain.flops, tuple(walk.moments))
+    kept = walk.saved_bytes - chain.blocks[-1].output_bytes
+    return Evaluation(walk.peak, kept, walk.flops, walk.flops - chain.flops, tuple(walk.points))
 
 
-def evaluate_all_kept(chain: Chain) -> Evaluation:
+def evaluate_without_recomputation(chain: Chain) -> Evaluation:
     """Return the memory and cost without recomputation."""
-    return evaluate(chain, kept_all(len(chain)))
+    return evaluate(chain, all_saved(len(chain)))

@@ -15,7 +15,7 @@ def layer_flops(spec: Spec, layer: int) -> int:
     weights = 0
     for row in parameter_table(model):
         if (
-            row.where != "layer"
+            row.part != "layer"
             or len(row.shape) < 2
             or not row.module.startswith(("layers.*", prefix_of(model, layer)))
         ):
@@ -54,7 +54,7 @@ def product_flops(spec: Spec) -> dict[str, int]:
     weights = {
         row.module.removeprefix("layers.*."): row.elements
         for row in parameter_table(weight_layout(model, "plain"))
-        if row.where == "layer" and len(row.shape) == 2
+        if row.part == "layer" and len(row.shape) == 2
     }
     if model.moe is not None:
         visited = model.moe.num_experts_per_token * model.hidden_size * model.moe.expert_intermediate_size

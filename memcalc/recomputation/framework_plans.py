@@ -31,7 +31,7 @@ class FrameworkText(NamedTuple):
     difference: str = ""
 
 
-def in_all_words(
+def plan_texts(
     configured: ConfigChain, items: Segment, budget: int, writers: tuple[Writer, ...] | None = None
 ) -> list[FrameworkText]:
     """Return the plan for every framework, or for those of the given writers."""
@@ -128,7 +128,7 @@ def _cheapest(
     def price(choice: tuple[str, int, Segment]) -> tuple[bool, int, int]:
         evaluation = evaluate(configured.chain, choice[2])
         over = evaluation.peak_bytes > budget
-        return over, evaluation.peak_bytes if over else evaluation.again_flops, evaluation.peak_bytes
+        return over, evaluation.peak_bytes if over else evaluation.recompute_flops, evaluation.peak_bytes
 
     return min(choices, key=price)
 

@@ -13,7 +13,7 @@ from memcalc.recomputation.flops import product_flops
 from memcalc.recomputation.framework_plans import (
     FrameworkText,
     deepspeed,
-    in_all_words,
+    plan_texts,
     ranges,
     torchtitan,
     transformers,
@@ -32,22 +32,22 @@ DENSE = {"core_attn": CORE, "mlp": ("mlp.",), "layernorm": ()}
 EXPERTS = {"core_attn": CORE, "moe": ("mlp.",), "layernorm": ()}
 
 
-def in_selective_words(
-    configured: ConfigChain, found: OptimalPlan, keep: tuple[str, ...], budget: int, kept: int
+def selective_plan_texts(
+    configured: ConfigChain, found: OptimalPlan, saved_operators: tuple[str, ...], budget: int, kept: int
 ) -> list[FrameworkText]:
     """Return the plan for every framework.
 
     Args:
         configured: the chain of whole layers.
         found: the plan.
-        keep: operators with results that recomputed layers save.
+        saved_operators: operators with results that recomputed layers save.
         budget: bytes that may be allocated.
         kept: activation bytes of the planned run at the end of forward.
     """
     again = [next(leaves(item)) - configured.first for item in found.plan.items if not isinstance(item, int)]
     spec = configured.spec
     order = layer_matmuls(spec.model, spec.training)
-    numbers = [order.index(name) for name in keep]
+    numbers = [order.index(name) for name in saved_operators]
     context = (*_policy(numbers), f"RECOMPUTED = {ranges(again)}")
     pytorch = (
         *context,
@@ -68,12 +68,12 @@ def in_selective_words(
     own = "the same operators; transformers' modules save other tensors in addition"
     theirs = FrameworkText("transformers", lines, found.plan.items, found.evaluation, own)
     if spec.model.moe is not None:  # its experts run other matmuls, and their number depends on the kernels
-        theirs = in_all_words(configured, found.plan.items, budget, (transformers,))[0]
+        theirs = plan_texts(configured, found.plan.items, budget, (transformers,))[0]
     return [
         FrameworkText("PyTorch", pytorch, found.plan.items, found.evaluation),
         theirs,
         _megatron(configured, found, kept),
-        *in_all_words(configured, found.plan.items, budget, (deepspeed, torchtitan)),
+        *plan_texts(configured, found.plan.items, budget, (deepspeed, torchtitan)),
     ]
 
 

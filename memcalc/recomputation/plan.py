@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from memcalc.spec.recompute_plan import Segment, leaves
 
-__all__ = ["Plan", "Segment", "depth", "kept_all", "leaves", "segmented", "times_again"]
+__all__ = ["Plan", "Segment", "all_saved", "depth", "leaves", "recompute_counts", "segmented"]
 
 
 class Plan(NamedTuple):
@@ -29,19 +29,19 @@ def depth(items: Segment) -> int:
     return max((1 + depth(item) for item in items if not isinstance(item, int)), default=0)
 
 
-def times_again(items: Segment) -> dict[int, int]:
+def recompute_counts(items: Segment) -> dict[int, int]:
     """Return how often each block's forward is recomputed."""
     times: dict[int, int] = {}
     for item in items:
         if isinstance(item, int):
             times[item] = times.get(item, 0)
         else:
-            for block, often in times_again(item).items():
+            for block, often in recompute_counts(item).items():
                 times[block] = often + 1
     return times
 
 
-def kept_all(blocks: int) -> Segment:
+def all_saved(blocks: int) -> Segment:
     """Return the plan without recomputation."""
     return tuple(range(blocks))
 

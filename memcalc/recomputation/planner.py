@@ -18,7 +18,7 @@ from memcalc.recomputation.search import MOST, JudgedPlan, PlanJudge, PlanSearch
 from memcalc.recomputation.strategies.every_k import best_k
 from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.lowest_peak import smallest
-from memcalc.recomputation.strategies.none import keep_everything
+from memcalc.recomputation.strategies.none import save_everything
 from memcalc.recomputation.strategies.optimal import OptimalPlan, optimal
 from memcalc.recomputation.strategies.square_root import square_root
 from memcalc.recomputation.throughput import slow_down
@@ -31,7 +31,7 @@ from memcalc.verdict.reasons import remedy_of
 SEARCHES = ("optimal", "selective")  # they search for the cheapest plan that fits
 
 STRATEGIES: dict[str, Callable[[Chain], Plan]] = {
-    "none": keep_everything,
+    "none": save_everything,
     "every-layer": every_layer,
     "sqrt": square_root,
     "every-k": best_k,
@@ -66,51 +66,53 @@ class Planner:
         """Return the cheapest plan of a micro-batch that fits, else one that may fit; None: none does."""
         configured = self.configured(batch)
         chain, least = configured.chain, self.least(configured)
-        free = _proposal(configured, keep_everything)
+        free = _proposal(configured, save_everything)
         if self.strategy == "selective":
             from memcalc.recomputation.selective import Selective
 
-            return PlanSearch(Selective(configured.spec).ask, self.judge, free, least.peak_bytes, [least]).found()
+            return PlanSearch(
+                Selective(configured.spec).cheapest_plan, self.judge, free, least.peak_bytes, [least]
+            ).best_plan()
         if self.strategy == "optimal":
 
-            def ask(room: int) -> Proposal | None:
-                found = optimal(chain, room, bounded=False)
+            def ask(budget: int) -> Proposal | None:
+                found = optimal(chain, budget, bounded=False)
                 if found is None or depth(found.plan.items) < DEEPEST:
                     return None if found is None else Proposal(configured, found)
                 return least
 
             others = [least, _proposal(configured, every_layer), _proposal(configured, square_root)]
-            return PlanSearch(ask, self.judge, free, least.peak_bytes, others).found()
-        judged = self.judge.judged(least)
+            return PlanSearch(ask, self.judge, free, least.peak_bytes, others).best_plan()
+        judged = self.judge.judge(least)
         if judged.verdict.answer == "does-not-fit":
             return None
-        return judged._replace(room=max(self.judge.scaled(judged.room, judged.verdict), judged.room))
+        return judged._replace(budget=max(self.judge.scaled(judged.budget, judged.verdict), judged.budget))
 
     def least(self, configured: ConfigChain) -> Proposal:
         """Return the strategy's plan with the lowest peak that a configuration can express."""
         found = _proposal(configured, _LEAST[self.strategy])
-        return found if depth(found.found.plan.items) < DEEPEST else _proposal(configured, every_layer)
+        return found if depth(found.plan.plan.items) < DEEPEST else _proposal(configured, every_layer)
 
     def largest(self) -> tuple[int, int]:
         """Return the largest micro-batch without recomputation, and with a plan: each fits, and one more does not.
 
         The search starts from estimates of allocated memory; the results have verdicts like any run.
         """
-        without, most = self._estimated(self.judge.first_room)
+        without, most = self._estimated(self.judge.first_budget)
         return largest(self._kept_fits, without), largest(self._planned_fits, most)
 
-    def _estimated(self, room: int) -> tuple[int, int]:
-        """Return the micro-batches of `largest`, estimated from allocated memory alone, with `room` bytes."""
-        without = _most(lambda batch: _proposal(self.configured(batch), keep_everything).peak_bytes <= room)
-        return without, _most(lambda batch: self.least(self.configured(batch)).peak_bytes <= room)
+    def _estimated(self, budget: int) -> tuple[int, int]:
+        """Return the micro-batches of `largest`, estimated from allocated memory alone, with `budget` bytes."""
+        without = _most(lambda batch: _proposal(self.configured(batch), save_everything).peak_bytes <= budget)
+        return without, _most(lambda batch: self.least(self.configured(batch)).peak_bytes <= budget)
 
     def _kept_fits(self, batch: int) -> bool:
         """Return whether a micro-batch fits without recomputation."""
-        return self.judge.passes(self.judge.judged(_proposal(self.configured(batch), keep_everything)).verdict)
+        return self.judge.passes(self.judge.judge(_proposal(self.configured(batch), save_everything)).verdict)
 
     def _planned_fits(self, batch: int) -> bool:
         """Return whether a micro-batch fits with some plan: the smallest, or one that the search finds."""
-        if self.judge.passes(self.judge.judged(self.least(self.configured(batch))).verdict):
+        if self.judge.passes(self.judge.judge(self.least(self.configured(batch))).verdict):
             return True
         found = self.plan(batch)
         return found is not None and self.judge.passes(found.verdict)
@@ -122,26 +124,26 @@ class Planner:
             judged: the plan.
             batches: from `largest`; None: estimated, with as much allocated memory as this plan's search allowed.
         """
-        chain, again = judged.proposal.configured.chain, judged.proposal.again_flops
+        chain, again = judged.proposal.configured.chain, judged.proposal.recompute_flops
         if batches is not None:
             return gain_of(batches, slow_down(chain.flops, again) if batches[0] < batches[1] else 1.0, replayed=True)
-        batch, without, most = self.spec.training.micro_batch_size, *self._estimated(judged.room)
+        batch, without, most = self.spec.training.micro_batch_size, *self._estimated(judged.budget)
         if self.judge.passes(judged.verdict):  # the verdict of this micro-batch is known
             most = max(most, batch)
             without = min(without, batch - 1) if again else max(without, batch)
         if most != batch:
-            chain, again = self.configured(most).chain, self._cheapest(most, judged.room).again_flops
+            chain, again = self.configured(most).chain, self._cheapest(most, judged.budget).recompute_flops
         return gain_of((without, most), slow_down(chain.flops, again) if without < most else 1.0, replayed=False)
 
-    def _cheapest(self, batch: int, room: int) -> Proposal:
+    def _cheapest(self, batch: int, budget: int) -> Proposal:
         """Return the cheapest plan of a micro-batch by allocated memory alone."""
         configured = self.configured(batch)
-        found = optimal(configured.chain, room, bounded=False) if self.strategy in SEARCHES else None
+        found = optimal(configured.chain, budget, bounded=False) if self.strategy in SEARCHES else None
         return self.least(configured) if found is None else Proposal(configured, found)
 
     def too_small(self, batch: int) -> DoesNotFit:
         """Return the error if no plan fits: the need of the smallest plan, its components, and a remedy."""
-        judged = self.judge.judged(self.least(self.configured(batch)))
+        judged = self.judge.judge(self.least(self.configured(batch)))
         ledger = estimate(judged.spec).ledger
         held = sorted(ledger.components(ledger.peak_phase).items(), key=lambda row: -row[1])[:3]
         holders = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(amount)}" for component, amount in held)
@@ -155,7 +157,7 @@ class Planner:
         )
 
     def _available(self) -> str:
-        gpu = self.judge.card
+        gpu = self.judge.gpu
         if gpu is None or self.limit < gpu.usable_bytes:
             return f"the {format_bytes(self.limit)} budget"
         return f"{format_bytes(self.limit)} usable on {gpu.label}"

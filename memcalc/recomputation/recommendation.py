@@ -14,9 +14,9 @@ from memcalc.ledger.verdict import Verdict
 from memcalc.progress import Progress, silent
 from memcalc.recomputation.batch_gain import HOST_BYTES_PER_SECOND, Gain, OffloadAlternative, offloaded
 from memcalc.recomputation.config_chain import ConfigChain
-from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_all_kept
-from memcalc.recomputation.framework_plans import FrameworkText, in_all_words
-from memcalc.recomputation.framework_plans_selective import activation_bytes, in_selective_words
+from memcalc.recomputation.evaluation import Evaluation, evaluate, evaluate_without_recomputation
+from memcalc.recomputation.framework_plans import FrameworkText, plan_texts
+from memcalc.recomputation.framework_plans_selective import activation_bytes, selective_plan_texts
 from memcalc.recomputation.planner import SEARCHES, STRATEGIES, Planner
 from memcalc.recomputation.strategies.optimal import OptimalPlan, front, optimal, undominated
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
@@ -34,43 +34,44 @@ class RecomputeResult(NotebookDisplay):
 
     Args:
         configured: the chain of the run.
-        card: the GPU, if given.
+        gpu: the GPU, if given.
         limit: bytes of a GPU that the run may use in total.
         budget: allocated bytes that were found to fit within `limit`; no cheaper plan that fits was found within them.
-        found: the plan.
+        plan: the plan.
         before: memory and cost without recomputation.
         rules: memory and cost of the rules of thumb.
         front: plans from the smallest to the fastest.
         recompute: the plan in the syntax of `training.recompute`.
-        keep: for a selective plan, operators with results that recomputed layers save, as `training.recompute_keep`.
+        saved_operators: for a selective plan, operators with results that recomputed layers save, as
+            `training.recompute_keep`.
         result: the estimate of the run with the plan, replayed if possible.
         verdict: of the run with the plan, on a GPU that has `limit` bytes.
-        said: the plan as text for frameworks.
+        framework_texts: the plan as text for frameworks.
         gain: from recomputation.
         third: offload to the host instead; None: everything fits, or the speed of the GPU is unknown.
     """
 
     configured: ConfigChain
-    card: GpuSpec | None
+    gpu: GpuSpec | None
     limit: int
     budget: int
-    found: OptimalPlan
+    plan: OptimalPlan
     before: Evaluation
     rules: tuple[tuple[str, Evaluation], ...]
     front: tuple[OptimalPlan, ...]
     recompute: list[Any] | str
-    keep: tuple[str, ...]
+    saved_operators: tuple[str, ...]
     result: Result
     verdict: Verdict
-    said: tuple[FrameworkText, ...]
+    framework_texts: tuple[FrameworkText, ...]
     gain: Gain
     third: OffloadAlternative | None
 
     def __repr__(self) -> str:
         """Return the plan, its peak and its cost in one line."""
-        share = self.found.evaluation.again_flops / self.configured.chain.flops
+        share = self.plan.evaluation.recompute_flops / self.configured.chain.flops
         peak = format_bytes(self.peak_bytes, "GiB")
-        plan = f"{self.found.plan.strategy}, peak {peak}, recomputes {share:.1%} of a forward"
+        plan = f"{self.plan.plan.strategy}, peak {peak}, recomputes {share:.1%} of a forward"
         return f"<Planning {harmless(self.configured.spec.name)}: {self.verdict.answer}; {plan}>"
 
     @property
@@ -81,7 +82,7 @@ class RecomputeResult(NotebookDisplay):
     @property
     def remainder_bytes(self) -> int:
         """Replayed minus estimated peak, in bytes: unsplit block remainders. Plans are compared by the estimate."""
-        return self.peak_bytes - self.found.evaluation.peak_bytes
+        return self.peak_bytes - self.plan.evaluation.peak_bytes
 
 
 def plan_recompute(
@@ -137,37 +138,37 @@ def plan_recompute(
         raise planner.too_small(max(batch, 1))
     configured = planner.configured(batch)
     chain = configured.chain
-    chosen, found, keep = judged.proposal
+    chosen, found, saved_operators = judged.proposal
     if strategy == "optimal":  # the bound is computed for the final plan only
-        bounded = optimal(chain, judged.room)
+        bounded = optimal(chain, judged.budget)
         if bounded is not None and bounded.bound is not None:
-            found = found._replace(bound=min(bounded.bound, found.evaluation.again_flops))
+            found = found._replace(bound=min(bounded.bound, found.evaluation.recompute_flops))
     rules = tuple((name, evaluate(chain, rule(chain))) for name, rule in STRATEGIES.items())
     if strategy == "selective":
-        whole_layers = optimal(chain, judged.room, bounded=False)
+        whole_layers = optimal(chain, judged.budget, bounded=False)
         rules = (*(() if whole_layers is None else (("optimal", whole_layers.evaluation),)), *rules)
-    recompute, before = chosen.recompute(found.plan.items), evaluate_all_kept(chain)
+    recompute, before = chosen.recompute(found.plan.items), evaluate_without_recomputation(chain)
     result = replace(size(judged.spec), judgement=judged.verdict)
-    if keep:
-        words = in_selective_words(chosen, found, keep, judged.room, activation_bytes(result))
+    if saved_operators:
+        words = selective_plan_texts(chosen, found, saved_operators, judged.budget, activation_bytes(result))
     else:
-        words = in_all_words(chosen, found.plan.items, judged.room)
+        words = plan_texts(chosen, found.plan.items, judged.budget)
     return RecomputeResult(
         chosen,
         gpu,
         planner.limit,
-        judged.room,
+        judged.budget,
         found,
         before,
         rules,
-        tuple(undominated([*front(chain), *(() if keep else (found,))])),
+        tuple(undominated([*front(chain), *(() if saved_operators else (found,))])),
         recompute,
-        keep,
+        saved_operators,
         result,
         judged.verdict,
         tuple(words),
         planner.gain(judged, batches),
-        offloaded(configured, before, judged.room, gpu, host_bytes_per_second),
+        offloaded(configured, before, judged.budget, gpu, host_bytes_per_second),
     )
 
 
@@ -175,6 +176,6 @@ def planned_yaml(planning: RecomputeResult) -> str:
     """Return the whole configuration with the plan in it, as YAML."""
     content = planning.result.spec.model_dump(mode="json", exclude_none=True)
     content["training"]["recompute"] = planning.recompute
-    if not planning.keep:
+    if not planning.saved_operators:
         del content["training"]["recompute_keep"]
     return yaml.safe_dump(content, sort_keys=False)

@@ -18,7 +18,7 @@ from memcalc.recomputation.plan import Segment
 from memcalc.recomputation.strategies.optimal import OptimalPlan
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import card_of, judge
+from memcalc.verdict.judge import gpu_of, judge
 from memcalc.verdict.recorded_errors import reserve_ratio
 from memcalc.verdict.run_types import kinds_of
 
@@ -34,29 +34,29 @@ class Proposal(NamedTuple):
 
     Args:
         configured: the chain that it was made for.
-        found: the plan.
-        keep: operators with results that recomputed layers save, as `training.recompute_keep`.
+        plan: the plan.
+        saved_operators: operators with results that recomputed layers save, as `training.recompute_keep`.
     """
 
     configured: ConfigChain
-    found: OptimalPlan
-    keep: tuple[str, ...] = ()
+    plan: OptimalPlan
+    saved_operators: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
         """Allocated bytes at its peak, from formulas."""
-        return self.found.evaluation.peak_bytes
+        return self.plan.evaluation.peak_bytes
 
     @property
-    def again_flops(self) -> int:
+    def recompute_flops(self) -> int:
         """FLOPs of recomputation."""
-        return self.found.evaluation.again_flops
+        return self.plan.evaluation.recompute_flops
 
     @property
     def spec(self) -> Spec:
         """The run with the plan."""
-        recompute = self.configured.recompute(self.found.plan.items)
-        return with_recompute(self.configured.spec, recompute, self.keep)
+        recompute = self.configured.recompute(self.plan.plan.items)
+        return with_recompute(self.configured.spec, recompute, self.saved_operators)
 
 
 class JudgedPlan(NamedTuple):
@@ -66,13 +66,13 @@ class JudgedPlan(NamedTuple):
         proposal: the plan.
         spec: the run with it.
         verdict: whether that fits.
-        room: budget of allocated bytes within which no cheaper plan that fits was found.
+        budget: budget of allocated bytes within which no cheaper plan that fits was found.
     """
 
     proposal: Proposal
     spec: Spec
     verdict: Verdict
-    room: int
+    budget: int
 
 
 class PlanJudge:
@@ -86,10 +86,10 @@ class PlanJudge:
 
     def __init__(self, spec: Spec, limit: int, progress: Progress = silent) -> None:
         self._progress = progress
-        self.card: GpuSpec | None = card_of(spec)
+        self.gpu: GpuSpec | None = gpu_of(spec)
         self.limit = limit
         self.unmodelled_bytes = sum(each.at_least_bytes for each in holding_memory(limits_of(spec)))
-        self.outside_bytes = outside_bytes(spec, self.card)
+        self.outside_bytes = outside_bytes(spec, self.gpu)
         self._ratio = reserve_ratio(kinds_of(spec))[0]
         self._known: dict[tuple[int, Segment, tuple[str, ...]], JudgedPlan] = {}
 
@@ -99,14 +99,14 @@ class PlanJudge:
         return max(self.limit - self.outside_bytes - self.unmodelled_bytes, 0)
 
     @property
-    def first_room(self) -> int:
+    def first_budget(self) -> int:
         """Initial budget of allocated bytes, from the reserved-to-allocated ratio of recorded runs; decides nothing."""
         return int(self.reservable_bytes / self._ratio)
 
-    def judged(self, proposal: Proposal) -> JudgedPlan:
+    def judge(self, proposal: Proposal) -> JudgedPlan:
         """Return a plan with its verdict."""
-        configured, found, keep = proposal
-        key = (configured.spec.training.micro_batch_size, found.plan.items, keep)
+        configured, found, saved_operators = proposal
+        key = (configured.spec.training.micro_batch_size, found.plan.items, saved_operators)
         if key not in self._known:
             self._progress("plans", len(self._known))
             spec = proposal.spec
@@ -139,8 +139,8 @@ class PlanSearch:
         judge: decides which plans fit.
         free: the plan without recomputation.
         floor: allocated bytes below which there is no plan.
-        others: plans to judge if they are cheaper than the best one found. Reserved memory does not always grow with
-            allocated memory: plans that recompute layers separately cause less fragmentation.
+        alternatives: plans to judge if they are cheaper than the best one found. Reserved memory does not always grow
+            with allocated memory: plans that recompute layers separately cause less fragmentation.
     """
 
     def __init__(
@@ -149,62 +149,62 @@ class PlanSearch:
         judge: PlanJudge,
         free: Proposal,
         floor: int,
-        others: Sequence[Proposal],
+        alternatives: Sequence[Proposal],
     ) -> None:
-        self._ask, self._judge, self._free = ask, judge, free
-        self._others = sorted(others, key=lambda proposal: proposal.again_flops)
+        self._propose, self._judge, self._free = ask, judge, free
+        self._alternatives = sorted(alternatives, key=lambda proposal: proposal.recompute_flops)
         self._floor = floor
         self._low, self._high = floor, max(int(judge.reservable_bytes * FORMULAS), floor + 1)
         self._tried: list[JudgedPlan] = []
         self._best: JudgedPlan | None = None
 
-    def found(self) -> JudgedPlan | None:
+    def best_plan(self) -> JudgedPlan | None:
         """Return the cheapest plan found to fit; else the one most likely to fit; None: no plan fits."""
         if self._free.peak_bytes < self._high:
             if self._passes(self._free):
                 return self._tried[0]
             self._high = self._free.peak_bytes
-        room = min(max(self._judge.first_room, self._floor), self._high)
+        budget = min(max(self._judge.first_budget, self._floor), self._high)
         for _ in range(QUESTIONS):
-            proposal = self._ask(room)
+            proposal = self._propose(budget)
             if proposal is None or len(self._tried) >= TRIES:
                 break
-            following = self._after(room, proposal)
+            following = self._after(budget, proposal)
             if following is None:
                 break
-            room = following
-        for proposal in self._others:
+            budget = following
+        for proposal in self._alternatives:
             if not self._cheaper(proposal):
                 break
             if self._passes(proposal):
                 return self._tried[-1]
         return self._best or self._likeliest()
 
-    def _after(self, room: int, proposal: Proposal) -> int | None:
+    def _after(self, budget: int, proposal: Proposal) -> int | None:
         """Return the next budget to try after a plan for this one; None: no better plan can be found."""
         best = self._best
         if best is not None and not self._cheaper(proposal):
-            self._best, self._low = best._replace(room=room), room
+            self._best, self._low = best._replace(budget=budget), budget
         elif self._passes(proposal):
-            self._best, self._low = self._tried[-1]._replace(room=room), room
+            self._best, self._low = self._tried[-1]._replace(budget=budget), budget
             scaled = self._judge.scaled(proposal.peak_bytes, self._tried[-1].verdict)
             if best is None and self._low < scaled < self._high:
                 return scaled
         elif best is None:
-            self._high = room
+            self._high = budget
             scaled = self._judge.scaled(proposal.peak_bytes, self._tried[-1].verdict)
-            return max(min(scaled, room - 1), self._floor) if room > self._floor else None
+            return max(min(scaled, budget - 1), self._floor) if budget > self._floor else None
         else:
-            self._high = room
+            self._high = budget
         close = self._high - self._low <= CLOSE * self._high
         return None if close else (self._low + self._high) // 2
 
     def _cheaper(self, proposal: Proposal) -> bool:
         """Return whether a plan recomputes less than the best one known to fit."""
-        return self._best is None or proposal.again_flops < self._best.proposal.again_flops
+        return self._best is None or proposal.recompute_flops < self._best.proposal.recompute_flops
 
     def _passes(self, proposal: Proposal) -> bool:
-        self._tried.append(self._judge.judged(proposal))
+        self._tried.append(self._judge.judge(proposal))
         return self._judge.passes(self._tried[-1].verdict)
 
     def _likeliest(self) -> JudgedPlan | None:

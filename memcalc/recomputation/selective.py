@@ -40,9 +40,9 @@ class Selective:
         self._products = _products(base)
         every = evaluate(base.chain, every_layer(base.chain), record=True)
         # Memory of the LM head if only the inputs of layers are saved.
-        self._head = max(moment.bytes for moment in every.moments if moment.position == len(base.chain) - 1)
+        self._head = max(moment.bytes for moment in every.points if moment.position == len(base.chain) - 1)
 
-    def ask(self, budget: int) -> Proposal | None:
+    def cheapest_plan(self, budget: int) -> Proposal | None:
         """Return the cheapest plan found within `budget` allocated bytes; None: there is none.
 
         Raises:
@@ -51,16 +51,18 @@ class Selective:
         base, room = self._base, budget - self._head
         block = base.chain.blocks[base.first]
         for _ in range(TRIES):
-            choice = choose(base.stop - base.first, block.inside_bytes, block.again_flops or 0, self._products, room)
+            choice = choose(
+                base.stop - base.first, block.inside_bytes, block.recompute_flops or 0, self._products, room
+            )
             if choice is None:
                 return None
-            configured = chain_of(base.spec, choice.keep)
+            configured = chain_of(base.spec, choice.saved_operators)
             again = range(configured.first, configured.first + choice.recomputed)
             items = segmented(len(configured.chain), ((b, b + 1) for b in again))
             found = OptimalPlan(Plan(items, "selective"), evaluate(configured.chain, items), None)
             excess = found.evaluation.peak_bytes - budget
             if excess <= 0:
-                return Proposal(configured, found, choice.keep)
+                return Proposal(configured, found, choice.saved_operators)
             room -= excess
         return None
 
@@ -68,6 +70,8 @@ class Selective:
 def _products(base: ConfigChain) -> list[Product]:
     """Return the bytes and the FLOPs saved by keeping each operator's result."""
     names = layer_matmuls(base.spec.model, base.spec.training)
-    bare = base.chain.blocks[base.first].again_flops or 0
+    bare = base.chain.blocks[base.first].recompute_flops or 0
     found = {name: chain_of(base.spec, (name,)).chain.blocks[base.first] for name in names}
-    return [Product(name, block.stays_bytes, bare - (block.again_flops or 0)) for name, block in found.items()]
+    return [
+        Product(name, block.released_late_bytes, bare - (block.recompute_flops or 0)) for name, block in found.items()
+    ]

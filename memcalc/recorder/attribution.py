@@ -56,10 +56,10 @@ class OperatorLocation(NamedTuple):
 
     module: str = ""  # path in the model; "" outside of it
     line: Line = NOWHERE
-    tail: bool = False  # after the last layer: final norm, LM head, loss
+    after_layers: bool = False  # after the last layer: final norm, LM head, loss
     backward: bool = False
     recomputed: bool = False
-    spread: DistributedRole | None = None
+    role: DistributedRole | None = None
 
 
 class DistributedRole(Enum):
@@ -134,7 +134,7 @@ class LocationTracker:
             before.remove()
             after.remove()
 
-    def watch_engines(self) -> None:
+    def track_engines(self) -> None:
         """Distinguish allocations of PyTorch's sharding from those of the model, for a run on several ranks."""
         self._engines = True
 
@@ -153,13 +153,13 @@ class LocationTracker:
         recomputed = node is not None and (torch.is_grad_enabled() or bool(self._stack))
         spread = _spread() if self._engines else None
         if node is not None and not recomputed:
-            return self._of_node(node)._replace(spread=spread)
+            return self._of_node(node)._replace(role=spread)
         module = self._stack[-1] if self._stack else ""
         tail = self._tail
         if recomputed and not module:
             noted = self._of_node(node)
-            module, tail = noted.module, noted.tail
-        place = OperatorLocation(module, self._line(), tail, backward=recomputed, recomputed=recomputed, spread=spread)
+            module, tail = noted.module, noted.after_layers
+        place = OperatorLocation(module, self._line(), tail, backward=recomputed, recomputed=recomputed, role=spread)
         # The first operator seen with a new number is the one that owns the node.
         self._noted.setdefault(newest, place)
         return place

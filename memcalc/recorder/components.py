@@ -23,7 +23,7 @@ GENERATION = ("prefill", "decode")  # phases of step/generation.py, without thei
 class StorageOrigin(NamedTuple):
     """Where and when a storage was allocated."""
 
-    kind: str  # phase without its number: "forward"
+    phase_name: str  # phase without its number: "forward"
     place: OperatorLocation
 
 
@@ -50,7 +50,7 @@ class StorageComponents:
         self._births[number] = StorageOrigin(phase.rpartition("_")[0] or phase, place)
         self._here[number] = None
 
-    def died(self, number: Number) -> None:
+    def freed(self, number: Number) -> None:
         """Record that a storage was freed."""
         self._here.pop(number, None)
 
@@ -69,21 +69,21 @@ class StorageComponents:
         return {number: self._marked.get(number) or self._of(number, birth) for number, birth in self._births.items()}
 
     def _of(self, number: Number, birth: StorageOrigin) -> Component:
-        if birth.kind in ("forward", "loss", "backward") and self._is_buffer(number, birth):
+        if birth.phase_name in ("forward", "loss", "backward") and self._is_buffer(number, birth):
             return Component.COMMUNICATION_BUFFERS
-        if birth.kind in GENERATION:
-            return Component.LOGITS_AND_LOSS if birth.place.tail else Component.TEMPORARIES
-        if birth.kind not in ("forward", "loss", "backward"):
+        if birth.phase_name in GENERATION:
+            return Component.LOGITS_AND_LOSS if birth.place.after_layers else Component.TEMPORARIES
+        if birth.phase_name not in ("forward", "loss", "backward"):
             return Component.TEMPORARIES
-        if birth.kind == "loss" or birth.place.tail:
+        if birth.phase_name == "loss" or birth.place.after_layers:
             return Component.LOGITS_AND_LOSS
-        if birth.place.recomputed or birth.kind == "forward":
+        if birth.place.recomputed or birth.phase_name == "forward":
             return Component.ACTIVATIONS if number in self._outlived else Component.TEMPORARIES
         return Component.TEMPORARIES
 
     def _is_buffer(self, number: Number, birth: StorageOrigin) -> bool:
         """Return whether a storage is a communication buffer; a gathered input saved for backward is an activation."""
-        if birth.place.spread is DistributedRole.COLLECTIVE:
-            kept = birth.kind != "backward" or birth.place.recomputed
+        if birth.place.role is DistributedRole.COLLECTIVE:
+            kept = birth.phase_name != "backward" or birth.place.recomputed
             return not (kept and number in self._outlived)
-        return birth.place.spread is DistributedRole.ENGINE
+        return birth.place.role is DistributedRole.ENGINE

@@ -20,7 +20,7 @@ from memcalc.events.event import Event, EventType
 from memcalc.ledger.component import Component
 from memcalc.recorder.attribution import OperatorLocation
 from memcalc.recorder.kernels import Kernels
-from memcalc.recorder.recorder import RESIZED, Recorder, line_of, word_of
+from memcalc.recorder.recorder import RESIZED, Recorder, dtype_name, line_of
 from memcalc.recorder.storages import Number
 
 ENTRIES = 20_000_000  # of the history's ring buffer, more than a few steps of the largest model need
@@ -97,13 +97,13 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
     def _resize(self, resize: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.numbering.run(resize, args, kwargs)
 
-    def _taken_anew(self, number: Number, storage: torch.UntypedStorage, place: OperatorLocation) -> None:
+    def _resized_storage(self, number: Number, storage: torch.UntypedStorage, place: OperatorLocation) -> None:
         key = (self.numbering.operator, storage.data_ptr())
         self._owners[key] = BlockOwner(number, RESIZED, place, (storage.nbytes(),), torch.uint8, self.phase)
         self.purposes.born(number, self.phase, place)
 
     def _ended(self, number: Number) -> None:
-        self.purposes.died(number)
+        self.purposes.freed(number)
 
     def events(self) -> tuple[Event, ...]:
         """Return the allocator's history as attributed events."""
@@ -160,7 +160,7 @@ class HistoryRecorder(Recorder):  # type: ignore[no-untyped-call] # the mode's _
                 module=owner.place.module,
                 operator=owner.operator,
                 shape=owner.shape,
-                dtype=word_of(owner.dtype),
+                dtype=dtype_name(owner.dtype),
                 line=line_of(owner.place),
                 time_us=now,
             )

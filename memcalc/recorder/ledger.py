@@ -26,8 +26,8 @@ def traced_ledger(timeline: Timeline, allocated: Sequence[int] | None = None) ->
         allocated: bytes allocated by an allocator after each event; their excess over requested bytes is block
             rounding. None: there is no allocator, and bytes are requested bytes.
     """
-    moments = highest_moments(timeline, allocated)
-    living = alive_at(timeline.events, sorted(set(moments.values())))
+    moments = peak_events(timeline, allocated)
+    living = live_at(timeline.events, sorted(set(moments.values())))
     phases_of: dict[tuple[AllocationGroup, int], list[str]] = {}
     for phase, event in moments.items():
         for number, group in enumerate(_groups(living[event], timeline, allocated, event)):
@@ -55,7 +55,7 @@ def host_ledger(events: Sequence[Event]) -> Ledger | None:
     return traced_ledger(added_up(events), handed_out)
 
 
-def highest_moments(timeline: Timeline, allocated: Sequence[int] | None = None) -> dict[str, int]:
+def peak_events(timeline: Timeline, allocated: Sequence[int] | None = None) -> dict[str, int]:
     """Return the index of the event at each phase's peak; for a phase that runs several times, of the highest one."""
     found: dict[str, tuple[int, int]] = {}
     for line in phase_log(timeline, allocated):
@@ -64,7 +64,7 @@ def highest_moments(timeline: Timeline, allocated: Sequence[int] | None = None) 
     return {phase: event for phase, (_, event) in found.items()}
 
 
-def alive_at(events: Sequence[Event], moments: Sequence[int]) -> dict[int, list[Event]]:
+def live_at(events: Sequence[Event], moments: Sequence[int]) -> dict[int, list[Event]]:
     """Return the live allocations after each of some events, given in ascending order."""
     living: dict[int, Event] = {}
     found: dict[int, list[Event]] = {}

@@ -36,7 +36,7 @@ class ObservedRun(Protocol):
     def optimizer(self) -> Optimizer | None:
         """The optimizer; None before it is built."""
 
-    def held(self) -> dict[Component, list[Tensor]]:
+    def tensors_by_component(self) -> dict[Component, list[Tensor]]:
         """Return the tensors of known component, by component."""
 
 
@@ -51,7 +51,7 @@ class RecordingObserver:
     def __init__(self, run: ObservedRun, recorder: Recorder) -> None:
         self.run = run
         if run.engine is not None:
-            recorder.places.watch_engines()
+            recorder.places.track_engines()
         self.recorder = recorder
 
     @contextmanager
@@ -70,5 +70,5 @@ class RecordingObserver:
             self.recorder.end_phase()
 
     def _name(self) -> None:
-        for component, tensors in self.run.held().items():
+        for component, tensors in self.run.tensors_by_component().items():
             self.recorder.mark(component, tensors)

@@ -45,7 +45,7 @@ class CompletedRun(NamedTuple):
     """Results of a run."""
 
     events: tuple[Event, ...]
-    died: str | None  # PyTorch's message, if the run ran out of memory
+    failed: str | None  # PyTorch's message, if the run ran out of memory
     sizes: Sizes
     seconds: dict[str, float]  # host time: "build", "steps", "again" (a second, instrumented run)
 

@@ -20,7 +20,7 @@ from memcalc.recorder.attribution import LocationTracker, OperatorLocation, newe
 from memcalc.recorder.components import StorageComponents
 from memcalc.recorder.in_place import IN_PLACE, in_place, references_of_last
 from memcalc.recorder.kernels import Hidden, Kernels, tensors
-from memcalc.recorder.storages import Number, Storages, is_made_of_tensors, part_here, watching_resizes
+from memcalc.recorder.storages import Number, Storages, calling_on_resize, holds_tensors, part_here
 
 PROGRESS_EVERY = 256  # events; about every 0.1 s on fake tensors
 
@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):
     def __enter__(self) -> Self:
         """Start recording."""
         self._around.enter_context(self.places.following())
-        self._around.enter_context(watching_resizes(self._resized, self._resize))
+        self._around.enter_context(calling_on_resize(self._resized, self._resize))
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
@@ -194,7 +194,7 @@ class Recorder(TorchDispatchMode):
             self.purposes.mark(fresh[0][1], Component.TEMPORARIES)
 
     def _is_recorded(self, tensor: Tensor) -> bool:
-        if is_made_of_tensors(tensor):
+        if holds_tensors(tensor):
             return False
         return self._counts is None or self._counts(tensor) or self._on_host(tensor) is not None
 
@@ -244,7 +244,7 @@ class Recorder(TorchDispatchMode):
 
     def _ended(self, number: Number) -> None:
         self._log.append((EventType.FREE, self._now(), number))
-        self.purposes.died(number)
+        self.purposes.freed(number)
 
     def _layer_ended(self, output: Any) -> None:
         first = next(tensors(output), None)
@@ -256,9 +256,9 @@ class Recorder(TorchDispatchMode):
     def _resized(self, storage: torch.UntypedStorage) -> None:
         number = self._storages.changed(storage)
         if number is not None:
-            self._taken_anew(number, storage, self.places.here(newest_node()))
+            self._resized_storage(number, storage, self.places.here(newest_node()))
 
-    def _taken_anew(self, number: Number, storage: torch.UntypedStorage, place: OperatorLocation) -> None:
+    def _resized_storage(self, number: Number, storage: torch.UntypedStorage, place: OperatorLocation) -> None:
         size = storage.nbytes()
         what = (number, size, RESIZED, place, (size,), torch.uint8, self.phase, self.kernels.stream)
         self._log.append((EventType.ALLOC, self._now(), *what))
@@ -300,7 +300,7 @@ class Recorder(TorchDispatchMode):
                     module=place.module,
                     operator=name,
                     shape=shape,
-                    dtype=word_of(dtype),
+                    dtype=dtype_name(dtype),
                     line=line_of(place),
                     time_us=now,
                 )
@@ -315,7 +315,7 @@ class Recorder(TorchDispatchMode):
 DTYPE_WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def word_of(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """Return memcalc's name of a dtype, such as "bf16"; else PyTorch's name."""
     return DTYPE_WORDS.get(dtype) or str(dtype).removeprefix("torch.")
 

@@ -29,7 +29,7 @@ class RunAnalysis:
         timeline: the events with running totals.
         replay: the events replayed through the PyTorch allocator; None if the device has none.
         ledger: live tensors at the peak of each phase, row by row.
-        card: the GPU to check against; None: no verdict.
+        gpu: the GPU to check against; None: no verdict.
         reserved_bytes: peak of reserved bytes; None without an allocator.
         failure: where the run fails on the GPU, with PyTorch's message; None if it fits or no GPU was given.
         remedy: PYTORCH_CUDA_ALLOC_CONF with which a failing run fits; None if there is none or no need.
@@ -41,7 +41,7 @@ class RunAnalysis:
     timeline: Timeline
     replay: History | None
     ledger: Ledger
-    card: GpuSpec | None
+    gpu: GpuSpec | None
     reserved_bytes: int | None
     failure: FailedAllocation | None
     remedy: str | None
@@ -53,7 +53,7 @@ class RunAnalysis:
         unit: Unit = "GiB" if self.ledger.peak_bytes >= 2**30 else "MiB"
         peak = f"peak {format_bytes(self.ledger.peak_bytes, unit)} in {self.ledger.peak_phase}"
         answer = {True: "fits ", False: "does not fit ", None: ""}[self.fits]
-        where = f"{answer}{self.card.name}" if self.card is not None else self.recording.device
+        where = f"{answer}{self.gpu.name}" if self.gpu is not None else self.recording.device
         return f"<{type(self).__name__} {self.name}: {peak}; {where}; {len(self.events):,} events>"
 
     @property
@@ -69,7 +69,7 @@ class RunAnalysis:
     @property
     def fits(self) -> bool | None:
         """Whether the run completes on the GPU; None without a GPU."""
-        return None if self.card is None or self.reserved_bytes is None else self.failure is None
+        return None if self.gpu is None or self.reserved_bytes is None else self.failure is None
 
 
 def judge(
@@ -111,7 +111,7 @@ def judge(
         timeline=line,
         replay=replay,
         ledger=traced_ledger(line, None if replay is None else replay.allocated),
-        card=gpu,
+        gpu=gpu,
         reserved_bytes=reserved,
         failure=failure,
         remedy=remedy,

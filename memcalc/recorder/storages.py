@@ -22,7 +22,7 @@ def identity(storage: torch.UntypedStorage) -> int:
     return address
 
 
-def is_made_of_tensors(value: Any) -> bool:
+def holds_tensors(value: Any) -> bool:
     """Return whether a tensor is a DTensor or similar: it has no memory, only its inner tensors have."""
     return isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__")
 
@@ -46,20 +46,20 @@ class Storages:
 
     def __init__(self, ended: Callable[[Number], None]) -> None:
         self._ended = ended
-        self._alive: dict[int, tuple[Number, int, weakref.ref[Any]]] = {}  # by address of the storage's C++ object
+        self._live: dict[int, tuple[Number, int, weakref.ref[Any]]] = {}  # by address of the storage's C++ object
         self._next = 0
 
     def see(self, tensor: Tensor) -> Number | None:
         """Return a number for the tensor's storage if it is new; None if it is known or has no bytes."""
         storage = tensor.untyped_storage()
         key = identity(storage)
-        if key in self._alive or not storage.nbytes():
+        if key in self._live or not storage.nbytes():
             return None
         return self._begin(key, storage)
 
     def number(self, tensor: Tensor) -> Number | None:
         """Return the number of the tensor's storage; None if it was never seen."""
-        found = self._alive.get(identity(tensor.untyped_storage()))
+        found = self._live.get(identity(tensor.untyped_storage()))
         return None if found is None else found[0]
 
     def changed(self, storage: torch.UntypedStorage) -> Number | None:
@@ -69,11 +69,11 @@ class Storages:
             the number of the new lifetime; None if there is none.
         """
         key, size = identity(storage), storage.nbytes()
-        known = self._alive.get(key)
+        known = self._live.get(key)
         if known is not None:
             if known[1] == size:
                 return None
-            del self._alive[key]
+            del self._live[key]
             self._ended(known[0])
         return self._begin(key, storage) if size else None
 
@@ -82,15 +82,15 @@ class Storages:
         self._next += 1
 
         def end(_: object) -> None:
-            del self._alive[key]
+            del self._live[key]
             self._ended(number)
 
-        self._alive[key] = (number, storage.nbytes(), weakref.ref(storage, end))
+        self._live[key] = (number, storage.nbytes(), weakref.ref(storage, end))
         return number
 
 
 @contextmanager
-def watching_resizes(
+def calling_on_resize(
     changed: Callable[[torch.UntypedStorage], None], run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 ) -> Iterator[None]:
     """Call `changed` after each `storage.resize_()` inside, which is not an operator: FSDP2 frees its buffers with it.

@@ -80,8 +80,8 @@ def make_trace(
     Raises:
         InputError: PyTorch rejects the settings.
     """
-    card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-    judged = judge(recording, card, alloc_conf, version, progress)
+    gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+    judged = judge(recording, gpu, alloc_conf, version, progress)
     result = Result(
         spec=spec,
         textbook=_published(spec),
@@ -127,7 +127,7 @@ def _sizing(judged: RunAnalysis, missing: tuple[Limit, ...]) -> dict[str, Any]:
         judged: the analyzed run.
         missing: requested features that are not modelled.
     """
-    recording, gpu, reserved = judged.recording, judged.card, judged.reserved_bytes
+    recording, gpu, reserved = judged.recording, judged.gpu, judged.reserved_bytes
     context = 0 if gpu is None else gpu.context_bytes
     on_device = None if gpu is None or reserved is None else reserved + context
     outside = OutsideMemory(0 if reserved is None else reserved - judged.ledger.peak_bytes, context, 0)
@@ -144,7 +144,7 @@ def _sizing(judged: RunAnalysis, missing: tuple[Limit, ...]) -> dict[str, Any]:
         "buffer_elements": recording.buffers,
         "ranks": (RankResult({"pipeline_stage": 0}, judged.ledger, memory, host_ledger(recording.host_events)),),
         "confidence": _confidence(recording, judged),
-        "card": gpu,
+        "gpu": gpu,
         "limits": limits,
         "notes": judged.notes,
         "judgement": judgement,

@@ -60,16 +60,16 @@ def replay_source(
     for name, settings, strict in rivals:
         if (name, settings) not in {(trial.policy, trial.config) for trial in trials}:
             trials.append(_trial(source.events, name, settings, made, strict=strict))
-    shown = result.failure.event - 1 if result.failure else result.widest.event
+    shown = result.failure.event - 1 if result.failure else result.peak_reserved_sample.event
     segments, owners = state_after(events, made(policy, config).allocator, shown)
     recorded = source.recorded
     told = config if policy == "pytorch" else ""
     return ReplayComparison(
         source=source,
-        card=gpu,
+        gpu=gpu,
         trials=tuple(trials),
         recommendation=best(trials),
-        course=course,
+        curve=course,
         shown_event=shown,
         segments=segments,
         owners=owners,
@@ -89,11 +89,16 @@ def device_of(gpu: GpuSpec | None) -> AllocatorDevice:
 
 
 def _trial(
-    events: Sequence[Event], policy: str, config: str, made: Callable[[str, str], NewAllocator], *, strict: bool
+    events: Sequence[Event],
+    policy: str,
+    config: str,
+    new_allocator: Callable[[str, str], NewAllocator],
+    *,
+    strict: bool,
 ) -> Trial:
     """Replay another allocator. Unless `strict`, one that cannot run (for example without a GPU) is skipped."""
     try:
-        found = made(policy, config)
+        found = new_allocator(policy, config)
     except InputError as error:
         if strict:
             raise
@@ -101,16 +106,18 @@ def _trial(
     return Trial(policy, config, run(_for(events, found), found.allocator, found.notes))
 
 
-def _for(events: Sequence[Event], made: NewAllocator) -> Sequence[Event]:
+def _for(events: Sequence[Event], new_allocator: NewAllocator) -> Sequence[Event]:
     """Return the events that reach the allocator."""
-    return events if made.paddle is None else transformed(events, made.paddle)
+    return events if new_allocator.paddle is None else transformed(events, new_allocator.paddle)
 
 
-def _followed(events: Sequence[Event], made: NewAllocator) -> tuple[ReplayResult, MemoryCurve, Sequence[Event]]:
+def _followed(
+    events: Sequence[Event], new_allocator: NewAllocator
+) -> tuple[ReplayResult, MemoryCurve, Sequence[Event]]:
     """Replay the events; return the result, and the curve of allocated and reserved memory."""
     allocated: list[int] = []
     reserved: list[int] = []
-    counters = made.allocator.counters
+    counters = new_allocator.allocator.counters
 
     small, large, held = counters.small, counters.large, counters.reserved
 
@@ -118,6 +125,6 @@ def _followed(events: Sequence[Event], made: NewAllocator) -> tuple[ReplayResult
         allocated.append(small.allocated_now + large.allocated_now)
         reserved.append(held.current)
 
-    events = _for(events, made)
-    result = run(events, made.allocator, made.notes, after_each=note)
+    events = _for(events, new_allocator)
+    result = run(events, new_allocator.allocator, new_allocator.notes, after_each=note)
     return result, MemoryCurve(timeline(events), allocated, reserved), events

@@ -46,10 +46,10 @@ class ReplayComparison:
     """A run under one allocator, compared with others."""
 
     source: EventSource
-    card: GpuSpec | None
+    gpu: GpuSpec | None
     trials: tuple[Trial, ...]  # the first is the requested one
     recommendation: Recommendation | None
-    course: MemoryCurve  # of the first trial: memory over time
+    curve: MemoryCurve  # of the first trial: memory over time
     shown_event: int  # the position of `segments`: the peak of reserved memory, or the end if the run failed
     segments: tuple[SegmentView, ...]
     owners: Mapping[int, Event]  # address -> the allocation there, at that point

@@ -43,14 +43,14 @@ class EventSource:
 
     Args:
         name: of the file or configuration.
-        kind: of source.
+        source_type: "events", "snapshot" or "trace".
         events: in order.
         recorded: the device of the snapshot; None for other sources.
         gpu: the GPU in the configuration.
     """
 
     name: str
-    kind: Literal["events", "snapshot", "trace"]
+    source_type: Literal["events", "snapshot", "trace"]
     events: Sequence[Event]
     recorded: SnapshotDevice | None = None
     gpu: str | None = None

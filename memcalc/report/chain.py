@@ -17,8 +17,8 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
 
     Without a budget the need takes the place of the verdict.
     """
-    chain, found = planning.configured.chain, planning.found
-    again = found.evaluation.again_flops
+    chain, found = planning.configured.chain, planning.plan
+    again = found.evaluation.recompute_flops
     share = again / chain.flops if chain.flops else 0.0
     samples = f", batch {planning.batch:,}" if planning.batch > 1 else ""
     draw_line(screen, f"{planning.name}: {len(chain)} blocks{samples}", 0, "bold")
@@ -33,7 +33,7 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
         draw_line(screen, line, 2)
     screen.line()
     draw_grid(screen, plans_grid(planning, unit))
-    if planning.found.plan.strategy == GIVEN:
+    if planning.plan.plan.strategy == GIVEN:
         return  # the user gave it
     draw_grid(screen, layers_grid(planning, unit, "blocks", "Block by block"))
     draw_grid(screen, front_grid(planning, unit))
@@ -43,12 +43,12 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
 
 def remarks(planning: ChainPlanning, unit: Unit) -> Iterator[str]:
     """Return the origin of the budget, and the gap to the optimum."""
-    reserve, loss = planning.reserve, planning.found.loss
+    reserve, loss = planning.reserve, planning.plan.loss
     if reserve is not None:
         yield (
-            f"A chain has no requests to replay, so the budget is {format_bytes(reserve.room_bytes, unit)} divided by "
-            f"{reserve.ratio:.2f}, the most that {reserve.runs} recorded runs ({reserve.kind}) reserved for each "
-            "allocated byte."
+            f"A chain has no requests to replay, so the budget is {format_bytes(reserve.usable_bytes, unit)} divided "
+            f"by {reserve.ratio:.2f}, the most that {reserve.runs} recorded runs ({reserve.run_type}) reserved for "
+            "each allocated byte."
         )
     if loss == 0:
         yield "No plan within the budget recomputes less."

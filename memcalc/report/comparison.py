@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.checking.comparison import Comparison, ComparisonLine, compare, partings
+from memcalc.checking.comparison import Comparison, ComparisonLine, compare, largest_differences
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, shortened, signed_percent
@@ -41,7 +41,7 @@ class ComparisonLayout:
         self.reference = reference
         self.unit = unit
         self.exact = exact
-        self.others = [at for at in range(len(labels)) if at != reference]
+        self.compared = [at for at in range(len(labels)) if at != reference]
 
     def components(self) -> list[TextTable]:
         """The components at each one's own peak, and the totals."""
@@ -56,17 +56,17 @@ class ComparisonLayout:
         """The peak of each phase."""
         return self._grids("Phases", "phase", self.comparison.phases)
 
-    def partings(self) -> list[TextTable]:
+    def largest_differences(self) -> list[TextTable]:
         """Return the largest difference of each result from the reference, by component."""
-        return [grid for at in self.others for grid in self._partings(at)]
+        return [grid for at in self.compared for grid in self._differences_from(at)]
 
-    def _partings(self, other: int) -> list[TextTable]:
-        found = partings(self.comparison, other, self.reference)
+    def _differences_from(self, other: int) -> list[TextTable]:
+        found = largest_differences(self.comparison, other, self.reference)
         if not found:
             return []
         rows = [(phase, *self._cells(line._replace(name=label(line.name)), other)) for phase, line in found]
         sizes = [Column(self.labels[at], right=True) for at in self._shown(other)]
-        how = "bytes apart" if self.exact else self._words(other)
+        how = "bytes apart" if self.exact else self._label(other)
         columns = (Column("phase"), Column("component", wrap=True), *sizes, Column(how, right=True), _SHARE)
         words = f"{self.labels[other]} and {self.labels[self.reference]}"
         return [TextTable(f"Largest differences of {words}, by component ({self.unit})", columns, rows)]
@@ -76,20 +76,20 @@ class ComparisonLayout:
     ) -> list[TextTable]:
         """One table; for more than two results the differences have a separate table."""
         if len(self.labels) == 2:
-            (other,) = self.others
+            (other,) = self.compared
             return [TextTable(title, self._columns(head, other), [self._cells(line, other) for line in lines], strong)]
         sizes = [(line.name, *(self._size(size) for size in line.sizes)) for line in lines]
         columns = (Column(head), *(Column(f"{word} {self.unit}", right=True) for word in self.labels))
         differences = [
-            (line.name, *(cell for other in self.others for cell in self._difference(line, other))) for line in lines
+            (line.name, *(cell for other in self.compared for cell in self._difference(line, other))) for line in lines
         ]
-        heads = [cell for other in self.others for cell in (Column(self._words(other), right=True), _SHARE)]
+        heads = [cell for other in self.compared for cell in (Column(self._label(other), right=True), _SHARE)]
         how = f"Differences in {'bytes' if self.exact else self.unit}"
         return [TextTable(title, columns, sizes, strong), TextTable(how, (Column(head), *heads), differences, strong)]
 
     def _columns(self, head: str, other: int) -> tuple[Column, ...]:
         sizes = [Column(f"{self.labels[at]} {self.unit}", right=True) for at in self._shown(other)]
-        how = "difference, bytes" if self.exact else self._words(other)
+        how = "difference, bytes" if self.exact else self._label(other)
         return (Column(head, wrap=True), *sizes, Column(how, right=True), _SHARE)
 
     def _cells(self, line: ComparisonLine, other: int) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class ComparisonLayout:
     def _shown(self, other: int) -> list[int]:
         return sorted([other, self.reference])
 
-    def _words(self, other: int) -> str:
+    def _label(self, other: int) -> str:
         return f"{self.labels[other]} - {self.labels[self.reference]}"
 
     def _size(self, size: int | None) -> str:
@@ -107,7 +107,7 @@ class ComparisonLayout:
 
     def _difference(self, line: ComparisonLine, other: int) -> tuple[str, str]:
         """In bytes or in the unit, and as a share of the reference."""
-        size, base = line.beyond(other, self.reference), line.sizes[self.reference]
+        size, base = line.excess(other, self.reference), line.sizes[self.reference]
         if size is None or base is None:
             return "-", "-"
         sign = "+" if size > 0 else ""
@@ -117,7 +117,7 @@ class ComparisonLayout:
 def comparison_grids(results: Sequence[Result], unit: Unit) -> list[TextTable]:
     """Return tables of results of one configuration, each compared with the last, the closest to a real run."""
     table = ComparisonLayout(compare(*results), [source_label(result) for result in results], len(results) - 1, unit)
-    return [*table.components(), *table.phases(), *table.partings()]
+    return [*table.components(), *table.phases(), *table.largest_differences()]
 
 
 def draw_comparison(screen: Screen, results: Sequence[Result], unit: Unit) -> None:

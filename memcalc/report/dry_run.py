@@ -20,14 +20,14 @@ SMALLEST = 6  # cards that it would fit on
 
 def draw_dry_run(screen: Screen, run: DryRun, unit: Unit) -> None:
     """The whole report."""
-    cards = run.card.label if run.gpus == 1 else f"{run.gpus} x {run.card.label}"
-    screen.line((f"{shlex.join(run.command)} on {cards}, a null device: {run.outcome}", "bold"))
+    gpus = run.gpu.label if run.gpus == 1 else f"{run.gpus} x {run.gpu.label}"
+    screen.line((f"{shlex.join(run.command)} on {gpus}, a null device: {run.outcome}", "bold"))
     screen.line()
     if run.usages:
         draw_grid(screen, usage_grid(run, unit))
     draw_line(screen, verdict(run, unit), 2, VERDICT_STYLES[run.answer])
     if run.fits:
-        draw_line(screen, _smallest_cards(run), 2)
+        draw_line(screen, _smallest_gpus(run), 2)
     screen.line()
     failures = ((process_name(process), process.failure) for process in run.processes)
     draw_list(screen, "Failed", (f"{name}: {failure_line(failure)}" for name, failure in failures if failure))
@@ -48,7 +48,7 @@ def usage_grid(run: DryRun, unit: Unit) -> TextTable:
             format_number(usage.allocated_bytes, unit),
             format_number(usage.reserved_bytes, unit),
             format_number(usage.device_bytes, unit),
-            format_number(run.card.usable_bytes - usage.device_bytes, unit),
+            format_number(run.gpu.usable_bytes - usage.device_bytes, unit),
         )
         for process in run.processes
         for usage in process.usages
@@ -65,19 +65,19 @@ def process_name(process: PythonProcess) -> str:
 
 def verdict(run: DryRun, unit: Unit) -> str:
     """One sentence."""
-    usable = f"{format_bytes(run.card.usable_bytes, unit)} usable on {run.card.name}"
+    usable = f"{format_bytes(run.gpu.usable_bytes, unit)} usable on {run.gpu.name}"
     if run.ran_out:
         return f"DOES NOT FIT: the run exceeds the {usable}."
     peak = run.peak
     if peak is None:
         return f"NOTHING MEASURED: {run.doubt}."
-    context = f"{format_bytes(run.card.context_bytes, unit)} for the context and loaded kernels"
+    context = f"{format_bytes(run.gpu.context_bytes, unit)} for the context and loaded kernels"
     included = (
         f"{context} included"
         if not peak.communication_bytes
         else (f"{context} and {format_bytes(peak.communication_bytes, unit)} for NCCL included")
     )
-    spare = run.card.usable_bytes - peak.device_bytes
+    spare = run.gpu.usable_bytes - peak.device_bytes
     figures = (
         f"{format_bytes(peak.device_bytes, unit)} ({included}) of the {usable}; "
         f"{format_bytes(abs(spare), unit)} {'free' if spare >= 0 else 'over'}."
@@ -88,7 +88,7 @@ def verdict(run: DryRun, unit: Unit) -> str:
     return f"{word}{'' if run.outcome in WHOLE else ', before it ended'}: {figures}"
 
 
-def _smallest_cards(run: DryRun) -> str:
+def _smallest_gpus(run: DryRun) -> str:
     names = [gpu.name for gpu in run.would_fit]
     more = f" and {len(names) - SMALLEST} larger ones" if len(names) > SMALLEST else ""
     return f"GPUs with enough memory: {', '.join(names[:SMALLEST])}{more}."
@@ -99,7 +99,7 @@ def allocation_grid(run: DryRun, allocations: Iterable[Allocation], unit: Unit) 
     peak = run.peak
     mine = [a for a in allocations if peak is not None and (a.process, a.device) == (peak.process, peak.device)]
     rows = [
-        (format_number(allocation.bytes, unit), f"{allocation.count:,}", allocation.where)
+        (format_number(allocation.bytes, unit), f"{allocation.count:,}", allocation.location)
         for allocation in sorted(mine, key=lambda allocation: -allocation.bytes)[:SHOWN]
     ]
     columns = (Column(unit, right=True), Column("tensors", right=True), Column("line", wrap=True))
@@ -121,7 +121,7 @@ def draw_sweep(screen: Screen, found: Sweep, unit: Unit) -> None:
     ]
     names = (f"allocated {unit}", "reserved", "device", "free")
     columns = (Column(found.flag, right=True), Column("outcome"), *(Column(name, right=True) for name in names))
-    draw_grid(screen, TextTable(f"Micro-batch sizes on {found.card.label}", columns, rows))
+    draw_grid(screen, TextTable(f"Micro-batch sizes on {found.gpu.label}", columns, rows))
     if found.largest is None:
         draw_line(screen, "NONE FITS.", 2, BAD)
     else:

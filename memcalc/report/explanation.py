@@ -22,7 +22,7 @@ EXPLAINABLE = (ALL, PARAMETERS, RECIPE, *(component.value for component in Compo
 class ExplainedRow(NamedTuple):
     """One ledger row as text."""
 
-    what: str  # "layers.*.attention.softmax  bf16 [1, 96, 2048, 2048] × 96"
+    description: str  # "layers.*.attention.softmax  bf16 [1, 96, 2048, 2048] × 96"
     size: str
     formula: str
 
@@ -85,11 +85,11 @@ def _groups(rows: list[Row], phases: tuple[str, ...], values: dict[str, int], un
     by_size = sorted(alike.items(), key=lambda item: -sum(row.bytes for row in item[1]))
     return [
         RowGroup(
-            phase_runs(alive, phases),
+            phase_runs(live, phases),
             citation,
             [_entry(row, values, unit) for row in sorted(members, key=lambda row: -row.bytes)],
         )
-        for (alive, citation), members in by_size
+        for (live, citation), members in by_size
     ]
 
 
@@ -100,7 +100,7 @@ def _entry(row: Row, values: dict[str, int], unit: Unit) -> ExplainedRow:
     numbers = None if rest else with_numbers(row.formula, values, each)
     formula = f"{row.formula} = {numbers}" if numbers else f"{row.formula}: {each:,}"
     return ExplainedRow(
-        what=f"{row.module}.{row.tensor}  {row.dtype} [{shape}]{many}",
+        description=f"{row.module}.{row.tensor}  {row.dtype} [{shape}]{many}",
         size=_size(row.bytes, unit),
         formula=f"{formula} bytes{' each' if many else ''}",
     )
@@ -109,7 +109,7 @@ def _entry(row: Row, values: dict[str, int], unit: Unit) -> ExplainedRow:
 def row_formula(row: Row, values: dict[str, int]) -> str:
     """A row in one line: tensor and formula."""
     entry = _entry(row, values, "GiB")
-    return f"{entry.what}: {entry.formula}"
+    return f"{entry.description}: {entry.formula}"
 
 
 def _size(size: int, unit: Unit) -> str:
@@ -118,14 +118,14 @@ def _size(size: int, unit: Unit) -> str:
     return format_bytes(size, "bytes") if size and not text.strip("0., GMiBbytes") else text
 
 
-def phase_runs(alive: tuple[str, ...], phases: tuple[str, ...]) -> str:
+def phase_runs(live: tuple[str, ...], phases: tuple[str, ...]) -> str:
     """Phases in a row as "first to last": "forward_1 to backward_1, forward_2 to backward_2"."""
-    if len(alive) == len(phases):
+    if len(live) == len(phases):
         return "always"
     runs: list[list[str]] = []
     previous = -2
     for index, phase in enumerate(phases):
-        if phase not in alive:
+        if phase not in live:
             continue
         if index == previous + 1:
             runs[-1].append(phase)

@@ -38,7 +38,7 @@ def write_export(path: Path, run: RecordedRun, name: str, *, timed: bool = True)
     elif suffix == ".json":
         from memcalc.events.chrome import write_chrome_trace
 
-        write_chrome_trace(path, run.course, name, timed=timed)
+        write_chrome_trace(path, run.curve, name, timed=timed)
     else:
         from memcalc.events import write_events
 

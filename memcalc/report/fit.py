@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 
 from memcalc.report.fit_tables import (
-    card_grid,
     cost_grid,
+    gpu_grid,
     layout_grid,
     memory_grid,
     offer_grid,
@@ -14,18 +14,18 @@ from memcalc.report.fit_tables import (
     term_grid,
 )
 from memcalc.report.fit_text import (
-    asked_sentence,
     change_lines,
+    changes_title,
     kind_of_change,
     layouts_sentence,
     layouts_verdict,
     maximum_lines,
     minimum_sentence,
-    nearest_title,
     notes,
     reason_lines,
+    searched_run,
     subject_lines,
-    which_run,
+    unchanged_sentence,
 )
 from memcalc.report.screen import BAD, GOOD, Screen
 from memcalc.report.sizing import VERDICT_STYLES
@@ -38,7 +38,7 @@ _STYLES = {True: GOOD, False: BAD}  # of what was found, or not
 
 def draw_fit(screen: Screen, answer: FitResult, unit: Unit, *, why: bool = False) -> None:
     """Draw the screen of `memcalc fit`; `why` adds the excluded layouts."""
-    query = answer.question
+    query = answer.query
     for line in subject_lines(answer):
         draw_line(screen, line, 0)
     screen.line()
@@ -48,8 +48,8 @@ def draw_fit(screen: Screen, answer: FitResult, unit: Unit, *, why: bool = False
             screen.line()
             draw_grid(screen, offer_grid(answer))
     elif query.maximize is None or answer.base is None:
-        asked = "does-not-fit" if answer.asked is None else answer.asked.verdict
-        draw_line(screen, asked_sentence(answer, unit), 0, style=VERDICT_STYLES[asked])
+        asked = "does-not-fit" if answer.unchanged is None else answer.unchanged.verdict
+        draw_line(screen, unchanged_sentence(answer, unit), 0, style=VERDICT_STYLES[asked])
     offered = bool(answer.offers) and answer.ranking is None  # a table is last already
     layouts = answer.ranking is not None and (query.maximize is None or answer.base is None)
     if layouts:
@@ -59,8 +59,8 @@ def draw_fit(screen: Screen, answer: FitResult, unit: Unit, *, why: bool = False
     if layouts and answer.best:
         for grid in (layout_grid(answer, unit), cost_grid(answer), memory_grid(answer, unit)):
             draw_grid(screen, grid)
-    if answer.cards:
-        draw_grid(screen, card_grid(answer, unit))
+    if answer.gpu_verdicts:
+        draw_grid(screen, gpu_grid(answer, unit))
     _draw_maxima(screen, answer, unit)
     _draw_nearest(screen, answer, unit)
     if layouts and answer.best:
@@ -72,7 +72,7 @@ def draw_fit(screen: Screen, answer: FitResult, unit: Unit, *, why: bool = False
 
 def _draw_maxima(screen: Screen, answer: FitResult, unit: Unit) -> None:
     if answer.maxima:
-        draw_line(screen, f"The largest that fit, {which_run(answer)}", 0, style="bold")
+        draw_line(screen, f"The largest that fit, {searched_run(answer)}", 0, style="bold")
         for found in answer.maxima.values():
             first, *rest = maximum_lines(found, unit)
             draw_line(screen, first, 2, style=_STYLES[found.value > 0])
@@ -83,8 +83,13 @@ def _draw_maxima(screen: Screen, answer: FitResult, unit: Unit) -> None:
 
 def _draw_nearest(screen: Screen, answer: FitResult, unit: Unit) -> None:
     if answer.changed is not None:
-        draw_line(screen, nearest_title(answer), 0, style="bold" if answer.nearest else VERDICT_STYLES["does-not-fit"])
-        for kind, several in groupby(answer.nearest, kind_of_change):
+        draw_line(
+            screen,
+            changes_title(answer),
+            0,
+            style="bold" if answer.smallest_changes else VERDICT_STYLES["does-not-fit"],
+        )
+        for kind, several in groupby(answer.smallest_changes, kind_of_change):
             draw_line(screen, kind, 2)
             for found in several:
                 settings, effect = change_lines(found, unit)

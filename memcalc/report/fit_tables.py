@@ -129,16 +129,16 @@ def offer_grid(answer: FitResult) -> TextTable:
     """Return the GPUs that have a price, with the number of them on which a token costs least."""
     rows = []
     for number, offer in enumerate(answer.offers, 1):
-        found, dearer = offer.found, ""
+        found, dearer = offer.layouts, ""
         if found is None:
             fewer = "may fit" if offer.verdict == "unknown" else "too large"
-            rows.append(("", offer.card.name, amount(offer.price), "", "", "", "", offer.lacks or fewer))
+            rows.append(("", offer.gpu.name, amount(offer.price), "", "", "", "", offer.lacks or fewer))
             continue
         if number > 1:
             dearer = f"{100 * (offer.of_tokens / answer.offers[0].of_tokens - 1):+.1f}%"
         costs = (amount(offer.price), str(found.gpus), amount(offer.hourly), amount(offer.of_tokens), dearer)
         layout = short_layout(found.best[0].result.spec)
-        rows.append((str(number), offer.card.name, *costs, f"{layout}{'; fewer GPUs may fit' * offer.may_be_fewer}"))
+        rows.append((str(number), offer.gpu.name, *costs, f"{layout}{'; fewer GPUs may fit' * offer.may_be_fewer}"))
     columns = (
         Column("", right=True),
         Column("GPU"),
@@ -149,7 +149,7 @@ def offer_grid(answer: FitResult) -> TextTable:
         Column("", right=True),
         Column("cheapest layout", wrap=True),
     )
-    strong = frozenset({0} if answer.offers[0].found is not None else ())
+    strong = frozenset({0} if answer.offers[0].layouts is not None else ())
     return TextTable(
         "Price of one GPU and of all for an hour, and of a million tokens at peak rates", columns, rows, strong
     )
@@ -161,28 +161,30 @@ CARD_WORDS = {"fits": "fits", "does-not-fit": "too large", "unknown": "may fit"}
 _CARDS_BELOW, _CARDS_ABOVE = 6, 14  # rows before the smallest GPU that fits, and from it on
 
 
-def shown_cards(answer: FitResult) -> list[GpuVerdict]:
+def shown_gpus(answer: FitResult) -> list[GpuVerdict]:
     """The GPUs around the smallest that fits."""
-    first = next((index for index, sized in enumerate(answer.cards) if sized.will_do), len(answer.cards))
-    return answer.cards[max(first - _CARDS_BELOW, 0) : first + _CARDS_ABOVE]
+    first = next((index for index, sized in enumerate(answer.gpu_verdicts) if sized.suffices), len(answer.gpu_verdicts))
+    return answer.gpu_verdicts[max(first - _CARDS_BELOW, 0) : first + _CARDS_ABOVE]
 
 
-def card_grid(answer: FitResult, unit: Unit) -> TextTable:
+def gpu_grid(answer: FitResult, unit: Unit) -> TextTable:
     """Return what the run needs on the GPUs around the smallest that fits; the JSON document has all."""
-    cards = shown_cards(answer)
-    lacks = any(sized.lacks for sized in cards)
+    gpus = shown_gpus(answer)
+    lacks = any(sized.lacks for sized in gpus)
     rows = [
         (
             CARD_WORDS[sized.verdict.answer],
-            sized.card.name,
+            sized.gpu.name,
             f"{'≥ ' * (sized.verdict.device_bytes is None)}{format_number(sized.device_bytes, unit)}",
-            format_number(sized.card.usable_bytes, unit),
+            format_number(sized.gpu.usable_bytes, unit),
             *((sized.lacks,) if lacks else ()),
         )
-        for sized in cards
+        for sized in gpus
     ]
-    strong = frozenset(index for index, sized in enumerate(cards) if sized.will_do)
+    strong = frozenset(index for index, sized in enumerate(gpus) if sized.suffices)
     columns = (Column(""), Column("GPU"), Column(f"needs {unit}", right=True), Column("usable", right=True))
-    left_out = len(answer.cards) - len(cards)
-    title = f"{len(cards)} of {len(answer.cards)} GPUs, by usable memory; --format json has all" if left_out else ""
+    left_out = len(answer.gpu_verdicts) - len(gpus)
+    title = (
+        f"{len(gpus)} of {len(answer.gpu_verdicts)} GPUs, by usable memory; --format json has all" if left_out else ""
+    )
     return TextTable(title, (*columns, *((Column("but", wrap=True),) if lacks else ())), rows, strong)

@@ -31,21 +31,21 @@ _NAMES = {
 def subject_lines(answer: FitResult) -> list[str]:
     """Return the run and its GPUs."""
     system = answer.system
-    where = f"{plural(answer.gpus, 'GPU')}, {answer.card.name}"
+    where = f"{plural(answer.gpus, 'GPU')}, {answer.gpu.name}"
     if answer.gpus > 1:
         where += f", {system.node} per node: {system.link}, {system.link_bytes / 1e9:g} GB/s"
     if answer.gpus > system.node:
         where += f"; between nodes {system.nic_bytes * 8 / 1e9:g} Gbit/s per GPU"
-    known = answer.asked or (answer.best[0].result if answer.best else None)
+    known = answer.unchanged or (answer.best[0].result if answer.best else None)
     return [answer.name if known is None else subject(known).splitlines()[0], where]
 
 
-def asked_sentence(answer: FitResult, unit: Unit) -> str:
+def unchanged_sentence(answer: FitResult, unit: Unit) -> str:
     """Whether the run fits as configured."""
-    if answer.asked is None:
+    if answer.unchanged is None:
         return f"As configured, the run is invalid: {answer.unasked}."
-    spread = subject(answer.asked).rpartition("; ")[2]
-    return f"As configured, on {spread}: {verdict(answer.asked, unit)}"
+    spread = subject(answer.unchanged).rpartition("; ")[2]
+    return f"As configured, on {spread}: {verdict(answer.unchanged, unit)}"
 
 
 def layouts_sentence(answer: FitResult) -> str:
@@ -81,18 +81,18 @@ def layouts_verdict(answer: FitResult) -> Answer:
 
 def minimum_sentence(answer: FitResult, unit: Unit) -> str:
     """The answer to --minimize."""
-    if answer.question.minimize == "gpus":
+    if answer.query.minimize == "gpus":
         return _fewest_sentence(answer)
-    if answer.question.minimize == "cost":
+    if answer.query.minimize == "cost":
         return _cheapest_sentence(answer)
     if answer.base is None:
-        return asked_sentence(answer, unit)
-    return _card_sentence(answer) if answer.question.minimize == "gpu_kind" else _recompute_sentence(answer, unit)
+        return unchanged_sentence(answer, unit)
+    return _gpu_sentence(answer) if answer.query.minimize == "gpu_kind" else _recompute_sentence(answer, unit)
 
 
 def _fewest_sentence(answer: FitResult) -> str:
     if answer.fewest is None:
-        bound = answer.question.gpus
+        bound = answer.query.gpus
         more = "" if bound else " (--gpus N searches up to N)"
         sure = " for sure; some layouts may fit" if answer.may_be_fewer else ""
         return f"No number of GPUs up to {bound or MOST_GPUS:,} is enough{sure}{more}."
@@ -101,12 +101,12 @@ def _fewest_sentence(answer: FitResult) -> str:
 
 
 def _cheapest_sentence(answer: FitResult) -> str:
-    first, most = answer.offers[0], answer.question.gpus or MOST_GPUS
-    if first.found is None:
+    first, most = answer.offers[0], answer.query.gpus or MOST_GPUS
+    if first.layouts is None:
         sure = " for sure; some layouts may fit" if answer.verdict == "unknown" else ""
         return f"On none of these GPUs, up to {most:,} of them, the run fits{sure}."
     return (
-        f"A token costs least on {first.card.name}, {plural(first.found.gpus, 'GPU')}: {amount(first.of_tokens)} per "
+        f"A token costs least on {first.gpu.name}, {plural(first.layouts.gpus, 'GPU')}: {amount(first.of_tokens)} per "
         f"million tokens at peak rates, {amount(first.hourly)} per hour."
     )
 
@@ -121,34 +121,34 @@ def amount(price: float | None) -> str:
     return f"{whole}.{decimals.rstrip('0'):0<2}"
 
 
-def _card_sentence(answer: FitResult) -> str:
-    maker, most = MAKERS[answer.card.vendor], inf if answer.smallest is None else answer.smallest.card.usable_bytes
-    smaller = (sized for sized in answer.cards if not sized.lacks and sized.card.usable_bytes < most)
+def _gpu_sentence(answer: FitResult) -> str:
+    maker, most = MAKERS[answer.gpu.vendor], inf if answer.smallest is None else answer.smallest.gpu.usable_bytes
+    smaller = (sized for sized in answer.gpu_verdicts if not sized.lacks and sized.gpu.usable_bytes < most)
     fits = "fits the run" + " for sure" * any(sized.verdict.answer == "unknown" for sized in smaller)
     if answer.smallest is None:
-        return f"No {maker} GPU of the table {fits}, {which_run(answer)}."
-    return f"{answer.smallest.card.name} is the smallest {maker} GPU that {fits}, {which_run(answer)}."
+        return f"No {maker} GPU of the table {fits}, {searched_run(answer)}."
+    return f"{answer.smallest.gpu.name} is the smallest {maker} GPU that {fits}, {searched_run(answer)}."
 
 
 def _recompute_sentence(answer: FitResult, unit: Unit) -> str:
     found = answer.least_recompute
     if found is None:
         assert answer.all_recomputed is not None, "it was tried"
-        return f"With recompute = full, {which_run(answer)}: {verdict(answer.all_recomputed, unit)}"
-    needed = f"{which_run(answer)}; needs {format_bytes(found.device_bytes, unit)}."
+        return f"With recompute = full, {searched_run(answer)}: {verdict(answer.all_recomputed, unit)}"
+    needed = f"{searched_run(answer)}; needs {format_bytes(found.device_bytes, unit)}."
     if isinstance(found.recompute, str):
         return f"recompute = {found.recompute} is the least recomputation that fits, {needed}"
     return f"Recomputing the first {found.layers} of {found.of} layers of each chunk is the least that fits, {needed}"
 
 
-def which_run(answer: FitResult) -> str:
+def searched_run(answer: FitResult) -> str:
     """Return the run that the largest and smallest values refer to."""
     if answer.base is None or not answer.base_is_best:
         return "everything else unchanged"
-    return f"everything else as in the cheapest layout: {layout_words(answer.base)}"
+    return f"everything else as in the cheapest layout: {layout_text(answer.base)}"
 
 
-def layout_words(spec: Spec) -> str:
+def layout_text(spec: Spec) -> str:
     """Return a layout in a few words."""
     parallelism = spec.parallelism
     degrees = ("tensor", "pipeline", "context", "expert", "data")
@@ -181,10 +181,10 @@ def layout_legend(answer: FitResult) -> str:
 
 def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
     """Yield the largest value, the memory of it and of the next value, and notes."""
-    size = f"{_NAMES[found.what]} {found.value:,}"
-    if found.what == "parameters":
+    size = f"{_NAMES[found.quantity]} {found.value:,}"
+    if found.quantity == "parameters":
         size = f"{count(found.parameters)} parameters ({found.value:,} query heads)"
-    lines = [size if found.value else f"{_NAMES[found.what]}: none fits{_none(found, unit)}"]
+    lines = [size if found.value else f"{_NAMES[found.quantity]}: none fits{_none(found, unit)}"]
     needed = None if found.result is None else found.result.headline.device_bytes
     if needed is not None:
         lines.append(f"needs {format_bytes(needed, unit)}; {_next(found, needed, unit)}")
@@ -194,13 +194,13 @@ def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
         lines.append("close: fits by its replay, but the GPU's memory is inside the interval of recorded runs")
     if found.result is not None and found.is_at_most:
         missing = holding_memory(found.result.limits)
-        lines.append(f"at most: not modelled: {listed([limit.what for limit in missing])}")
+        lines.append(f"at most: not modelled: {listed([limit.feature for limit in missing])}")
     if found.gaps:
         more = f" and {len(found.gaps) - MOST_GAPS} more" if len(found.gaps) > MOST_GAPS else ""
         gaps = ", ".join(f"{gap:,}" for gap in found.gaps[:MOST_GAPS])
         lines.append(f"smaller values that do not fit, of those tried: {gaps}{more}")
-    if found.what == "parameters" and found.words:
-        lines.append(f"as options: {as_typed(found.words)}")
+    if found.quantity == "parameters" and found.overrides:
+        lines.append(f"as options: {as_typed(found.overrides)}")
     if found.note and found.value:
         lines.append(found.note)
     return lines
@@ -247,7 +247,7 @@ def reason_lines(answer: FitResult, unit: Unit) -> list[str]:
     if answer.reason is None:
         return []
     lines = [because(answer.reason, unit)]
-    if answer.reason.remedy is None and answer.question.maximize is not None:
+    if answer.reason.remedy is None and answer.query.maximize is not None:
         lines.append(
             "No single change that keeps the training result makes it fit. `memcalc fit` without --maximize lists "
             "pairs of changes, more GPUs and other GPUs."
@@ -255,10 +255,10 @@ def reason_lines(answer: FitResult, unit: Unit) -> list[str]:
     return lines
 
 
-def nearest_title(answer: FitResult) -> str:
+def changes_title(answer: FitResult) -> str:
     """Return the run that the changes apply to, or that there are none."""
     run = "" if answer.all_recomputed is None else " with all layers recomputed"
-    if not answer.nearest:
+    if not answer.smallest_changes:
         return f"No change that was tried, alone or in pairs, makes the run fit{run}."
     return f"The smallest changes that make the run fit{run}"
 
@@ -294,7 +294,7 @@ def notes(answer: FitResult, *, why: bool) -> list[str]:
     found = []
     if answer.offers:
         found.append("prices are those of --price; that of a million tokens compares GPUs and forecasts no bill")
-    if answer.best and answer.question.maximize is None:
+    if answer.best and answer.query.maximize is None:
         found.append("costs rank layouts and are no forecast: all rates are peaks, and nothing overlaps")
     if answer.system.assumed and answer.gpus > answer.system.node:
         found.append(answer.system.assumed)

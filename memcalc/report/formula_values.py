@@ -23,7 +23,7 @@ def symbol_values(result: Result) -> dict[str, int]:
         from memcalc.generation.kv_cache_size import symbols_of
 
         generation = symbols_of(result.spec)
-    return model_values(result.spec, result.card) | {
+    return model_values(result.spec, result.gpu) | {
         "N": parallelism.data_parallel,
         "p": parallelism.pipeline_parallel,
         "c": parallelism.context_parallel,

@@ -37,6 +37,6 @@ def generation_grid(result: Result, unit: Unit, *, largest: bool = False) -> Tex
             ("longest context", f"{most.context_length:,}", f"{plural(inference.batch_size, 'sequence')}{positions}"),
         ]
     where = "on each GPU" if result.spec.parallelism.tensor_parallel > 1 else "over all layers"
-    fit = "" if most is None or result.card is None else f"; what fits on {result.card.label}"
+    fit = "" if most is None or result.gpu is None else f"; what fits on {result.gpu.label}"
     columns = (Column(""), Column("", right=True), Column("", wrap=True))
     return TextTable(f"Cache of keys and values, {where}{fit}", columns, rows)

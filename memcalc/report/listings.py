@@ -54,7 +54,7 @@ def model_grid(rows: list[dict[str, Any]]) -> TextTable:
     return TextTable("", (Column("preset"), *(Column(head, right=True) for head in heads)), cells)
 
 
-def family_words() -> str:
+def family_list() -> str:
     """Return the model families with formulas."""
     text = f"Families (model_type) with formulas: {', '.join(known_families())}."
     return "\n".join(textwrap.wrap(text, 100))

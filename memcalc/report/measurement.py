@@ -32,7 +32,7 @@ def prediction_verdict(predicted: Result, measured: Result) -> str:
     from memcalc.checking.comparison import compare, steady_phase
 
     sizes = compare(predicted, measured).totals[0]
-    difference = sizes.beyond(0, 1) or 0
+    difference = sizes.excess(0, 1) or 0
     truth = measured.ledger.peak_bytes
     off = "byte-exact" if not difference else f"{signed_percent(difference, truth)} ({difference:+,} bytes)"
     named, real = predicted.ledger.peak_phase, measured.ledger.peak_phase

@@ -47,7 +47,7 @@ def subject(diagnosis: Diagnosis, unit: Unit) -> str:
     asked = report.figures.asked
     amount = "" if asked is None else f", requested {format_bytes(asked.bytes, unit)}"
     tensor = f" for {report.tensor}" if report.tensor else ""
-    said = [*report.speakers[:8], *([] if len(report.speakers) <= 8 else ["..."])]
+    said = [*report.sources[:8], *([] if len(report.sources) <= 8 else ["..."])]
     who = f" ({', '.join(said)})" if said else ""
     when = f", in {report.phase.replace('_', ' ')}" if report.phase else ""
     times = "" if report.count == 1 else f"; {report.count:,} times"
@@ -59,7 +59,7 @@ def subject(diagnosis: Diagnosis, unit: Unit) -> str:
 
 def device_name(report: OutOfMemoryReport) -> str:
     """Return "cuda:0", or the type alone if the message has no index."""
-    return report.kind if report.device is None else f"{report.kind}:{report.device}"
+    return report.device_type if report.device is None else f"{report.device_type}:{report.device}"
 
 
 def parts(finding: Finding) -> list[tuple[str, str, PrintedSize, str]]:
@@ -70,7 +70,7 @@ def parts(finding: Finding) -> list[tuple[str, str, PrintedSize, str]]:
         ("p", "private pools", account.private, "cached for CUDA graphs only"),
         ("s", "cached", account.cached, f"reserved by {label}, not allocated"),
         ("x", "this process", account.outside, f"outside {label}: context, libraries, communication"),
-        ("o", "other processes", account.others, "as listed in the message"),
+        ("o", "other processes", account.other_processes, "as listed in the message"),
         ("u", "not explained", account.unexplained, "contexts, libraries, unlisted processes"),
         (HEADROOM, "free", account.free, "reported by the driver"),
     )
@@ -166,7 +166,7 @@ def reports_grid(diagnosis: Diagnosis, unit: Unit) -> TextTable:
 
 def _row_figures(finding: Finding) -> tuple[PrintedSize | None, ...]:
     account = finding.account
-    return (account.asked, account.live, account.cached, account.room)
+    return (account.requested, account.live, account.cached, account.available)
 
 
 def _size(figure: PrintedSize | None, unit: Unit) -> str:

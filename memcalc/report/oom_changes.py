@@ -54,8 +54,8 @@ def ledger_grid(explained: ExplainedReport, unit: Unit) -> TextTable:
     ]
     strong = frozenset((len(rows),))
     rows.append(("", "ledger", format_number(explained.allocated, unit), "", "estimated"))
-    if explained.held is not None:
-        rows.append(("", "the run", format_number(explained.held, unit), "", "allocated plus requested"))
+    if explained.run_bytes is not None:
+        rows.append(("", "the run", format_number(explained.run_bytes, unit), "", "allocated plus requested"))
     if explained.unexplained:
         rows.append(("", "not explained", format_number(explained.unexplained, unit), "", "beyond the estimate"))
     columns = (Column(""), Column("component"), Column(unit, right=True), Column("share", right=True))

@@ -11,7 +11,7 @@ from memcalc.units import Unit, format_bytes
 def verdict(finding: Finding, unit: Unit) -> str:
     """The cause with its figures."""
     account, cause, report = finding.account, finding.cause, finding.report
-    asked, cached, room = (_size(figure, unit) for figure in (account.asked, account.cached, account.room))
+    asked, cached, room = (_size(figure, unit) for figure in (account.requested, account.cached, account.available))
     capacity = _size(report.figures.capacity, unit)
     if cause.name == "fragmentation":
         return (
@@ -39,11 +39,11 @@ def verdict(finding: Finding, unit: Unit) -> str:
 
 def _shortfall(finding: Finding, unit: Unit) -> str:
     account = finding.account
-    asked = _size(account.asked, unit)
+    asked = _size(account.requested, unit)
     if account.shortfall is None:
         return f"live tensors use {_size(account.live, unit)}, and {asked} more did not fit."
     short = format_bytes(max(0, account.shortfall), unit)
-    return f"{asked} requested, {_size(account.room, unit)} available: {short} short."
+    return f"{asked} requested, {_size(account.available, unit)} available: {short} short."
 
 
 def _pieces(finding: Finding, unit: Unit) -> str:

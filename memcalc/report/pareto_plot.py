@@ -54,22 +54,23 @@ def front_figure(planning: RecomputeResult, unit: Unit = "GiB") -> Figure:
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.add_subplot()
     points = [
-        (found.evaluation.peak_bytes / size, 100 * found.evaluation.again_flops / flops) for found in planning.front
+        (found.evaluation.peak_bytes / size, 100 * found.evaluation.recompute_flops / flops) for found in planning.front
     ]
     ink = colour(Component.WEIGHTS)
     axes.step(*zip(*points, strict=True), where="post", color=ink, linewidth=1.2, zorder=2)
     axes.plot(
         *zip(*points, strict=True), "o", color=ink, markersize=4, label="cheapest plans of whole layers", zorder=3
     )
-    rules = [(name, found.peak_bytes / size, 100 * found.again_flops / flops) for name, found in planning.rules]
+    rules = [(name, found.peak_bytes / size, 100 * found.recompute_flops / flops) for name, found in planning.rules]
     for _, x, y in rules:
         axes.plot([x], [y], "x", color=_GREY, zorder=4)
     for names, x, y in together(rules):
         axes.annotate(", ".join(names), (x, y), (5, 5), textcoords="offset points", color=_GREY, fontsize=9)
-    chosen = planning.found.evaluation
+    chosen = planning.plan.evaluation
     axes.plot(
-        [chosen.peak_bytes / size], [100 * chosen.again_flops / flops], "o", color=colour(Component.LOGITS_AND_LOSS),
-        markersize=9, label=f"this plan ({planning.found.plan.strategy})", zorder=5,
+        [chosen.peak_bytes / size], [100 * chosen.recompute_flops / flops], "o",
+        color=colour(Component.LOGITS_AND_LOSS), markersize=9,
+        label=f"this plan ({planning.plan.plan.strategy})", zorder=5,
     )  # fmt: skip
     budget = f"budget {format_bytes(planning.budget, unit)}"
     axes.axvline(planning.budget / size, color=LIMIT, linewidth=1.6, label=budget)
@@ -107,7 +108,7 @@ def together(marks: Sequence[tuple[str, float, float]]) -> list[tuple[list[str],
 def plan_bars(planning: RecomputeResult, unit: Unit) -> tuple[str, list[BarGroup]]:
     """Return the title, which says why no plan needs less, and each plan with its memory and what it recomputes."""
     size, flops = BYTES_PER_UNIT[unit], planning.configured.chain.flops
-    own = planning.found
+    own = planning.plan
     plans = [(f"this plan ({own.plan.strategy})", own.evaluation), *planning.rules]
     memory = [
         RunBar(name, (BarPart("allocated", colour(Component.WEIGHTS), found.peak_bytes / size),), _memory(found, unit),
@@ -115,8 +116,8 @@ def plan_bars(planning: RecomputeResult, unit: Unit) -> tuple[str, list[BarGroup
         for name, found in plans
     ]  # fmt: skip
     again = [
-        RunBar(name, (BarPart("recomputed", colour(Component.ACTIVATIONS), 100 * found.again_flops / flops),),
-            f"{found.again_flops / flops:.1%}")
+        RunBar(name, (BarPart("recomputed", colour(Component.ACTIVATIONS), 100 * found.recompute_flops / flops),),
+            f"{found.recompute_flops / flops:.1%}")
         for name, found in plans
     ]  # fmt: skip
     title = (

@@ -25,7 +25,7 @@ def phase_grid(result: Sizing, unit: Unit) -> TextTable:
 
 def rank_grid(result: Sizing, unit: Unit) -> TextTable:
     """One line for each kind of rank, the one that needs most marked."""
-    ordered = sorted(result.ranks, key=lambda kind: tuple(kind.rank.values()))
+    ordered = sorted(result.ranks, key=lambda rank_result: tuple(rank_result.rank.values()))
     axes = list(result.headline.rank)
     columns = [Column(axis.removeprefix("pipeline_"), right=True) for axis in axes] + [
         Column("peak in"),
@@ -34,21 +34,21 @@ def rank_grid(result: Sizing, unit: Unit) -> TextTable:
         Column("device", right=True),
         Column(""),
     ]
-    rows = [_rank_row(result, kind, unit) for kind in ordered]
+    rows = [_rank_row(result, rank_result, unit) for rank_result in ordered]
     return TextTable(f"Pipeline stages, in {unit}", tuple(columns), rows, frozenset({ordered.index(result.headline)}))
 
 
-def _rank_row(result: Sizing, kind: RankResult, unit: Unit) -> tuple[str, ...]:
+def _rank_row(result: Sizing, rank_result: RankResult, unit: Unit) -> tuple[str, ...]:
     words = []
-    if result.card is not None and kind.device_bytes is not None:
-        words.append("fits" if kind.device_bytes <= result.card.usable_bytes else "does not fit")
-    if kind is result.headline and len(result.ranks) > 1:
+    if result.gpu is not None and rank_result.device_bytes is not None:
+        words.append("fits" if rank_result.device_bytes <= result.gpu.usable_bytes else "does not fit")
+    if rank_result is result.headline and len(result.ranks) > 1:
         words.append("<- most")
     return (
-        *(str(index) for index in kind.rank.values()),
-        kind.ledger.peak_phase,
-        format_number(kind.ledger.peak_bytes, unit),
-        "-" if kind.reserved_bytes is None else format_number(kind.reserved_bytes, unit),
-        "-" if kind.device_bytes is None else format_number(kind.device_bytes, unit),
+        *(str(index) for index in rank_result.rank.values()),
+        rank_result.ledger.peak_phase,
+        format_number(rank_result.ledger.peak_bytes, unit),
+        "-" if rank_result.reserved_bytes is None else format_number(rank_result.reserved_bytes, unit),
+        "-" if rank_result.device_bytes is None else format_number(rank_result.device_bytes, unit),
         " ".join(words),
     )

@@ -23,7 +23,7 @@ def published_rows(entries: Iterable[CatalogueEntry]) -> list[dict[str, Any]]:
         {
             "hub_id": entry.hub_id,
             "model_type": entry.hub_type or entry.config["model_type"],
-            "kind": entry.kind,
+            "kind": entry.model_class,
             "parameters": entry.parameters,
             "answered_by": _answered_by(entry, known),
             "verified": entry.verified,
@@ -55,7 +55,7 @@ def published_grid(rows: list[dict[str, Any]]) -> TextTable:
     return TextTable("", columns, cells)
 
 
-def published_words(query: str, found: int, shown: int) -> str:
+def search_summary(query: str, found: int, shown: int) -> str:
     """Return the sentence below the table."""
     if found == 0:
         text = f"No model of the catalogue has {query!r} in its hub id. Other models: name their config.json."

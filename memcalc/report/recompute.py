@@ -32,7 +32,7 @@ def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked
     screen.line()
     draw_grid(screen, plans_grid(planning, unit))
     draw_grid(screen, layers_grid(planning, unit))
-    which = "plans of whole layers" if planning.keep else ""
+    which = "plans of whole layers" if planning.saved_operators else ""
     marks = ("fits", "likely") if planning.verdict.answer == "fits" else ("cannot say", "")  # one plan was judged
     draw_grid(screen, front_grid(planning, unit, which, marks))
     for device in checked:
@@ -47,7 +47,7 @@ def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked
     screen.line()
     draw_yaml(screen, planning)
     screen.line(("The plan in the syntax of other frameworks, as close as each allows", "bold"))
-    for said in planning.said:
+    for said in planning.framework_texts:
         draw_line(screen, f"{said.framework}: {distance(said, planning, unit)}", 2)
         for line in said.lines:
             screen.line((f"    {line}", ""))
@@ -57,7 +57,7 @@ def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked
 
 def verdict(planning: RecomputeResult, unit: Unit) -> str:
     """One sentence: whether the run fits with the plan, and what that costs."""
-    chain, again = planning.configured.chain, planning.found.evaluation.again_flops
+    chain, again = planning.configured.chain, planning.plan.evaluation.recompute_flops
     cost = f"recomputes {again / chain.flops:.1%} of a forward, a step is {slower(planning, again)} longer"
     if planning.verdict.answer == "unknown":
         return f"CANNOT SAY: {_uncertain(planning, unit)} The plan {cost if again else 'costs nothing'}."
@@ -66,7 +66,7 @@ def verdict(planning: RecomputeResult, unit: Unit) -> str:
     free = f" ({format_bytes(planning.limit - needed, unit)} free)" if needed <= planning.limit else ""
     if again:
         return f"FITS: {room}{free}; {cost}."
-    if planning.keep:
+    if planning.saved_operators:
         return f"FITS: {room}{free}; recomputes no matmul, only the small operators between matmuls."
     return f"NOTHING TO RECOMPUTE: {room}{free}."
 
@@ -82,7 +82,7 @@ def _uncertain(planning: RecomputeResult, unit: Unit) -> str:
 
 
 def _available(planning: RecomputeResult, unit: Unit) -> str:
-    gpu = planning.card
+    gpu = planning.gpu
     if gpu is None or planning.limit < gpu.usable_bytes:
         return f"the {format_bytes(planning.limit, unit)} budget"
     return f"{format_bytes(planning.limit, unit)} usable on {gpu.label}"
@@ -90,7 +90,7 @@ def _available(planning: RecomputeResult, unit: Unit) -> str:
 
 def remarks(planning: RecomputeResult, unit: Unit) -> Iterator[str]:
     """How sure the verdict is, what is allocated, how good the plan is, and how layers are recomputed."""
-    loss, flops = planning.found.loss, planning.configured.chain.flops
+    loss, flops = planning.plan.loss, planning.configured.chain.flops
     if bars := error_bars(planning.result, unit):
         yield bars
     peak = f"Allocated at the peak: {format_bytes(planning.peak_bytes, unit)}"
@@ -111,10 +111,11 @@ def remarks(planning: RecomputeResult, unit: Unit) -> Iterator[str]:
             f"By allocated memory alone a plan within {format_bytes(planning.budget, unit)} could recompute at most "
             f"{loss / flops:.2%} of a forward less."
         )
-    if planning.keep:
-        yield f"Recomputed layers save the results of {', '.join(planning.keep)} and recompute everything else."
+    if planning.saved_operators:
+        saved = ", ".join(planning.saved_operators)
+        yield f"Recomputed layers save the results of {saved} and recompute everything else."
         yield "FLOPs count matmuls only; recomputed norms, activation functions and sums take time too."
-    if planning.configured.chain.longest == 1 and planning.found.plan.strategy != "selective":
+    if planning.configured.chain.longest == 1 and planning.plan.plan.strategy != "selective":
         yield "The engine gathers parameters layer by layer, so each layer is a separate checkpoint segment."
 
 
@@ -136,28 +137,28 @@ def draw_yaml(screen: Screen, planning: RecomputeResult) -> None:
     """The plan for the configuration."""
     screen.line(("For the configuration", "bold"))
     screen.line(("  training:", ""))
-    draw_line(screen, f"recompute: {said_in_yaml(planning.recompute)}", 4)
-    if planning.keep:
-        draw_line(screen, f"recompute_keep: {said_in_yaml(list(planning.keep))}", 4)
+    draw_line(screen, f"recompute: {yaml_line(planning.recompute)}", 4)
+    if planning.saved_operators:
+        draw_line(screen, f"recompute_keep: {yaml_line(list(planning.saved_operators))}", 4)
     screen.line()
 
 
-def said_in_yaml(recompute: list[Any] | str) -> str:
+def yaml_line(recompute: list[Any] | str) -> str:
     """A plan as YAML in one line."""
-    return recompute if isinstance(recompute, str) else f"[{', '.join(map(said_in_yaml_item, recompute))}]"
+    return recompute if isinstance(recompute, str) else f"[{', '.join(map(yaml_item, recompute))}]"
 
 
-def said_in_yaml_item(item: Any) -> str:
+def yaml_item(item: Any) -> str:
     """A layer, a range or a list of them."""
-    return f"[{', '.join(map(said_in_yaml_item, item))}]" if isinstance(item, list) else str(item)
+    return f"[{', '.join(map(yaml_item, item))}]" if isinstance(item, list) else str(item)
 
 
 def distance(said: FrameworkText, planning: RecomputeResult, unit: Unit) -> str:
     """Return the memory and cost of the framework's own plan, compared with the plan."""
     if said.difference:
         return said.difference
-    peak = said.evaluation.peak_bytes - planning.found.evaluation.peak_bytes
-    again = said.evaluation.again_flops - planning.found.evaluation.again_flops
+    peak = said.evaluation.peak_bytes - planning.plan.evaluation.peak_bytes
+    again = said.evaluation.recompute_flops - planning.plan.evaluation.recompute_flops
     if peak == 0 and again == 0:
         return "the plan itself"
     parts = []

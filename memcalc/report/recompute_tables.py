@@ -9,7 +9,7 @@ from typing import Protocol
 from memcalc.documents.recompute import peak_place
 from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.evaluation import Evaluation
-from memcalc.recomputation.plan import Segment, depth, leaves, times_again
+from memcalc.recomputation.plan import Segment, depth, leaves, recompute_counts
 from memcalc.recomputation.strategies.optimal import OptimalPlan
 from memcalc.recomputation.throughput import slow_down
 from memcalc.report.bar import small_bar
@@ -47,7 +47,7 @@ class TableSource(Protocol):
         """Allocated bytes that fit; None: no limit is given."""
 
     @property
-    def found(self) -> OptimalPlan:
+    def plan(self) -> OptimalPlan:
         """The plan."""
 
     @property
@@ -61,8 +61,8 @@ class TableSource(Protocol):
 
 def plans_grid(planning: TableSource, unit: Unit) -> TextTable:
     """Return the plan next to saving everything and the rules of thumb."""
-    own = planning.found.evaluation
-    rows = [(f"this plan ({planning.found.plan.strategy})", own), *planning.rules]
+    own = planning.plan.evaluation
+    rows = [(f"this plan ({planning.plan.plan.strategy})", own), *planning.rules]
     columns = (
         Column("strategy"),
         *(Column(head, right=True) for head in (f"peak {unit}", "saved", "recomputed", "longer")),
@@ -73,12 +73,12 @@ def plans_grid(planning: TableSource, unit: Unit) -> TextTable:
 
 
 def _figures(planning: TableSource, evaluation: Evaluation, unit: Unit) -> tuple[str, ...]:
-    again = evaluation.again_flops
+    recompute_flops = evaluation.recompute_flops
     return (
         format_number(evaluation.peak_bytes, unit),
-        format_number(evaluation.kept_bytes, unit),
-        f"{again / planning.configured.chain.flops:.1%}",
-        slower(planning, again),
+        format_number(evaluation.saved_bytes, unit),
+        f"{recompute_flops / planning.configured.chain.flops:.1%}",
+        slower(planning, recompute_flops),
     )
 
 
@@ -86,7 +86,7 @@ def layers_grid(planning: TableSource, unit: Unit, what: str = "layers", title: 
     """Return the plan, one row per run of layers that are treated the same."""
     rows: list[tuple[str, ...]] = []
     configured = planning.configured
-    inside = [item for item in planning.found.plan.items if configured.first <= next(leaves(item)) < configured.stop]
+    inside = [item for item in planning.plan.plan.items if configured.first <= next(leaves(item)) < configured.stop]
     for alike in _alike(inside):
         numbers = [block for item in alike for block in leaves(item)]
         low, high = numbers[0] - configured.first, numbers[-1] - configured.first
@@ -130,7 +130,7 @@ def _held(planning: TableSource, item: int | Segment) -> int:
     blocks = planning.configured.chain.blocks
     if isinstance(item, int):
         return blocks[item].input_bytes + blocks[item].inside_bytes
-    return blocks[next(leaves(item))].input_bytes + sum(blocks[block].stays_bytes for block in leaves(item))
+    return blocks[next(leaves(item))].input_bytes + sum(blocks[block].released_late_bytes for block in leaves(item))
 
 
 def _again(planning: TableSource, item: int | Segment) -> int:
@@ -138,9 +138,9 @@ def _again(planning: TableSource, item: int | Segment) -> int:
     blocks = planning.configured.chain.blocks
     if isinstance(item, int):
         return 0
-    if len(item) == 1 and isinstance(item[0], int) and (alone := blocks[item[0]].again_flops) is not None:
+    if len(item) == 1 and isinstance(item[0], int) and (alone := blocks[item[0]].recompute_flops) is not None:
         return alone
-    return sum(blocks[block].flops * often for block, often in times_again((item,)).items())
+    return sum(blocks[block].flops * often for block, often in recompute_counts((item,)).items())
 
 
 def _nested(item: Segment) -> str:
@@ -158,21 +158,21 @@ def front_grid(
         which: kind of plans these are.
         marks: what is said of the answer, and of other plans that allocate no more than fits.
     """
-    most = max((found.evaluation.again_flops for found in planning.front), default=0)
+    most = max((found.evaluation.recompute_flops for found in planning.front), default=0)
     rows = []
     strong = set()
     for number, found in enumerate(planning.front):
-        again = found.evaluation.again_flops
+        recompute_flops = found.evaluation.recompute_flops
         fits = planning.budget is None or found.evaluation.peak_bytes <= planning.budget
-        if fits and again >= planning.found.evaluation.again_flops:
+        if fits and recompute_flops >= planning.plan.evaluation.recompute_flops:
             strong = {number}
         rows.append(
             (
                 format_number(found.evaluation.peak_bytes, unit),
-                marks[found.evaluation != planning.found.evaluation] if fits else "",
-                f"{again / planning.configured.chain.flops:.1%}",
-                slower(planning, again),
-                small_bar(again, most, BAR),
+                marks[found.evaluation != planning.plan.evaluation] if fits else "",
+                f"{recompute_flops / planning.configured.chain.flops:.1%}",
+                slower(planning, recompute_flops),
+                small_bar(recompute_flops, most, BAR),
             )
         )
     heads = (Column(f"peak {unit}", right=True), Column(""), Column("recomputed", right=True))
@@ -180,6 +180,6 @@ def front_grid(
     return TextTable(", ".join(filter(None, ("Memory against compute", which))), columns, rows, frozenset(strong))
 
 
-def slower(planning: TableSource, again: int) -> str:
+def slower(planning: TableSource, recompute_flops: int) -> str:
     """Return how much longer a step takes, as a percentage."""
-    return f"{slow_down(planning.configured.chain.flops, again) - 1:.1%}"
+    return f"{slow_down(planning.configured.chain.flops, recompute_flops) - 1:.1%}"

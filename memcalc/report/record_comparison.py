@@ -8,7 +8,7 @@ from memcalc.report.labels import plural, signed_percent
 from memcalc.report.screen import Screen
 from memcalc.report.suite import error_grid
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.validation.record_comparison import RecordComparison, operators_apart, run_of
+from memcalc.validation.record_comparison import RecordComparison, operator_differences, run_of
 from memcalc.validation.summary import PredictedRecord, errors_of, summary
 
 MOST_OPERATORS = 2  # named for each run that differs
@@ -27,7 +27,7 @@ def draw_compared(screen: Screen, compared: RecordComparison) -> None:
             draw_grid(screen, error_grid(errors_of(runs), f"trace on {trace}"))
         if misses := missed(runs):
             draw_grid(screen, miss_grid(misses, trace))
-        said, dead = compared.deaths(trace)
+        said, dead = compared.predicted_failures(trace)
         if dead:
             draw_line(
                 screen, f"Out of memory: the trace on {trace} predicts {said} of the {dead} runs that ran out.", 0
@@ -43,7 +43,7 @@ def miss_grid(misses: list[PredictedRecord], trace: str) -> TextTable:
             run_of(run.record),
             f"{off_by(run):+,}",
             signed_percent(off_by(run), run.measured.ledger.peak_bytes),
-            ", ".join(f"{name} {size:+,}" for name, size in operators_apart(run)[:MOST_OPERATORS]) or "-",
+            ", ".join(f"{name} {size:+,}" for name, size in operator_differences(run)[:MOST_OPERATORS]) or "-",
         )
         for run in misses
     ]

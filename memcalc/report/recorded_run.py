@@ -33,7 +33,7 @@ class RecordedRun:
     limit: int | None = None
 
     @property
-    def course(self) -> MemoryCurve:
+    def curve(self) -> MemoryCurve:
         """What is drawn of it."""
         if self.history is None:
             return MemoryCurve(self.timeline, limit=self.limit)
@@ -47,7 +47,7 @@ def curve_tables(curve: MemoryCurve, unit: Unit) -> list[TextTable]:
 
 def run_grids(run: RecordedRun, unit: Unit) -> list[TextTable]:
     """All tables."""
-    curve = run.course
+    curve = run.curve
     grids = curve_tables(curve, unit)
     if run.history is not None:
         grids += fragmentation_grids(pool_uses(run.history.segments_at(curve.peak_event)), unit)
@@ -56,6 +56,6 @@ def run_grids(run: RecordedRun, unit: Unit) -> list[TextTable]:
 
 def draw_run(screen: Screen, run: RecordedRun, unit: Unit, *, legend: bool = True) -> None:
     """The picture in letters, with or without its legend, then the tables."""
-    draw_curve(screen, run.course, unit, legend=legend)
+    draw_curve(screen, run.curve, unit, legend=legend)
     for grid in run_grids(run, unit):
         draw_grid(screen, grid)

@@ -11,7 +11,7 @@ from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.text_chart import draw_curve
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
-from memcalc.report.snapshot import cut_words, draw_recording
+from memcalc.report.snapshot import draw_recording, truncation_text
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -23,13 +23,13 @@ def draw_replay(screen: Screen, replay: ReplayComparison, unit: Unit) -> None:
     result = replay.result
     screen.line((subject(replay), "bold"))
     draw_line(screen, verdict(replay, unit), 2, BAD if replay.failed else GOOD)
-    if cut := cut_words(replay):
+    if cut := truncation_text(replay):
         draw_line(screen, cut, 2, UNSURE)
     screen.line()
     draw_grid(screen, figures_grid(replay, unit))
-    draw_curve(screen, replay.course, unit, rows=8)
-    draw_address_space(screen, replay.segments, replay.owners, unit, moment_words(replay))
-    for grid in fragmentation_grids(pool_uses(replay.segments), unit, moment_words(replay)):
+    draw_curve(screen, replay.curve, unit, rows=8)
+    draw_address_space(screen, replay.segments, replay.owners, unit, shown_point_text(replay))
+    for grid in fragmentation_grids(pool_uses(replay.segments), unit, shown_point_text(replay)):
         draw_grid(screen, grid)
     if len(replay.trials) > 1:
         draw_grid(screen, trials_grid(replay, unit))
@@ -43,8 +43,8 @@ def draw_replay(screen: Screen, replay: ReplayComparison, unit: Unit) -> None:
 def subject(replay: ReplayComparison) -> str:
     """ "run.jsonl (1,204 events) through pytorch, max_split_size_mb:128, on NVIDIA H100 80GB HBM3"."""
     events = plural(len(replay.source.events), "event")
-    card = f", on {replay.card.label}" if replay.card else ""
-    return f"{replay.source.name} ({events}) through {named(replay.trials[0])}{card}"
+    gpu = f", on {replay.gpu.label}" if replay.gpu else ""
+    return f"{replay.source.name} ({events}) through {named(replay.trials[0])}{gpu}"
 
 
 def named(trial: Trial) -> str:
@@ -59,23 +59,23 @@ def verdict(replay: ReplayComparison, unit: Unit) -> str:
         first = result.failure.message.strip().partition("\n")[0]
         return f"RUNS OUT OF MEMORY at {place(result.failure.event, replay)}: {first}"
     needs = f"{format_bytes(result.peak_reserved, unit)} reserved"
-    if replay.card is None:
+    if replay.gpu is None:
         return f"Reserves up to {needs.removesuffix(' reserved')} on a device of unlimited size."
-    room = replay.card.usable_bytes - replay.card.context_bytes
+    room = replay.gpu.usable_bytes - replay.gpu.context_bytes
     spare = format_bytes(room - result.peak_device, unit)
-    context = format_bytes(replay.card.context_bytes, unit)
+    context = format_bytes(replay.gpu.context_bytes, unit)
     return f"FITS: {needs} at most, {context} for the context and loaded kernels; {spare} free."
 
 
 def place(event: int, replay: ReplayComparison) -> str:
     """A position in the stream, with its phase and request."""
-    phase = replay.course.phase_of(event)
-    events = replay.course.timeline.events
+    phase = replay.curve.phase_of(event)
+    events = replay.curve.timeline.events
     line = events[event].line if event < len(events) else ""
     return f"event {event:,}{f' in {phase}' if phase else ''}{f' ({line})' if line else ''}"
 
 
-def moment_words(replay: ReplayComparison) -> str:
+def shown_point_text(replay: ReplayComparison) -> str:
     """Which moment the pictures show."""
     return "when it runs out" if replay.failed else "when most is reserved"
 
@@ -83,17 +83,21 @@ def moment_words(replay: ReplayComparison) -> str:
 def figures_grid(replay: ReplayComparison, unit: Unit) -> TextTable:
     """Allocated, reserved and fragmentation at the two peaks and at the end."""
     result = replay.result
-    moments = {"most allocated": result.peak, "most reserved": result.widest, "the end": result.end}
+    moments = {
+        "most allocated": result.peak_allocated_sample,
+        "most reserved": result.peak_reserved_sample,
+        "the end": result.end,
+    }
     if replay.failed:
         moments["the last"] = moments.pop("the end")
-    rows = [_moment_row(name, moment, unit) for name, moment in moments.items()]
+    rows = [_point_row(name, moment, unit) for name, moment in moments.items()]
     heads = ("event", f"requested {unit}", "allocated", "reserved", "split", "fragmented")
     fetched, returned = result.device_allocations, result.device_frees
     calls = f"{plural(fetched, 'segment')} allocated, {returned:,} freed"
     return TextTable(f"Peaks; {calls}", (Column("point"), *(Column(head, right=True) for head in heads)), rows)
 
 
-def _moment_row(name: str, sample: CounterSample, unit: Unit) -> tuple[str, ...]:
+def _point_row(name: str, sample: CounterSample, unit: Unit) -> tuple[str, ...]:
     sizes = (sample.requested, sample.allocated, sample.reserved, sample.inactive_split)
     return (
         name,

@@ -109,7 +109,7 @@ def _further(result: Result) -> str:
     """What --full and --explain show besides."""
     counted = [(len(result.notes), "note"), (len(result.not_modelled), "limit")]
     found = " and ".join(plural(number, word) for number, word in counted if number)
-    shown = "phases, largest batch and context" if result.generation and result.card else "phases"
+    shown = "phases, largest batch and context" if result.generation and result.gpu else "phases"
     return f"More: --full ({shown}, {found or 'totals'}), --explain (formulas, sources)."
 
 
@@ -199,7 +199,7 @@ def _draw_explanation(screen: Screen, result: Result, unit: Unit, word: str) -> 
         for group in chapter.groups:
             draw_line(screen, f"live {group.phases}; from {group.citation}", 2, style="dim")
             for entry in group.entries:
-                draw_line(screen, f"{entry.what}  {entry.size}", 4)
+                draw_line(screen, f"{entry.description}  {entry.size}", 4)
                 draw_line(screen, entry.formula, 8)
         if not chapter.groups:
             draw_line(screen, "nothing", 2)

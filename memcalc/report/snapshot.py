@@ -19,15 +19,15 @@ def draw_recording(screen: Screen, replay: ReplayComparison, unit: Unit) -> None
     """The part of the report that only snapshots have."""
     if replay.composition is None:
         return
-    draw_line(screen, verification_words(replay.verification), 0, "bold")
+    draw_line(screen, verification_text(replay.verification), 0, "bold")
     screen.line()
     for grid in composition_grids(replay.composition, unit):
         draw_grid(screen, grid)
-    draw_line(screen, unused_words(replay.composition, unit), 0)
+    draw_line(screen, unused_text(replay.composition, unit), 0)
     screen.line()
 
 
-def cut_words(replay: ReplayComparison) -> str:
+def truncation_text(replay: ReplayComparison) -> str:
     """What a file that was cut off lacks; "" for a whole one."""
     recorded = replay.source.recorded
     if recorded is None or not recorded.snapshot.lacks:
@@ -48,7 +48,7 @@ def cut_words(replay: ReplayComparison) -> str:
     return f"THE FILE IS TRUNCATED. Missing: {listed}. The report covers the rest."
 
 
-def verification_words(found: Verification | None) -> str:
+def verification_text(found: Verification | None) -> str:
     """Whether the model made what the real run made."""
     if found is None:
         return (
@@ -82,7 +82,7 @@ def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
             f"{line.tensors:,}",
             format_number(line.largest, unit),
             label(line.component) if line.component is not None else UNATTRIBUTED,
-            line.where,
+            line.location,
         )
         for line in found.lines[:LINES]
     ]
@@ -90,7 +90,7 @@ def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
     grids.append(TextTable("By line of the program", (*heads, Column("component"), Column("line", wrap=True)), lines))
     if found.leaks:
         leaks = [
-            (format_number(leak.bytes, unit), f"{leak.tensors:,}", f"{leak.steps:,}", leak.where)
+            (format_number(leak.bytes, unit), f"{leak.tensors:,}", f"{leak.steps:,}", leak.location)
             for leak in found.leaks
         ]
         heads = (Column(unit, right=True), Column("tensors", right=True), Column("steps", right=True))
@@ -98,7 +98,7 @@ def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
     return grids
 
 
-def unused_words(found: Composition, unit: Unit) -> str:
+def unused_text(found: Composition, unit: Unit) -> str:
     """What is reserved at the end and of no use; and what can be said of leaks."""
     idle = found.reserved_bytes - found.allocated_bytes
     text = (

@@ -33,7 +33,7 @@ def error_grid(errors: Sequence[PredictionErrors], prediction: str = "estimate")
 def largest_grid(outcome: SuiteOutcome) -> TextTable:
     """The largest micro-batches, predicted and found."""
     rows = [
-        (search.words, "-" if search.predicted is None else str(search.predicted), _found(search.found))
+        (search.overrides, "-" if search.predicted is None else str(search.predicted), _found(search.largest))
         for search in outcome.largest
     ]
     columns = (Column("run", wrap=True), Column("predicted", right=True), Column("found", right=True))

@@ -16,7 +16,7 @@ SHOWN = 15
 
 def tensor_grid(curve: MemoryCurve, unit: Unit, shown: int = SHOWN) -> TextTable:
     """Return the tensors live at the peak, identical ones in one row, largest first; the last rows sum up the rest."""
-    found = groups(curve.alive_at_peak())
+    found = groups(curve.live_at_peak())
     whole = sum(group.bytes for group in found)
     rows = [_row(group, whole, unit) for group in found[:shown]]
     rest = found[shown:]

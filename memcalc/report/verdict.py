@@ -96,9 +96,9 @@ def needed_bytes(result: Sizing) -> tuple[int, str]:
 
 def verdict(result: Sizing, unit: Unit) -> str:
     """One sentence: FITS, DOES NOT FIT, CANNOT SAY, or what the run needs where no GPU is given."""
-    gpu, decision = result.card, result.decision
+    gpu, decision = result.gpu, result.decision
     missing = holding_memory(result.limits)
-    without = f" Not modelled: {listed([limit.what for limit in missing])}." if missing else ""
+    without = f" Not modelled: {listed([limit.feature for limit in missing])}." if missing else ""
     if gpu is None or decision is None:
         allocated = format_bytes(result.ledger.peak_bytes, unit)
         needed, name = needed_bytes(result)
@@ -135,7 +135,7 @@ def assumed(result: Sizing, unit: Unit) -> str:
     if not told:
         return ""
     named = [
-        f"{each.what}: {each.taken} ({format_bytes(each.moved_bytes, unit)} less with {each.otherwise}; "
+        f"{each.choice}: {each.taken} ({format_bytes(each.moved_bytes, unit)} less with {each.otherwise}; "
         f"--set {each.setting}=)"
         for each in told[:MOST_ASSUMED]
     ]
@@ -153,10 +153,10 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     if holding_memory(result.limits):
         span += " for what is modelled"
     if not errors.runs:
-        return f"Interval: {span}. No run of this kind ({errors.kind}) was recorded; {-errors.low:.0%} is assumed."
+        return f"Interval: {span}. No run of this kind ({errors.run_type}) was recorded; {-errors.low:.0%} is assumed."
     worst = f"median error {errors.median:.1%}, worst {errors.worst:+.1%}"
     how = "95% of" if errors.replayed else "not replayed; the range of"
-    return f"Interval: {span}, {how} {errors.runs} recorded runs ({errors.kind}; {worst})."
+    return f"Interval: {span}, {how} {errors.runs} recorded runs ({errors.run_type}; {worst})."
 
 
 def modules_sentence(other: OtherModules | None, unit: Unit) -> str:

@@ -12,7 +12,7 @@ from memcalc.progress import Progress, silent
 from memcalc.search.costs import fixed_sequences, step_sequences, token_seconds
 from memcalc.search.layouts import HOLDABLE, Space
 from memcalc.search.maxima import MAXIMA, maximum
-from memcalc.search.minima import MINIMA, MOST_GPUS, cards_for, fewest_gpus, least_recompute
+from memcalc.search.minima import MINIMA, MOST_GPUS, fewest_gpus, gpu_verdicts, least_recompute
 from memcalc.search.offers import OfferSearch, checked_prices, offers
 from memcalc.search.peaks import is_hopeless, verdict
 from memcalc.search.ranking import best_of, rank
@@ -23,7 +23,7 @@ from memcalc.spec.hardware.interconnect import System, system_of
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.candidates import OTHER_CARD, RESULTS, ChangeCandidate, candidates
 from memcalc.suggestions.change_search import ChangeSearch, SuggestedChange
-from memcalc.suggestions.run_overrides import UserRun, words_to
+from memcalc.suggestions.run_overrides import UserRun, overrides_to
 from memcalc.verdict.judge import size
 from memcalc.verdict.reasons import Reason, host_bytes, reason_of
 
@@ -40,19 +40,19 @@ def fit(run: UserRun, query: FitQuery, progress: Progress = silent) -> FitResult
         InputError: no GPU is given, or the query is invalid.
     """
     spec = run.spec
-    card, held = _checked(spec, query)
-    system = system_of(card, query.node, query.nic_gbit)
+    gpu, fixed_fields = _checked(spec, query)
+    system = system_of(gpu, query.node, query.nic_gbit)
     gpus = query.gpus or spec.parallelism.ranks
     sequences = step_sequences(spec, gpus)
     asked, unasked = _spread_over(spec, gpus)
     result = None if asked is None else size(asked)
-    answer = FitResult(query, card, system, gpus, sequences, result, unasked, spec.name)
+    answer = FitResult(query, gpu, system, gpus, sequences, result, unasked, spec.name)
     needs_base = query.minimize not in ("gpus", "cost")
     own = asked is not None and gpus == spec.parallelism.ranks
     everything = query.maximize is None and query.minimize is None
     if everything or (needs_base and not own):
-        space = Space(spec, gpus, system.node, sequences, held)
-        ranking = rank(space, system, spec, held, progress)
+        space = Space(spec, gpus, system.node, sequences, fixed_fields)
+        ranking = rank(space, system, spec, fixed_fields, progress)
         answer.ranking = ranking
         answer.pruned = dict(space.pruned)
         answer.best = best_of(ranking, query.top)
@@ -61,20 +61,20 @@ def fit(run: UserRun, query: FitQuery, progress: Progress = silent) -> FitResult
     if base is not None:
         for what in MAXIMA[:2] if everything else filter(None, [query.maximize]):
             found = maximum(what, base)
-            answer.maxima[what] = replace(found, words=words_to(run, found.result.spec) if found.result else ())
-    _minimized(answer, spec, held, progress)
+            answer.maxima[what] = replace(found, overrides=overrides_to(run, found.result.spec) if found.result else ())
+    _minimized(answer, spec, fixed_fields, progress)
     if answer.changed is not None:
-        answer.nearest = _nearest(run, answer.changed, card, system, progress)
+        answer.smallest_changes = _nearest(run, answer.changed, gpu, system, progress)
     answer.reason = _reason(answer)
     return answer
 
 
 def _reason(answer: FitResult) -> Reason | None:
     """Return the reason for a run that does not fit: with the smallest value, or if no change makes it fit."""
-    if answer.question.maximize is not None:
+    if answer.query.maximize is not None:
         failed = next((found for found in answer.maxima.values() if found.smallest is not None), None)
         return None if failed is None or failed.smallest is None else reason_of(size(failed.smallest))
-    return None if answer.changed is None or answer.nearest else reason_of(answer.changed)
+    return None if answer.changed is None or answer.smallest_changes else reason_of(answer.changed)
 
 
 def _checked(spec: Spec, query: FitQuery) -> tuple[GpuSpec, frozenset[str]]:
@@ -83,7 +83,7 @@ def _checked(spec: Spec, query: FitQuery) -> tuple[GpuSpec, frozenset[str]]:
     for option, value, known in (
         ("--maximize", query.maximize, MAXIMA),
         ("--minimize", query.minimize, MINIMA),
-        *(("--hold", field, HOLDABLE) for field in query.hold),
+        *(("--hold", field, HOLDABLE) for field in query.fixed_fields),
     ):
         if value is not None and value not in known:
             raise InputError(f"{value!r} is not known.", f"Name one of {', '.join(known)}.", option)
@@ -91,7 +91,7 @@ def _checked(spec: Spec, query: FitQuery) -> tuple[GpuSpec, frozenset[str]]:
         raise InputError("--maximize and --minimize exclude each other.", "Use one at a time.")
     if query.gpus is not None and not 1 <= query.gpus <= MOST_ASKED:
         raise InputError(f"{query.gpus} GPUs.", f"Give 1 to {MOST_ASKED:,}.", "--gpus")
-    return find_gpu(spec.hardware.gpu), frozenset(query.hold)
+    return find_gpu(spec.hardware.gpu), frozenset(query.fixed_fields)
 
 
 MOST_ASKED = 131_072
@@ -120,39 +120,39 @@ def _spread_over(spec: Spec, gpus: int) -> tuple[Spec | None, str]:
     return (run, "") if violation is None else (None, violation.problem)
 
 
-def _minimized(answer: FitResult, spec: Spec, held: frozenset[str], progress: Progress) -> None:
-    wanted, gpu, base = answer.question.minimize, answer.card, answer.base
+def _minimized(answer: FitResult, spec: Spec, fixed_fields: frozenset[str], progress: Progress) -> None:
+    wanted, gpu, base = answer.query.minimize, answer.gpu, answer.base
     if wanted == "gpus":
         batch = fixed_sequences(spec)
-        most = answer.question.gpus or MOST_GPUS
-        answer.fewest, answer.may_be_fewer = fewest_gpus(spec, gpu, answer.system, batch, held, most, progress)
+        most = answer.query.gpus or MOST_GPUS
+        answer.fewest, answer.may_be_fewer = fewest_gpus(spec, gpu, answer.system, batch, fixed_fields, most, progress)
         if answer.fewest is not None:
             answer.gpus, answer.sequences = answer.fewest, step_sequences(spec, answer.fewest)
-            space = Space(spec, answer.gpus, answer.system.node, answer.sequences, held)
-            answer.ranking = rank(space, answer.system, spec, held, progress)
-            answer.best = best_of(answer.ranking, answer.question.top)
+            space = Space(spec, answer.gpus, answer.system.node, answer.sequences, fixed_fields)
+            answer.ranking = rank(space, answer.system, spec, fixed_fields, progress)
+            answer.best = best_of(answer.ranking, answer.query.top)
             answer.pruned = dict(space.pruned)
     elif wanted == "cost":
-        _offered(answer, spec, held, progress)
+        _offered(answer, spec, fixed_fields, progress)
     elif base is None:
         return
     elif wanted == "gpu_kind":
-        answer.cards = cards_for(base, gpu.vendor)
+        answer.gpu_verdicts = gpu_verdicts(base, gpu.vendor)
     elif wanted == "recompute":
         answer.least_recompute = least_recompute(base)
         if answer.least_recompute is None:
             answer.all_recomputed = size(varied(base, training={"recompute": "full"}))
 
 
-def _offered(answer: FitResult, spec: Spec, held: frozenset[str], progress: Progress) -> None:
+def _offered(answer: FitResult, spec: Spec, fixed_fields: frozenset[str], progress: Progress) -> None:
     """Fill in the offers, and the layouts of the offer with the lowest cost per token."""
-    query = answer.question
-    search = OfferSearch(held, query.gpus or MOST_GPUS, query.top, progress)
+    query = answer.query
+    search = OfferSearch(fixed_fields, query.gpus or MOST_GPUS, query.top, progress)
     answer.offers = offers(spec, checked_prices(query.prices), search, query.node, query.nic_gbit)
     first = answer.offers[0]
-    answer.card, answer.system = first.card, first.system
-    if first.found is not None:
-        answer.gpus, answer.sequences, answer.ranking, answer.best, answer.pruned, _ = first.found
+    answer.gpu, answer.system = first.gpu, first.system
+    if first.layouts is not None:
+        answer.gpus, answer.sequences, answer.ranking, answer.best, answer.pruned, _ = first.layouts
 
 
 def _nearest(run: UserRun, result: Result, gpu: GpuSpec, system: System, progress: Progress) -> list[Nearest]:
@@ -168,15 +168,15 @@ def _nearest(run: UserRun, result: Result, gpu: GpuSpec, system: System, progres
 
     def priced(change: SuggestedChange) -> Nearest:
         slowdown = _slowdown(change, result.spec, system, before)
-        held = host_bytes(change.spec) if _on_host(change.spec) != ("none", "none") else (0, 0)
-        return Nearest(change, slowdown, *held)
+        fixed_fields = host_bytes(change.spec) if _on_host(change.spec) != ("none", "none") else (0, 0)
+        return Nearest(change, slowdown, *fixed_fields)
 
     def price(change: SuggestedChange) -> tuple[float, ...]:
         return _size(priced(change))
 
     before = token_seconds(result.spec, system)
-    offered = [*candidates(result.spec), *_larger_cards(gpu)]
-    words = words_to(run, result.spec)
+    offered = [*candidates(result.spec), *_larger_gpus(gpu)]
+    words = overrides_to(run, result.spec)
     finder = ChangeSearch(run, offered, result.ledger.peak_bytes, judge, is_hopeless, price, words)
     fitting = [change for change in finder.singles() if change.fits]
     return sorted(map(priced, (*fitting, *finder.pairs())), key=_size)
@@ -186,10 +186,10 @@ def _size(found: Nearest) -> tuple[float, ...]:
     """Return the sort key of a change: same GPUs, more GPUs, another GPU, another result; then its size."""
     change = found.change
     time = inf if found.slowdown is None else found.slowdown
-    return RESULTS.index(change.result), len(change.levers), change.spec.parallelism.ranks, change.asks, time
+    return RESULTS.index(change.result), len(change.levers), change.spec.parallelism.ranks, change.costly_changes, time
 
 
-def _larger_cards(gpu: GpuSpec) -> Iterator[ChangeCandidate]:
+def _larger_gpus(gpu: GpuSpec) -> Iterator[ChangeCandidate]:
     larger = [other for other in all_gpus() if other.usable_bytes > gpu.usable_bytes and other.vendor == gpu.vendor]
     for other in sorted(larger, key=lambda other: (other.usable_bytes, other.name)):
         yield ChangeCandidate("larger card", (f"hardware.gpu={other.name}",), "another card", OTHER_CARD)

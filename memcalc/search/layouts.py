@@ -73,13 +73,21 @@ class Space:
         gpus: total number of GPUs.
         node: GPUs per node; tensor parallelism stays inside a node.
         sequences: per optimizer step.
-        held: fields that keep the run's own value.
+        fixed_fields: fields that keep the run's own value.
 
     After `layouts` is exhausted, `pruned` holds the excluded ones.
     """
 
-    def __init__(self, spec: Spec, gpus: int, node: int, sequences: int, held: frozenset[str] = frozenset()) -> None:
-        self._spec, self.gpus, self._node, self._sequences, self._held = spec, gpus, node, sequences, held
+    def __init__(
+        self, spec: Spec, gpus: int, node: int, sequences: int, fixed_fields: frozenset[str] = frozenset()
+    ) -> None:
+        self._spec, self.gpus, self._node, self._sequences, self._fixed_fields = (
+            spec,
+            gpus,
+            node,
+            sequences,
+            fixed_fields,
+        )
         self.pruned: dict[ExcludedLayout, int] = {}  # excluded layouts -> their number
 
     def layouts(self, skipped: Callable[[dict[str, Any]], bool] = lambda _: False) -> Iterator[Layout]:
@@ -108,12 +116,12 @@ class Space:
         self.pruned[key] = self.pruned.get(key, 0) + 1
 
     def _values(self, field: str, values: Sequence[Any]) -> Sequence[Any]:
-        return (getattr(self._spec.parallelism, field),) if field in self._held else values
+        return (getattr(self._spec.parallelism, field),) if field in self._fixed_fields else values
 
     def _degrees(self) -> Iterator[dict[str, Any]]:
         """Yield all degrees with the number of GPUs as their product, with schedule, stage and engine."""
         for t in self._values("tensor_parallel", divisors(self.gpus)):
-            if t > self._node and "tensor_parallel" not in self._held:
+            if t > self._node and "tensor_parallel" not in self._fixed_fields:
                 reason = f"its ranks communicate in every layer, so they stay inside a node of {self._node} GPUs"
                 self._prune(f"tensor_parallel = {t}", reason)
                 continue
@@ -141,7 +149,7 @@ class Space:
             self._prune(f"pipeline_parallel = {p}", f"a stage needs at least one of the {layers} layers")
             return
         n = self.gpus // (t * c * p)
-        if "data_parallel" in self._held and n != self._spec.parallelism.data_parallel:
+        if "data_parallel" in self._fixed_fields and n != self._spec.parallelism.data_parallel:
             return
         split = {"tensor_parallel": t, "context_parallel": c, "pipeline_parallel": p, "data_parallel": n}
         for e in self._values("expert_parallel", self._experts(t * c * n)):
@@ -165,7 +173,7 @@ class Space:
     def _schedules(self, stages: int) -> Iterator[tuple[str, int]]:
         """Yield 1F1B, and interleaved chunks of whole layers; any other schedule of the run is kept."""
         own = self._spec.parallelism
-        if "schedule" in self._held or own.schedule not in ("1f1b", "interleaved"):
+        if "schedule" in self._fixed_fields or own.schedule not in ("1f1b", "interleaved"):
             yield (own.schedule, own.virtual_stages) if stages > 1 else ("1f1b", 1)
             return
         yield "1f1b", 1
@@ -182,12 +190,12 @@ class Space:
             known = [(2, "fsdp2"), (3, "fsdp2")]
         else:
             known = [(stage, own.engine if stage == own.zero_stage else engine) for stage, engine in ENGINES.items()]
-        if "engine" in self._held:
+        if "engine" in self._fixed_fields:
             known = [(stage, own.engine) for stage in ENGINES]
         for stage, engine in known:
-            if "zero_stage" in self._held and stage != own.zero_stage:
+            if "zero_stage" in self._fixed_fields and stage != own.zero_stage:
                 continue
-            if stage == 0 or shards > 1 or "zero_stage" in self._held:
+            if stage == 0 or shards > 1 or "zero_stage" in self._fixed_fields:
                 yield stage, engine
 
 

@@ -50,7 +50,7 @@ class Maximum:
     """The largest value of one quantity that fits.
 
     Args:
-        what: one of MAXIMA.
+        quantity: one of MAXIMA.
         value: the largest; 0: none fits.
         now: the run's value.
         step: from one value to the next, if constant.
@@ -62,11 +62,11 @@ class Maximum:
         result: the estimate at `value`; None if `value` is 0.
         parameters: of the model at `value`.
         note: how it is counted.
-        words: overrides from the original run to this one, as --set takes them.
+        overrides: overrides from the original run to this one, as --set takes them.
         smallest: the run with the smallest value, if that is valid and does not fit.
     """
 
-    what: str
+    quantity: str
     value: int
     now: int
     step: int
@@ -78,7 +78,7 @@ class Maximum:
     result: Result | None
     parameters: int
     note: str
-    words: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
     smallest: Spec | None = None
 
     @property
@@ -137,7 +137,7 @@ def maximum(what: str, spec: Spec) -> Maximum:
     at = scale.run(found.value) if found.value else None
     smallest = scale.run(next_value) if next_verdict is not None and next_value is not None and at is None else None
     return Maximum(
-        what=what,
+        quantity=what,
         value=found.value,
         now=scale.now,
         step=scale.ladder.step if isinstance(scale.ladder, range) else 0,

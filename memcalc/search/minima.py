@@ -41,12 +41,12 @@ class GpuVerdict(NamedTuple):
     """The verdict of the run on one GPU.
 
     Args:
-        card: the GPU.
+        gpu: the GPU.
         verdict: of the run on it.
         lacks: features that the run needs and the GPU lacks, as text; "": none.
     """
 
-    card: GpuSpec
+    gpu: GpuSpec
     verdict: Verdict
     lacks: str
 
@@ -61,7 +61,7 @@ class GpuVerdict(NamedTuple):
         return self.verdict.answer == "fits"
 
     @property
-    def will_do(self) -> bool:
+    def suffices(self) -> bool:
         """Whether the run fits and the GPU has the required features."""
         return self.fits and not self.lacks
 
@@ -99,7 +99,7 @@ def fewest_gpus(
     gpu: GpuSpec,
     system: System,
     sequences: int | None,
-    held: frozenset[str],
+    fixed_fields: frozenset[str],
     most: int = MOST_GPUS,
     progress: Progress = silent,
 ) -> FewestGpus:
@@ -114,7 +114,7 @@ def fewest_gpus(
         gpu: the GPU.
         system: the node and network.
         sequences: per optimizer step; None: the run's micro-batch on every GPU.
-        held: fields that keep the run's own value.
+        fixed_fields: fields that keep the run's own value.
         most: the largest number to try.
         progress: called with the number of GPUs tried, and the number of layouts done.
     """
@@ -126,8 +126,8 @@ def fewest_gpus(
     def fits(gpus: int) -> bool:
         nonlocal undecided
         batch = sequences or gpus * spec.training.micro_batch_size
-        space = Space(spec, gpus, system.node, batch, held)
-        answer = some_layout_fits(space, system, spec, held, failing, progress)
+        space = Space(spec, gpus, system.node, batch, fixed_fields)
+        answer = some_layout_fits(space, system, spec, fixed_fields, failing, progress)
         undecided = undecided or answer == "unknown"
         return answer == "fits"
 
@@ -156,11 +156,13 @@ def resident_bytes(spec: Spec) -> int:
         parallelism={**ONE_GPU, "zero_stage": 0, "engine": "ddp"},
         training={"micro_batch_size": 1, "gradient_accumulation_steps": 1, "global_batch_size": None},
     )
-    held = estimate(one).ledger.components("zero_grad_2")
-    return sum(held.get(part, 0) for part in (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATE))
+    fixed_fields = estimate(one).ledger.components("zero_grad_2")
+    return sum(
+        fixed_fields.get(part, 0) for part in (Component.WEIGHTS, Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATE)
+    )
 
 
-def cards_for(spec: Spec, vendor: str) -> list[GpuVerdict]:
+def gpu_verdicts(spec: Spec, vendor: str) -> list[GpuVerdict]:
     """Return what the run needs on every GPU of a vendor, the smallest first."""
     found = []
     for gpu in sorted(all_gpus(), key=lambda gpu: (gpu.usable_bytes, gpu.name)):

@@ -40,35 +40,35 @@ class Offer:
     """A type of GPU at its price.
 
     Args:
-        card: the GPU.
+        gpu: the GPU.
         price: of one GPU for one hour, in the currency of the user.
         system: the node and network of the GPU.
-        found: the number of GPUs with the lowest cost per token; None: no number tried is enough.
+        layouts: the number of GPUs with the lowest cost per token; None: no number tried is enough.
         may_be_fewer: whether a layout over fewer GPUs may fit, or, if no number is enough, over any.
         lacks: features that the run needs and the GPU lacks, regardless of memory; "": none.
     """
 
-    card: GpuSpec
+    gpu: GpuSpec
     price: float
     system: System
-    found: OfferLayouts | None
+    layouts: OfferLayouts | None
     may_be_fewer: bool
     lacks: str
 
     @property
     def hourly(self) -> float | None:
         """The price of all GPUs for one hour; None if nothing fits."""
-        return None if self.found is None else self.price * self.found.gpus
+        return None if self.layouts is None else self.price * self.layouts.gpus
 
     @property
     def of_tokens(self) -> float:
         """The cost of a million tokens by the cost model; infinite if nothing fits."""
-        return inf if self.found is None else self.price * self.found.seconds * TOKENS / HOUR
+        return inf if self.layouts is None else self.price * self.layouts.seconds * TOKENS / HOUR
 
     @property
     def verdict(self) -> Answer:
         """Whether some layout over some number of these GPUs fits."""
-        if self.found is not None:
+        if self.layouts is not None:
             return "fits"
         return "unknown" if self.may_be_fewer and not self.lacks else "does-not-fit"
 
@@ -122,13 +122,13 @@ class OfferSearch(NamedTuple):
     """Options of the search, the same for every type of GPU.
 
     Args:
-        held: fields that keep the run's own value.
+        fixed_fields: fields that keep the run's own value.
         most: maximum number of GPUs of one type.
         top: number of layouts to return in full.
         progress: called with the number of layouts done.
     """
 
-    held: frozenset[str]
+    fixed_fields: frozenset[str]
     most: int
     top: int
     progress: Progress = silent
@@ -153,8 +153,8 @@ def offers(
         node: GPUs per node; None: from the GPU's table.
         nic_gbit: network bandwidth per GPU in 10^9 bit/s; None: from the table.
     """
-    found = [_offer(spec, card, price, search, system_of(card, node, nic_gbit)) for card, price in prices.items()]
-    return sorted(found, key=lambda offer: (offer.of_tokens, offer.price, offer.card.name))
+    found = [_offer(spec, gpu, price, search, system_of(gpu, node, nic_gbit)) for gpu, price in prices.items()]
+    return sorted(found, key=lambda offer: (offer.of_tokens, offer.price, offer.gpu.name))
 
 
 def _offer(spec: Spec, gpu: GpuSpec, price: float, search: OfferSearch, system: System) -> Offer:
@@ -163,8 +163,8 @@ def _offer(spec: Spec, gpu: GpuSpec, price: float, search: OfferSearch, system: 
     run = varied(spec, hardware={"gpu": gpu.name})
     if lacks := lacking(run, gpu):
         return Offer(gpu, price, system, None, may_be_fewer=False, lacks=lacks)
-    held, most, _, progress = search
-    fewest, may_be_fewer = fewest_gpus(run, gpu, system, fixed_sequences(run), held, most, progress)
+    fixed_fields, most, _, progress = search
+    fewest, may_be_fewer = fewest_gpus(run, gpu, system, fixed_sequences(run), fixed_fields, most, progress)
     chosen: OfferLayouts | None = None
     for found in _doubled(run, system, fewest, search):
         if chosen is not None and found.seconds >= chosen.seconds:
@@ -178,8 +178,8 @@ def _doubled(run: Spec, system: System, fewest: int | None, search: OfferSearch)
     gpus = fewest or search.most + 1
     while gpus <= search.most:
         sequences = step_sequences(run, gpus)
-        space = Space(run, gpus, system.node, sequences, search.held)
-        ranking = rank(space, system, run, search.held, search.progress)
+        space = Space(run, gpus, system.node, sequences, search.fixed_fields)
+        ranking = rank(space, system, run, search.fixed_fields, search.progress)
         if best := best_of(ranking, search.top):
             seconds = token_seconds(best[0].result.spec, system)
             yield OfferLayouts(gpus, sequences, ranking, best, dict(space.pruned), seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.ledger.verdict import Verdict
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import card_of, is_expected_to_fit, judge
+from memcalc.verdict.judge import gpu_of, is_expected_to_fit, judge
 from memcalc.verdict.needs import can_replay, least_bytes
 
 
@@ -25,5 +25,5 @@ def is_expected(spec: Spec) -> bool:
 
 def is_hopeless(spec: Spec) -> bool:
     """Return whether the lower bound exceeds the GPU."""
-    gpu = card_of(spec)
+    gpu = gpu_of(spec)
     return gpu is not None and least_bytes(spec, gpu, gpu.usable_bytes) > gpu.usable_bytes

@@ -73,7 +73,7 @@ def some_layout_fits(
     space: Space,
     system: System,
     spec: Spec,
-    held: frozenset[str],
+    fixed_fields: frozenset[str],
     failing: Failing,
     progress: Progress = silent,
 ) -> Answer:
@@ -84,7 +84,7 @@ def some_layout_fits(
     is replayed, so its verdict is more precise than that of several GPUs.
     """
     search = _Search()
-    recomputes = recompute_choices(spec, held)
+    recomputes = recompute_choices(spec, fixed_fields)
 
     def fails(degrees: dict[str, Any]) -> bool:
         replicas: int = degrees["data_parallel"]
@@ -92,7 +92,7 @@ def some_layout_fits(
 
     for number, layout in enumerate(space.layouts(fails)):
         progress(_over(space.gpus), number)
-        sizes = micro_batches(spec, layout, held)
+        sizes = micro_batches(spec, layout, fixed_fields)
         if search.cheapest(layout, system, recomputes, sizes) is not None:
             return "fits"
         if sizes:  # otherwise no micro-batch divides the sequences, but one may with other replicas
@@ -112,7 +112,7 @@ def _split(degrees: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def rank(
-    space: Space, system: System, spec: Spec, held: frozenset[str] = frozenset(), progress: Progress = silent
+    space: Space, system: System, spec: Spec, fixed_fields: frozenset[str] = frozenset(), progress: Progress = silent
 ) -> Ranking:
     """Return every layout that fits.
 
@@ -120,18 +120,18 @@ def rank(
         space: the layouts.
         system: the node and network.
         spec: the run, for its recomputation and micro-batch.
-        held: fields that keep the run's own value.
+        fixed_fields: fields that keep the run's own value.
         progress: called with the number of layouts done.
     """
     search = _Search()
-    recomputes = recompute_choices(spec, held)
+    recomputes = recompute_choices(spec, fixed_fields)
     found: list[Ranked] = []
     tried = undecided = 0
     for layout in space.layouts():
         progress(_over(space.gpus), tried)
         tried += 1
         before = search.undecided
-        ranked = search.cheapest(layout, system, recomputes, micro_batches(spec, layout, held))
+        ranked = search.cheapest(layout, system, recomputes, micro_batches(spec, layout, fixed_fields))
         if ranked is not None:
             found.append(ranked)
         elif search.undecided > before:
@@ -140,10 +140,10 @@ def rank(
     return Ranking(tuple(found), tried, search.sized, undecided)
 
 
-def recompute_choices(spec: Spec, held: frozenset[str]) -> list[Recompute]:
+def recompute_choices(spec: Spec, fixed_fields: frozenset[str]) -> list[Recompute]:
     """Return recompute options by decreasing memory. Selective recomputation of a fused kernel saves nothing."""
     own: Recompute = spec.training.recompute
-    if "recompute" in held:
+    if "recompute" in fixed_fields:
         return [own]
     choices: list[Recompute] = ["none", "full"]
     if own not in choices:
@@ -153,7 +153,7 @@ def recompute_choices(spec: Spec, held: frozenset[str]) -> list[Recompute]:
     return choices
 
 
-def micro_batches(spec: Spec, layout: Layout, held: frozenset[str]) -> list[int]:
+def micro_batches(spec: Spec, layout: Layout, fixed_fields: frozenset[str]) -> list[int]:
     """Return the sizes that divide a replica's sequences: powers of two, and the run's own.
 
     Interleaved schedules process micro-batches in groups of the number of stages (Megatron-LM core_r0.14,
@@ -161,7 +161,7 @@ def micro_batches(spec: Spec, layout: Layout, held: frozenset[str]) -> list[int]
     """
     own, parallelism = spec.training.micro_batch_size, layout.spec.parallelism
     round_size = parallelism.pipeline_parallel if parallelism.schedule == "interleaved" else 1
-    sizes = {own} if "micro_batch_size" in held else {*MICRO_BATCHES, own}
+    sizes = {own} if "micro_batch_size" in fixed_fields else {*MICRO_BATCHES, own}
     return sorted(size for size in sizes if layout.sequences % (size * round_size) == 0)
 
 

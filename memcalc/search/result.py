@@ -30,7 +30,7 @@ class FitQuery:
         gpus: total number of GPUs; None: the run's. For the fewest GPUs: the maximum to try.
         maximize: one of `maxima.MAXIMA`; None: everything is requested.
         minimize: one of `minima.MINIMA`; None: everything is requested.
-        hold: fields that keep the run's own value in every layout.
+        fixed_fields: fields that keep the run's own value in every layout.
         node: GPUs per node; None: from the GPU's table.
         nic_gbit: network bandwidth per GPU in 10^9 bit/s; None: from the table.
         top: number of layouts to return in full.
@@ -40,7 +40,7 @@ class FitQuery:
     gpus: int | None = None
     maximize: str | None = None
     minimize: str | None = None
-    hold: tuple[str, ...] = ()
+    fixed_fields: tuple[str, ...] = ()
     node: int | None = None
     nic_gbit: float | None = None
     top: int = 5
@@ -82,12 +82,12 @@ class FitResult(NotebookDisplay):
     """The result of `fit`; fields that were not requested are empty.
 
     Args:
-        question: the query.
-        card: the GPU.
+        query: the query.
+        gpu: the GPU.
         system: the node and network.
         gpus: number of GPUs.
         sequences: per optimizer step, in every layout.
-        asked: the estimate of the unchanged run; data parallelism is adjusted if the number of GPUs differs.
+        unchanged: the estimate of the unchanged run; data parallelism is adjusted if the number of GPUs differs.
         unasked: why there is no such run.
         name: of the run.
         base: the run that maxima and minima refer to: the unchanged run, else the best layout; None: there is neither.
@@ -96,24 +96,24 @@ class FitResult(NotebookDisplay):
         ranking: all layouts that fit, the cheapest first.
         best: the cheapest ones, in full.
         pruned: excluded layouts and their number.
-        nearest: changes that make the run fit, by kind of result, the smallest first. If the least recomputation was
-            requested and full recomputation is not enough: changes in addition to it.
+        smallest_changes: changes that make the run fit, by kind of result, smallest first. If the least recomputation
+            was requested and full recomputation is not enough: changes in addition to it.
         fewest: the fewest GPUs; None: no number tried is enough.
         may_be_fewer: whether a layout over fewer GPUs may fit, or, if no number is enough, over any.
         offers: every GPU with a price, the one with the lowest cost per token first.
-        cards: the need of the run on every GPU of the same vendor, the smallest first.
+        gpu_verdicts: the need of the run on every GPU of the same vendor, the smallest first.
         least_recompute: the least recomputation; None: full recomputation is not enough.
         all_recomputed: the run with full recomputation, if that is not enough.
         reason: the reason for the peak of a run that does not fit, with the cheapest change that makes it fit, if there
             is no list of changes.
     """
 
-    question: FitQuery
-    card: GpuSpec
+    query: FitQuery
+    gpu: GpuSpec
     system: System
     gpus: int
     sequences: int
-    asked: Result | None
+    unchanged: Result | None
     unasked: str
     name: str
     base: Spec | None = None
@@ -122,11 +122,11 @@ class FitResult(NotebookDisplay):
     ranking: Ranking | None = None
     best: list[BestLayout] = field(default_factory=list)
     pruned: dict[ExcludedLayout, int] = field(default_factory=dict)
-    nearest: list[Nearest] = field(default_factory=list)
+    smallest_changes: list[Nearest] = field(default_factory=list)
     fewest: int | None = None
     may_be_fewer: bool = False
     offers: list[Offer] = field(default_factory=list)
-    cards: list[GpuVerdict] = field(default_factory=list)
+    gpu_verdicts: list[GpuVerdict] = field(default_factory=list)
     least_recompute: LeastRecompute | None = None
     all_recomputed: Result | None = None
     reason: Reason | None = None
@@ -134,12 +134,12 @@ class FitResult(NotebookDisplay):
     def __repr__(self) -> str:
         """Return the verdict and the number of layouts that fit, in one line."""
         layouts = 0 if self.ranking is None else len(self.ranking.fitting)
-        return f"<Fit {harmless(self.name)} on {self.gpus} {self.card.name}: {self.verdict}; {layouts} layouts fit>"
+        return f"<Fit {harmless(self.name)} on {self.gpus} {self.gpu.name}: {self.verdict}; {layouts} layouts fit>"
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on the config file of the run."""
-        known = self.asked or (self.best[0].result if self.best else None)
+        known = self.unchanged or (self.best[0].result if self.best else None)
         return () if known is None else known.notes
 
     @property
@@ -147,24 +147,26 @@ class FitResult(NotebookDisplay):
         """The run that does not fit and for which changes were tried; None if there is none."""
         if self.all_recomputed is not None:
             return self.all_recomputed
-        everything = self.question.maximize is None and self.question.minimize is None
-        return self.asked if everything and self.asked is not None and self.asked.verdict != "fits" else None
+        everything = self.query.maximize is None and self.query.minimize is None
+        return (
+            self.unchanged if everything and self.unchanged is not None and self.unchanged.verdict != "fits" else None
+        )
 
     @property
     def smallest(self) -> GpuVerdict | None:
-        """The smallest GPU of `cards` on which the run fits."""
-        return next((sized for sized in self.cards if sized.will_do), None)
+        """The smallest GPU of `gpu_verdicts` on which the run fits."""
+        return next((sized for sized in self.gpu_verdicts if sized.suffices), None)
 
     @property
     def verdict(self) -> Answer:
         """The verdict on the query: fits, does not fit, or unknown."""
-        query = self.question
+        query = self.query
         if query.maximize is not None:
             return _best_of(map(_of_maximum, self.maxima.values()))
         if query.minimize == "gpus":
             return "fits" if self.fewest is not None else "unknown" if self.may_be_fewer else "does-not-fit"
         if query.minimize == "gpu_kind":
-            return _best_of(sized.verdict.answer for sized in self.cards if not sized.lacks)
+            return _best_of(sized.verdict.answer for sized in self.gpu_verdicts if not sized.lacks)
         if query.minimize == "cost":
             return _best_of(offer.verdict for offer in self.offers)
         if query.minimize == "recompute":
@@ -173,7 +175,7 @@ class FitResult(NotebookDisplay):
         if self.best:
             return "fits"
         undecided = self.ranking is not None and self.ranking.undecided > 0
-        asked = None if self.asked is None else self.asked.verdict
+        asked = None if self.unchanged is None else self.unchanged.verdict
         return _best_of((asked or "does-not-fit", "unknown" if undecided else "does-not-fit"))
 
     @property

@@ -37,8 +37,8 @@ def work_of(model: ModelSpec) -> Workload:
     layers = experts = 0
     ends = {"embedding": 0, "head": 0}
     for row in parameter_table(model):
-        if row.where != "layer":
-            ends[row.where] += row.total
+        if row.part != "layer":
+            ends[row.part] += row.total
         elif ".experts." in row.module:
             experts += row.total
         else:

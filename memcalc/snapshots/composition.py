@@ -18,14 +18,14 @@ class SourceLine(NamedTuple):
     """The tensors of one source line. Requested bytes.
 
     Args:
-        where: file, line and function.
+        location: file, line and function.
         component: None if unknown.
         bytes: of all tensors.
         tensors: their number.
         largest: bytes of the largest tensor.
     """
 
-    where: str
+    location: str
     component: Component | None
     bytes: int
     tensors: int
@@ -36,13 +36,13 @@ class Leak(NamedTuple):
     """Tensors that one source line allocated in several steps and that are live at the end.
 
     Args:
-        where: file, line and function.
+        location: file, line and function.
         steps: number of steps that allocated them.
         tensors: their number.
         bytes: requested, of all tensors.
     """
 
-    where: str
+    location: str
     steps: int
     tensors: int
     bytes: int
@@ -89,26 +89,26 @@ def compose(
         known: the result of `attribute`, if already computed.
     """
     kinds, steps = known or attribute(snapshot, recording)
-    alive: dict[int, tuple[int, int, int]] = {
-        held.address: (held.requested, held.stack, -1) for held in start.held.values()
+    live: dict[int, tuple[int, int, int]] = {
+        held.address: (held.requested, held.stack, -1) for held in start.blocks_in_use.values()
     }  # address -> bytes, stack, position of the alloc
-    total = highest = sum(size for size, _, _ in alive.values())
+    total = highest = sum(size for size, _, _ in live.values())
     peak = -1
     for index, (action, address, size, _, _, stack, _) in enumerate(recording.entries):
         if action == "alloc":
-            alive[address] = (size, stack, index)
+            live[address] = (size, stack, index)
             total += size
             if total > highest:
                 highest, peak = total, index
         elif action == "free_requested":
-            total -= alive.pop(address, (0, 0, 0))[0]
-    at_peak = _alive(recording, start, peak)
+            total -= live.pop(address, (0, 0, 0))[0]
+    at_peak = _live(recording, start, peak)
     return Composition(
         peak_entry=peak,
         peak_bytes=highest,
         by_component=_by_component(at_peak, kinds, snapshot),
         lines=_lines(at_peak, kinds, snapshot),
-        leaks=_leaks(alive, steps, snapshot),
+        leaks=_leaks(live, steps, snapshot),
         steps=steps[-1] if steps else 0,
         allocated_bytes=sum(segment.allocated_size for segment in recording.segments),
         reserved_bytes=sum(segment.total_size for segment in recording.segments),
@@ -138,17 +138,17 @@ def _kinds(snapshot: Snapshot, recording: DeviceRecording, steps: list[int]) -> 
     backward = [is_backward(stack) for stack in snapshot.stacks]
     backward[0] = len(snapshot.stacks) > 1 and any(frame for stack in snapshot.stacks for frame in stack)
     found: list[Component | None] = [None] * len(recording.entries)
-    alive: dict[int, int] = {}
+    live: dict[int, int] = {}
     for index, (action, address, _, _, _, stack, _) in enumerate(recording.entries):
         if action == "alloc":
-            alive[address] = index
+            live[address] = index
             found[index] = told[stack]
         elif action == "free_requested":
-            born = alive.pop(address, -1)
+            born = live.pop(address, -1)
             if born >= 0 and found[born] is None and backward[recording.entries[born].stack]:
                 lived = steps[index] > steps[born] if steps else False
                 found[born] = Component.GRADIENTS if lived else Component.TEMPORARIES
-    for born in alive.values():
+    for born in live.values():
         if found[born] is None and backward[recording.entries[born].stack]:
             found[born] = Component.GRADIENTS
     return found
@@ -179,15 +179,15 @@ def _steps(snapshot: Snapshot, recording: DeviceRecording) -> list[int]:
     return found if count else []
 
 
-def _alive(recording: DeviceRecording, start: InitialState, until: int) -> list[tuple[int, int, int]]:
+def _live(recording: DeviceRecording, start: InitialState, until: int) -> list[tuple[int, int, int]]:
     """Return bytes, stack and position of the allocations that are live after an entry."""
-    alive = {held.address: (held.requested, held.stack, -1) for held in start.held.values()}
+    live = {held.address: (held.requested, held.stack, -1) for held in start.blocks_in_use.values()}
     for index, entry in enumerate(recording.entries[: until + 1]):
         if entry.action == "alloc":
-            alive[entry.address] = (entry.size, entry.stack, index)
+            live[entry.address] = (entry.size, entry.stack, index)
         elif entry.action == "free_requested":
-            alive.pop(entry.address, None)
-    return list(alive.values())
+            live.pop(entry.address, None)
+    return list(live.values())
 
 
 def _kind(position: int, stack: int, kinds: list[Component | None], snapshot: Snapshot) -> Component | None:
@@ -195,25 +195,25 @@ def _kind(position: int, stack: int, kinds: list[Component | None], snapshot: Sn
 
 
 def _by_component(
-    alive: list[tuple[int, int, int]], kinds: list[Component | None], snapshot: Snapshot
+    live: list[tuple[int, int, int]], kinds: list[Component | None], snapshot: Snapshot
 ) -> dict[Component | None, int]:
     sums: Counter[Component | None] = Counter()
-    for size, stack, position in alive:
+    for size, stack, position in live:
         sums[_kind(position, stack, kinds, snapshot)] += size
     return {kind: sums[kind] for kind in (*Component, None) if sums[kind]}
 
 
 def _lines(
-    alive: list[tuple[int, int, int]], kinds: list[Component | None], snapshot: Snapshot
+    live: list[tuple[int, int, int]], kinds: list[Component | None], snapshot: Snapshot
 ) -> tuple[SourceLine, ...]:
     groups: dict[tuple[str, Component | None], list[int]] = defaultdict(list)
-    for size, stack, position in alive:
+    for size, stack, position in live:
         groups[place(snapshot.stacks[stack]), _kind(position, stack, kinds, snapshot)].append(size)
     lines = [SourceLine(where, kind, sum(sizes), len(sizes), max(sizes)) for (where, kind), sizes in groups.items()]
-    return tuple(sorted(lines, key=lambda line: (-line.bytes, line.where)))
+    return tuple(sorted(lines, key=lambda line: (-line.bytes, line.location)))
 
 
-def _leaks(alive: dict[int, tuple[int, int, int]], steps: list[int], snapshot: Snapshot) -> tuple[Leak, ...]:
+def _leaks(live: dict[int, tuple[int, int, int]], steps: list[int], snapshot: Snapshot) -> tuple[Leak, ...]:
     """Return source lines with live tensors from two or more steps at the end, each at least one step old.
 
     The first step is ignored, because it allocates the persistent optimizer state.
@@ -221,7 +221,7 @@ def _leaks(alive: dict[int, tuple[int, int, int]], steps: list[int], snapshot: S
     if not steps or steps[-1] <= LONG_LIVED:
         return ()
     groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for size, stack, position in alive.values():
+    for size, stack, position in live.values():
         if position >= 0 and 1 <= steps[position] < steps[-1]:
             groups[place(snapshot.stacks[stack])].append((steps[position], size))
     leaks = [

@@ -85,7 +85,7 @@ def _native(stack: Stack) -> str:
     return next((frame.name.partition("(")[0] for frame in stack if "CapturedTraceback" not in frame.name), NO_STACK)
 
 
-def was_asked_for(snapshot: Snapshot, stack: int) -> bool:
+def empties_cache(snapshot: Snapshot, stack: int) -> bool:
     """Return whether memory was freed to the driver because the program emptied the cache."""
     frames = snapshot.stacks[stack]
     return any(name in frame.name for frame in frames for name in ("empty_cache", "emptyCache"))

@@ -49,14 +49,14 @@ class Range:
 class InitialState:
     """The state before the first entry. `gaps` counts entries that are inconsistent with later ones."""
 
-    held: dict[int, BlockInUse] = field(default_factory=dict)  # by address
+    blocks_in_use: dict[int, BlockInUse] = field(default_factory=dict)  # by address
     ranges: dict[int, Range] = field(default_factory=dict)  # by address; expandable ones page by page
     gaps: int = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether the history starts with the first allocation."""
-        return not self.held and not self.ranges
+        return not self.blocks_in_use and not self.ranges
 
 
 def beginning(recording: DeviceRecording) -> InitialState:
@@ -68,7 +68,7 @@ def beginning(recording: DeviceRecording) -> InitialState:
         for block in segment.blocks:
             if block.state != "inactive":
                 waiting = block.state == "active_pending_free"
-                state.held[block.address] = BlockInUse(
+                state.blocks_in_use[block.address] = BlockInUse(
                     block.address, block.requested_size, block.size, segment.stream, block.stack, waiting
                 )
         state.ranges[segment.address] = _range(segment)
@@ -96,7 +96,7 @@ def _used_before(recording: DeviceRecording) -> InitialState:
             known.add(address)
         elif action in ("free_requested", "free_completed") and address not in known:
             known.add(address)
-            state.held[address] = _freed(entry)
+            state.blocks_in_use[address] = _freed(entry)
     touched = sorted({entry.address for entry in recording.entries})
     for segment in recording.segments:
         begin, end = segment.address, segment.address + segment.total_size
@@ -111,7 +111,7 @@ def _undo(state: InitialState, entries: Sequence[SnapshotEntry]) -> None:
 
     A freed block is represented by its entry, since most were allocated within the history.
     """
-    held: dict[int, BlockInUse | SnapshotEntry] = dict(state.held)
+    held: dict[int, BlockInUse | SnapshotEntry] = dict(state.blocks_in_use)
     gaps = 0
     for entry in reversed(entries):
         action, address = entry[0], entry[1]
@@ -130,7 +130,9 @@ def _undo(state: InitialState, entries: Sequence[SnapshotEntry]) -> None:
                 held[address] = entry
         elif action != "oom":
             _undo_segment(state, entry)
-    state.held = {address: found if isinstance(found, BlockInUse) else _freed(found) for address, found in held.items()}
+    state.blocks_in_use = {
+        address: found if isinstance(found, BlockInUse) else _freed(found) for address, found in held.items()
+    }
     state.gaps += gaps
 
 
@@ -165,9 +167,9 @@ def block_sizes(state: InitialState, settings: Settings) -> None:
         state: the initial state; modified.
         settings: of the run.
     """
-    ends = sorted(state.held)
+    ends = sorted(state.blocks_in_use)
     for number, address in enumerate(ends):
-        held = state.held[address]
+        held = state.blocks_in_use[address]
         if held.size is not None:
             continue
         held.size = block_size(held.requested, settings.roundup_power2_divisions)
@@ -188,7 +190,7 @@ def contradiction(state: InitialState) -> str:
             return f"the segment at {found.address:#x} is empty or overlaps another one"
         end = found.address + found.size
     end = -1
-    for held in sorted(state.held.values(), key=lambda held: held.address):
+    for held in sorted(state.blocks_in_use.values(), key=lambda held: held.address):
         assert held.size is not None
         if held.size <= 0 or held.address < end:
             return f"the block at {held.address:#x} is empty or overlaps another one"

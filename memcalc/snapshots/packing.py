@@ -38,7 +38,7 @@ def pack(found: object, lacks: tuple[str, ...] = ()) -> dict[str, Any]:
         "segments": tuple(_segment(segment, stacks, pools) for segment in _list(top["segments"], "segments")),
         "settings": _settings(top.get("allocator_settings") or {}),
         "annotations": tuple(_annotation(a) for a in _list(top.get("external_annotations") or [], "annotations")),
-        "stacks": tuple(stacks.found),
+        "stacks": tuple(stacks.stacks),
         "keys": tuple(_keys(traces)),
         "lacks": lacks,
     }
@@ -48,7 +48,7 @@ class _Stacks:
     """The unique stacks. A pickle shares its frames, so stacks are compared by the identity of their frames."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[tuple[str, int, str], ...]] = [()]
+        self.stacks: list[tuple[tuple[str, int, str], ...]] = [()]
         self._contents: dict[tuple[tuple[str, int, str], ...], int] = {(): 0}
         self._numbers: dict[tuple[int, ...], int] = {}  # by all frames
         self._alike: dict[tuple[int, ...], tuple[list[Any], int]] = {}  # the first stack with the same sample of frames
@@ -74,9 +74,9 @@ class _Stacks:
         number = self._numbers.get(every)
         if number is None:
             content = tuple(_frame(frame) for frame in frames)
-            number = self._contents.setdefault(content, len(self.found))
-            if number == len(self.found):
-                self.found.append(content)
+            number = self._contents.setdefault(content, len(self.stacks))
+            if number == len(self.stacks):
+                self.stacks.append(content)
             self._numbers[every] = number
         return number
 
@@ -170,9 +170,9 @@ def _keys(traces: list[Any]) -> set[str]:
     return set()
 
 
-def _typed(kind: type, words: str) -> Callable[[Any, str], Any]:
+def _typed(value_type: type, words: str) -> Callable[[Any, str], Any]:
     def check(value: Any, what: str) -> Any:
-        if not isinstance(value, kind):
+        if not isinstance(value, value_type):
             raise UnsafePickle(f"{what} is {shown(value)}, where {words} is expected")
         return value
 

@@ -27,17 +27,17 @@ def preload(allocator: CachingAllocator, state: InitialState, entries: Sequence[
     """
     blocks: dict[int, Block] = {}
     ranges = sorted(state.ranges.values(), key=lambda found: found.address)
-    held = sorted(state.held.values(), key=lambda found: found.address)
+    blocks_in_use = sorted(state.blocks_in_use.values(), key=lambda found: found.address)
     for found in ranges:
         if not found.is_expandable:
-            segment = allocator.memory.new_segment(_shelf(allocator, found), found.address, found.size)
-            allocator.memory.changed(segment.shelf, found.address, found.size, segments=1)
-            _fill(allocator, segment, None, [found], held, blocks)
+            segment = allocator.memory.new_segment(_free_set_of(allocator, found), found.address, found.size)
+            allocator.memory.changed(segment.free_set, found.address, found.size, segments=1)
+            _fill(allocator, segment, None, [found], blocks_in_use, blocks)
     expandable = [found for found in ranges if found.is_expandable]
     key = lambda found: (found.pool, found.stream, found.is_small)  # noqa: E731 - used twice on the next lines
     for _, group in groupby(sorted(expandable, key=key), key=key):
         mapped = list(group)
-        _expandable(allocator, mapped, _begin(mapped, ranges, entries), held, blocks)
+        _expandable(allocator, mapped, _begin(mapped, ranges, entries), blocks_in_use, blocks)
     return blocks
 
 
@@ -70,25 +70,29 @@ def _pair(allocator: CachingAllocator, pool: int) -> PoolPair:
     return allocator.private.pools[pool]
 
 
-def _shelf(allocator: CachingAllocator, found: Range) -> FreeBlockSet:
+def _free_set_of(allocator: CachingAllocator, found: Range) -> FreeBlockSet:
     pair = _pair(allocator, found.pool)
     pool: Pool = pair.small if found.is_small else pair.large
-    return pool.shelf(found.stream)
+    return pool.free_set_of(found.stream)
 
 
 def _expandable(
-    allocator: CachingAllocator, ranges: list[Range], begin: int, held: list[BlockInUse], blocks: dict[int, Block]
+    allocator: CachingAllocator,
+    ranges: list[Range],
+    begin: int,
+    blocks_in_use: list[BlockInUse],
+    blocks: dict[int, Block],
 ) -> None:
     """Create one expandable segment with all mapped ranges of a stream and pool."""
     settings, capacity = allocator.settings, allocator.memory.driver.capacity
     page = SMALL_SEGMENT if ranges[0].is_small else settings.large_segment_size
     size = multiple(capacity + capacity // 8, page)
-    segment = allocator.memory.new_segment(_shelf(allocator, ranges[0]), begin, size, page)
+    segment = allocator.memory.new_segment(_free_set_of(allocator, ranges[0]), begin, size, page)
     for found in ranges:
-        allocator.memory.changed(segment.shelf, found.address, found.size, segments=0)
+        allocator.memory.changed(segment.free_set, found.address, found.size, segments=0)
     missing = ranges[0].address - begin
     unmapped = _append(allocator, segment, None, begin, missing, UNMAPPED) if missing else None
-    last = _fill(allocator, segment, unmapped, ranges, held, blocks)
+    last = _fill(allocator, segment, unmapped, ranges, blocks_in_use, blocks)
     end = last.address + last.size
     if end < segment.address + size:
         _append(allocator, segment, last, end, segment.address + size - end, UNMAPPED)
@@ -99,7 +103,7 @@ def _fill(
     segment: Segment,
     last: Block | None,
     ranges: list[Range],
-    held: list[BlockInUse],
+    blocks_in_use: list[BlockInUse],
     blocks: dict[int, Block],
 ) -> Block:
     """Divide a segment: blocks in use, free blocks between them, unmapped blocks between ranges."""
@@ -108,7 +112,7 @@ def _fill(
         if last is not None and last.address + last.size < at:
             begin = last.address + last.size
             last = _append(allocator, segment, last, begin, at - begin, UNMAPPED)
-        for item in held:
+        for item in blocks_in_use:
             if not at <= item.address < end:
                 continue
             if item.address > at:
@@ -125,7 +129,7 @@ def _fill(
         block: Block | None = segment.head
         while block is not None:
             if block.state == FREE:
-                allocator.counters.inactive_changed(segment.shelf.pool.tally, block.size, 1)
+                allocator.counters.inactive_changed(segment.free_set.pool.tally, block.size, 1)
             block = block.next
     return last
 
@@ -139,17 +143,17 @@ def _append(
     else:
         insert_after(block, last)
     if state == FREE:
-        segment.shelf.add(block)
+        segment.free_set.add(block)
     elif state == UNMAPPED:
-        segment.shelf.add_unmapped(block)
+        segment.free_set.add_unmapped(block)
     return block
 
 
 def _count(allocator: CachingAllocator, block: Block, item: BlockInUse) -> None:
     """Count a block in use, or one that waits for other streams."""
-    tally = block.shelf.pool.tally
+    tally = block.free_set.pool.tally
     block.requested = item.requested
-    allocator.counters.handed_out(tally, block.size, item.requested)
+    allocator.counters.count_allocated(tally, block.size, item.requested)
     if item.is_waiting:
         block.state = IN_USE
         allocator.free_until_completed(block)

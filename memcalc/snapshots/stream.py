@@ -6,7 +6,7 @@ from functools import partial
 
 from memcalc.events.event import Event, EventType
 from memcalc.snapshots.composition import Attribution, attribute
-from memcalc.snapshots.frames import place, was_asked_for
+from memcalc.snapshots.frames import empties_cache, place
 from memcalc.snapshots.initial_state import InitialState, beginning
 from memcalc.snapshots.recording import DeviceRecording, Snapshot, SnapshotEntry
 
@@ -38,7 +38,9 @@ class _Stream:
         self._start = start
         self._lines = [place(stack) for stack in snapshot.stacks]
         self._kinds = known.kinds
-        handles = {entry.stream for entry in recording.entries} | {held.stream for held in start.held.values()} | {0}
+        handles = (
+            {entry.stream for entry in recording.entries} | {held.stream for held in start.blocks_in_use.values()} | {0}
+        )
         self._streams = {handle: number for number, handle in enumerate(sorted(handles))}  # 0 is the default stream
         marks = [annotation for annotation in recording.annotations if annotation.name.startswith(OPTIMIZER_STEP)]
         self._marks = marks[::-1]
@@ -94,7 +96,7 @@ class _Stream:
 
     def _begin(self) -> None:
         """Add the blocks of the initial state."""
-        for number, held in enumerate(sorted(self._start.held.values(), key=lambda held: held.address)):
+        for number, held in enumerate(sorted(self._start.blocks_in_use.values(), key=lambda held: held.address)):
             storage = -2 - number
             line = self._lines[held.stack]
             self._events.append(
@@ -111,7 +113,7 @@ class _Stream:
         if entry.action == "oom":
             self._events.append(Event(EventType.OOM, bytes=entry.size, stream=self._streams[entry.stream]))
         elif entry.action in ("segment_free", "segment_unmap"):
-            self._flushed = self._flushed or was_asked_for(self._snapshot, entry.stack)
+            self._flushed = self._flushed or empties_cache(self._snapshot, entry.stack)
 
     def _phases(self, time: int) -> None:
         """Add phase events for the marks up to a time."""

@@ -18,7 +18,7 @@ from memcalc.allocator.pytorch.settings import Settings
 from memcalc.allocator.pytorch.versions import Version
 from memcalc.allocator.sizes import UNLIMITED
 from memcalc.errors import OutOfMemory
-from memcalc.snapshots.frames import was_asked_for
+from memcalc.snapshots.frames import empties_cache
 from memcalc.snapshots.initial_state import InitialState, beginning, block_sizes, contradiction
 from memcalc.snapshots.preloading import preload
 from memcalc.snapshots.recording import DeviceRecording, Snapshot, SnapshotEntry
@@ -160,7 +160,7 @@ class _ModelState:
         self._blocks = preload(self._allocator, start, recording.entries)
         self._allocator.memory.watch = self._driver.watch
         self._waiting = {
-            held.address: self._blocks.pop(held.address) for held in start.held.values() if held.is_waiting
+            held.address: self._blocks.pop(held.address) for held in start.blocks_in_use.values() if held.is_waiting
         }
         self._releases_some = settings.max_split_size != UNLIMITED or settings.garbage_collection_threshold > 0
         self._recording = recording
@@ -260,15 +260,15 @@ class _ModelState:
             return False
         if not self._releases_some or not any(entry.action in FETCHED for entry in pending):
             return True
-        if any(was_asked_for(self._snapshot, entry.stack) for entry in pending if entry.action in RETURNED):
+        if any(empties_cache(self._snapshot, entry.stack) for entry in pending if entry.action in RETURNED):
             return True
         settings = self._allocator.settings
         size = block_size(request.size, settings.roundup_power2_divisions)
         pair = self._allocator.default
-        shelf = (pair.small if size <= SMALL_REQUEST else pair.large).shelf(request.stream)
-        block = best_fit(shelf, size, settings)
+        free_set = (pair.small if size <= SMALL_REQUEST else pair.large).free_set_of(request.stream)
+        block = best_fit(free_set, size, settings)
         if block is not None:
-            shelf.add(block)
+            free_set.add(block)
         return block is not None
 
     def _free(self, address: int) -> None:

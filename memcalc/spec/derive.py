@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd
 
 from memcalc.errors import InputError
-from memcalc.spec.model_families.conversion import family_defaults, rotated_share
+from memcalc.spec.model_families.conversion import family_defaults, rotary_fraction
 
 _NESTED = ("moe", "mla", "linear_attention")
 _WITH_GELU = ("gelu", "geglu")
@@ -42,7 +42,7 @@ def derive_model(raw: dict[str, object]) -> dict[str, object]:
     head = _size(model.get("head_dim"))
     rotated = mla.get("qk_rope_head_dim") if isinstance(mla, dict) else model.get("head_dim")
     if not isinstance(mla, dict) and head is not None and isinstance(architecture, str):
-        rotated = int(head * rotated_share(architecture))
+        rotated = int(head * rotary_fraction(architecture))
     model.setdefault("rotary_dim", rotated)
     return model
 

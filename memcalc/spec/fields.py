@@ -13,7 +13,7 @@ from memcalc.spec.model import ConfigBlock, LinearAttentionSpec, MlaSpec, ModelS
 from memcalc.spec.optimizers import OptimizerOptions
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
-from memcalc.spec.words import advice_for, field_of, is_word, translated, words
+from memcalc.spec.words import advice_for, field_of, foreign_names, is_foreign_name, translated
 from memcalc.spec.yaml_source import Path, YamlSource
 from memcalc.spec.zero import ZeroSpec
 
@@ -77,7 +77,7 @@ def canonical_block(block: str, raw: Any, source: YamlSource) -> dict[str, Any]:
             words[key] = value
             continue
         if name not in fields and not (block == "model" and name in MODEL_SOURCES):
-            if is_word(key, block):
+            if is_foreign_name(key, block):
                 words[key] = value
             else:
                 source.faults.append(unknown_key(key, block, source.where(path)))
@@ -136,7 +136,7 @@ def _nested(name: str, raw: Any, source: YamlSource) -> Any:
 
 def _is_both(name: str) -> bool:
     """Return whether a name is both a nested block and another program's field: `fsdp: full_shard`."""
-    return name in NESTED and is_word(name)
+    return name in NESTED and is_foreign_name(name)
 
 
 def find_field(name: str) -> Path | None:
@@ -180,7 +180,7 @@ def unknown_key(key: str, block: str, where: str) -> InputError:
     advice = advice_for(key)
     if advice is not None:
         return InputError(f"unknown field {_clip(key)!r} in {block}.", advice, where)
-    elsewhere = next((other for other in BLOCKS if other != block and is_word(key, other)), None)
+    elsewhere = next((other for other in BLOCKS if other != block and is_foreign_name(key, other)), None)
     if elsewhere is not None:
         problem = f"unknown field {key!r} in {block}; it belongs to {elsewhere}."
         return InputError(problem, f"Move it to {elsewhere}:.", where)
@@ -189,7 +189,7 @@ def unknown_key(key: str, block: str, where: str) -> InputError:
             problem = f"unknown field {key!r} in {block}; it belongs to {other}."
             return InputError(problem, f"Move it to {other}:.", where)
     fields = [*BLOCKS[block].model_fields, *SYMBOLS.get(block, {})]
-    return _unknown(key, block, fields, where, [name for name in words() if is_word(name, block)])
+    return _unknown(key, block, fields, where, [name for name in foreign_names() if is_foreign_name(name, block)])
 
 
 def unknown_override(name: str, where: str) -> InputError:
@@ -202,7 +202,7 @@ def unknown_override(name: str, where: str) -> InputError:
         return InputError(f"unknown field {_clip(name)!r}.", advice, where)
     elsewhere = find_field(name.rpartition(".")[2])
     close = ".".join(map(str, elsewhere)) if elsewhere and "." in name else field_of(name.rpartition(".")[2])
-    close = close or nearest(name, [*all_field_names(), *words()])
+    close = close or nearest(name, [*all_field_names(), *foreign_names()])
     remedy = f"Did you mean {close}?" if close else "`memcalc schema` lists all fields."
     return InputError(f"unknown field {_clip(name)!r}.", remedy, where)
 
@@ -210,7 +210,7 @@ def unknown_override(name: str, where: str) -> InputError:
 def unknown_top_level(key: str, where: str) -> InputError:
     """Return the error for a top-level key that is not a block."""
     place = find_field(key)
-    block = next((block for block in BLOCKS if is_word(key, block)), None) if place is None else place[0]
+    block = next((block for block in BLOCKS if is_foreign_name(key, block)), None) if place is None else place[0]
     if block in BLOCKS:
         return InputError(f"{key!r} is outside its block.", f"Move it below {block}:.", where)
     advice = advice_for(key)
@@ -219,9 +219,9 @@ def unknown_top_level(key: str, where: str) -> InputError:
     return _unknown(key, "", list(TOP_LEVEL), where)
 
 
-def _unknown(key: str, block: str, fields: list[str], where: str, others: Sequence[str] = ()) -> InputError:
-    """Return the error for a key that is neither in `fields` nor in `others`, which are accepted and not listed."""
-    close = nearest(key, fields) or nearest(key, list(others))
+def _unknown(key: str, block: str, fields: list[str], where: str, unlisted: Sequence[str] = ()) -> InputError:
+    """Return the error for a key that is neither in `fields` nor in `unlisted`, which are accepted and not listed."""
+    close = nearest(key, fields) or nearest(key, list(unlisted))
     remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(fields)}."
     place = f" in {block}" if block else ""
     return InputError(f"unknown field {_clip(key)!r}{place}.", remedy, where)

@@ -9,7 +9,7 @@ class Limit(NamedTuple):
     """A feature that the estimate of a run omits.
 
     Args:
-        what: a short noun phrase, which can follow "not modelled:" in a headline.
+        feature: a short noun phrase, which can follow "not modelled:" in a headline.
         holds_memory: whether the run requests it and it needs GPU memory that the estimate omits, so that the estimate
             is a lower bound. False if the estimate is exact or too high nevertheless, and for features that no
             configuration states (loading, initialization, logging).
@@ -24,7 +24,7 @@ class Limit(NamedTuple):
     file does not know the model's size, and a search changes the micro-batch.
     """
 
-    what: str
+    feature: str
     holds_memory: bool
     at_least_bytes: int = 0
     bytes_per_parameter: int = 0

@@ -22,7 +22,7 @@ from memcalc.spec.hardware.gpus import with_budget
 from memcalc.spec.inference import default_inference, forward_of
 from memcalc.spec.model_families.transformers_fallback import DIFFUSERS, fallback_block
 from memcalc.spec.origin import Origin
-from memcalc.spec.overrides import CARD, apply_overrides, parse_overrides, refuse_two_cards
+from memcalc.spec.overrides import CARD, apply_overrides, parse_overrides, reject_two_gpus
 from memcalc.spec.presets import presets_folder
 from memcalc.spec.published import ModelReading, read_config, read_published
 from memcalc.spec.reading import MODEL_CONFIG, find_config, names_hub_id, read_source
@@ -30,7 +30,7 @@ from memcalc.spec.rule_sets.inference import LEFT_ASIDE, refuse_training_fields
 from memcalc.spec.rule_sets.run import check_rules
 from memcalc.spec.spec import Spec
 from memcalc.spec.validation import validate
-from memcalc.spec.words import BUDGET, GPUS, is_word
+from memcalc.spec.words import BUDGET, GPUS, is_foreign_name
 from memcalc.spec.yaml_source import Path as Place
 from memcalc.spec.yaml_source import YamlSource
 
@@ -111,7 +111,7 @@ def load_opened(
         InputError: as `load`.
         InputErrors: there are several errors.
     """
-    refuse_two_cards(gpu, changes)
+    reject_two_gpus(gpu, changes)
     overridden = opened.source.overridden | dict.fromkeys(changes, "--set")
     changes = dict(changes)
     if gpu is not None:
@@ -196,7 +196,7 @@ def _is_config_json(data: dict[str, Any]) -> bool:
     """
     if data.keys() & {*BLOCKS, *MODEL_SOURCES}:
         return False
-    sizes = sum((find_field(key) or ("",))[0] == "model" or is_word(key, "model") for key in data)
+    sizes = sum((find_field(key) or ("",))[0] == "model" or is_foreign_name(key, "model") for key in data)
     return bool(data.keys() & {"model_type", "architectures", DIFFUSERS}) or sizes >= _SIZES_OF_A_MODEL
 
 
@@ -312,7 +312,7 @@ def _block_of(error: InputError) -> str:
 
     A rule of a block with an invalid value would often report the same error twice.
     """
-    return error.where.rpartition(": ")[2].partition(".")[0]
+    return error.location.rpartition(": ")[2].partition(".")[0]
 
 
 def _with_budget(hardware: dict[str, Any], source: YamlSource) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _derived(model: dict[str, Any], source: YamlSource) -> dict[str, Any]:
     try:
         return derive_model(model)
     except InputError as error:  # the error has the key, the source has the line
-        raise InputError(error.problem, error.remedy, source.where(tuple(error.where.split(".")))) from None
+        raise InputError(error.problem, error.remedy, source.where(tuple(error.location.split(".")))) from None
 
 
 def _model_base(blocks: dict[str, Any], folder: Path, source: YamlSource) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: YamlSource) -> dic
     if not isinstance(name, str):
         raise InputError(f"{key} = {describe(name)} is not a name.", "Write a path or the name of a preset.", where)
     try:
-        base = _referred(_beside(name, folder))
+        base = _referred(_relative_path(name, folder))
     except InputError as error:
         if source.label == name:  # a hub id in place of a file, which the error already names
             raise
@@ -398,7 +398,7 @@ def _training_base(blocks: dict[str, Any]) -> dict[str, Any]:
     return base
 
 
-def _beside(name: str, folder: Path) -> str | Path:
+def _relative_path(name: str, folder: Path) -> str | Path:
     """Return a path relative to the configuration's directory if it exists there, else a preset or hub id."""
     beside = folder / name
     if is_file(beside):

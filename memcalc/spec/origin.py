@@ -12,7 +12,7 @@ class Assumption(NamedTuple):
 
     Args:
         field: memcalc's field that decides it, such as "training.framework".
-        what: the open choice, as a noun phrase: "the program that runs the file".
+        choice: the open choice, as a noun phrase: "the program that runs the file".
         taken: the assumed candidate: the one with the largest peak.
         otherwise: the candidate with the smallest peak.
         moved_bytes: difference of their allocated peaks per GPU.
@@ -20,7 +20,7 @@ class Assumption(NamedTuple):
     """
 
     field: str
-    what: str
+    choice: str
     taken: str
     otherwise: str
     moved_bytes: int

@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.errors import InputError
 from memcalc.spec.fields import find_field, unknown_override
-from memcalc.spec.words import is_word, translated
+from memcalc.spec.words import is_foreign_name, translated
 from memcalc.spec.yaml_source import Path, parse_yaml
 
 
@@ -40,13 +40,13 @@ def _word(name: str) -> str:
     """Return another program's field name without a preceding block name; "" if it is not one."""
     block, dot, rest = name.rpartition(".")
     found = rest if dot else name
-    return found if is_word(found, block if dot else None) else ""
+    return found if is_foreign_name(found, block if dot else None) else ""
 
 
 CARD: Path = ("hardware", "gpu")
 
 
-def refuse_two_cards(gpu: str | None, changes: Iterable[Path]) -> None:
+def reject_two_gpus(gpu: str | None, changes: Iterable[Path]) -> None:
     """Reject a GPU that is given in both ways.
 
     Raises:

@@ -24,7 +24,7 @@ _whole: ContextVar[bool] = ContextVar("whole", default=False)
 
 
 @contextmanager
-def whole_models() -> Iterator[None]:
+def vision_language_models() -> Iterator[None]:
     """Read vision-language models as a whole, for transformers to build, instead of the language model alone."""
     before = _whole.set(True)
     try:

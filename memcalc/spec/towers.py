@@ -42,13 +42,13 @@ class _Tower:
 
     Args:
         vision: the object `vision_config`, with the defaults of its class.
-        whole: the config of the whole model.
+        config: of the whole model.
         text: the config of the language model.
     """
 
     def __init__(self, vision: Mapping[str, Any], whole: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-        self.vision, self.whole, self.text = vision, whole, text
-        self.found: list[TowerParameter] = []
+        self.vision, self.config, self.text = vision, whole, text
+        self.parameters: list[TowerParameter] = []
 
     def size(self, key: str) -> int:
         """Return a size of the tower.
@@ -71,11 +71,11 @@ class _Tower:
     def tensor(self, module: str, *shape: int, layers: int = 1, tensor: Literal["weight", "bias"] = "weight") -> None:
         """Add one tensor that belongs to no linear layer, or a bias."""
         kind = "table" if len(shape) == len(("rows", "columns")) else tensor
-        self.found.append(TowerParameter(VISION + module, kind, shape, layers))
+        self.parameters.append(TowerParameter(VISION + module, kind, shape, layers))
 
     def linear(self, module: str, out: int, into: int, *, layers: int = 1, bias: bool = True) -> None:
         """Add torch.nn.Linear."""
-        self.found.append(TowerParameter(VISION + module, "weight", (out, into), layers))
+        self.parameters.append(TowerParameter(VISION + module, "weight", (out, into), layers))
         if bias:
             self.tensor(module, out, layers=layers, tensor="bias")
 
@@ -189,9 +189,9 @@ def _mistral3(tower: _Tower) -> None:
     tower.tensor("ln_pre", width)
     tower.plain_layers(width, tower.size("intermediate_size"), APART, norm="rmsnorm")
     tower.tensor("projector.norm", width)
-    merged = width * _checked(tower.whole.get("spatial_merge_size", 2), "spatial_merge_size") ** 2
+    merged = width * _checked(tower.config.get("spatial_merge_size", 2), "spatial_merge_size") ** 2
     tower.linear("projector.patch_merger", width, merged, bias=False)
-    bias = bool(tower.whole.get("multimodal_projector_bias", False))
+    bias = bool(tower.config.get("multimodal_projector_bias", False))
     tower.linear("projector.linear_1", out, width, bias=bias)
     tower.linear("projector.linear_2", out, out, bias=bias)
 
@@ -204,8 +204,8 @@ def _llava(tower: _Tower) -> None:
     tower.layer_norm("pre_layrnorm", width)
     tower.plain_layers(width, tower.size("intermediate_size"), APART)
     tower.layer_norm("post_layernorm", width)
-    chosen = tower.whole.get("vision_feature_layer", -2)
-    bias = bool(tower.whole.get("multimodal_projector_bias", True))
+    chosen = tower.config.get("vision_feature_layer", -2)
+    bias = bool(tower.config.get("multimodal_projector_bias", True))
     tower.linear("projector.linear_1", out, width * (len(chosen) if isinstance(chosen, list) else 1), bias=bias)
     tower.linear("projector.linear_2", out, out, bias=bias)
 
@@ -250,7 +250,7 @@ def _kimi(tower: _Tower) -> None:
     tower.layer_norm("final_layernorm", width)
     joined = width * prod(tower.vision["merge_kernel_size"])
     tower.layer_norm(
-        "projector.pre_norm", _checked(tower.whole.get("projection_hidden_size", 1152), "projection_hidden_size")
+        "projector.pre_norm", _checked(tower.config.get("projection_hidden_size", 1152), "projection_hidden_size")
     )
     tower.linear("projector.in_proj", joined, joined)
     tower.linear("projector.out_proj", tower.text_size, joined)
@@ -386,7 +386,7 @@ def tower_parameters(config: str) -> tuple[TowerParameter, ...]:
         given.pop("deepstack_visual_indexes", None)
     tower = _Tower(defaults | given, whole, text)
     write(tower)
-    return tuple(tower.found)
+    return tuple(tower.parameters)
 
 
 def _checked(value: object, key: str) -> int:

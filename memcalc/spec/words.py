@@ -176,12 +176,12 @@ _ADVICE = {
 _HOME = {name: field for field, names in _NAMES.items() for name in names}
 
 
-def words() -> list[str]:
+def foreign_names() -> list[str]:
     """Return all names that other programs have for memcalc's fields."""
     return [*_HOME, *_VALUES]
 
 
-def is_word(name: str, block: str | None = None) -> bool:
+def is_foreign_name(name: str, block: str | None = None) -> bool:
     """Return whether `name` is another program's name of a field, in this block if one is given."""
     fields = _fields_of(name)
     return bool(fields) and (block is None or all(field.partition(".")[0] == block for field in fields))

@@ -28,14 +28,14 @@ def optimizer_step_rows(
     made: dict[str, int] = {}
     for state in states:
         if not state.item.mask & BIT["optimizer"]:
-            part = part_of(state.held, update)
+            part = part_of(state.parameter, update)
             made[part] = made.get(part, 0) + state.item.block * state.item.count
     casts = options.ema == "fp32" and update.dtype != "fp32"
     step = StepOptions(options.clips, casts, options.spread(1), options.card)
     highest = step_temporaries(parameters, update, step, made)
     for state in states:
         item = state.item
-        late = part_of(state.held, update) not in highest.made
+        late = part_of(state.parameter, update) not in highest.parts_with_states
         yield item._replace(mask=item.mask & ~BIT["optimizer_step_1"]) if late else item
     yield from highest.items
     if options.partitions_gradients and options.zero_stage < 3 and not options.offloads:
@@ -46,7 +46,9 @@ def _states_of_each(states: Sequence[OptimizerState]) -> Iterator[RowDraft]:
     """Yield the states where each parameter has an optimizer for itself, and with it the maps of 8-bit states."""
     scales = sum(state.item.count for state in states if state.item.tensor.endswith("scales"))
     for state in states:
-        shared = state.held.module == "optimizer"  # optimizers/states.py, shared_states: one map for each kind of scale
+        shared = (
+            state.parameter.module == "optimizer"
+        )  # optimizers/states.py, shared_states: one map for each kind of scale
         yield state.item._replace(count=scales) if shared else state.item
 
 

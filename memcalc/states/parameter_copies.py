@@ -69,7 +69,7 @@ class ParameterCopy(NamedTuple):
         sharded_from_stage: the first ZeRO stage at which a rank holds only its shard.
         mask: the phases in which it is live.
         citation: its source.
-        as_made: whether it is as large as autograd's gradient.
+        gradient_shaped: whether it is as large as autograd's gradient.
         role: what it is used for.
     """
 
@@ -79,12 +79,12 @@ class ParameterCopy(NamedTuple):
     sharded_from_stage: int
     mask: int
     citation: str
-    as_made: bool = False
+    gradient_shaped: bool = False
     role: Role = Role.OTHER
 
     def axes(self, parameter: LocalParameter) -> tuple[Axis, ...]:
         """Return the axes of this copy of a parameter before sharding."""
-        return parameter.gradient if self.as_made and parameter.gradient else parameter.axes
+        return parameter.gradient if self.gradient_shaped and parameter.gradient else parameter.axes
 
 
 def copy_row(copy: ParameterCopy, parameter: LocalParameter, shards: ShardCounts) -> RowDraft:

@@ -51,7 +51,7 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
             gradients_from,
             mask,
             citation,
-            as_made=True,
+            gradient_shaped=True,
             role=Role.GRADIENTS,
         )
         yield from _unsharded_sums(copy, options) if options.sums_unsharded else _whole_until_reduced(copy, options)
@@ -79,7 +79,7 @@ def _main_gradients(options: StateOptions, dtype: str, gradients_from: int) -> I
     made = recipe.main_gradients_live != "always"  # otherwise it has the parameter's layout
     role = Role.MASTER_GRADIENTS
     copy = ParameterCopy(
-        Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, as_made=made, role=role
+        Component.GRADIENTS, " gradient in fp32", dtype, sharded_from, mask, citation, gradient_shaped=made, role=role
     )
     yield from _whole_until_reduced(copy, options) if recipe.main_gradients_live == "backward" else (copy,)
 

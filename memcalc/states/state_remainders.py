@@ -121,7 +121,7 @@ def _states(
         return [BuildOrder(from_phase(first_phase(update)), runs) for _ in unsharded_states(update)]
     by_part: dict[str, list[int]] = {part: [] for part in PARTS}
     for state in states:
-        by_part[part_of(state.held, update)].append(state.item.each)
+        by_part[part_of(state.parameter, update)].append(state.item.each)
     return [BuildOrder(states[0].item.mask, _in_order(by_part, layers))]
 
 

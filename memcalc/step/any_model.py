@@ -63,13 +63,13 @@ def build_any(spec: Spec, place: torch.device, device: torch.device) -> CausalLM
         module,
         lambda batch: module(**batch),
         loss,
-        partial(surroundings, training, device),
+        partial(attention_backends, training, device),
         batch=lambda: batch_for(module, training, weight_dtype(training)),
     )
 
 
 @contextmanager
-def surroundings(training: TrainingSpec, device: torch.device) -> Iterator[None]:
+def attention_backends(training: TrainingSpec, device: torch.device) -> Iterator[None]:
     """Restrict the attention backends of PyTorch; flash comes first if nothing rules it out."""
     backends = FUSED[1:] if training.attention == "memory-efficient" else FUSED
     kernels = sdpa_kernel(backends if device.type == "cuda" else CPU_BACKENDS)

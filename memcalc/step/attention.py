@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.k_norm = HeadNorm(model, self.kv_heads) if model.qk_norm else None
         self.o_proj = nn.Linear(model.query_size, model.hidden_size, bias=model.output_bias)
 
-    def keep_share(self, ranks: int) -> None:
+    def shard_heads(self, ranks: int) -> None:
         """Adapt to tensor parallelism: this rank has 1/ranks of the heads of q, k and v."""
         self.heads, self.kv_heads = self.heads // ranks, self.kv_heads // ranks
         self.widths = tuple(width // ranks for width in self.widths)

@@ -31,7 +31,7 @@ class CausalLM:
         module: has the parameters.
         logits: token ids (b, s) to logits (b, s, V).
         loss: logits and labels (b, s) to a scalar.
-        surroundings: context of forward and backward: PyTorch settings that the modules leave to their caller.
+        contexts: context of forward and backward: PyTorch settings that the modules leave to their caller.
         hidden: token ids to the LM head's input (b, s, d), for losses that do not need all logits.
         head: returns the LM head; called when it is needed.
         batch: makes the arguments of forward for a class with other inputs than tokens and labels; `logits` then takes
@@ -41,7 +41,7 @@ class CausalLM:
     module: nn.Module
     logits: Callable[[Any], Any]
     loss: Callable[[Any, Tensor], Tensor]
-    surroundings: Callable[[], AbstractContextManager[None]] = nullcontext
+    contexts: Callable[[], AbstractContextManager[None]] = nullcontext
     hidden: Callable[[Tensor], Tensor] | None = None
     head: Head | None = None
     batch: Callable[[], dict[str, Tensor]] | None = None

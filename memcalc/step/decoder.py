@@ -51,16 +51,16 @@ class Layer(nn.Module):
         if self.parallel:
             normed = self.input_norm(x)
             attended = self.attended(normed, shared)
-            return x + attended + self.fed(normed if self.shares_norm else self.post_attention_norm(x))
+            return x + attended + self.mlp_output(normed if self.shares_norm else self.post_attention_norm(x))
         x = x + self.attended(self.input_norm(x), shared)
-        return x + self.fed(self.post_attention_norm(x))
+        return x + self.mlp_output(self.post_attention_norm(x))
 
     def attended(self, normed: Tensor, shared: Shared) -> Tensor:
         """Return attention's contribution to the residual stream."""
         attended = self.attention_output_norm(self.attention(normed, shared))
         return dropout(attended, self.dropout, training=self.training)
 
-    def fed(self, normed: Tensor) -> Tensor:
+    def mlp_output(self, normed: Tensor) -> Tensor:
         """Return the MLP's contribution to the residual stream."""
         return dropout(self.mlp_output_norm(self.mlp(normed)), self.dropout, training=self.training)
 

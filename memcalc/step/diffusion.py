@@ -37,7 +37,7 @@ def build_diffusion(spec: Spec, place: torch.device, device: torch.device) -> Ca
     Raises:
         InputError: the code of diffusers fails, or it does not support the requested settings.
     """
-    from memcalc.step.any_model import surroundings  # imported late: that module imports this one
+    from memcalc.step.any_model import attention_backends  # imported late: that module imports this one
     from memcalc.step.causal_lm import default_dtype
 
     training, text = spec.training, spec.model.transformers_config
@@ -76,7 +76,7 @@ def build_diffusion(spec: Spec, place: torch.device, device: torch.device) -> Ca
         module,
         predict,
         loss,
-        partial(surroundings, training, device),
+        partial(attention_backends, training, device),
         batch=lambda: latents_for(module, training, weight_dtype(training)),
     )
 

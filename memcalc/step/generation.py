@@ -125,7 +125,7 @@ class GenerationRun:
         """Return the elements of parameters, trained parameters and buffers."""
         return (0, 0, 0) if self.model is None else sizes_of(self.model.module)
 
-    def held(self) -> dict[Component, list[Tensor]]:
+    def tensors_by_component(self) -> dict[Component, list[Tensor]]:
         """Return the tensors of known component, by component."""
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:

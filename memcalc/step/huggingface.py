@@ -83,7 +83,7 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
     backends = CPU_BACKENDS
     if kernel == "sdpa" and device.type == "cuda":
         backends = list(dict.fromkeys((CUDA_BACKENDS[training.attention], SDPBackend.EFFICIENT_ATTENTION)))
-        backends = backends if makes_masks(config, spec) or masks_images(spec.model) else backends[:1]
+        backends = backends if needs_masks(config, spec) or masks_images(spec.model) else backends[:1]
     windows = windows_of_the_kernel if training.attention_windows == "kernel" else nullcontext
 
     @contextmanager
@@ -136,7 +136,7 @@ def one_sequence_a_row() -> Iterator[None]:
         setattr(masking_utils, name, search)
 
 
-def makes_masks(config: Any, spec: Spec) -> bool:
+def needs_masks(config: Any, spec: Spec) -> bool:
     """Return whether the sequence fills a window implemented by a mask, which flash attention does not support."""
     window: int | None = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     masks = spec.training.attention_windows == "mask"
@@ -238,13 +238,13 @@ def build_config(spec: Spec) -> Any:
     # No text is generated, and the default token ids may be outside a small vocabulary.
     tokens: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     if model.vision_config is not None:
-        return whole_config(
+        return vision_language_config(
             model.vision_config, {**keys, **further, **tokens, "use_cache": False}, model.rotary_dim or model.head_dim
         )
     return transformers.AutoConfig.for_model(family, **keys, **further, **tokens, use_cache=False)
 
 
-def whole_config(text: str, language: dict[str, Any], rotary_dim: int) -> Any:
+def vision_language_config(text: str, language: dict[str, Any], rotary_dim: int) -> Any:
     """Return the configuration of a vision-language model with these keys of its language model.
 
     Args:

@@ -107,7 +107,7 @@ class TrainingRun:
             average = self.average = build_average(self.spec.training, model.module, copies.optimized)
         with observer.phase("input"):
             self.inputs = self._make_inputs(model)
-        with model.surroundings():
+        with model.contexts():
             for step in range(1, steps + 1):
                 self.has_old_gradients = True
                 with observer.phase(f"zero_grad_{step}"):
@@ -203,7 +203,7 @@ class TrainingRun:
         ]
         return (f"Inputs made from the config.json: {', '.join(shapes)}. Others: --inputs FILE.py:NAME.",)
 
-    def held(self) -> dict[Component, list[Tensor]]:
+    def tensors_by_component(self) -> dict[Component, list[Tensor]]:
         """Return the tensors of known component, by component; activations and temporaries are unknown."""
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:

@@ -20,9 +20,9 @@ ACTIVATIONS: dict[MlpKind, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activate(kind: MlpKind, up: Tensor, gate: Tensor | None) -> Tensor:
+def activate(mlp_type: MlpKind, up: Tensor, gate: Tensor | None) -> Tensor:
     """Return gelu(up), relu(up), relu(up)², silu(gate) * up or gelu(gate) * up."""
-    activation = ACTIVATIONS[kind]
+    activation = ACTIVATIONS[mlp_type]
     return activation(up) if gate is None else activation(gate) * up
 
 
@@ -31,7 +31,7 @@ class Mlp(nn.Module):
 
     def __init__(self, model: ModelSpec, width: int) -> None:
         super().__init__()
-        self.kind = model.mlp
+        self.mlp_type = model.mlp
         self.gate_proj = nn.Linear(model.hidden_size, width, bias=model.mlp_bias) if model.gated_mlp else None
         self.up_proj = nn.Linear(model.hidden_size, width, bias=model.mlp_bias)
         self.down_proj = nn.Linear(width, model.hidden_size, bias=model.mlp_bias)
@@ -39,7 +39,7 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the MLP's output: (b, s, d) to (b, s, d)."""
         gate = None if self.gate_proj is None else self.gate_proj(x)
-        return self.down_proj(activate(self.kind, self.up_proj(x), gate))  # type: ignore[no-any-return]
+        return self.down_proj(activate(self.mlp_type, self.up_proj(x), gate))  # type: ignore[no-any-return]
 
 
 class Experts(nn.Module):
@@ -47,7 +47,7 @@ class Experts(nn.Module):
 
     def __init__(self, model: ModelSpec, moe: MoeSpec) -> None:
         super().__init__()
-        self.kind = model.mlp
+        self.mlp_type = model.mlp
         width = moe.expert_intermediate_size
         up = (moe.num_experts, model.hidden_size, width)
         self.gate_proj = BatchedLinear(*up, bias=model.experts_have_bias) if model.gated_mlp else None
@@ -57,7 +57,7 @@ class Experts(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the output of every expert on its own rows."""
         gate = None if self.gate_proj is None else self.gate_proj(tokens)
-        return self.down_proj(activate(self.kind, self.up_proj(tokens), gate))  # type: ignore[no-any-return]
+        return self.down_proj(activate(self.mlp_type, self.up_proj(tokens), gate))  # type: ignore[no-any-return]
 
 
 class BatchedLinear(nn.Module):

@@ -42,33 +42,33 @@ def batch_for(model: Any, training: TrainingSpec, dtype: torch.dtype) -> dict[st
     """
     names = inspect.signature(model.forward).parameters
     config, b, s = model.config, training.micro_batch_size, training.sequence_length
-    made: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     if PIXELS in names and (model.main_input_name == PIXELS or _image_token(config) is not None):
-        made |= _images(config, b, dtype)
+        inputs |= _images(config, b, dtype)
     if MELS in names and hasattr(config, "max_source_positions"):
-        made[MELS] = torch.rand(b, config.num_mel_bins, 2 * config.max_source_positions, dtype=dtype)
+        inputs[MELS] = torch.rand(b, config.num_mel_bins, 2 * config.max_source_positions, dtype=dtype)
     if SAMPLES in names and model.main_input_name == SAMPLES and hasattr(config, "inputs_to_logits_ratio"):
-        made[SAMPLES] = torch.rand(b, s * config.inputs_to_logits_ratio, dtype=dtype)
+        inputs[SAMPLES] = torch.rand(b, s * config.inputs_to_logits_ratio, dtype=dtype)
     if model.main_input_name == TOKENS:
-        made |= _tokens(config, names, b, s, made, type(model).__name__)
-    if not made:
+        inputs |= _tokens(config, names, b, s, inputs, type(model).__name__)
+    if not inputs:
         raise InputError(
             f"the inputs of {type(model).__name__} do not follow from its config.json.", OTHERS, "architectures"
         )
-    return made | _labels(model, names, b, s, made)
+    return inputs | _labels(model, names, b, s, inputs)
 
 
 def _tokens(
-    config: Any, names: Mapping[str, Any], b: int, s: int, made: Mapping[str, Tensor], name: str
+    config: Any, names: Mapping[str, Any], b: int, s: int, inputs: Mapping[str, Tensor], name: str
 ) -> dict[str, Tensor]:
     vocabulary = config.get_text_config(decoder=True).vocab_size
     if name.endswith("MultipleChoice"):
         return {TOKENS: torch.randint(vocabulary, (b, CHOICES, s))}
     tokens = torch.randint(vocabulary, (b, s))
     image = _image_token(config)
-    if image is None or PIXELS not in made:
+    if image is None or PIXELS not in inputs:
         return {TOKENS: tokens}
-    length = _image_tokens(config, made)
+    length = _image_tokens(config, inputs)
     if length >= s:
         raise InputError(
             f"sequence_length = {s} is not longer than the {length} tokens of an image.",
@@ -112,22 +112,22 @@ def _image_token(config: Any) -> int | None:
     return found if found is not None else getattr(config, "image_token_index", None)
 
 
-def _image_tokens(config: Any, made: Mapping[str, Tensor]) -> int:
+def _image_tokens(config: Any, inputs: Mapping[str, Tensor]) -> int:
     """Return the number of tokens that represent one image."""
     vision = config.vision_config
-    if "image_grid_thw" in made:
-        return int(made["image_grid_thw"][0].prod()) // int(vision.spatial_merge_size) ** 2
+    if "image_grid_thw" in inputs:
+        return int(inputs["image_grid_thw"][0].prod()) // int(vision.spatial_merge_size) ** 2
     fixed = getattr(config, "mm_tokens_per_image", None)
     if fixed is not None:
         return int(fixed)
-    height, width = made[PIXELS].shape[-2:]
+    height, width = inputs[PIXELS].shape[-2:]
     patches: int = (height // vision.patch_size) * (width // vision.patch_size)
     # LLaVA's "default" drops the class token, "full" keeps it.
     keeps_class = getattr(config, "vision_feature_select_strategy", "default") == "full"
     return patches + 1 if keeps_class else patches
 
 
-def _labels(model: Any, names: Mapping[str, Any], b: int, s: int, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _labels(model: Any, names: Mapping[str, Any], b: int, s: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     config, name = model.config, type(model).__name__
     if name.endswith("QuestionAnswering") and "start_positions" in names:
         return {key: torch.zeros(b, dtype=torch.long) for key in ("start_positions", "end_positions")}
@@ -144,7 +144,7 @@ def _labels(model: Any, names: Mapping[str, Any], b: int, s: int, made: Mapping[
         found["labels"] = torch.zeros(b, dtype=torch.long)
     elif name.endswith(OF_POSITIONS):
         text = config.get_text_config(decoder=True)
-        length = s if TOKENS in made else min(s, getattr(config, "max_target_positions", s))
+        length = s if TOKENS in inputs else min(s, getattr(config, "max_target_positions", s))
         classes = config.num_labels if name.endswith("TokenClassification") else text.vocab_size
         found["labels"] = torch.randint(classes, (b, length))
     for further in ("next_sentence_label", "sentence_order_label"):

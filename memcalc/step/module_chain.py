@@ -168,7 +168,7 @@ class ChainRun:
         assert self.model is not None
         return sizes_of(self.model.module)
 
-    def held(self) -> dict[Component, list[Tensor]]:
+    def tensors_by_component(self) -> dict[Component, list[Tensor]]:
         """Return {}: no components are known, because only totals are read."""
         return {}
 

@@ -178,7 +178,7 @@ class ModuleRun:
             return 0, 0, 0
         return sizes_of(self.model.module)
 
-    def held(self) -> dict[Component, list[Tensor]]:
+    def tensors_by_component(self) -> dict[Component, list[Tensor]]:
         """Return the tensors of known component, by component; activations and temporaries are unknown."""
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:

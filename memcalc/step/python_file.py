@@ -65,7 +65,7 @@ def own_module(target: str, inputs: str | None = None) -> UserModule:
     return UserModule(f"{file.name}:{name}", module, _made(at, other, function))
 
 
-def made_inputs(target: str) -> Mapping[str, Any]:
+def inputs_of_file(target: str) -> Mapping[str, Any]:
     """Run the function that makes the arguments of a model's forward by name.
 
     Args:

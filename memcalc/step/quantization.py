@@ -34,12 +34,12 @@ def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
     names += ["lm_head"] if qlora.quantize_lm_head and not spec.model.tie_word_embeddings else []
     kept = () if spec.training.lora is None else spec.training.lora.modules_to_save
     chosen = dict(linear_layers(module, spec, [name for name in names if name not in kept]))
-    made: dict[Tensor, nn.Parameter] = {}
+    materialized: dict[Tensor, nn.Parameter] = {}
     for path, part in list(module.named_modules()):
         if path in chosen:
             _replace(module, path, _in_4_bits(part, spec, device))
         else:
-            _materialise(part, device, made)
+            _materialise(part, device, materialized)
     module.is_loaded_in_4bit = True  # type: ignore[assignment]  # PEFT chooses its 4-bit adapters by it
 
 
@@ -87,12 +87,12 @@ def _in_4_bits(part: nn.Module, spec: Spec, device: torch.device) -> nn.Module:
     return linear
 
 
-def _materialise(part: nn.Module, device: torch.device, made: dict[Tensor, nn.Parameter]) -> None:
+def _materialise(part: nn.Module, device: torch.device, materialized: dict[Tensor, nn.Parameter]) -> None:
     """Replace tensors on the meta device by random weights and zero buffers; tied weights stay tied."""
     for name, parameter in part.named_parameters(recurse=False):
-        if parameter.is_meta and parameter not in made:
-            made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device).normal_(std=0.02))
-        setattr(part, name, made.get(parameter, parameter))
+        if parameter.is_meta and parameter not in materialized:
+            materialized[parameter] = nn.Parameter(torch.empty_like(parameter, device=device).normal_(std=0.02))
+        setattr(part, name, materialized.get(parameter, parameter))
     for name, buffer in part.named_buffers(recurse=False):
         if buffer.is_meta:
             setattr(part, name, torch.zeros_like(buffer, device=device))

@@ -91,8 +91,8 @@ class _Policy:
     during recomputation, hence two counters.
     """
 
-    def __init__(self, kept: frozenset[int]) -> None:
-        self.kept = kept
+    def __init__(self, saved: frozenset[int]) -> None:
+        self.saved = saved
         self.count = {False: 0, True: 0}
 
     def __call__(self, context: SelectiveCheckpointContext, operator: object, *_: Any, **__: Any) -> CheckpointPolicy:
@@ -100,4 +100,4 @@ class _Policy:
             return CheckpointPolicy.PREFER_RECOMPUTE
         number = self.count[context.is_recompute]
         self.count[context.is_recompute] += 1
-        return CheckpointPolicy.MUST_SAVE if number in self.kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if number in self.saved else CheckpointPolicy.PREFER_RECOMPUTE

@@ -51,9 +51,9 @@ def split_over(model: CausalLM, spec: Spec, mesh: DeviceMesh) -> CausalLM:
         decoder.lm_head.weight = decoder.embed_tokens.weight
     for module in decoder.modules():
         if isinstance(module, Attention):
-            module.keep_share(mesh.size())
+            module.shard_heads(mesh.size())
     apart = spec.training.loss == "vocab-parallel"
-    return replace(model, loss=loss if apart else model.loss, surroundings=partial(_surroundings, apart=apart))
+    return replace(model, loss=loss if apart else model.loss, contexts=partial(_surroundings, apart=apart))
 
 
 def plan_of(decoder: Decoder, spec: Spec) -> dict[str, ParallelStyle]:

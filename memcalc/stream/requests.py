@@ -296,12 +296,12 @@ class AllocatorOverhead(NamedTuple):
     """Allocator overhead of a run, from an allocator replay.
 
     Args:
-        rests: by phase, bytes of blocks beyond the requested bytes.
+        remainders: by phase, bytes of blocks beyond the requested bytes.
         reserved_bytes: the most that the allocator reserves on the device.
         by_stage: the same of each pipeline stage, if there are several; then the others are those of the worst.
     """
 
-    rests: Mapping[str, int]
+    remainders: Mapping[str, int]
     reserved_bytes: int
     by_stage: Mapping[int, AllocatorOverhead] = MappingProxyType({})
 

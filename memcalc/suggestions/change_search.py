@@ -30,7 +30,7 @@ class SuggestedChange:
         overrides: as --set takes them.
         cost: in time or money, as text.
         result: one of RESULTS; the most costly among the changes.
-        asks: number of changes that require more than time.
+        costly_changes: number of changes that require more than time.
         allocated: estimated peak.
         saved: reduction of the estimated peak.
         needed: according to the judge.
@@ -42,7 +42,7 @@ class SuggestedChange:
     overrides: tuple[str, ...]
     cost: str
     result: str
-    asks: int
+    costly_changes: int
     allocated: int
     saved: int
     needed: int
@@ -70,10 +70,10 @@ class ChangeSearch:
         peak: int,
         judge: Judge,
         hopeless: Callable[[Spec], bool] = lambda _: False,
-        price: Price = lambda change: (change.spec.parallelism.ranks, change.asks),
+        price: Price = lambda change: (change.spec.parallelism.ranks, change.costly_changes),
         words: Sequence[str] = (),
     ) -> None:
-        self._run, self._words = run, words
+        self._run, self._base_overrides = run, words
         self._peak, self._judge, self._hopeless, self._price = peak, judge, hopeless, price
         tried = [(candidate, self._evaluated((candidate,))) for candidate in offered]
         self._possible = [(candidate, change) for candidate, change in tried if change is not None]
@@ -183,7 +183,7 @@ class ChangeSearch:
             overrides=self._overrides(parts),
             cost="; ".join(dict.fromkeys(part.cost for part in parts if part.cost != NONE)) or NONE,
             result=max((part.result for part in parts), key=RESULTS.index),
-            asks=sum(part.result != SAME for part in parts),
+            costly_changes=sum(part.result != SAME for part in parts),
             allocated=allocated,
             saved=self._peak - allocated,
             needed=needed,
@@ -194,7 +194,7 @@ class ChangeSearch:
     def _overrides(self, parts: tuple[ChangeCandidate, ...]) -> tuple[str, ...]:
         """Return all `--set` overrides of the changed run, each field once."""
         changes = (override for part in parts for override in part.overrides)
-        return joined(dict(word.split("=", 1) for word in (*self._words, *changes)))
+        return joined(dict(word.split("=", 1) for word in (*self._base_overrides, *changes)))
 
 
 def _pairs_of(

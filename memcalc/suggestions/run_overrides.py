@@ -38,7 +38,7 @@ def written_out(spec: Spec) -> UserRun:
     return UserRun(spec, lambda words: load(blocks, words).with_origin(Origin(limits=spec.origin.limits)))
 
 
-def words_to(run: UserRun, target: Spec) -> tuple[str, ...]:
+def overrides_to(run: UserRun, target: Spec) -> tuple[str, ...]:
     """Return the overrides from one run to another, including those that keep derived fields unchanged."""
     words = dict(word.split("=", 1) for word in run.implied)
     reached = run.spec

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.estimation.transient import rollouts, spans, standing
+from memcalc.estimation.transient import persistent_items, rollouts, spans
 from memcalc.layout.stages import Stage
 from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
@@ -76,17 +76,17 @@ class KindSizes:
     def __init__(self) -> None:
         self._known: dict[StorageSize, list[tuple[dict[str, Any], Any]]] = {}
 
-    def bytes(self, kind: StorageSize, values: Mapping[str, Any]) -> Any:
+    def bytes(self, storage_size: StorageSize, values: Mapping[str, Any]) -> Any:
         """Return the bytes of one storage for each batch; a single number if they are equal for all."""
-        if kind.rule is None:
-            return plain(kind.bytes(values))
-        several = self._known.setdefault(kind, [])
+        if storage_size.rule is None:
+            return plain(storage_size.bytes(values))
+        several = self._known.setdefault(storage_size, [])
         for read, found in several:
             if all(_same(values[name], value) for name, value in read.items()):
                 return found
         watched = _ReadSymbols(values)
         lanes = {name: value.values for name, value in values.items() if isinstance(value, VectorInt)}
-        found = elementwise(lambda some: {"": kind.bytes(watched.with_values(some))}, lanes)[""]
+        found = elementwise(lambda some: {"": storage_size.bytes(watched.with_values(some))}, lanes)[""]
         several.append((watched.read, found))
         return found
 
@@ -177,7 +177,7 @@ class StageSums:
     Args:
         spec: the run, with `VectorInt`.
         stage: the pipeline stage.
-        card: the GPU, for kernel workspaces that depend on it.
+        gpu: the GPU, for kernel workspaces that depend on it.
         sizers: cached sizers of runs with these batches.
         count: number of batches.
 
@@ -186,7 +186,7 @@ class StageSums:
         totals: bytes at the peak of each phase; 0 for evaluation if the run has none. [phases, n]
     """
 
-    def __init__(self, spec: Spec, stage: Stage, card: GpuSpec | None, sizers: Sizers, count: int) -> None:
+    def __init__(self, spec: Spec, stage: Stage, gpu: GpuSpec | None, sizers: Sizers, count: int) -> None:
         phases = run_phases(spec)
         self.index = stage.index
         self.totals: Matrix = np.zeros((len(ALL_PHASES), count))
@@ -194,13 +194,13 @@ class StageSums:
         self._highest: list[_Highest | None] = [None] * len(ALL_PHASES)
         for (phase, component), amount in state_sums(spec, stage).items():
             self._add(phases.index(phase), component, amount)
-        for item in standing(spec, stage, card):
+        for item in persistent_items(spec, stage, gpu):
             for phase in phases_of(item.mask, phases):
                 self._add(phases.index(phase), item.component, item.count * item.each)
                 self._add(phases.index(phase), Component.BLOCK_ROUNDING, item.count * (item.block - item.each))
         if spec.training.completion_length is not None:
-            self._add_rollouts(spec, stage, card, phases.index(GENERATION))
-        for span in spans(spec, stage, card, sizers.sizer_of):
+            self._add_rollouts(spec, stage, gpu, phases.index(GENERATION))
+        for span in spans(spec, stage, gpu, sizers.sizer_of):
             points: list[tuple[RecordedPasses, Requests, StretchPeak]] = []
             heights: list[Matrix] = []
             for recorded in span.recorded:

@@ -14,7 +14,7 @@ from memcalc.errors import InputError
 from memcalc.importers.loading import import_file, load, opened
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.loading import OpenedConfig, load_opened, mapping_of
-from memcalc.spec.overrides import parse_overrides, refuse_two_cards
+from memcalc.spec.overrides import parse_overrides, reject_two_gpus
 from memcalc.spec.reading import read_source
 from memcalc.spec.rule_sets.inference import of_training
 from memcalc.spec.rule_sets.run import RULES, Rule
@@ -56,7 +56,7 @@ class Contexts:
         self.rules: tuple[Rule, ...] = (*RULES, partial(_in_node, gpus_per_node))
         self._overrides, self._gpu, self._changes = overrides, gpu, parse_overrides(overrides)
         _refuse_twice(grid, self._changes, gpu)
-        refuse_two_cards(gpu, self._changes)
+        reject_two_gpus(gpu, self._changes)
         if gpu is not None:
             find_gpu(gpu)
         self._source = source if isinstance(source, Spec | Mapping) else _read(source, overrides)
@@ -87,7 +87,7 @@ class Contexts:
         changes = {**self._changes, **parse_overrides(assignments(values))}
         return of_training(load_opened(self._opened, changes, gpu=self._gpu, check=_unchecked), "sweep")
 
-    def first_broken(self, spec: Spec, batches: Mapping[str, Numbers]) -> Codes:
+    def first_violation(self, spec: Spec, batches: Mapping[str, Numbers]) -> Codes:
         """Return for each batch the number of the first violated rule, from 1; 0: none is violated. [n]"""
 
         def first(some: dict[str, Any]) -> dict[str, int]:
@@ -97,7 +97,9 @@ class Contexts:
         count = len(next(iter(batches.values())))
         return np.broadcast_to(elementwise(first, batches)[""], count).astype(np.int16)
 
-    def worded(self, spec: Spec, code: int, batches: Mapping[str, Numbers]) -> Iterator[tuple[Any, Violation]]:
+    def violations_by_message(
+        self, spec: Spec, code: int, batches: Mapping[str, Numbers]
+    ) -> Iterator[tuple[Any, Violation]]:
         """Yield the violations of a rule, each with the batches that share its message."""
         rule = self.rules[code - 1]
         yield from pieces(lambda some: next(iter(rule(changed(spec, **some)))), batches)

@@ -23,7 +23,7 @@ from memcalc.sweeping.grid import Grid, Value
 from memcalc.sweeping.reasons import NOT_MODELLED, VALID, Reasons
 from memcalc.sweeping.table import AllocatedPeaks, GridVerdicts, Table
 from memcalc.sweeping.vector_int import Numbers, pieces
-from memcalc.sweeping.verdict_terms import DOES_NOT_FIT, UNJUDGED, TermsList, judged
+from memcalc.sweeping.verdict_terms import DOES_NOT_FIT, UNJUDGED, TermsList, verdicts
 
 Array = np.ndarray[Any, Any]
 Axes = Mapping[Any, Iterable[Value]]  # Any: mappings of names and of tuples of names
@@ -235,7 +235,7 @@ class _Evaluation:
             return
         given = {field: np.full(found.codes.size, getattr(spec.training, field), dtype=np.float64) for field in BATCH}
         batches = {**given, **varied}
-        found.codes[:] = self._contexts.first_broken(spec, batches)
+        found.codes[:] = self._contexts.first_violation(spec, batches)
         valid = np.flatnonzero(found.codes == 0)
         if not len(valid):
             return
@@ -255,8 +255,8 @@ class _Evaluation:
         count = len(getattr(run.training, BATCH[0]).values)
         try:
             reject_without_formulas(run)
-            card = None if run.hardware.gpu is None else find_gpu(run.hardware.gpu)
-            stages = [StageSums(run, stage, card, self._sizers, count) for stage in stages_that_matter(run)]
+            gpu = None if run.hardware.gpu is None else find_gpu(run.hardware.gpu)
+            stages = [StageSums(run, stage, gpu, self._sizers, count) for stage in stages_that_matter(run)]
         except InputError:
             return None
         cells = np.arange(count)
@@ -297,7 +297,7 @@ class _Evaluation:
             found.components.T,
             None if found.ledger is None else found.ledger[asked].transpose(2, 0, 1),
         )
-        reserved, verdict = judged(peak, found.outside, found.usable, found.terms, self._terms.terms)
+        reserved, verdict = verdicts(peak, found.outside, found.usable, found.terms, self._terms.terms)
         verdict[~valid] = UNJUDGED
         verdict[large] = DOES_NOT_FIT
         judgement = GridVerdicts(

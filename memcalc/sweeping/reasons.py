@@ -43,7 +43,7 @@ class Reasons:
         try:
             estimate(self.spec(index))
         except InputError as error:
-            where = error.where.removeprefix("--set: ")  # the field is varied; the user wrote no --set
+            where = error.location.removeprefix("--set: ")  # the field is varied; the user wrote no --set
             return str(InputError(error.problem, error.remedy, where))
         return ""
 
@@ -65,14 +65,14 @@ class Reasons:
             if code == NOT_MODELLED:
                 found[members] = self.of(int(members[0]))
                 continue
-            for broken, alike in self._worded(code, members):
+            for broken, alike in self._violations(code, members):
                 if broken not in known:
                     known[broken] = self.of(int(alike[0]))
                 found[alike] = known[broken]
         texts: list[str] = found.tolist()
         return texts
 
-    def _worded(self, code: int, members: Indices) -> Iterator[tuple[Violation, Indices]]:
+    def _violations(self, code: int, members: Indices) -> Iterator[tuple[Violation, Indices]]:
         """Yield the violations of a rule, each with the configurations of one context that share its message."""
         contexts = self._contexts
         spec = contexts.loaded(contexts.grid.point(self._start + int(members[0])))
@@ -83,7 +83,7 @@ class Reasons:
         }
         if not batches:
             batches = {"micro_batch_size": np.full(len(members), spec.training.micro_batch_size, dtype=np.float64)}
-        for where, broken in contexts.worded(spec, code, batches):
+        for where, broken in contexts.violations_by_message(spec, code, batches):
             yield broken, members[where]
 
     def _alike(self) -> Iterator[tuple[int, Indices]]:

@@ -144,7 +144,7 @@ class Table:
         Raises:
             ValueError: no GPU was given.
         """
-        self._require_card()
+        self._require_gpu()
         return np.where(self.valid, self.usable_bytes - self.device_bytes, 0)
 
     @property
@@ -154,7 +154,7 @@ class Table:
         Raises:
             ValueError: no GPU was given.
         """
-        self._require_card()
+        self._require_gpu()
         found: Flags = self.verdict == FITS
         return found
 
@@ -165,13 +165,13 @@ class Table:
         Raises:
             ValueError: no GPU was given.
         """
-        self._require_card()
+        self._require_gpu()
         found: Flags = self.verdict == CLOSE
         return found
 
-    def _require_card(self) -> None:
+    def _require_gpu(self) -> None:
         if (self.usable_bytes[self.valid] < 0).any():
-            raise ValueError("no card was named")
+            raise ValueError("no GPU was given")
 
     @property
     def can_replay(self) -> Flags:

@@ -93,7 +93,7 @@ def _without_limits(spec: Spec) -> VerdictTerms:
 
 def _with_limits(terms: VerdictTerms, spec: Spec) -> VerdictTerms:
     limits = holding_memory(limits_of(spec))
-    names, amount = tuple(limit.what for limit in limits), sum(limit.at_least_bytes for limit in limits)
+    names, amount = tuple(limit.feature for limit in limits), sum(limit.at_least_bytes for limit in limits)
     return terms._replace(unmodelled=names, unmodelled_bytes=amount)
 
 
@@ -123,7 +123,7 @@ class JudgedPeaks(NamedTuple):
     verdict: Verdicts
 
 
-def judged(
+def verdicts(
     peak: Integers, outside: Integers, usable: Integers, numbers: Numbers, terms: tuple[VerdictTerms, ...]
 ) -> JudgedPeaks:
     """Return verdicts as in `memcalc.verdict.needs.recorded_need`, except for configurations that can be replayed.
@@ -142,14 +142,14 @@ def judged(
     for start in range(0, len(peak), AT_A_TIME):
         some = slice(start, start + AT_A_TIME)
         numbers_of = numbers[some] if several else numbers
-        reserved[some], verdict[some] = _judged(peak[some], usable[some] - outside[some], numbers_of, terms)
+        reserved[some], verdict[some] = _verdict(peak[some], usable[some] - outside[some], numbers_of, terms)
     no_card = usable < 0
     if no_card.any():
         verdict[no_card] = UNJUDGED
     return JudgedPeaks(reserved, verdict)
 
 
-def _judged(
+def _verdict(
     peak: Integers, room: Integers, numbers: Numbers, terms: tuple[VerdictTerms, ...]
 ) -> tuple[npt.NDArray[np.float64], Verdicts]:
     """Return reserved bytes and verdicts; `room` is usable bytes minus bytes outside the allocator."""

@@ -79,7 +79,7 @@ def main(spec_file: str, events_file: str, report_file: str, steps: str) -> None
         write_events(events_file, recording.events)
         write_events(f"{events_file}.host", recording.host_events)
     except InputError as error:
-        report = {"refused": ["InputError", error.problem, error.remedy, error.where]}
+        report = {"refused": ["InputError", error.problem, error.remedy, error.location]}
     except MemcalcError as error:
         report = {"refused": [type(error).__name__, str(error)]}
     Path(report_file).write_text(json.dumps(report))

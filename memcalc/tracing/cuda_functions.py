@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memcalc.recorder.storages import is_made_of_tensors
+from memcalc.recorder.storages import holds_tensors
 from memcalc.step.host import HOST
 from memcalc.tracing.attention import attention
 from memcalc.tracing.autocast import Autocast
@@ -41,7 +41,7 @@ def on_device(value: Any) -> bool:
         device = value.fake_device
         return device.type != "meta" and device != HOST  # a module built on meta gets its memory later
     part = getattr(value, "_local_tensor", None)
-    return is_made_of_tensors(value) if part is None else on_device(part)
+    return holds_tensors(value) if part is None else on_device(part)
 
 
 def _below_vmap(value: Any) -> Any:
@@ -51,14 +51,14 @@ def _below_vmap(value: Any) -> Any:
     return value
 
 
-def shown_device(kind: type[Tensor]) -> property:
+def shown_device(tensor_class: type[Tensor]) -> property:
     """Return the attribute `device` of a class of tensors, as Python code should see it."""
-    own: Any = kind.device
+    original: Any = tensor_class.device
 
     def device(tensor: Tensor) -> torch.device:
         # PyTorch's own code below the dispatcher runs with torch functions disabled and must see the CPU.
         enabled = torch._C._is_torch_function_enabled()  # noqa: SLF001 -- no public name
-        return CUDA if enabled and on_device(tensor) else cast("torch.device", own.__get__(tensor))
+        return CUDA if enabled and on_device(tensor) else cast("torch.device", original.__get__(tensor))
 
     return property(device)
 
@@ -115,7 +115,7 @@ class CudaFunctions(TorchFunctionMode):
         if self.host.is_fake and function is torch.empty and kwargs.get("pin_memory"):
             return self.host.page_locked(*args, **kwargs)
         if self.host.is_fake and function is Tensor.cpu and on_device(args[0]):
-            return self.host.fetched(args[0], kwargs)
+            return self.host.copied_back(args[0], kwargs)
         if function in READS:
             return self._read(function, args, kwargs)
         if function is Tensor.new_tensor:  # it uses the tensor's dtype and device only
@@ -160,7 +160,7 @@ class CudaFunctions(TorchFunctionMode):
             self.host.is_fake = True
             return function(*args, **kwargs)
         if self.host.is_fake and moved is not None and isinstance(moved, FakeTensor):
-            return self.host.fetched(moved, kwargs)
+            return self.host.copied_back(moved, kwargs)
         if moved is not None and on_device(moved):
             return self._fetched(moved)
         with _disable_current_modes():
@@ -223,7 +223,7 @@ def _holds_fake(value: Any) -> bool:
     if isinstance(value, dict):
         return any(_holds_fake(item) for item in value.values())
     value = _below_vmap(value)
-    return isinstance(value, FakeTensor) or is_made_of_tensors(value)
+    return isinstance(value, FakeTensor) or holds_tensors(value)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002 -- PyTorch's signature

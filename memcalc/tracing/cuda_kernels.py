@@ -44,21 +44,21 @@ class CudaKernels(FakeKernels):
     """The kernels of one GPU.
 
     Args:
-        card: the GPU.
+        gpu: the GPU.
         streams: has the current stream; None: there is only one stream.
         placing: returns whether a Python function is running that creates its tensor on the device.
     """
 
     def __init__(
-        self, card: GpuSpec, streams: Streams | None = None, placing: Callable[[], bool] = lambda: True
+        self, gpu: GpuSpec, streams: Streams | None = None, placing: Callable[[], bool] = lambda: True
     ) -> None:
         super().__init__()
         self._placing = placing
         self._streams = streams
-        self.multiprocessors = multiprocessors(card)
+        self.multiprocessors = multiprocessors(gpu)
         release = tuple(int(part) for part in torch.__version__.split(".")[:2])
         config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
-        self._workspace = cublas_workspace(capability(card), (release[0], release[1]), config)
+        self._workspace = cublas_workspace(capability(gpu), (release[0], release[1]), config)
         self._threads: set[bool] = set()  # with a cuBLAS workspace: forward's (False), autograd's (True)
 
     @property

@@ -22,13 +22,13 @@ FOREACH_CHUNK = 65536  # elements: native/cuda/MultiTensorApply.cuh, kChunkSize
 Rule = Callable[[Multiprocessors, tuple[Any, ...], Mapping[str, Any], Any], Sequence[Hidden]]
 
 
-def _sum(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+def _sum(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
     """Return the blocks of one reduction of the input to the output: sum, mean, amax, norms."""
     x: Tensor = args[0]
     if not x.numel() or not isinstance(output, Tensor):
         return ()
     dims = args[1] if len(args) > 1 and args[1] is not None and args[1] != [] else list(range(x.dim()))
-    script = (*_cast(x, output), *_reduced(x, [dims] if isinstance(dims, int) else list(dims), card))
+    script = (*_cast(x, output), *_reduced(x, [dims] if isinstance(dims, int) else list(dims), gpu))
     script += tuple(-size for size in _cast(x, output))
     return (Hidden(script),) if script else ()
 
@@ -40,7 +40,7 @@ def _cast(x: Tensor, output: Tensor) -> tuple[int, ...]:
     return (x.numel() * output.element_size(),)
 
 
-def _reduced(x: Tensor, dims: list[int], card: Multiprocessors) -> tuple[int, ...]:
+def _reduced(x: Tensor, dims: list[int], gpu: Multiprocessors) -> tuple[int, ...]:
     """Return the script of a reduction over these dimensions of a contiguous tensor."""
     dims = sorted(dim % x.dim() for dim in dims) if x.dim() else []
     kept = [dim for dim in range(x.dim()) if dim not in dims and x.shape[dim] > 1]
@@ -52,7 +52,7 @@ def _reduced(x: Tensor, dims: list[int], card: Multiprocessors) -> tuple[int, ..
     contiguous = innermost is None or innermost in summed
     inner = 1 if contiguous or innermost is None else _run(x, innermost, kept)
     runs = sum(1 for dim in summed if dim + 1 not in summed)
-    return reduction(ReductionShape(outputs, inputs, contiguous, inner, one_dimension=runs <= 1), card)
+    return reduction(ReductionShape(outputs, inputs, contiguous, inner, one_dimension=runs <= 1), gpu)
 
 
 def _run(x: Tensor, innermost: int, kept: list[int]) -> int:
@@ -69,23 +69,23 @@ def _pow(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: 
     return () if isinstance(args[0], Tensor) else (Hidden((8, -8)),)
 
 
-def _layer_norm(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+def _layer_norm(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
     x, shape, weight = args[1], args[2], args[5]
     parameters = sum(1 for made in output[1:] if made is not None)
-    return _norm(card, x, shape, weight, parameters)
+    return _norm(gpu, x, shape, weight, parameters)
 
 
-def _rms_norm(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
+def _rms_norm(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
     x, shape, weight = args[1], args[2], args[4]
-    return _norm(card, x, shape, weight, 0 if weight is None else 1)
+    return _norm(gpu, x, shape, weight, 0 if weight is None else 1)
 
 
 def _norm(
-    card: Multiprocessors, x: Tensor, shape: Sequence[int], weight: Tensor | None, parameters: int
+    gpu: Multiprocessors, x: Tensor, shape: Sequence[int], weight: Tensor | None, parameters: int
 ) -> Sequence[Hidden]:
     columns = prod(shape)
     item = x.element_size() if weight is None else weight.element_size()
-    script = norms.norm_backward(x.numel() // columns, columns, item, parameters, card)
+    script = norms.norm_backward(x.numel() // columns, columns, item, parameters, gpu)
     return _beside_copy(x, (Hidden(script),) if script else ())
 
 
@@ -127,34 +127,34 @@ def _foreach_norm(_: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, An
     return (Hidden((size,), at=0), Hidden((-size,)))
 
 
-def _sort(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
+def _sort(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], output: Any) -> Sequence[Hidden]:
     values: Tensor = output[0]
     dims = [value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)]
     length = values.shape[dims[0] if dims else -1] if values.dim() else 1
-    script = sorting.sort(values.numel() // max(length, 1), length, values.element_size(), card.major)
+    script = sorting.sort(values.numel() // max(length, 1), length, values.element_size(), gpu.major)
     return (Hidden(script),) if script else ()
 
 
-def _index_put(card: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
+def _index_put(gpu: Multiprocessors, args: tuple[Any, ...], _: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
     indices = [index for index in args[1] if index is not None]
     accumulate = len(args) > 3 and args[3]
     if not accumulate or len(indices) != 1 or indices[0].dtype == torch.bool:
         return ()
     position = next(position for position, index in enumerate(args[1]) if index is not None)
     checked = len(args) < 5 or not args[4]
-    return (Hidden(sorting.scatter_add(indices[0].numel(), args[0].shape[position], card.major, checked=checked)),)
+    return (Hidden(sorting.scatter_add(indices[0].numel(), args[0].shape[position], gpu.major, checked=checked)),)
 
 
-def _embedding(card: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
+def _embedding(gpu: Multiprocessors, args: tuple[Any, ...], __: Mapping[str, Any], ___: Any) -> Sequence[Hidden]:
     gradient, indices, rows = args[:3]
     count, width = indices.numel(), gradient.shape[-1]
-    before = embedding.before_gradient(count, rows, card.major)
+    before = embedding.before_gradient(count, rows, gpu.major)
     return (Hidden(before, at=0), Hidden(embedding.after_gradient(count, rows, width))) if before else ()
 
 
-def _flash(card: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> Sequence[Hidden]:
+def _flash(gpu: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> Sequence[Hidden]:
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
-    inside, after = attention.flash_forward(_heads(*args[:2]), dropout, card.count)
+    inside, after = attention.flash_forward(_heads(*args[:2]), dropout, gpu.count)
     return tuple(hidden for hidden in (Hidden(inside, at=2), Hidden(after)) if hidden.script)
 
 
@@ -177,12 +177,12 @@ def _heads(query: Tensor, key: Tensor, value: Tensor | None = None) -> Heads:
     return Heads(b, h, key.shape[1], s, key.shape[2], d, query.element_size(), values)
 
 
-def _split_copy(card: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> Sequence[Hidden]:
+def _split_copy(gpu: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any) -> Sequence[Hidden]:
     gathered, sizes = args[:2]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     before, behind = prod(gathered.shape[:dim]), prod(gathered.shape[dim + 1 :])
     parts = [size * behind * gathered.element_size() for size in sizes]
-    return (Hidden(sharding.split_copy(parts, before, card)),)
+    return (Hidden(sharding.split_copy(parts, before, gpu)),)
 
 
 def _chunk_cat(_: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, Any], __: Any) -> Sequence[Hidden]:
@@ -195,7 +195,7 @@ def _chunk_cat(_: Multiprocessors, args: tuple[Any, ...], kwargs: Mapping[str, A
 WORKSPACES: dict[Any, Rule] = {
     aten.sum: _sum,
     aten.mean: _sum,
-    aten.linalg_vector_norm: lambda card, args, kwargs, output: _sum(card, (args[0], *args[2:3]), kwargs, output),
+    aten.linalg_vector_norm: lambda gpu, args, kwargs, output: _sum(gpu, (args[0], *args[2:3]), kwargs, output),
     aten.pow: _pow,
     aten.where: _where,
     aten.native_layer_norm: _norm_input,

@@ -45,7 +45,7 @@ class OffloadedTensors:
             Tensor.cpu: lambda tensor: tensor,
         }
 
-    def fetched(self, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
+    def copied_back(self, tensor: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Return `tensor.to("cpu", ...)`; it is pinned for a non-blocking copy (native/TensorConversions.cpp)."""
         if on_host(tensor):
             return tensor

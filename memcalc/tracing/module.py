@@ -74,13 +74,13 @@ def trace_module(
     from memcalc.tracing.fake import record_fake
 
     optimizer = options.get("optimizer")
-    words = step_words(optimizer, options.get("inference"), steps)
+    words = step_description(optimizer, options.get("inference"), steps)
     if isinstance(optimizer, str):
         options["optimizer"] = named_optimizer(optimizer)
-    card = find_gpu(gpu or DEFAULT_CARD)
+    gpu_spec = find_gpu(gpu or DEFAULT_CARD)
     run = partial(ModuleRun, ModuleStep(module, inputs, **options))
-    recording = record_fake(run, card, steps, cuda=semantics == "cuda", progress=progress)
-    judged_by = None if gpu is None else card
+    recording = record_fake(run, gpu_spec, steps, cuda=semantics == "cuda", progress=progress)
+    judged_by = None if gpu is None else gpu_spec
     return make_module_trace(name or type(module).__name__, words, recording, judged_by, alloc_conf, progress)
 
 
@@ -104,7 +104,7 @@ def trace_file(target: str, inputs: str | None, gpu: str | None = None, **option
     return trace_module(found.module, found.inputs, gpu, name=found.name, **options)
 
 
-def step_words(optimizer: object, inference: str | None, steps: int) -> str:
+def step_description(optimizer: object, inference: str | None, steps: int) -> str:
     """Return the description of the run for the screen."""
     times = "1 step" if steps == 1 else f"{steps:,} steps"
     if inference is not None:

@@ -66,13 +66,13 @@ class OperatorOutputs(NamedTuple):
     """All outputs of an operator: one, a list or tuple, or none.
 
     Args:
-        kind: Tensor, list or tuple; None: no output.
-        made: the outputs; numbers are stored themselves.
+        container: Tensor, list or tuple; None: no output.
+        results: the outputs; numbers are stored themselves.
         device: the device that new tensors report; "meta" has no memory.
     """
 
-    kind: type | None
-    made: tuple[OperatorOutput | int | None, ...]
+    container: type | None
+    results: tuple[OperatorOutput | int | None, ...]
     device: torch.device
 
     @classmethod

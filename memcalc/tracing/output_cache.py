@@ -71,18 +71,19 @@ class KnownOutputs:
         return run() if known is None else self._again(known, given)
 
     def _again(self, known: OperatorOutputs, given: list[FakeTensor]) -> Any:
-        if known.kind is None:
+        if known.container is None:
             return None
         mode = given[0].fake_mode if given else _mode()
         outputs = [
-            self._make(made, given, mode, known.device) if type(made) is OperatorOutput else made for made in known.made
+            self._make(output, given, mode, known.device) if type(output) is OperatorOutput else output
+            for output in known.results
         ]
-        return outputs[0] if known.kind is Tensor else known.kind(outputs)
+        return outputs[0] if known.container is Tensor else known.container(outputs)
 
     def _make(
-        self, made: OperatorOutput, given: list[FakeTensor], mode: FakeTensorMode, device: torch.device
+        self, output: OperatorOutput, given: list[FakeTensor], mode: FakeTensorMode, device: torch.device
     ) -> FakeTensor:
-        shape, stride, offset, dtype, source, itself = made
+        shape, stride, offset, dtype, source, itself = output
         if source is None:
             return self._fakes.new(mode, shape, stride, dtype, device)
         return given[source] if itself else self._fakes.view(given[source], shape, stride, offset, dtype)

@@ -44,10 +44,10 @@ def fake_streams() -> Iterator[Streams]:
         modules: list[Any] = [importlib.import_module(name) for name in ASKED_IN]
         sharding_rules()
         for module in modules:
-            own = module._get_device_handle  # noqa: SLF001 -- no public name
+            original = module._get_device_handle  # noqa: SLF001 -- no public name
 
-            def handle(kind: str = "cuda", own: Any = own) -> Any:
-                return streams if kind == "cuda" else own(kind)
+            def handle(device_type: str = "cuda", original: Any = original) -> Any:
+                return streams if device_type == "cuda" else original(device_type)
 
             patches.enter_context(mock.patch.object(module, "_get_device_handle", handle))
         yield streams
@@ -56,11 +56,11 @@ def fake_streams() -> Iterator[Streams]:
 @contextmanager
 def unseen_propagation() -> Iterator[None]:
     """Hide DTensor's shape propagation, which runs operators on fake global tensors, from the recorder."""
-    own = ShardingPropagator._propagate_tensor_meta_non_cached  # noqa: SLF001 -- no public name
+    original = ShardingPropagator._propagate_tensor_meta_non_cached  # noqa: SLF001 -- no public name
 
     def propagate(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes(), torch._C.DisableTorchFunction():  # noqa: SLF001 -- as above
-            return own(*args, **kwargs)
+            return original(*args, **kwargs)
 
     with mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate):
         yield
@@ -75,7 +75,7 @@ def split_tensors() -> Iterator[None]:
     with ExitStack() as patches:
         for rules in vars(propagator).values():
             if isinstance(rules, dict):
-                added = {own: rules[its] for own, its in stand_ins.items() if its in rules}
+                added = {original: rules[its] for original, its in stand_ins.items() if its in rules}
                 patches.enter_context(mock.patch.dict(rules, added))
         patches.enter_context(mock.patch.object(DTensor, "device", shown_device(DTensor), create=True))
         yield

@@ -67,13 +67,13 @@ def record(
     require("trace", spec)
     refuse_replicas(spec, semantics)
     refuse_kernels(spec)
-    card = find_gpu(spec.hardware.gpu or DEFAULT_CARD)
+    gpu = find_gpu(spec.hardware.gpu or DEFAULT_CARD)
     with temporary_compiler_cache():
         from memcalc.tracing.fake import record_fake
 
         return record_fake(
             _run_of(spec, semantics, inputs),
-            card,
+            gpu,
             steps,
             cuda=semantics == "cuda",
             ranks=spec.parallelism.ranks,
@@ -94,9 +94,9 @@ def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.d
 
     if inputs is None:
         return partial(TrainingRun, spec)
-    from memcalc.step.python_file import made_inputs
+    from memcalc.step.python_file import inputs_of_file
 
-    return partial(TrainingRun, spec, inputs=made_inputs(inputs))
+    return partial(TrainingRun, spec, inputs=inputs_of_file(inputs))
 
 
 def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
@@ -114,9 +114,9 @@ def in_place_of_formulas(spec: Spec, progress: Progress = silent) -> Result:
     require("trace", spec)
     progress("trace", 0)
     found = make_trace(spec, record_in_child(spec, 2), spec.training.alloc_conf, progress=progress).result
-    own = spec.model.transformers_config is not None
-    what = fallback_family(spec.model) if own else f"transformers' modules of {spec.model.architecture}"
-    note = f"memcalc has no formulas for {what}: {'its' if own else 'their'} real step was traced on fake tensors"
+    original = spec.model.transformers_config is not None
+    what = fallback_family(spec.model) if original else f"transformers' modules of {spec.model.architecture}"
+    note = f"memcalc has no formulas for {what}: {'its' if original else 'their'} real step was traced on fake tensors"
     return replace(found, notes=(note, *spec.origin.notes, *found.notes))
 
 

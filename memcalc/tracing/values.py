@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memcalc.recorder.kernels import tensors
-from memcalc.recorder.storages import identity, is_made_of_tensors
+from memcalc.recorder.storages import holds_tensors, identity
 
 aten = torch.ops.aten
 
@@ -48,13 +48,13 @@ class Values:
     def of(self, tensor: Any) -> Tensor | None:
         """Return the real tensor of a fake one, or a real tensor itself; None if the values are unknown."""
         if not isinstance(tensor, FakeTensor):
-            return None if tensor.is_meta or is_made_of_tensors(tensor) else tensor
+            return None if tensor.is_meta or holds_tensors(tensor) else tensor
         found = self._mirrors.get(identity(tensor.untyped_storage()))
         return None if found is None or tensor.numel() > LARGEST_VIEW else _view(found[0], tensor)
 
     def _knows(self, tensor: Any) -> bool:
         if not isinstance(tensor, FakeTensor):  # a host tensor; meta tensors have no values
-            return not (tensor.is_meta or is_made_of_tensors(tensor))
+            return not (tensor.is_meta or holds_tensors(tensor))
         return identity(tensor.untyped_storage()) in self._mirrors and tensor.numel() <= LARGEST_VIEW
 
     def learn(self, tensor: Any, real: Tensor) -> None:

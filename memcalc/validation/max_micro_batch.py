@@ -7,7 +7,7 @@ from typing import Any
 from memcalc.errors import MemcalcError
 from memcalc.estimation.estimate import estimate
 from memcalc.measuring.measurement import DONE, MeasuredDevice
-from memcalc.measuring.result import card_named
+from memcalc.measuring.result import gpu_named
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 
@@ -19,21 +19,21 @@ class MicroBatchSearch:
     """Search for the largest micro-batch of one run: measure the batch that `next` returns, and report it to `tried`.
 
     Args:
-        words: the run as in a suite.
+        overrides: the run as in a suite.
         spec: the run, with any micro-batch.
         device: the device that it must fit.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run.
     """
 
     def __init__(self, words: str, spec: Spec, device: MeasuredDevice, alloc_conf: str = "") -> None:
-        self.words = words
+        self.overrides = words
         self.predicted = predicted(spec, device, alloc_conf)
         self.fits: int | None = None
         self.fails: int | None = None
         self._stride = 1
 
     @property
-    def found(self) -> int | None:
+    def largest(self) -> int | None:
         """The largest micro-batch that fits, 0 if none does; None while unknown."""
         if self.fails == 1:
             return 0
@@ -42,7 +42,7 @@ class MicroBatchSearch:
 
     def next(self) -> int | None:
         """Return the micro-batch to try next; None when the largest is known."""
-        if self.found is not None:
+        if self.largest is not None:
             return None
         if self.fits is None and self.fails is None:
             return max(1, self.predicted or 1)
@@ -78,7 +78,7 @@ def predicted(spec: Spec, device: MeasuredDevice, alloc_conf: str = "") -> int |
 
 def traced(spec: Spec, device: MeasuredDevice, most: int, alloc_conf: str = "") -> int:
     """Return the largest micro-batch up to `most` that fits the GPU in a trace; `most` for a GPU not in the table."""
-    gpu = card_named(device)
+    gpu = gpu_named(device)
     if gpu is None:
         return most
     from memcalc.tracing import trace

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from memcalc.errors import InputError, MemcalcError
 from memcalc.ledger.result import Result
 from memcalc.measuring.measurement import Measurement
-from memcalc.measuring.result import allocator_conf, card_of
+from memcalc.measuring.result import allocator_conf, gpu_of
 from memcalc.progress import Progress, silent
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
-from memcalc.validation.predictions import estimate_on_a_card
+from memcalc.validation.predictions import estimate_on_gpu
 
 TRACES = ("fake", "null")
 
@@ -60,7 +60,7 @@ def predicted_vs_measured(
     missing: list[str] = []
     estimated: Result | None = None
     try:
-        estimated = estimate_on_a_card(spec, settings, measurement.versions["torch"])
+        estimated = estimate_on_gpu(spec, settings, measurement.versions["torch"])
     except MemcalcError as error:
         missing.append(f"estimate: {error}")
     results = []
@@ -85,7 +85,7 @@ def check_traces(traces: Sequence[str]) -> None:
 
 def predicted_spec(measurement: Measurement) -> Spec:
     """Return the run with the GPU that it was measured on; unchanged if the table has no such GPU."""
-    gpu = card_of(measurement)
+    gpu = gpu_of(measurement)
     return measurement.spec if gpu is None else load(measurement.spec.model_dump(), (), gpu=gpu.name)
 
 

@@ -11,7 +11,7 @@ from memcalc.spec.training import TorchVersion
 from memcalc.verdict.judge import size
 
 
-def estimate_on_a_card(spec: Spec, alloc_conf: str = "", torch: str = "") -> Result:
+def estimate_on_gpu(spec: Spec, alloc_conf: str = "", torch: str = "") -> Result:
     """Return the estimate, with an allocator replay if the run uses the PyTorch CUDA allocator.
 
     Args:

@@ -41,7 +41,7 @@ def warning(spec: Spec, device: MeasuredDevice) -> str | None:
     )
 
 
-def refuse(spec: Spec, device: MeasuredDevice) -> None:
+def check_fits(spec: Spec, device: MeasuredDevice) -> None:
     """Reject a run if its estimate exceeds the device's memory.
 
     Raises:

@@ -11,7 +11,7 @@ from memcalc.errors import InputError, MemcalcError, NotWritten
 from memcalc.ledger.result import Result
 from memcalc.measuring.measurement import DONE
 from memcalc.measuring.records import RECORD_VERSION, RECORDS, by_operator, read_measured
-from memcalc.measuring.result import allocator_conf, card_named
+from memcalc.measuring.result import allocator_conf, gpu_named
 from memcalc.progress import Progress, silent
 from memcalc.spec.loading import load
 from memcalc.validation.predicted_vs_measured import check_traces, traced
@@ -26,7 +26,7 @@ class RecordComparison:
     Args:
         records: records of the measured runs.
         traces: kinds of traces: "fake", "null".
-        made: the record of each trace, by kind of trace and key of the measured run.
+        trace_records: of each trace, by type of trace and key of the measured run.
         missing: label and error of each run that could not be traced.
         fresh: number of traces made by this call.
         unkept: why the last trace could not be written, which ended the work; None: all are kept.
@@ -34,7 +34,7 @@ class RecordComparison:
 
     records: tuple[dict[str, Any], ...]
     traces: tuple[str, ...]
-    made: dict[tuple[str, str], dict[str, Any]]
+    trace_records: dict[tuple[str, str], dict[str, Any]]
     missing: tuple[tuple[str, str], ...]
     fresh: int
     unkept: NotWritten | None = None
@@ -43,20 +43,22 @@ class RecordComparison:
         """Return the measured runs that completed, each with its trace."""
         found = []
         for record in self.records:
-            made = self.made.get((trace, key_of_record(record)))
+            made = self.trace_records.get((trace, key_of_record(record)))
             if made is not None and record["outcome"] == DONE:
-                card = card_named(device_of(record))
+                gpu = gpu_named(device_of(record))
                 found.append(
                     PredictedRecord(
-                        record, as_result(made | {"spec": record["spec"]}, card), as_result(record, card), made
+                        record, as_result(made | {"spec": record["spec"]}, gpu), as_result(record, gpu), made
                     )
                 )
         return found
 
-    def deaths(self, trace: str) -> tuple[int, int]:
+    def predicted_failures(self, trace: str) -> tuple[int, int]:
         """Return how many out-of-memory runs the trace predicts not to fit, and how many of them were traced."""
         dead = [record for record in self.records if record["outcome"] != DONE]
-        made = [found for record in dead if (found := self.made.get((trace, key_of_record(record)))) is not None]
+        made = [
+            found for record in dead if (found := self.trace_records.get((trace, key_of_record(record)))) is not None
+        ]
         return sum(found["fits"] is False for found in made), len(made)
 
 
@@ -118,7 +120,7 @@ def trace_of(record: dict[str, Any], trace: str, python: str | None = None) -> d
         MemcalcError: the run cannot be traced.
     """
     device = device_of(record)
-    gpu = card_named(device)
+    gpu = gpu_named(device)
     spec = load(record["spec"], (), gpu=None if gpu is None else gpu.name)
     on_cpu, settings = device.kind == "cpu", allocator_conf(record["allocator"])
     return as_line(traced(trace, spec, record["steps"], settings, python, on_cpu=on_cpu), record, trace)
@@ -161,7 +163,7 @@ def run_of(record: dict[str, Any]) -> str:
     return command.partition("measure ")[2].replace("--set ", "").partition(" --")[0]
 
 
-def operators_apart(found: PredictedRecord) -> list[tuple[str, int]]:
+def operator_differences(found: PredictedRecord) -> list[tuple[str, int]]:
     """Return the operators with different bytes at the measured peak, and trace minus measured; largest first."""
     traced_bytes, measured_bytes = ((line or {}).get("operators", {}) for line in (found.line, found.record))
     apart = {

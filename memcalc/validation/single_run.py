@@ -43,7 +43,7 @@ class MeasureOptions:
     warn: Callable[[str], None] | None = None
 
 
-def measure_run(spec: Spec, how: MeasureOptions) -> Measurement:
+def measure_run(spec: Spec, options: MeasureOptions) -> Measurement:
     """Measure a run in a separate process.
 
     Raises:
@@ -52,47 +52,49 @@ def measure_run(spec: Spec, how: MeasureOptions) -> Measurement:
         OutOfMemory: the run ran out of memory; the message has the simulated allocator's result and changes that fit.
         NotKept: the record could not be written.
     """
-    if how.record is not None:
-        RECORDS.check(Path(how.record))
-    if how.device is None or not how.device.startswith("null"):
+    if options.record is not None:
+        RECORDS.check(Path(options.record))
+    if options.device is None or not options.device.startswith("null"):
         require("measure", spec)
-    with worker_for(how.device, how.python) as (worker, device):
-        if how.headroom:
-            _look_ahead(spec, worker.describe(device)[0], how)
+    with worker_for(options.device, options.python) as (worker, device):
+        if options.headroom:
+            _look_ahead(spec, worker.describe(device)[0], options)
         try:
             return measure(
                 spec,
                 device,
-                how.steps,
-                how.record,
+                options.steps,
+                options.record,
                 worker=worker,
-                alloc_conf=how.alloc_conf,
-                force=how.force,
-                weight_bytes=0 if how.force or device == "cpu" else room.weight_bytes(spec),
+                alloc_conf=options.alloc_conf,
+                force=options.force,
+                weight_bytes=0 if options.force or device == "cpu" else room.weight_bytes(spec),
             )
         except MeasurementOutOfMemory as error:
             raise _explained(error) from error
 
 
 def measure_one_rank(
-    spec: Spec, how: MeasureOptions, here: RankPlace
+    spec: Spec, options: MeasureOptions, here: RankPlace
 ) -> tuple[Measurement, tuple[dict[str, Any], ...]]:
     """Measure this rank of several, in this process, and gather the records of all ranks.
 
     Raises:
         Unavailable, InputError, OutOfMemory: see `measure_run`.
     """
-    if how.record is not None:
-        RECORDS.check(Path(how.record))
-    device = device_of_rank(how.device, here)
+    if options.record is not None:
+        RECORDS.check(Path(options.record))
+    device = device_of_rank(options.device, here)
     refuse_other_ranks(spec, here.ranks)
     require("measure", spec)
-    if how.headroom:
-        from memcalc.measuring.run_process import found_device
+    if options.headroom:
+        from memcalc.measuring.run_process import describe_found_device
 
-        _look_ahead(spec, found_device(device), how)
+        _look_ahead(spec, describe_found_device(device), options)
     try:
-        return measure_rank(spec, here, device, how.steps, how.record, alloc_conf=how.alloc_conf, force=how.force)
+        return measure_rank(
+            spec, here, device, options.steps, options.record, alloc_conf=options.alloc_conf, force=options.force
+        )
     except MeasurementOutOfMemory as error:
         raise _explained(error) from error
 
@@ -102,9 +104,9 @@ def _explained(error: MeasurementOutOfMemory) -> MeasurementOutOfMemory:
     return MeasurementOutOfMemory(f"{error}\n{opinion(error.measurement)}".rstrip(), error.measurement)
 
 
-def _look_ahead(spec: Spec, device: MeasuredDevice, how: MeasureOptions) -> None:
+def _look_ahead(spec: Spec, device: MeasuredDevice, options: MeasureOptions) -> None:
     """Reject a run that cannot fit, or warn about it if forced."""
-    if not how.force:
-        room.refuse(spec, device)
-    elif how.warn is not None and (found := room.warning(spec, device)) is not None:
-        how.warn(found)
+    if not options.force:
+        room.check_fits(spec, device)
+    elif options.warn is not None and (found := room.warning(spec, device)) is not None:
+        options.warn(found)

@@ -39,26 +39,26 @@ class SuiteRun:
     """One entry of a suite.
 
     Args:
-        words: a configuration and overrides, as on a command line: "gpt2 b=4 recipe=pure".
+        overrides: a configuration and overrides, as on a command line: "gpt2 b=4 recipe=pure".
         steps: optimizer steps.
         alloc_conf: PYTORCH_CUDA_ALLOC_CONF; "": as in the environment.
-        folder: directory that paths of configurations are relative to.
+        directory: directory that paths of configurations are relative to.
     """
 
-    words: str
+    overrides: str
     steps: int = STEPS
     alloc_conf: str = ""
-    folder: str = ""
+    directory: str = ""
 
     def spec(self, *overrides: str) -> Spec:
         """Return the run that the entry describes."""
-        source, *own = self.words.split()
-        path = Path(self.folder, source)
+        source, *own = self.overrides.split()
+        path = Path(self.directory, source)
         return of_training(load(str(path) if is_file(path) else source, (*own, *overrides)), "measure")
 
     def command(self, *overrides: str) -> str:
         """Return the command that measures this entry alone."""
-        source, *own = self.words.split()
+        source, *own = self.overrides.split()
         sets = " ".join(f"--set {override}" for override in (*own, *overrides))
         settings = f" --alloc-conf {self.alloc_conf}" if self.alloc_conf else ""
         return f"memcalc measure {source} {sets} --steps {self.steps}{settings}".replace("  ", " ")
@@ -203,19 +203,19 @@ def run_suite(
         refused: list[tuple[str, str]] = []
         total = len(suite.runs) + len(suite.largest)
         for number, run in enumerate(suite.runs):
-            progress(run.words, number, total)
+            progress(run.overrides, number, total)
             try:
                 found.append(sitting.measured(run))
             except NotWritten as error:
                 return SuiteOutcome(tuple(sitting.known.values()), (), tuple(refused), sitting.fresh, error)
             except MemcalcError as error:
-                refused.append((run.words, str(error)))
+                refused.append((run.overrides, str(error)))
         for number, run in enumerate(suite.largest, start=len(suite.runs)):
-            progress(f"largest batch of {run.words}", number, total)
+            progress(f"largest batch of {run.overrides}", number, total)
             if sitting.described.kind == "cpu":
-                refused.append((f"largest batch of {run.words}", "a CPU has no separate memory limit."))
+                refused.append((f"largest batch of {run.overrides}", "a CPU has no separate memory limit."))
                 continue
-            search = MicroBatchSearch(run.words, run.spec(), sitting.described, run.alloc_conf)
+            search = MicroBatchSearch(run.overrides, run.spec(), sitting.described, run.alloc_conf)
             try:
                 while (batch := search.next()) is not None:
                     search.tried(batch, sitting.measured(run, f"micro_batch_size={batch}"))
@@ -224,7 +224,7 @@ def run_suite(
                     tuple(sitting.known.values()), tuple(searches), tuple(refused), sitting.fresh, error
                 )
             except MemcalcError as error:
-                refused.append((f"largest batch of {run.words}", str(error)))
+                refused.append((f"largest batch of {run.overrides}", str(error)))
             searches.append(search)
         progress("done", total, total)
         return SuiteOutcome(tuple(found), tuple(searches), tuple(refused), sitting.fresh)

@@ -14,10 +14,10 @@ from memcalc.ledger.result import DeviceMemory, OutsideMemory, RankResult, Resul
 from memcalc.ledger.row import Row
 from memcalc.ledger.textbook import textbook
 from memcalc.measuring.measurement import DONE, MeasuredDevice
-from memcalc.measuring.result import allocator_conf, card_named
+from memcalc.measuring.result import allocator_conf, gpu_named
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.loading import load
-from memcalc.validation.predictions import estimate_on_a_card
+from memcalc.validation.predictions import estimate_on_gpu
 
 PERCENTILE = 95
 
@@ -73,10 +73,10 @@ def predicted(record: dict[str, Any]) -> PredictedRecord | None:
     """Return today's estimate for a record, under its PyTorch; None: the run did not complete, or has no formulas."""
     if record["outcome"] != DONE:
         return None
-    gpu = card_named(device_of(record))
+    gpu = gpu_named(device_of(record))
     try:
         spec = load(record["spec"], (), gpu=None if gpu is None else gpu.name)
-        estimated = estimate_on_a_card(spec, allocator_conf(record["allocator"]), record["versions"]["torch"])
+        estimated = estimate_on_gpu(spec, allocator_conf(record["allocator"]), record["versions"]["torch"])
         return PredictedRecord(record, estimated, as_result(record, gpu))
     except MemcalcError:
         return None
@@ -100,11 +100,11 @@ def errors_of(runs: Iterable[PredictedRecord]) -> list[PredictionErrors]:
         lines = compare(found.predicted, found.measured)
         truth = found.measured.ledger.peak_bytes
         for line in lines.totals:
-            difference, base = line.beyond(0, 1), line.sizes[1]
+            difference, base = line.excess(0, 1), line.sizes[1]
             if difference is not None and base:
                 shares.setdefault(line.name, []).append(difference / base)
         for line in lines.components if "components" in found.record["phases"][0] else ():
-            shares.setdefault(line.name, []).append((line.beyond(0, 1) or 0) / truth)
+            shares.setdefault(line.name, []).append((line.excess(0, 1) or 0) / truth)
     order = ["allocated", "reserved", "device", *(component.value for component in Component)]
     return [PredictionErrors(name, tuple(shares[name])) for name in order if name in shares]
 
@@ -133,7 +133,7 @@ def as_result(record: dict[str, Any], gpu: GpuSpec | None = None) -> Result:
         textbook=textbook(spec),
         ranks=(RankResult({}, ledger, known(memory)),),
         confidence="measured",
-        card=gpu,
+        gpu=gpu,
         limits=(),
     )
 

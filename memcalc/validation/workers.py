@@ -23,7 +23,7 @@ def worker_for(device: str | None, python: str | None = None) -> Iterator[tuple[
         InputError: the GPU is unknown.
         Unavailable: a requirement of the null device is missing.
     """
-    kind, _, card = (device or "").partition(":")
+    kind, _, gpu = (device or "").partition(":")
     if kind != NULL:
         with Worker() as worker:
             yield worker, device
@@ -31,7 +31,7 @@ def worker_for(device: str | None, python: str | None = None) -> Iterator[tuple[
     from memcalc.nullcuda.gpu_description import find_null_gpu
     from memcalc.nullcuda.tracing import DEFAULT_CARD, interpreter, step_environment
 
-    found, program = find_null_gpu(card or DEFAULT_CARD), interpreter(python)
+    found, program = find_null_gpu(gpu or DEFAULT_CARD), interpreter(python)
     with temporary_directory("memcalc-null-") as folder:
         variables = step_environment(found, found, program, folder)
         with Worker((program, *WORKER), variables) as worker:

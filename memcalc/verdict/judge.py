@@ -28,7 +28,7 @@ def judge(spec: Spec, limit: int | None = None) -> Verdict:
     Raises:
         InputError: the family, or this implementation of it, is not modelled.
     """
-    gpu = card_of(spec)
+    gpu = gpu_of(spec)
     if limit is None:
         assert gpu is not None
         limit = gpu.usable_bytes
@@ -47,7 +47,7 @@ def is_expected_to_fit(spec: Spec) -> bool:
 
     Equals `judge(spec).expected`, with one replay where that may need two.
     """
-    gpu = card_of(spec)
+    gpu = gpu_of(spec)
     assert gpu is not None
     if not can_replay(spec):
         return judge(spec).expected
@@ -62,7 +62,7 @@ def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
     beyond = least + sum(each.at_least_bytes for each in unmodelled)
     if beyond <= limit:
         return None
-    return Verdict("does-not-fit", beyond, None, limit, None, False, tuple(each.what for each in unmodelled))
+    return Verdict("does-not-fit", beyond, None, limit, None, False, tuple(each.feature for each in unmodelled))
 
 
 def verdict_of(need: MemoryNeed, gpu: GpuSpec | None, limit: int, least: int, limits: Sequence[Limit]) -> Verdict:
@@ -75,8 +75,8 @@ def verdict_of(need: MemoryNeed, gpu: GpuSpec | None, limit: int, least: int, li
         least: the lower bound of device memory.
         limits: what is not modelled.
     """
-    on_card = gpu is not None and limit >= gpu.usable_bytes
-    answer = need.on_card if on_card and need.on_card is not None else answer_of(need, limit)
+    on_gpu = gpu is not None and limit >= gpu.usable_bytes
+    answer = need.on_gpu if on_gpu and need.on_gpu is not None else answer_of(need, limit)
     interval = _interval(need, answer, limit)
     unmodelled = holding_memory(limits)
     extra = sum(each.at_least_bytes for each in unmodelled)
@@ -84,17 +84,17 @@ def verdict_of(need: MemoryNeed, gpu: GpuSpec | None, limit: int, least: int, li
         answer = "does-not-fit"
     elif unmodelled and answer == "fits":
         answer = "unknown"
-    expected = answer != "does-not-fit" and _is_expected(need, limit, on_card=on_card)
+    expected = answer != "does-not-fit" and _is_expected(need, limit, on_gpu=on_gpu)
     return Verdict(
-        answer, least + extra, need.device_bytes, limit, interval, expected, tuple(each.what for each in unmodelled)
+        answer, least + extra, need.device_bytes, limit, interval, expected, tuple(each.feature for each in unmodelled)
     )
 
 
-def _is_expected(need: MemoryNeed, limit: int, *, on_card: bool) -> bool:
+def _is_expected(need: MemoryNeed, limit: int, *, on_gpu: bool) -> bool:
     """Return whether the replay finishes; without a replay, whether the upper end of the interval fits."""
-    if need.played is None:
+    if need.overhead is None:
         return need.high_bytes <= limit
-    return bool(need.gets_through) if on_card else need.device_bytes <= limit
+    return bool(need.replay_finishes) if on_gpu else need.device_bytes <= limit
 
 
 def _interval(need: MemoryNeed, answer: Answer, limit: int) -> Interval:
@@ -107,7 +107,7 @@ def _interval(need: MemoryNeed, answer: Answer, limit: int) -> Interval:
     return Interval(min(low, high), max(low, high), need.errors)
 
 
-def card_of(spec: Spec) -> GpuSpec | None:
+def gpu_of(spec: Spec) -> GpuSpec | None:
     """Return the GPU of a run, or None."""
     return None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
 
@@ -124,12 +124,12 @@ def size(spec: Spec, limit: int | None = None, least: int | None = None) -> Resu
         InputError: the family, or this implementation of it, is not modelled; or the PyTorch version does not accept
             the allocator settings.
     """
-    gpu = card_of(spec)
+    gpu = gpu_of(spec)
     why = unsupported_reason(spec)
     need = need_of(spec, gpu) if can_replay(spec) else None
-    if need is not None and need.played is None:
+    if need is not None and need.overhead is None:
         why, need = "the run needs more than 1 PiB, the largest device of the allocator model", None
-    result = estimate(spec, None if need is None else need.played)
+    result = estimate(spec, None if need is None else need.overhead)
     ranks = sorted(
         (_with_memory(spec, gpu, rank, need) for rank in result.ranks), key=lambda rank: -(rank.reserved_bytes or 0)
     )  # stable: of equal stages the one with the highest allocated peak comes first
@@ -158,7 +158,7 @@ def size_against(spec: Spec, limit: int) -> Result:
 
     Reserved and device memory of such a run are unknown, and its verdict has no interval.
     """
-    least = least_bytes(spec, card_of(spec), limit)
+    least = least_bytes(spec, gpu_of(spec), limit)
     known = _decided(least, limit, limits_of(spec))
     known = None if known is None else as_assumed(known, spec)
     if known is None or known.answer != "does-not-fit":
@@ -179,7 +179,7 @@ def as_assumed(verdict: Verdict, spec: Spec) -> Verdict:
 
 def _with_largest(result: Result) -> Result:
     """Add the largest batch and context that fit the GPU to the estimate of a generation, found when first read."""
-    if result.card is None or result.generation is None:
+    if result.gpu is None or result.generation is None:
         return result
 
     @cache
@@ -193,7 +193,7 @@ def _with_largest(result: Result) -> Result:
 
 def _is_possible(spec: Spec) -> bool:
     """Return whether the lower bound admits a run on its GPU."""
-    gpu = card_of(spec)
+    gpu = gpu_of(spec)
     assert gpu is not None
     return _decided(least_bytes(spec, gpu, gpu.usable_bytes), gpu.usable_bytes, limits_of(spec)) is None
 
@@ -205,8 +205,8 @@ def _fits(spec: Spec) -> bool:
 def _with_memory(spec: Spec, gpu: GpuSpec | None, rank: RankResult, need: MemoryNeed | None) -> RankResult:
     """Return the rank with its reserved memory, from the replay or from recorded runs."""
     found = need or recorded_need(spec, gpu, rank.ledger.peak_bytes)
-    if need is not None and need.played is not None:
-        found = need._replace(reserved_bytes=need.played.of(rank.rank.get("pipeline_stage", 0)).reserved_bytes)
+    if need is not None and need.overhead is not None:
+        found = need._replace(reserved_bytes=need.overhead.of(rank.rank.get("pipeline_stage", 0)).reserved_bytes)
     context = 0 if gpu is None else gpu.context_bytes
     cached = found.reserved_bytes - rank.ledger.peak_bytes
     memory = DeviceMemory(

@@ -29,17 +29,17 @@ class MemoryNeed(NamedTuple):
         reserved_bytes: best estimate of peak reserved memory; on a GPU that it fills, after cached blocks are freed.
         errors: of recorded runs of its kind.
         outside_bytes: device context and communication library.
-        played: allocator overhead found by the replay; None if the run was not replayed.
-        on_card: whether the run finishes on its GPU, errors included; None without a GPU.
-        gets_through: whether its replay finishes, ignoring errors; None without a GPU or a replay.
+        overhead: allocator overhead found by the replay; None if the run was not replayed.
+        on_gpu: whether the run finishes on its GPU, errors included; None without a GPU.
+        replay_finishes: whether its replay finishes, ignoring errors; None without a GPU or a replay.
     """
 
     reserved_bytes: int
     errors: RecordedErrors
     outside_bytes: int
-    played: AllocatorOverhead | None
-    on_card: Answer | None
-    gets_through: bool | None
+    overhead: AllocatorOverhead | None
+    on_gpu: Answer | None
+    replay_finishes: bool | None
 
     @property
     def device_bytes(self) -> int:
@@ -117,7 +117,7 @@ def recorded_need(spec: Spec, gpu: GpuSpec | None, allocated: int) -> MemoryNeed
     # Reserved memory is never less than allocated memory.
     least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
     found = found._replace(errors=errors._replace(low=max(errors.low, least)))
-    return found if gpu is None else found._replace(on_card=answer_of(found, gpu.usable_bytes))
+    return found if gpu is None else found._replace(on_gpu=answer_of(found, gpu.usable_bytes))
 
 
 def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
@@ -167,20 +167,20 @@ def _replayed(spec: Spec, gpu: GpuSpec | None) -> MemoryNeed | None:
     by_stage: dict[int, AllocatorOverhead] = {}
     for alike in stages_alike(spec):
         need = _replayed_rank(spec, gpu, alike[0])
-        if need is None or need.played is None:
+        if need is None or need.overhead is None:
             return None
-        by_stage |= {stage.index: need.played for stage in alike}
+        by_stage |= {stage.index: need.overhead for stage in alike}
         if worst is None or _badness(need) > _badness(worst):
             worst = need
     assert worst is not None
-    assert worst.played is not None
-    return worst._replace(played=worst.played._replace(by_stage=by_stage))
+    assert worst.overhead is not None
+    return worst._replace(overhead=worst.overhead._replace(by_stage=by_stage))
 
 
 def _badness(need: MemoryNeed) -> tuple[int, int]:
     """Order needs by their answer, then by their bytes."""
     answers = (None, "fits", "unknown", "does-not-fit")
-    return answers.index(need.on_card), need.reserved_bytes
+    return answers.index(need.on_gpu), need.reserved_bytes
 
 
 def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage | None) -> MemoryNeed | None:
@@ -194,16 +194,16 @@ def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage | None) -> Memo
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, gpu)
     on = _replays(spec, run_requests(spec, stage))
     room = None if gpu is None else gpu.usable_bytes - outside
-    on_card = on(room)
-    found = on_card or on(None)
+    on_gpu = on(room)
+    found = on_gpu or on(None)
     if found is None:
         return None
     need = MemoryNeed(found.reserved_bytes, errors, outside, found.played, None, None)
     if gpu is None or room is None:
         return need
-    if on_card is None:
+    if on_gpu is None:
         larger = floor(room / (1 + errors.low))
         perhaps = found.reserved_bytes <= larger or on(larger) is not None  # no block is freed if everything fits
-        return need._replace(on_card="unknown" if perhaps else "does-not-fit", gets_through=False)
+        return need._replace(on_gpu="unknown" if perhaps else "does-not-fit", replay_finishes=False)
     sure = need.high_bytes <= gpu.usable_bytes or on(floor(room / (1 + errors.high))) is not None
-    return need._replace(on_card="fits" if sure else "unknown", gets_through=True)
+    return need._replace(on_gpu="fits" if sure else "unknown", replay_finishes=True)

@@ -15,7 +15,7 @@ from memcalc.spec.hardware.interconnect import system_of
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.candidates import SAME, candidates
 from memcalc.suggestions.run_overrides import UserRun, written_out
-from memcalc.verdict.judge import card_of, judge
+from memcalc.verdict.judge import gpu_of, judge
 
 WORTH_SAYING = 0.1  # fraction of the peak: smaller temporaries are not reported
 
@@ -97,9 +97,9 @@ def remedy_of(run: UserRun, limit: int | None = None) -> Remedy | None:
 
 def host_bytes(spec: Spec) -> tuple[int, int]:
     """Return the peak host memory of a rank, and of all ranks of a node, in bytes."""
-    card = card_of(spec)
+    gpu = gpu_of(spec)
     held = max(
         (Ledger((rows,), PHASES).peak_bytes for stage in stages_of(spec) if (rows := host_rows(spec, stage))), default=0
     )
-    node = 1 if card is None else min(system_of(card).node, spec.parallelism.ranks)
+    node = 1 if gpu is None else min(system_of(gpu).node, spec.parallelism.ranks)
     return held, held * node

@@ -28,11 +28,11 @@ def replay_errors(kinds: Iterable[str]) -> RecordedErrors:
     """
     table: dict[str, dict[str, Any]] = _table()["replayed"]
     names = tuple(kinds)
-    for kind in names:
-        found = table.get(kind)
+    for run_type in names:
+        found = table.get(run_type)
         if found is not None and found["runs"] >= ENOUGH:
             return RecordedErrors(
-                kind=kind,
+                run_type=run_type,
                 runs=found["runs"],
                 median=found["median"],
                 worst=found["worst"],
@@ -52,19 +52,19 @@ def reserve_ratio(kinds: Iterable[str]) -> tuple[float, RecordedErrors]:
     """
     table: dict[str, dict[str, Any]] = _table()["reserved over allocated"]
     names = tuple(kinds)
-    for kind in names:
-        found = table.get(kind)
+    for run_type in names:
+        found = table.get(run_type)
         if found is not None and found["runs"] >= ENOUGH_FOR_A_RANGE:
             middle = found["median"]
             low, high = found["least"] / middle - 1, found["most"] / middle - 1
             worst = max(low, high, key=abs)
-            return middle, RecordedErrors(kind, found["runs"], found["spread"], worst, low, high, replayed=False)
+            return middle, RecordedErrors(run_type, found["runs"], found["spread"], worst, low, high, replayed=False)
     middle = table[""]["median"]  # of all runs
     return middle, _unrecorded(names[0], replayed=False)
 
 
-def _unrecorded(kind: str, *, replayed: bool) -> RecordedErrors:
-    return RecordedErrors(kind, 0, 0.0, 0.0, -UNRECORDED, UNRECORDED, replayed)
+def _unrecorded(run_type: str, *, replayed: bool) -> RecordedErrors:
+    return RecordedErrors(run_type, 0, 0.0, 0.0, -UNRECORDED, UNRECORDED, replayed)
 
 
 @cache

@@ -14,7 +14,7 @@ FEW_ROWS = 65536
 PARTIAL_ELEMENTS = 2**20  # maximum of one buffer of partial rows
 
 
-def norm_backward(rows: int, columns: int, item_bytes: int, parameters: int, card: Multiprocessors) -> Script:
+def norm_backward(rows: int, columns: int, item_bytes: int, parameters: int, gpu: Multiprocessors) -> Script:
     """Return the script of backward, without its outputs.
 
     Args:
@@ -22,13 +22,13 @@ def norm_backward(rows: int, columns: int, item_bytes: int, parameters: int, car
         columns: their length.
         item_bytes: of the weight's dtype.
         parameters: 2 for weight and bias, 1 for a weight, 0 for neither.
-        card: multiprocessors of the GPU.
+        gpu: multiprocessors of the GPU.
     """
-    if rows <= FEW_ROWS or columns // 32 >= card.count // 2 or not parameters:
+    if rows <= FEW_ROWS or columns // 32 >= gpu.count // 2 or not parameters:
         return ()
     partial = min(ceil_div(rows, 32), PARTIAL_ELEMENTS // columns)
     buffer, result = partial * columns * item_bytes, columns * item_bytes
     script: list[int] = [buffer] * parameters
     for _ in range(parameters):
-        script += [result, *column_sum(partial, columns, card), -result]
+        script += [result, *column_sum(partial, columns, gpu), -result]
     return (*script, *[-buffer] * parameters)

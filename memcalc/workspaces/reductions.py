@@ -35,7 +35,7 @@ class ReductionShape(NamedTuple):
     one_dimension: bool = True
 
 
-def reduction(what: ReductionShape, card: Multiprocessors) -> Script:
+def reduction(what: ReductionShape, gpu: Multiprocessors) -> Script:
     """Return the staging buffer and semaphores of one reduction; empty if thread blocks do not share any sum."""
     if not what.outputs or not what.inputs:
         return ()
@@ -62,7 +62,7 @@ def reduction(what: ReductionShape, card: Multiprocessors) -> Script:
         step_in *= height
     else:
         step_out *= height
-    target = card.count * (card.threads // (width * height))
+    target = gpu.count * (gpu.threads // (width * height))
     grid = ceil_div(what.outputs // vector, step_out)
     per_thread = ceil_div(what.inputs, step_in)
     if not split or per_thread < 256 or grid > target:
@@ -76,9 +76,9 @@ def reduction(what: ReductionShape, card: Multiprocessors) -> Script:
     return transient(staging, 4 * grid)
 
 
-def column_sum(rows: int, columns: int, card: Multiprocessors) -> Script:
+def column_sum(rows: int, columns: int, gpu: Multiprocessors) -> Script:
     """Return the script of summing the columns of a (rows, columns) matrix: the gradient of a bias."""
-    return reduction(ReductionShape(columns, rows, contiguous=False, inner=columns), card)
+    return reduction(ReductionShape(columns, rows, contiguous=False, inner=columns), gpu)
 
 
 def _power_of_two_below(number: int) -> int:

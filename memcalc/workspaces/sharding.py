@@ -19,16 +19,16 @@ TILE = 16 * THREADS  # bytes that a thread block copies at once
 OVERSUBSCRIBED = 2
 
 
-def split_copy(parts: Sequence[int], ranks: int, card: Multiprocessors) -> Script:
+def split_copy(parts: Sequence[int], ranks: int, gpu: Multiprocessors) -> Script:
     """Return the script of copying out gathered parameters.
 
     Args:
         parts: bytes of each parameter's shard on one rank.
         ranks: number of ranks gathered from.
-        card: large copies are distributed over its multiprocessors.
+        gpu: large copies are distributed over its multiprocessors.
     """
     blocks = sum(ceil_div(part, TILE) for part in parts)
-    most = card.count * card.threads // THREADS * OVERSUBSCRIBED
+    most = gpu.count * gpu.threads // THREADS * OVERSUBSCRIBED
     rounds = ceil_div(blocks * ranks, most)
     together = min(ceil(sqrt(rounds)), ranks)
     each = TILE * ceil_div(rounds, together)

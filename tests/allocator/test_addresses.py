@@ -20,7 +20,7 @@ def test_chunks_lie_one_below_the_other_and_small_ranges_fill_them() -> None:
     """20 of a chunk of 32, then 102 of one of 128 below it; 12 fill up the lowest chunk with room, which has 26."""
     space = AddressSpace(END)
 
-    offsets = [(space.take(size * MIB) - END) // MIB for size in (20, 102, 12, 12, 12, 2)]
+    offsets = [(space.allocate(size * MIB) - END) // MIB for size in (20, 102, 12, 12, 12, 2)]
 
     assert offsets == [-32, -160, -160 + 102, -160 + 114, -12, -160 + 126]
 
@@ -28,12 +28,12 @@ def test_chunks_lie_one_below_the_other_and_small_ranges_fill_them() -> None:
 def test_a_hole_is_taken_only_if_a_chunk_fits_into_it_wherever_it_begins() -> None:
     """Of five chunks of 32 the second goes: 32 do not lie in its 32. The third goes as well: now they do, below."""
     space = AddressSpace(END)
-    first = [space.take(CHUNK) for _ in range(5)]
-    space.put(first[1], CHUNK)
-    assert space.take(CHUNK) == first[4] - CHUNK
-    space.put(first[2], CHUNK)
+    first = [space.allocate(CHUNK) for _ in range(5)]
+    space.free(first[1], CHUNK)
+    assert space.allocate(CHUNK) == first[4] - CHUNK
+    space.free(first[2], CHUNK)
 
-    assert space.take(CHUNK) == first[1]
+    assert space.allocate(CHUNK) == first[1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,14 +43,14 @@ def test_the_segments_of_a_real_run(name: str) -> None:
     entries = [entry for entry in snapshot["device_traces"][0] if entry["action"].startswith("segment")]
     first = entries[0]["addr"]
     space = AddressSpace(first // CHUNK * CHUNK + CHUNK)
-    space.take(first % CHUNK)
+    space.allocate(first % CHUNK)
     segments = 0
     for entry in entries:
         if entry["action"] == "segment_alloc":
-            assert space.take(entry["size"]) == entry["addr"], segments
+            assert space.allocate(entry["size"]) == entry["addr"], segments
             segments += 1
         else:
-            space.put(entry["addr"], entry["size"])
+            space.free(entry["addr"], entry["size"])
         space.check()
 
     assert segments == {"shuffled": 24, "shuffled-gc": 24, "shuffled-max-split": 28, "shuffled-roundup": 23}[name]
@@ -63,14 +63,14 @@ def test_nothing_overlaps() -> None:
     for _ in range(2000):
         if alive and chance.random() < 0.45:
             address = chance.choice(list(alive))
-            space.put(address, alive.pop(address))
+            space.free(address, alive.pop(address))
             continue
         size = 2 * MIB * chance.choice([1, 1, 10, chance.randrange(1, 90)])
-        address = space.take(size)
+        address = space.allocate(size)
         assert address % (2 * MIB) == 0
         assert all(address + size <= other or other + alive[other] <= address for other in alive)
         alive[address] = size
     for address, size in alive.items():
-        space.put(address, size)
+        space.free(address, size)
     space.check()
-    assert space.take(CHUNK) == END - CHUNK
+    assert space.allocate(CHUNK) == END - CHUNK

@@ -68,7 +68,7 @@ def check(subject: CachingAllocator) -> None:
                 mapped = sum(block.size for block in blocks if block.state != UNMAPPED)
                 free |= {block for block in blocks if block.state == FREE}
                 unmapped = {block for block in blocks if block.state == UNMAPPED}
-                assert unmapped <= {block for _, block in segment.shelf.unmapped}
+                assert unmapped <= {block for _, block in segment.free_set.unmapped}
                 assert segment.page or not unmapped
                 ranges.append((segment.address, segment.address + segment.size))
                 physical += multiple(mapped, GRANULE)

@@ -74,8 +74,8 @@ class Both:
         """The newest block is in the same segment of its pool, at the same offset, and as large."""
         block, begin = self.blocks[-1], self.lean._places[-1]
         assert block is not None
-        pool = self.lean._small if block.shelf.pool.small else self.lean._large
-        assert of_lean(pool, [(begin, begin + self.lean._sizes[-1])]) == of_whole(block.shelf.pool, [block])
+        pool = self.lean._small if block.free_set.pool.small else self.lean._large
+        assert of_lean(pool, [(begin, begin + self.lean._sizes[-1])]) == of_whole(block.free_set.pool, [block])
 
     def end(self) -> None:
         """The same free blocks, in the same order, and unmapped ones, and indices of them that agree."""
@@ -84,7 +84,7 @@ class Both:
             free = [(key % 2**64, lean.edges[key % 2**64]) for key in lean.keys]
             assert of_lean(lean, free) == of_whole(whole, whole.free_blocks())
             assert lean.edges == dict(free) | {end: begin for begin, end in free}
-            unmapped = [block for shelf in whole.shelves.values() for _, block in shelf.unmapped]
+            unmapped = [block for shelf in whole.free_sets.values() for _, block in shelf.unmapped]
             assert of_lean(lean, sorted(lean.unmapped.items())) == of_whole(whole, unmapped)
             for blocks in (free, lean.unmapped.items()):
                 assert all(end < begin for (_, end), (begin, _) in pairwise(sorted(blocks)))

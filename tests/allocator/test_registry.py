@@ -147,7 +147,11 @@ def test_the_widest_moment_is_that_of_reserved_memory() -> None:
     ]  # fmt: skip
     result = replay(events)
 
-    assert (result.peak.event, result.widest.event, result.peak_reserved) == (5, 2, 70 * MIB)
+    assert (result.peak_allocated_sample.event, result.peak_reserved_sample.event, result.peak_reserved) == (
+        5,
+        2,
+        70 * MIB,
+    )
 
 
 @pytest.mark.parametrize(

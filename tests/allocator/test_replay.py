@@ -40,7 +40,7 @@ def test_what_a_stream_needs() -> None:
     assert result.fits
     assert result.peak_allocated == result.peak_active == int(81.5 * MIB)
     assert result.peak_reserved == 90 * MIB
-    assert result.peak == CounterSample(
+    assert result.peak_allocated_sample == CounterSample(
         event=6,
         allocated=int(81.5 * MIB),
         active=int(81.5 * MIB),
@@ -48,9 +48,9 @@ def test_what_a_stream_needs() -> None:
         reserved=90 * MIB,
         inactive_split=int(8.5 * MIB),
     )
-    assert result.peak.unallocated == int(8.5 * MIB)
-    assert result.peak.fragmentation == 8.5 / 90
-    assert result.end._replace(event=0) == result.peak._replace(event=0, requested=int(80.5 * MIB))
+    assert result.peak_allocated_sample.unallocated == int(8.5 * MIB)
+    assert result.peak_allocated_sample.fragmentation == 8.5 / 90
+    assert result.end._replace(event=0) == result.peak_allocated_sample._replace(event=0, requested=int(80.5 * MIB))
     assert result.end.event == 9
     assert result.statistics["num_device_alloc"] == 3
     assert [view.total_size // MIB for view in result.segments] == [40, 20, 30]  # by address, the latest lowest
@@ -68,7 +68,7 @@ def test_where_a_run_dies() -> None:
         "is free. Of the allocated memory 41.50 MiB is allocated by PyTorch, and 8.50 MiB is reserved by PyTorch"
     )
     assert result.end.event == 5
-    assert result.peak.event == 4  # 30 + 5 + 11.5
+    assert result.peak_allocated_sample.event == 4  # 30 + 5 + 11.5
     assert (result.statistics["num_alloc_retries"], result.statistics["num_ooms"]) == (1, 1)
 
 
@@ -101,8 +101,13 @@ def test_ready_made_settings_and_version() -> None:
 def test_no_events_need_nothing() -> None:
     result = replay([])
 
-    assert (result.fits, result.peak_reserved, result.peak.event, result.end.event) == (True, 0, -1, -1)
-    assert result.peak.fragmentation == 0
+    assert (result.fits, result.peak_reserved, result.peak_allocated_sample.event, result.end.event) == (
+        True,
+        0,
+        -1,
+        -1,
+    )
+    assert result.peak_allocated_sample.fragmentation == 0
 
 
 def test_nothing_is_allocated_for_no_bytes() -> None:

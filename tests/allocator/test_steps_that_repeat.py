@@ -103,7 +103,7 @@ def repeats(allocator: Lean, steps: Steps) -> bool | None:
         assert allocator._places[one] == allocator._places[other]
         assert allocator._sizes[one] == allocator._sizes[other]
         assert again.allocated <= top.allocated
-        assert again.asked <= top.asked
+        assert again.requested <= top.requested
         assert allocator.peak_reserved_bytes == reserved
     return said
 

@@ -38,7 +38,7 @@ def run(fp8: str, gpu: str = "h100-80gb", **parallelism: Any) -> Result:
 
 
 def held(result: Result, component: Component, phase: str = "loss_1", word: str = "") -> int:
-    return sum(row.bytes for row in result.ledger.alive(phase, component) if word in row.tensor)
+    return sum(row.bytes for row in result.ledger.live_rows(phase, component) if word in row.tensor)
 
 
 @pytest.mark.parametrize(("gpu", "copies"), [("h100-80gb", 2), ("l4", 2), ("b200", 1)])

@@ -24,7 +24,7 @@ def ledger(loss: str, *overrides: str, **training: Any) -> Ledger:
 
 def logits(run: Ledger, phase: str) -> dict[str, int]:
     """Bytes of what is as large as logits, by name."""
-    return {row.tensor: row.bytes for row in run.alive(phase, LOGITS) if row.bytes > 2 * T * D}
+    return {row.tensor: row.bytes for row in run.live_rows(phase, LOGITS) if row.bytes > 2 * T * D}
 
 
 def test_all_logits_exist_four_times_without_a_special_loss() -> None:
@@ -64,7 +64,9 @@ def test_of_a_chunked_loss_one_chunk_exists_at_a_time(chunks: int) -> None:
 def test_a_chunk_that_does_not_divide_is_rounded_up() -> None:
     """128 tokens in 3 chunks: 43, 43 and 42."""
     rows = [
-        row for row in ledger("chunked", "loss_chunks=3").alive("loss_1", LOGITS) if row.tensor == "log-probabilities"
+        row
+        for row in ledger("chunked", "loss_chunks=3").live_rows("loss_1", LOGITS)
+        if row.tensor == "log-probabilities"
     ]
 
     assert [row.shape for row in rows] == [(43, V)]
@@ -73,7 +75,7 @@ def test_a_chunk_that_does_not_divide_is_rounded_up() -> None:
 def test_the_first_two_chunks_gradients_are_added_out_of_place() -> None:
     """The transpose of a product is a view, to which nothing is added: three gradients of the head for a moment."""
     run = ledger("chunked", "loss_chunks=32")
-    rows = [row for row in run.alive("backward_1", Component.GRADIENTS) if row.tensor == "lm_head.weight"]
+    rows = [row for row in run.live_rows("backward_1", Component.GRADIENTS) if row.tensor == "lm_head.weight"]
 
     assert sum(row.count for row in rows) == 3
 
@@ -83,14 +85,14 @@ def test_a_fused_loss_makes_gradients_in_forward() -> None:
     run = ledger("fused")
 
     assert logits(run, "loss_1") == {"logits of some rows": 2 * V}
-    assert [row.bytes for row in run.alive("loss_1", Component.GRADIENTS)] == [2 * V * D]
-    assert "gradient of norm output" in {row.tensor for row in run.alive("loss_1")}
+    assert [row.bytes for row in run.live_rows("loss_1", Component.GRADIENTS)] == [2 * V * D]
+    assert "gradient of norm output" in {row.tensor for row in run.live_rows("loss_1")}
 
 
 def test_a_fused_loss_makes_no_gradient_of_a_frozen_head() -> None:
     run = ledger("fused", "lora.rank=4", recipe="pure")
 
-    assert not run.alive("loss_1", Component.GRADIENTS)
+    assert not run.live_rows("loss_1", Component.GRADIENTS)
 
 
 def test_the_vocabulary_parallel_loss_keeps_one_fp32_copy() -> None:

@@ -82,7 +82,7 @@ def test_each_byte_of_34_b_s_d_and_5_b_s2_h_has_a_row() -> None:
     """Korthikanti et al. section 4.1: 11 attention, 19 MLP, 4 norms; 2 + 1 + 2 on each element of the maps."""
     kept = {
         row.tensor: row.bytes // L
-        for row in ledger(b=1).alive("loss_1", Component.ACTIVATIONS)
+        for row in ledger(b=1).live_rows("loss_1", Component.ACTIVATIONS)
         if "mean" not in row.tensor and "deviation" not in row.tensor
     }
 
@@ -219,7 +219,7 @@ def test_a_recomputed_layer_is_whole_again_in_its_own_backward() -> None:
     """One layer's maps exist once in backward, where without recomputation the last layer finds those of all three."""
     for plan, layers in (("none", 3), ("full", 1)):
         run = ledger("vocab_size=8", recompute=plan, s=64)  # the maps outweigh all else in backward
-        maps = [row for row in run.alive("backward_1") if row.tensor == "attention probabilities"]
+        maps = [row for row in run.live_rows("backward_1") if row.tensor == "attention probabilities"]
 
         assert [row.count for row in maps] == [layers]
 
@@ -288,7 +288,7 @@ def test_llama_3_70b_in_bytes_a_layer() -> None:
 
 def logits_alive(run: Ledger, phase: str) -> dict[str, int]:
     """Bytes a logit of what has the logits' shape."""
-    return {row.tensor: row.bytes // (4 * 64 * 50257) for row in run.alive(phase) if row.shape == (4, 64, 50257)}
+    return {row.tensor: row.bytes // (4 * 64 * 50257) for row in run.live_rows(phase) if row.shape == (4, 64, 50257)}
 
 
 def large_vocabulary() -> Ledger:

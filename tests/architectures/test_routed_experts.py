@@ -27,7 +27,7 @@ RUN = {"model": EXPERTS, "training": {"b": 2, "s": 32, "attention": "flash", "re
     ],
 )
 def test_the_combination_of_experts_keeps_what_its_gradient_formulas_name(tensor: str, each: int) -> None:
-    rows = memcalc.estimate(RUN).ledger.alive("loss_1", Component.ACTIVATIONS)
+    rows = memcalc.estimate(RUN).ledger.live_rows("loss_1", Component.ACTIVATIONS)
 
     assert [(row.count, row.bytes) for row in rows if row.tensor == tensor] == [(3, 3 * each)]
 

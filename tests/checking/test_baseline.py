@@ -37,7 +37,7 @@ def test_no_change(baseline: Path) -> None:
 
     assert [outcome.growth for outcome in report.outcomes] == [(peak("a.yaml"), 0, 0), (peak("b.yaml"), 0, 0)]
     assert report.exit_code == 0
-    assert report.gone == ()
+    assert report.missing == ()
 
 
 def test_growth_is_reported_and_fails_where_it_may_not_be(baseline: Path) -> None:
@@ -73,7 +73,7 @@ def test_new_and_gone(baseline: Path) -> None:
     report = check("b.yaml", "c.yaml", gpu="t4", baseline=baseline, max_growth="0")
 
     assert report.outcomes[1].growth is None
-    assert report.gone == ("a.yaml",)
+    assert report.missing == ("a.yaml",)
     assert report.exit_code == 0
 
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from memcalc.api import load
-from memcalc.cli.trace_output import beside
+from memcalc.cli.trace_output import results_to_compare
 from memcalc.documents.schema import result_schema
 from memcalc.events import read_events, timeline
 from memcalc.report.comparison import source_label
@@ -58,11 +58,11 @@ def test_a_trace_on_the_null_device_has_one_on_fake_tensors_beside_it() -> None:
     """Where that can be: DistributedDataParallel runs on the null device alone."""
     sizes = ("num_layers=1", "s=64", "vocab_size=512")
 
-    both = beside(load("gpt2", *sizes, gpu="a100-40gb"), "null", 1, "")
+    both = results_to_compare(load("gpt2", *sizes, gpu="a100-40gb"), "null", 1, "")
     assert [source_label(result) for result in both] == ["estimate", "fake"]
-    assert [source_label(result) for result in beside(load("gpt2", *sizes), "fake", 1, "")] == ["estimate"]
+    assert [source_label(result) for result in results_to_compare(load("gpt2", *sizes), "fake", 1, "")] == ["estimate"]
     ranks = load("gpt2", *sizes, "data_parallel=2", "recipe=pure", gpu="a100-40gb")
-    assert [source_label(result) for result in beside(ranks, "null", 1, "")] == ["estimate"]
+    assert [source_label(result) for result in results_to_compare(ranks, "null", 1, "")] == ["estimate"]
 
 
 def test_markdown_has_the_same_tables(run) -> None:

@@ -113,7 +113,7 @@ def test_without_figures_the_card_is_the_budget() -> None:
     found = diagnose("a.log", io.BytesIO(b"RuntimeError: CUDA error: out of memory\n"), written_out(spec)).explained
 
     assert found is not None
-    assert found.held is None
+    assert found.run_bytes is None
     assert found.budget is not None
     assert found.budget_source == "usable memory of v100-16gb, less context and NCCL"
     card = find_gpu("v100-16gb")

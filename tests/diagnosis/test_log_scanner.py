@@ -56,7 +56,7 @@ def test_ranks_that_write_at_once(number: int, whole) -> None:
     findings = found("\n".join(lines)).findings
 
     assert [finding.report.device for finding in findings] == list(range(number))
-    assert [finding.report.speakers for finding in findings] == [(f"rank {rank}",) for rank in range(number)]
+    assert [finding.report.sources for finding in findings] == [(f"rank {rank}",) for rank in range(number)]
     assert all(finding.report.figures == whole for finding in findings)
 
 
@@ -234,7 +234,7 @@ def test_the_line_of_a_message_deep_in_a_log() -> None:
 def test_who_speaks(line: str, speaker: str, rest: str) -> None:
     said = split_prefix(line)
 
-    assert (said.speaker, said.text.strip()) == (speaker, rest)
+    assert (said.source, said.text.strip()) == (speaker, rest)
 
 
 def test_control_sequences_go() -> None:

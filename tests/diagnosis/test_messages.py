@@ -47,7 +47,7 @@ def test_every_figure(message: dict[str, Any]) -> None:
 
     assert len(diagnosis.findings) == 1
     assert report.framework == message["framework"]
-    assert ":".join(str(part) for part in (report.kind, report.device) if part is not None) == message["device"]
+    assert ":".join(str(part) for part in (report.device_type, report.device) if part is not None) == message["device"]
     assert {key: figure.bytes for key, figure in report.figures.by_name().items()} == {
         key: by_hand(text) for key, text in message["figures"].items()
     }
@@ -62,7 +62,7 @@ def test_every_figure(message: dict[str, Any]) -> None:
     assert diagnosis.harmless == message.get("harmless", 0)
     if report.framework == "pytorch":
         assert report.setting == message.get("setting", "")
-        assert list(report.speakers) == message.get("speakers", [])
+        assert list(report.sources) == message.get("speakers", [])
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=name)

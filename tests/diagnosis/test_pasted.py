@@ -69,7 +69,7 @@ def test_a_message_is_read_in_whatever_shape_it_comes(shape: str, tmp_path: Path
 
     assert found.figures == expected.figures
     assert found.device == expected.device
-    assert found.speakers == speakers
+    assert found.sources == speakers
 
 
 @pytest.mark.parametrize(("letters", "figures"), [(300, 5), (150, 3), (110, 1)])

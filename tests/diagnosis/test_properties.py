@@ -78,7 +78,7 @@ def test_what_is_written_is_read(
     finding = read(out_of_memory(shortage, version)).finding
     report, figures = finding.report, finding.report.figures
 
-    assert (report.kind, report.device) == ("cuda", number)
+    assert (report.device_type, report.device) == ("cuda", number)
     assert near(figures.asked, segment)
     assert near(figures.capacity, capacity)
     assert near(figures.free, free)

@@ -111,7 +111,7 @@ def test_without_the_other_process_it_would_have_fitted() -> None:
     )
 
     assert finding.cause.name == "memory outside the framework"
-    assert gib(finding.account.others) == 30.0
+    assert gib(finding.account.other_processes) == 30.0
     assert gib(finding.account.outside) == 1.0  # 48 - (46 + 1)
     assert gib(finding.account.unexplained) == 0.0  # 79 - 1 - 47 - 1 - 30
     assert finding.advice[0].lever == "another device, or stop the other processes on this one"

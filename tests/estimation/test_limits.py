@@ -4,7 +4,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.estimation.limits import TRAINING, limits_of, own_limits, resolved
+from memcalc.estimation.limits import TRAINING, limits_of, resolved, spec_limits
 from memcalc.importers.loading import load
 from memcalc.layout.parameters import count_parameters
 from memcalc.spec.limits import Limit
@@ -34,21 +34,21 @@ RING = "the ring buffers of keys and values under context parallelism"
     ],
 )
 def test_what_our_own_fields_ask_for(preset: str, words: tuple[str, ...], expected: list[str]) -> None:
-    assert [limit.what for limit in limits_of(load(preset, words)) if limit.holds_memory] == expected
+    assert [limit.feature for limit in limits_of(load(preset, words)) if limit.holds_memory] == expected
 
 
 @pytest.mark.parametrize("words", [(), ("context_parallel=2",), ("optimizer=galore", "data_parallel=8")])
 def test_they_are_what_a_result_lists(words: tuple[str, ...]) -> None:
     result = memcalc.estimate("mixtral-8x7b", *words)
 
-    assert result.not_modelled == tuple(limit.what for limit in own_limits(result.spec))
+    assert result.not_modelled == tuple(limit.feature for limit in spec_limits(result.spec))
     assert set(TRAINING) < set(result.not_modelled)
 
 
 def test_generation_has_its_own() -> None:
     result = memcalc.estimate({"preset": "gpt2", "inference": {"batch_size": 1}})
 
-    assert result.not_modelled == tuple(limit.what for limit in limits_of(result.spec))
+    assert result.not_modelled == tuple(limit.feature for limit in limits_of(result.spec))
     assert not any(limit.holds_memory for limit in limits_of(result.spec))
 
 

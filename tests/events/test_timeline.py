@@ -36,8 +36,8 @@ def test_totals_and_peak() -> None:
 def test_what_is_alive_at_a_moment() -> None:
     result = timeline(STREAM)
 
-    assert result.alive(3) == [STREAM[0], STREAM[2], STREAM[3]]
-    assert result.alive(8) == [STREAM[0], STREAM[7]]
+    assert result.live_after(3) == [STREAM[0], STREAM[2], STREAM[3]]
+    assert result.live_after(8) == [STREAM[0], STREAM[7]]
     assert result.by_component(3) == {WEIGHTS: 100, ACTIVATIONS: 50, None: 8}
     assert result.by_component(8) == {WEIGHTS: 100, ACTIVATIONS: 58}
 
@@ -101,5 +101,5 @@ def test_components_sum_to_the_total_at_every_moment(events: list[Event]) -> Non
 
     for index, total in enumerate(result.totals):
         parts = {component: values[index] for component, values in series.items() if values[index]}
-        assert sum(parts.values()) == total == sum(event.bytes for event in result.alive(index))
+        assert sum(parts.values()) == total == sum(event.bytes for event in result.live_after(index))
         assert parts == result.by_component(index)

@@ -145,5 +145,5 @@ def test_a_configuration_of_our_own_is_no_program_s_run() -> None:
 def test_what_the_step_does_not_run_makes_a_trace_a_lower_bound(setting: str, what: str) -> None:
     from memcalc.spec.untraced_features import not_run
 
-    assert [(limit.what, limit.holds_memory) for limit in not_run(memcalc.load("gpt2", setting))] == [(what, True)]
+    assert [(limit.feature, limit.holds_memory) for limit in not_run(memcalc.load("gpt2", setting))] == [(what, True)]
     assert not_run(memcalc.load("gpt2")) == ()

@@ -50,7 +50,7 @@ def test_fsdp1_runs_under_autocast_and_is_named_as_a_limit(tmp_path: Path) -> No
     spec = loaded(tmp_path, ACCELERATE.format(precision="bf16", version=1), MODEL, "s=64")
 
     assert sharding(spec) == ("amp", ("bf16",) * 3, "layers", "last")
-    assert any(limit.what == "FSDP1" and limit.holds_memory for limit in spec.origin.limits)
+    assert any(limit.feature == "FSDP1" and limit.holds_memory for limit in spec.origin.limits)
 
 
 def test_without_mixed_precision_there_is_no_policy(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_offloaded_shards_say_that_their_sums_are_counted_as_shards(tmp_path: Pa
     spec = loaded(tmp_path, text, *words)
 
     assert spec.parallelism.fsdp.gradient_sync == "each"
-    assert "gradients that stay unsharded until the last micro-batch" in {limit.what for limit in spec.origin.limits}
+    assert "gradients that stay unsharded until the last micro-batch" in {limit.feature for limit in spec.origin.limits}
 
 
 def test_masters_that_a_user_sets_have_no_policy(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_activations_of_a_vision_tower_that_trains_are_a_limit_that_holds_memory
 
     assert result.parameters == 8_292_166_656
     assert result.verdict == "unknown"
-    assert [limit.what for limit in result.limits if limit.holds_memory] == [
+    assert [limit.feature for limit in result.limits if limit.holds_memory] == [
         "activations of the vision tower and its projector"
     ]
     assert memcalc.estimate("Qwen/Qwen2.5-VL-7B-Instruct", "b=4", gpu="h100-80gb").verdict == "does-not-fit"

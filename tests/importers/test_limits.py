@@ -31,7 +31,7 @@ def loaded(folder: Path, text: str, *overrides: str, name: str = "run.yaml") -> 
 
 def limits(spec: Spec) -> dict[str, Limit]:
     """What the file asks for, by its name."""
-    return {limit.what: resolved(spec, limit) for limit in spec.origin.limits}
+    return {limit.feature: resolved(spec, limit) for limit in spec.origin.limits}
 
 
 def holding(spec: Spec) -> set[str]:
@@ -256,7 +256,7 @@ def test_an_evaluation_is_sized_by_its_batch(more: str, batch: int | None, tmp_p
 def test_axolotl_turns_its_kernels_of_adapters_on_by_itself(more: str, told: bool, tmp_path: Path) -> None:
     limits = loaded(tmp_path, AXOLOTL + more).origin.limits
 
-    assert ("fused kernels of adapters" in [limit.what for limit in limits]) is told
+    assert ("fused kernels of adapters" in [limit.feature for limit in limits]) is told
     assert not any(limit.holds_memory for limit in limits)
 
 
@@ -319,7 +319,7 @@ def test_buckets_beyond_the_default_hold_more(value: str, holds: bool, tmp_path:
 def test_files_of_one_field_that_is_asked_for_twice_name_it_once(tmp_path: Path) -> None:
     text = f"{AXOLOTL}lora_mlp_kernel: true\nlora_qkv_kernel: true\nlora_o_kernel: false\n"
 
-    assert [limit.what for limit in loaded(tmp_path, text).origin.limits] == ["fused kernels of adapters"]
+    assert [limit.feature for limit in loaded(tmp_path, text).origin.limits] == ["fused kernels of adapters"]
 
 
 def test_unknown_fields_are_no_limits(tmp_path: Path) -> None:
@@ -334,9 +334,9 @@ def test_a_runs_own_limits_come_first(tmp_path: Path) -> None:
     spec = loaded(tmp_path, text, "optimizer=galore", "optimizer_implementation=for-loop")
     found = limits_of(spec)
 
-    assert found[0].what.startswith("cuSOLVER's workspace when GaLore decomposes a gradient")
+    assert found[0].feature.startswith("cuSOLVER's workspace when GaLore decomposes a gradient")
     assert found[0].holds_memory
-    assert found[-1].what == "a head in fp32"
+    assert found[-1].feature == "a head in fp32"
 
 
 def test_stages_that_train_one_sequence_at_a_time_are_no_pairs(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_splits_follow_megatron() -> None:
 def test_where_tells_the_pipeline_stage() -> None:
     """The final norm goes with the head; projections of a narrow embedding lie on either side."""
     table = rows(model(architecture="opt", embedding_size=32))
-    where = {name: row.where for name, row in table.items() if row.where != "layer"}
+    where = {name: row.part for name, row in table.items() if row.part != "layer"}
 
     assert where == {
         "embed_tokens.weight": "embedding",
@@ -129,7 +129,7 @@ def test_first_dense_layers_are_rows_of_their_own() -> None:
     assert table["layers.moe.*.mlp.shared_expert_gate.weight"].elements == 64
     for first_dense_layers in (0, 3, 9):
         alike = rows(model(architecture="mixtral", moe=MOE | {"first_dense_layers": first_dense_layers}))
-        assert all(row.count == 3 for row in alike.values() if row.where == "layer")
+        assert all(row.count == 3 for row in alike.values() if row.part == "layer")
 
 
 def test_latent_attention() -> None:

@@ -77,9 +77,11 @@ def test_each_phase_sums_to_its_measured_peak(found: Measurement) -> None:
 def test_what_the_profiler_saw_beyond_the_record_is_within_operators(found: Measurement) -> None:
     """By name: in an optimizer step a number of 8 bytes and its cast, 4, to what it is multiplied with."""
     for phase in found.phases:
-        beyond = phase.peak_allocated_bytes - found.judged.ledger.totals[phase.name]
+        beyond = phase.peak_allocated_bytes - found.analysis.ledger.totals[phase.name]
         assert 0 <= beyond <= sum((phase.inside or {}).values())
-    named = {row.tensor: row.bytes for row in found.result.ledger.alive("optimizer_step_2") if "inside" in row.tensor}
+    named = {
+        row.tensor: row.bytes for row in found.result.ledger.live_rows("optimizer_step_2") if "inside" in row.tensor
+    }
     assert sum(named.values()) == 12
     assert all(name.startswith("inside aten._foreach_") for name in named)
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.api import beside
+from memcalc.api import compare_measured
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.measuring.measure import MeasurementOutOfMemory
-from memcalc.validation.preflight import refuse
+from memcalc.validation.preflight import check_fits
 
 
 def asked_for(result: Result, phase: str) -> dict[Component, int]:
@@ -30,14 +30,14 @@ def test_three_numbers_in_every_phase_and_each_allocation(null_python: str, tmp_
     found = memcalc.measure("gpt2", *run, device="null:h100-80gb", python=null_python, record=record)
 
     # The history's events through the simulator give the counters again.
-    assert found.judged.ledger.totals == {phase.name: phase.peak_allocated_bytes for phase in found.phases}
+    assert found.analysis.ledger.totals == {phase.name: phase.peak_allocated_bytes for phase in found.phases}
     # Device memory: reserved memory, and the context, which is listed separately.
     assert found.device.source == "nvml"
     assert {(p.device_bytes or 0) - (p.reserved_bytes or 0) for p in found.phases} == {found.device.context_bytes}
     assert any("CUDA context" in note for note in found.result.notes)
     workspaces = found.result.ledger.components("backward_2")[Component.LIBRARY_WORKSPACE]
     assert workspaces == 2 * 32 * 2**20  # forward's and backward's, each 32 MiB on Hopper
-    fake = beside(found, "fake").traces[0]
+    fake = compare_measured(found, "fake").traces[0]
     for phase in ("model", "input", "forward_1", "loss_2", "backward_1", "backward_3"):
         assert asked_for(fake, phase) == asked_for(found.result, phase)
     kept = json.loads(record.read_text())
@@ -50,7 +50,7 @@ def test_workspaces_are_told_from_tensors_of_their_size(null_python: str) -> Non
     """Hopper's, 32 MiB, beside products of 2·2048·8192 bytes: every component is the trace's."""
     sizes = ("l=2", "V=4096", "b=1", "s=2048", "recipe=pure")
     found = memcalc.measure("llama-3.2-1b", *sizes, device="null:h100-80gb", python=null_python, steps=2)
-    (traced,) = beside(found, "null", python=null_python).traces
+    (traced,) = compare_measured(found, "null", python=null_python).traces
 
     assert found.result.ledger.components("backward_2")[Component.LIBRARY_WORKSPACE] == 2 * 32 * 2**20
     for phase in found.phases:
@@ -67,8 +67,8 @@ def test_allocator_settings_are_honoured_and_recorded(null_python: str) -> None:
     assert found.allocator == f"PYTORCH_CUDA_ALLOC_CONF={settings}"
     assert plain.allocator == ""
     assert [p.reserved_bytes for p in found.phases] != [p.reserved_bytes for p in plain.phases]
-    assert found.judged.replay is not None
-    assert found.judged.replay.result.peak_reserved == max(p.peak_reserved_bytes or 0 for p in found.phases)
+    assert found.analysis.replay is not None
+    assert found.analysis.replay.result.peak_reserved == max(p.peak_reserved_bytes or 0 for p in found.phases)
 
 
 def test_a_run_that_dies_says_what_would_have_lived(null_python: str, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_gpu_that_is_not_counted(null_python: str) -> None:
             worker.describe("cuda:3")
         device, versions = worker.describe("cuda:0")
         with pytest.raises(memcalc.MemcalcError, match="cannot fit null:t4"):
-            refuse(memcalc.load("llama-3-8b"), device)
+            check_fits(memcalc.load("llama-3-8b"), device)
 
     assert (device.identifier, device.name) == ("null:t4", "Tesla T4")
     assert versions["torch"].endswith("+cu130")

@@ -106,7 +106,7 @@ def test_fake_groups_take_what_nccls_would(dry_run_here: Path, null_python: str)
     assert result.outcome == DONE
     (usage,) = result.usages
     assert usage.communication_bytes == NCCL_FIRST_BYTES + NCCL_FURTHER_BYTES
-    assert usage.device_bytes - usage.reserved_bytes == usage.communication_bytes + result.card.context_bytes
+    assert usage.device_bytes - usage.reserved_bytes == usage.communication_bytes + result.gpu.context_bytes
 
 
 ALONE = f"""{TWO_STEPS_OF_DDP}

@@ -134,7 +134,7 @@ def test_who_died_of_memory() -> None:
     parent = replace(process(1, None), failure=("ProcessRaisedException", "... CUDA out of memory. Tried ..."))
     other = replace(process(1, None), failure=("ValueError", "no"))
 
-    assert [p.died_of_memory for p in (worker, parent, other, process(1, None))] == [True, True, False, False]
+    assert [p.ran_out_of_memory for p in (worker, parent, other, process(1, None))] == [True, True, False, False]
 
 
 def test_a_report_becomes_a_process() -> None:
@@ -250,7 +250,7 @@ def test_weights_that_are_missing_and_checkpoints_of_zeros_are_said() -> None:
     ],
 )
 def test_which_failures_are_of_missing_weights(message: str, missing: bool) -> None:
-    assert replace(process(1, None), failure=("OSError", message)).found_no_weights is missing
+    assert replace(process(1, None), failure=("OSError", message)).lacked_weights is missing
 
 
 def with_ooms(run: DryRun, ooms: int) -> DryRun:

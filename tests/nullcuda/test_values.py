@@ -157,7 +157,7 @@ def test_unknown_reads_are_said_once_a_line(dry_run: Script, dry_run_here: Path)
 
     assert (dry_run_here / "out").read_text() == "known\n"
     (process,) = result.processes
-    assert [(read.where, read.count) for read in process.unknown_reads] == [
+    assert [(read.location, read.count) for read in process.unknown_reads] == [
         ("script.py:5 <module>", 3),
         ("script.py:7 <module>", 1),
     ]

@@ -60,7 +60,7 @@ def test_a_full_mask_is_none_and_generation_ends(dry_run: Script, dry_run_here: 
     assert full == none
     assert padded - none >= 16384**2  # a byte for each pair of positions at least
     assert shapes == [[2, 48], [2, 48], [2, 17]]
-    assert [read.where for process in result.processes for read in process.unknown_reads] == []
+    assert [read.location for process in result.processes for read in process.unknown_reads] == []
 
 
 # Bytes of the tensors that live, as operators give them: what kernels take inside differs between devices.

@@ -51,7 +51,7 @@ def test_backward_makes_one_gradient_for_every_parameter_that_trains(config: Con
 def test_only_what_trains_has_gradients_masters_and_states(config: Config) -> None:
     result = estimate(config)
     states = (Component.GRADIENTS, Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATE)
-    rows = [row for row in result.ledger.alive("zero_grad_2") if row.component in states]
+    rows = [row for row in result.ledger.live_rows("zero_grad_2") if row.component in states]
 
     assert rows
     assert all(".lora_" in row.module or row.module.endswith(".saved") for row in rows)
@@ -79,7 +79,11 @@ def test_a_base_in_4_bits_holds_less_than_one_in_16(config: Config) -> None:
     plain = config["training"] | {"qlora": None, "finetune": "lora"}
     bits = config["training"] | {"qlora": {"double_quantization": False}, "finetune": "qlora"}
     whole, quarter = (
-        [row for row in estimate(config | {"training": t}).ledger.alive("model") if row.component is Component.WEIGHTS]
+        [
+            row
+            for row in estimate(config | {"training": t}).ledger.live_rows("model")
+            if row.component is Component.WEIGHTS
+        ]
         for t in (plain, bits)
     )
     tables = sum(row.bytes for row in quarter if row.tensor.endswith("table of 4 bits"))

@@ -226,7 +226,7 @@ def test_the_casts_of_autocast_are_those_of_one_micro_batch(config: Config, m: i
     ranks = by_stage(estimate(spec))
     for stage in stages_of(spec):
         for phase in ("forward_1", "loss_1"):
-            for row in ranks[stage.index].ledger.alive(phase):
+            for row in ranks[stage.index].ledger.live_rows(phase):
                 if row.tensor.endswith("bias in bf16 (autocast cache)"):  # no gradient needs a bias
                     assert row.count <= stage.stop - stage.first
 

@@ -31,7 +31,7 @@ def random_chains(draw: st.DrawFn, most: int, largest: int = 1000) -> Chain:
             bare_top=before + after + draw(little),
             backward_top=backward,
             rerun_top=max(backward - draw(little), 0),
-            again_top=max(backward, before + inside + draw(little)),
+            recompute_top=max(backward, before + inside + draw(little)),
             recomputable=draw(st.integers(0, 5)) > 0,
         )
         blocks.append(block)
@@ -72,7 +72,7 @@ def brute_front(chain: Chain) -> list[tuple[int, int]]:
 
 def _price(chain: Chain, plan: Segment) -> tuple[int, int]:
     evaluation = evaluate(chain, plan)
-    return evaluation.peak_bytes, evaluation.again_flops
+    return evaluation.peak_bytes, evaluation.recompute_flops
 
 
 def uniform(layers: int, inside: int, boundary: int, flops: int = 1) -> Chain:

@@ -11,7 +11,7 @@ import pytest
 from memcalc import api
 from memcalc.errors import DoesNotFit, InputError
 from memcalc.recomputation.chain_file import open_chain
-from memcalc.recomputation.evaluation import evaluate, evaluate_all_kept
+from memcalc.recomputation.evaluation import evaluate, evaluate_without_recomputation
 from memcalc.recomputation.strategies.optimal import optimal
 from tests.cli.conftest import Run, run  # noqa: F401 -- a fixture
 
@@ -39,9 +39,9 @@ def test_everything_saved_is_the_sum_of_all_inputs() -> None:
     chain = open_chain(FILE).chain(b)
     kept = 4 * b * (64 * 21 * 512 + 512 + 10 + 10)
 
-    found = evaluate_all_kept(chain)
+    found = evaluate_without_recomputation(chain)
 
-    assert found.kept_bytes == kept  # the image is resident beside the chain
+    assert found.saved_bytes == kept  # the image is resident beside the chain
     assert found.peak_bytes > 12 * PARAMETERS + kept + 4 * b * 784
 
 
@@ -60,7 +60,7 @@ def test_the_published_plan_saves_four_outputs_of_each_branch() -> None:
     )
     assert plan.items[-3:] == (1408, 1409, 1410)
     # Every matmul of every branch runs twice, but not the one to the classes: 2·512·10 FLOPs of a sample.
-    assert found.again_flops == chain.flops - 2 * 512 * 10 * 6000
+    assert found.recompute_flops == chain.flops - 2 * 512 * 10 * 6000
 
 
 def test_the_largest_batches_are_exact() -> None:
@@ -70,7 +70,7 @@ def test_the_largest_batches_are_exact() -> None:
 
     def peak(batch: int, *, saved: bool) -> int:
         chain = described.chain(batch)
-        found = evaluate(chain, described.keeping(chain, PUBLISHED)) if saved else evaluate_all_kept(chain)
+        found = evaluate(chain, described.keeping(chain, PUBLISHED)) if saved else evaluate_without_recomputation(chain)
         return found.peak_bytes
 
     assert planning.gain is not None
@@ -93,7 +93,7 @@ def test_the_optimum_recomputes_less_than_the_published_plan() -> None:
 
     assert better is not None
     assert better.evaluation.peak_bytes <= published.peak_bytes
-    assert better.evaluation.again_flops < published.again_flops
+    assert better.evaluation.recompute_flops < published.recompute_flops
 
 
 def test_the_screen_and_the_document(run: Callable[..., Run]) -> None:  # noqa: F811
@@ -144,7 +144,7 @@ def test_blocks_that_cannot_be_recomputed_are_saved(chain: str) -> None:
     """So is the last one: its backward follows its forward at once."""
     planning = api.recompute_chain(chain, budget=1000, saved=[3])
 
-    assert planning.found.plan.items == ((0,), 1, (2,), (3,), 4)
+    assert planning.plan.plan.items == ((0,), 1, (2,), (3,), 4)
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,11 @@ def test_branches_that_are_joined(written: Callable[[str], str]) -> None:
 def test_its_plan(written: Callable[[str], str]) -> None:
     planning = api.recompute_chain(written(PRODUCTS), budget=6)
 
-    assert planning.found.plan.items == ((0, 1, 2), (3, 4, 5), 6, 7, 8)
-    assert planning.found.loss == 0
+    assert planning.plan.plan.items == ((0, 1, 2), (3, 4, 5), 6, 7, 8)
+    assert planning.plan.loss == 0
     assert planning.reserve is None
     with_card = api.recompute_chain(written(PRODUCTS), gpu="t4", strategy="every-layer")
-    assert with_card.found.evaluation.again_flops == 8
+    assert with_card.plan.evaluation.recompute_flops == 8
 
 
 def test_the_budget_of_a_gpu_is_what_may_be_allocated_at_worst(

@@ -11,7 +11,7 @@ import memcalc
 from memcalc.errors import DoesNotFit, InputError
 from memcalc.recomputation.config_chain import chain_of, with_recompute
 from memcalc.recomputation.evaluation import evaluate
-from memcalc.recomputation.plan import Segment, kept_all
+from memcalc.recomputation.plan import Segment, all_saved
 from memcalc.recomputation.planner import STRATEGIES
 from memcalc.recomputation.recommendation import plan_recompute
 from memcalc.recomputation.strategies.every_k import cut
@@ -37,7 +37,7 @@ GIB = 2**30
 def test_the_peak_of_a_plan_is_the_estimates(config: str, overrides: tuple[str, ...]) -> None:
     configured = chain_of(memcalc.load(config, *overrides, gpu="h200"))
     chain = configured.chain
-    plans: list[Segment] = [kept_all(len(chain)), cut(chain, 1), cut(chain, 3), smallest(chain).items]
+    plans: list[Segment] = [all_saved(len(chain)), cut(chain, 1), cut(chain, 3), smallest(chain).items]
     for items in plans:
         planned = with_recompute(configured.spec, configured.recompute(items))
         assert evaluate(chain, items).peak_bytes == memcalc.estimate(planned).ledger.peak_bytes
@@ -68,17 +68,17 @@ def test_the_optimum_is_never_worse_than_the_rules(
     configured = chain_of(memcalc.load(config, *overrides, gpu="h200"))
     chain = configured.chain
     low = evaluate(chain, smallest(chain)).peak_bytes
-    high = evaluate(chain, kept_all(len(chain))).peak_bytes
+    high = evaluate(chain, all_saved(len(chain))).peak_bytes
     rules = [evaluate(chain, cut(chain, k)) for k in range(1, len(chain))]
     for share in (10, 40, 70):
         budget = low + (high - low) * share // 100
         found = optimal(chain, budget)
-        rule = min(rule.again_flops for rule in rules if rule.peak_bytes <= budget)
+        rule = min(rule.recompute_flops for rule in rules if rule.peak_bytes <= budget)
         assert found is not None
         assert found.evaluation.peak_bytes <= budget
-        assert found.evaluation.again_flops <= rule
+        assert found.evaluation.recompute_flops <= rule
         with capsys.disabled():
-            ours = found.evaluation.again_flops / chain.flops
+            ours = found.evaluation.recompute_flops / chain.flops
             loss = (found.loss or 0) / chain.flops
             print(
                 f"\n{config} at {budget / GIB:.1f} GiB: {ours:.1%} of a forward again, rules {rule / chain.flops:.1%}, "
@@ -91,18 +91,18 @@ def test_the_answer() -> None:
 
     assert planning.verdict.answer == "fits"
     assert (planning.result.headline.device_bytes or 0) <= planning.limit == 6 * GIB
-    assert planning.found.evaluation.peak_bytes <= planning.budget < 6 * GIB
-    assert planning.found.loss is not None
-    assert planning.found.evaluation.again_flops <= dict(planning.rules)["every-layer"].again_flops
+    assert planning.plan.evaluation.peak_bytes <= planning.budget < 6 * GIB
+    assert planning.plan.loss is not None
+    assert planning.plan.evaluation.recompute_flops <= dict(planning.rules)["every-layer"].recompute_flops
     assert set(dict(planning.rules)) == set(STRATEGIES)
-    assert [said.framework for said in planning.said] == [
+    assert [said.framework for said in planning.framework_texts] == [
         "PyTorch",
         "transformers",
         "Megatron-LM",
         "DeepSpeed",
         "torchtitan",
     ]
-    assert planning.said[0].items == planning.found.plan.items
+    assert planning.framework_texts[0].items == planning.plan.plan.items
 
 
 def test_pasted_code_runs_the_plan() -> None:
@@ -120,10 +120,10 @@ def test_pasted_code_runs_the_plan() -> None:
     for number, layer in enumerate(layers):
         layer.number = number
     names = {"layers": layers}
-    exec("\n".join(planning.said[0].lines), names)
+    exec("\n".join(planning.framework_texts[0].lines), names)
     names["run"](names["PLAN"], torch.randn(2, 4, requires_grad=True)).sum().backward()
 
-    again = planning.found.evaluation.again_flops // planning.configured.chain.blocks[1].flops
+    again = planning.plan.evaluation.recompute_flops // planning.configured.chain.blocks[1].flops
     assert again > 0
     assert len(ran) == 6 + again
 

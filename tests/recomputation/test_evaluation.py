@@ -5,8 +5,8 @@ from hypothesis import given
 
 from memcalc.errors import InputError
 from memcalc.recomputation.chain import Chain, ChainBlock, join, simple_block
-from memcalc.recomputation.evaluation import evaluate, evaluate_all_kept
-from memcalc.recomputation.plan import depth, leaves, times_again
+from memcalc.recomputation.evaluation import evaluate, evaluate_without_recomputation
+from memcalc.recomputation.plan import depth, leaves, recompute_counts
 from tests.recomputation.chains import random_chains, uniform
 
 
@@ -23,22 +23,22 @@ def chain_of_three() -> Chain:
 
 
 def test_everything_kept() -> None:
-    found = evaluate_all_kept(chain_of_three())
+    found = evaluate_without_recomputation(chain_of_three())
 
     # In c's backward: a and b with their outputs, 2·(100 + 10); the first input; c's inside, the gradient of its input.
     assert found.peak_bytes == 1000 + 10 + 2 * (100 + 10) + 100 + 10
     assert (found.peak.phase, found.peak.block) == ("backward", "c")
-    assert found.kept_bytes == 10 + 2 * (100 + 10) + 100
-    assert (found.flops, found.again_flops) == (21, 0)
+    assert found.saved_bytes == 10 + 2 * (100 + 10) + 100
+    assert (found.flops, found.recompute_flops) == (21, 0)
 
 
 def test_a_segment_keeps_its_input_and_runs_again() -> None:
     found = evaluate(chain_of_three(), ((0, 1), 2), record=True)
 
-    assert found.again_flops == 7 + 7
-    assert found.kept_bytes == 10 + 10 + 100  # both inputs; what is inside c
+    assert found.recompute_flops == 7 + 7
+    assert found.saved_bytes == 10 + 10 + 100  # both inputs; what is inside c
     # Forward: a, b, c; backward of c; a again, b again with its backward, backward of a.
-    assert [(moment.phase, moment.block) for moment in found.moments] == [
+    assert [(moment.phase, moment.block) for moment in found.points] == [
         ("forward", "a"),
         ("forward", "b"),
         ("forward", "c"),
@@ -47,7 +47,7 @@ def test_a_segment_keeps_its_input_and_runs_again() -> None:
         ("again", "b"),
         ("backward", "a"),
     ]
-    assert [moment.bytes - 1000 for moment in found.moments] == [
+    assert [moment.bytes - 1000 for moment in found.points] == [
         10 + 10,  # a's input and output
         10 + 10 + 10,  # a's input, which stays; b's input and output
         10 + 10 + 100,  # a's input, c's input and inside
@@ -61,8 +61,8 @@ def test_a_segment_keeps_its_input_and_runs_again() -> None:
 def test_a_segment_inside_a_segment_runs_twice_more() -> None:
     found = evaluate(chain_of_three(), (((0,), 1), 2))
 
-    assert times_again((((0,), 1), 2)) == {0: 2, 1: 1, 2: 0}
-    assert found.again_flops == 2 * 7 + 7
+    assert recompute_counts((((0,), 1), 2)) == {0: 2, 1: 1, 2: 0}
+    assert found.recompute_flops == 2 * 7 + 7
     assert depth((((0,), 1), 2)) == 2
 
 
@@ -70,7 +70,7 @@ def test_gradients_of_parameters_pile_up() -> None:
     layer = simple_block("layer", 10, 0, 10, 1, left_bytes=50)
     chain = Chain((layer, layer, layer._replace(output_bytes=0)))
 
-    moments = evaluate(chain, (0, 1, 2), record=True).moments
+    moments = evaluate(chain, (0, 1, 2), record=True).points
     backward = [moment.bytes for moment in moments if moment.phase == "backward"]
 
     # Each backward has its own gradients of 50 bytes, and those of the layers behind it.
@@ -88,7 +88,7 @@ def test_branches_wait_for_their_join() -> None:
     branch = (simple_block("in", 8, 0, 20, 1), simple_block("out", 20, 0, 3, 1))
     chain = join((branch, branch), 8, (simple_block("join", 6, 0, 0, 1, recomputable=False),))
 
-    moments = {(m.phase, m.position): m.bytes for m in evaluate(chain, range_of(chain), record=True).moments}
+    moments = {(m.phase, m.position): m.bytes for m in evaluate(chain, range_of(chain), record=True).points}
 
     assert moments["forward", 0] == 8 + 20
     assert moments["forward", 1] == 8 + 20 + 3
@@ -121,9 +121,9 @@ def test_what_is_no_chain_is_refused(blocks: tuple[ChainBlock, ...], words: str)
 
 @given(random_chains(6))
 def test_keeping_everything_costs_nothing(chain: Chain) -> None:
-    found = evaluate_all_kept(chain)
+    found = evaluate_without_recomputation(chain)
 
-    assert found.again_flops == 0
+    assert found.recompute_flops == 0
     assert found.flops == chain.flops
 
 

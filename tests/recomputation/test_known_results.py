@@ -10,7 +10,7 @@ from memcalc.recomputation.evaluation import evaluate
 from memcalc.recomputation.strategies.every_k import best_k, cut, every_k, uniform_optimum
 from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.grid import BudgetGrid
-from memcalc.recomputation.strategies.none import keep_everything
+from memcalc.recomputation.strategies.none import save_everything
 from memcalc.recomputation.strategies.optimal import optimal
 from memcalc.recomputation.strategies.pareto import ParetoFronts, items_of
 from memcalc.recomputation.strategies.revolve import extra_forwards, repetitions
@@ -32,16 +32,16 @@ def test_the_optimum_of_equal_steps_is_revolves(length: int, states: int, again:
     budget = states + 3  # the state a step starts from, the one it makes, and the gradient
     grid = BudgetGrid(chain, budget, "up", budget)
 
-    assert grid.again(budget) == again
+    assert grid.least_recompute_flops(budget) == again
     evaluation = evaluate(chain, grid.items(budget))
-    assert (evaluation.again_flops, evaluation.peak_bytes) == (again, budget)
+    assert (evaluation.recompute_flops, evaluation.peak_bytes) == (again, budget)
 
 
 @given(st.integers(2, 12), st.integers(1, 5))
 def test_the_exact_front_of_equal_steps_is_revolves(length: int, states: int) -> None:
-    best = ParetoFronts(steps(length), budget=states + 3).whole[-1]
+    best = ParetoFronts(steps(length), budget=states + 3).chain_front[-1]
 
-    assert best.again == extra_forwards(length, min(states, length))
+    assert best.recompute_flops == extra_forwards(length, min(states, length))
 
 
 def test_revolves_repetitions() -> None:
@@ -64,7 +64,7 @@ def test_korthikantis_layer_at_every_k() -> None:
     """34 of 2 units a layer, 96 layers: 3264 kept, 226 recomputed separately, 164 in pairs."""
     chain = uniform(96, 32, 2)
 
-    assert evaluate(chain, keep_everything(chain)).kept_bytes == 96 * 34 + 2
+    assert evaluate(chain, save_everything(chain)).saved_bytes == 96 * 34 + 2
     assert evaluate(chain, every_layer(chain)).peak_bytes == 96 * 2 + 34
     assert evaluate(chain, every_k(chain, 2)).peak_bytes == 48 * 2 + 2 * 34
 
@@ -75,7 +75,7 @@ def test_checkpoint_sequential_keeps_its_last_segment() -> None:
 
     assert cut(chain, 2, last_kept=True) == ((0, 1), (2, 3), 4, 5, 6)
     kept, recomputed = evaluate(chain, cut(chain, 2, last_kept=True)), evaluate(chain, every_k(chain, 2))
-    assert kept.again_flops == recomputed.again_flops - 2
+    assert kept.recompute_flops == recomputed.recompute_flops - 2
     assert kept.peak_bytes == recomputed.peak_bytes
 
 
@@ -87,14 +87,14 @@ def test_the_square_root_rule() -> None:
 @given(st.integers(2, 9), st.integers(0, 60), st.integers(1, 9))
 def test_the_optimum_beats_every_rule_of_thumb(layers: int, inside: int, boundary: int) -> None:
     chain = uniform(layers, inside, boundary)
-    for plan in (keep_everything(chain), every_layer(chain), square_root(chain), best_k(chain)):
+    for plan in (save_everything(chain), every_layer(chain), square_root(chain), best_k(chain)):
         rule = evaluate(chain, plan)
         found = optimal(chain, rule.peak_bytes)
         assert found is not None
-        assert found.evaluation.again_flops <= rule.again_flops
+        assert found.evaluation.recompute_flops <= rule.recompute_flops
 
 
 def test_plans_of_the_front_are_plain_data() -> None:
-    items = items_of(ParetoFronts(uniform(3, 32, 2)).whole[0])
+    items = items_of(ParetoFronts(uniform(3, 32, 2)).chain_front[0])
 
     assert all(isinstance(item, int | tuple) for item in items)

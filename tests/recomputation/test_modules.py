@@ -57,7 +57,7 @@ def test_products_are_as_they_are_counted() -> None:
     assert block.left_bytes == weight
     assert block.forward_top == block.bare_top == 2 * tensor
     # The input, the gradients of output and input, and of the weight; a block each for the loss and its gradient.
-    assert block.backward_top == block.again_top == 3 * tensor + weight + 2 * 512
+    assert block.backward_top == block.recompute_top == 3 * tensor + weight + 2 * 512
     # Weights and two moments, and cuBLAS's workspaces, which stay: of forward's thread and of backward's.
     assert chain.resident - 3 * 3 * weight == measured(products(1), given, "p40").resident_bytes - weight
 
@@ -169,7 +169,7 @@ def test_the_network_of_64_branches_is_traced_as_planned(
     with capsys.disabled():
         print(
             f"\n64 branches, batch {batch}, {how}: planned {plan.peak_bytes:,}, traced {peak:,}, "
-            f"{plan.peak_bytes / peak - 1:+.4%}, {plan.again_flops / chain.flops:.1%} of a forward again"
+            f"{plan.peak_bytes / peak - 1:+.4%}, {plan.recompute_flops / chain.flops:.1%} of a forward again"
         )
     assert abs(plan.peak_bytes / peak - 1) <= 0.001
     assert how != "optimal" or batch != 30000 or peak <= published.peak_bytes

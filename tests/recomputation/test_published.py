@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from memcalc.recomputation.chain import Chain
-from memcalc.recomputation.evaluation import evaluate, evaluate_all_kept
+from memcalc.recomputation.evaluation import evaluate, evaluate_without_recomputation
 from memcalc.recomputation.strategies.optimal import optimal
 from memcalc.spec.hardware.gpus import find_gpu
 from tests.recomputation.published import BRANCHES, LAYERS, PARAMETERS, branches, eight_products, keeping
@@ -25,7 +25,7 @@ from tests.recomputation.published import BRANCHES, LAYERS, PARAMETERS, branches
 def test_eight_products(items: tuple[int | tuple[int, ...], ...], peak: int, again: int) -> None:
     found = evaluate(eight_products(), items)
 
-    assert (found.peak_bytes, found.again_flops) == (peak, again)
+    assert (found.peak_bytes, found.recompute_flops) == (peak, again)
 
 
 def test_eight_products_at_their_best() -> None:
@@ -34,7 +34,7 @@ def test_eight_products_at_their_best() -> None:
 
     assert found is not None
     assert found.plan.items == ((0, 1, 2), (3, 4, 5), 6, 7, 8)
-    assert (found.evaluation.peak_bytes, found.evaluation.again_flops, found.loss) == (6, 6, 0)
+    assert (found.evaluation.peak_bytes, found.evaluation.recompute_flops, found.loss) == (6, 6, 0)
 
 
 def test_the_branches_are_as_described() -> None:
@@ -44,7 +44,7 @@ def test_the_branches_are_as_described() -> None:
     assert len(chain) == 64 * 22 + 2
     # Everything kept: weights and moments; the input and 21 of [1000, 512] a branch; 64 of [1000, 8] joined.
     kept = 12 * PARAMETERS + 4 * 1000 * (512 + 64 * 21 * 512 + 64 * 8)
-    assert kept < evaluate_all_kept(chain).peak_bytes < kept + 4 * PARAMETERS
+    assert kept < evaluate_without_recomputation(chain).peak_bytes < kept + 4 * PARAMETERS
 
 
 def largest(need: Callable[[Chain], int], room: int) -> int:
@@ -63,13 +63,13 @@ def test_the_branches_on_a_p40() -> None:
     room = (card.usable_bytes - card.context_bytes) * 1000 // 1093  # of what is reserved, as everywhere
     kept, plan = keeping(5, 10, 15, 19), keeping(5, 10, 15, 19)
 
-    assert largest(lambda chain: evaluate_all_kept(chain).peak_bytes, room) == 6171
+    assert largest(lambda chain: evaluate_without_recomputation(chain).peak_bytes, room) == 6171
     assert largest(lambda chain: evaluate(chain, kept).peak_bytes, room) == 31737
     chain = branches(31737)
     published = evaluate(chain, plan)
     better = optimal(chain, published.peak_bytes)
     assert better is not None
     assert better.evaluation.peak_bytes <= published.peak_bytes
-    assert better.evaluation.again_flops < published.again_flops
-    assert published.again_flops == chain.flops  # every product of every branch runs twice
+    assert better.evaluation.recompute_flops < published.recompute_flops
+    assert published.recompute_flops == chain.flops  # every product of every branch runs twice
     assert len(chain) - 2 == BRANCHES * LAYERS

@@ -11,7 +11,7 @@ from memcalc.errors import DoesNotFit
 from memcalc.ledger.verdict import Answer, Interval, RecordedErrors, Verdict
 from memcalc.recomputation.config_chain import ConfigChain, chain_of, with_recompute
 from memcalc.recomputation.evaluation import evaluate
-from memcalc.recomputation.plan import Plan, kept_all
+from memcalc.recomputation.plan import Plan, all_saved
 from memcalc.recomputation.search import CLOSE, TRIES, JudgedPlan, PlanJudge, PlanSearch, Proposal, largest
 from memcalc.recomputation.strategies.every_layer import every_layer
 from memcalc.recomputation.strategies.lowest_peak import smallest
@@ -34,7 +34,7 @@ class Ratio(PlanJudge):
         self._reserved, self._error = reserved, error
         self.asked: list[Proposal] = []
 
-    def judged(self, proposal: Proposal) -> JudgedPlan:
+    def judge(self, proposal: Proposal) -> JudgedPlan:
         if proposal not in self.asked:
             self.asked.append(proposal)
         reserved = self._reserved(proposal)
@@ -59,11 +59,11 @@ def search(configured: ConfigChain, judge: Ratio) -> JudgedPlan | None:
         found = optimal(configured.chain, room, bounded=False)
         return None if found is None else Proposal(configured, found)
 
-    free = proposal(configured, Plan(kept_all(len(configured.chain)), "none"))
+    free = proposal(configured, Plan(all_saved(len(configured.chain)), "none"))
     least = proposal(configured, smallest(configured.chain))
     return PlanSearch(
         ask, judge, free, least.peak_bytes, [least, proposal(configured, every_layer(configured.chain))]
-    ).found()
+    ).best_plan()
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.02, 1.083, 1.2, 1.4])
@@ -71,7 +71,7 @@ def search(configured: ConfigChain, judge: Ratio) -> JudgedPlan | None:
 def test_no_cheaper_plan_fits(configured: ConfigChain, ratio: float, share: float) -> None:
     """Beside the cheapest plan of as much as may really be allocated: what the first guess was does not matter."""
     chain = configured.chain
-    low, high = evaluate(chain, smallest(chain)).peak_bytes, evaluate(chain, kept_all(len(chain))).peak_bytes
+    low, high = evaluate(chain, smallest(chain)).peak_bytes, evaluate(chain, all_saved(len(chain))).peak_bytes
     room = low + round((high - low) * share)
     judged = Ratio(configured.spec, round(room * ratio) + 1, lambda plan: round(plan.peak_bytes * ratio))
     found = search(configured, judged)
@@ -80,7 +80,7 @@ def test_no_cheaper_plan_fits(configured: ConfigChain, ratio: float, share: floa
     assert found is not None
     assert best is not None
     assert found.verdict.answer == "fits"
-    assert found.proposal.again_flops <= best.evaluation.again_flops
+    assert found.proposal.recompute_flops <= best.evaluation.recompute_flops
     assert len(judged.asked) <= TRIES + 3
 
 
@@ -89,7 +89,7 @@ def test_what_fits_as_it_is_is_not_planned(configured: ConfigChain) -> None:
     found = search(configured, judged)
 
     assert found is not None
-    assert found.proposal.again_flops == 0
+    assert found.proposal.recompute_flops == 0
     assert len(judged.asked) == 1
 
 
@@ -99,13 +99,13 @@ def test_plans_whose_layers_run_again_one_by_one_may_reserve_less(configured: Co
     limit = round(evaluate(chain, every_layer(chain)).peak_bytes * 1.05)
 
     def reserved(plan: Proposal) -> int:
-        fragmented = any(not isinstance(item, int) and len(item) > 1 for item in plan.found.plan.items)
+        fragmented = any(not isinstance(item, int) and len(item) > 1 for item in plan.plan.plan.items)
         return round(plan.peak_bytes * (1.3 if fragmented else 1.02))
 
     found = search(configured, Ratio(configured.spec, limit, reserved))
 
     assert found is not None
-    assert found.proposal.found.plan.items == every_layer(chain).items
+    assert found.proposal.plan.plan.items == every_layer(chain).items
 
 
 def test_the_likeliest_plan_where_nothing_can_be_said(configured: ConfigChain) -> None:
@@ -151,7 +151,7 @@ def test_the_verdict_is_that_of_every_command(
     assert again.answer == "fits"
     cheaper = optimal(planning.configured.chain, planning.budget, bounded=False)
     assert cheaper is not None
-    assert cheaper.evaluation.again_flops == planning.found.evaluation.again_flops
+    assert cheaper.evaluation.recompute_flops == planning.plan.evaluation.recompute_flops
 
 
 def test_a_budget_beyond_the_card_is_the_cards() -> None:
@@ -170,7 +170,7 @@ def test_what_holds_memory_and_is_not_modelled() -> None:
     assert planning.verdict.unmodelled == ("a second model",)
     assert planning.verdict.interval is not None
     assert planning.verdict.interval.high_bytes + GIB <= planning.limit == 6 * GIB
-    assert planning.found.evaluation.again_flops > alone.found.evaluation.again_flops
+    assert planning.plan.evaluation.recompute_flops > alone.plan.evaluation.recompute_flops
 
 
 def test_exit_codes_where_nothing_can_be_said(run: Callable[..., Run]) -> None:  # noqa: F811

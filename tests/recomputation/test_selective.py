@@ -30,7 +30,7 @@ def all_choices(layers: int, inside: int, again: int, products: list[Product], r
     for recomputed in range(layers + 1):
         for count in range(len(products) + 1):
             for kept in combinations(products, count):
-                held = (layers - recomputed) * inside + recomputed * sum(product.kept_bytes for product in kept)
+                held = (layers - recomputed) * inside + recomputed * sum(product.saved_bytes for product in kept)
                 if held <= room:
                     found.append(recomputed * (again - sum(product.spared_flops for product in kept)))
     return found
@@ -49,14 +49,14 @@ def test_the_programme_finds_the_best_of_all_choices(
 ) -> None:
     pytest.importorskip("scipy")
     products = [Product(f"product {i}", *pair) for i, pair in enumerate(sizes)]
-    inside = sum(product.kept_bytes for product in products) + more_bytes
+    inside = sum(product.saved_bytes for product in products) + more_bytes
     again = sum(product.spared_flops for product in products) + more_flops
 
     found = choose(layers, inside, again, products, room)
 
     assert found is not None
-    kept = [product for product in products if product.name in found.keep]
-    held = (layers - found.recomputed) * inside + found.recomputed * sum(product.kept_bytes for product in kept)
+    kept = [product for product in products if product.name in found.saved_operators]
+    held = (layers - found.recomputed) * inside + found.recomputed * sum(product.saved_bytes for product in kept)
     cost = found.recomputed * (again - sum(product.spared_flops for product in kept))
     assert held <= room + room * 1e-6
     # The tie between plans of one price may cost a millionth of a layer's FLOPs for each room that it spares.
@@ -96,14 +96,14 @@ def test_selective_plans_run_less_again_than_plans_of_whole_layers(
     """And the chain's peak is the estimate's."""
     pytest.importorskip("scipy")
     spec = memcalc.load(config, *overrides, gpu="a100-80gb")
-    found = Selective(spec).ask(budget)
+    found = Selective(spec).cheapest_plan(budget)
     assert found is not None
 
-    assert found.keep
+    assert found.saved_operators
     assert found.peak_bytes == memcalc.estimate(found.spec).ledger.peak_bytes <= budget
     whole = optimal(chain_of(spec).chain, budget)
     assert whole is not None
-    assert found.found.evaluation.again_flops < whole.evaluation.again_flops
+    assert found.plan.evaluation.recompute_flops < whole.evaluation.recompute_flops
 
 
 def test_keeping_everything_that_runs_again_costs_no_products() -> None:
@@ -113,13 +113,13 @@ def test_keeping_everything_that_runs_again_costs_no_products() -> None:
     flops = product_flops(spec)
 
     bare = chain_of(spec, ()).chain.blocks[2]
-    assert bare.stays_bytes == 0
-    assert bare.again_flops == sum(flops.values()) - flops["mlp.down_proj"]
+    assert bare.released_late_bytes == 0
+    assert bare.recompute_flops == sum(flops.values()) - flops["mlp.down_proj"]
     every = chain_of(spec, names[:-1]).chain.blocks[2]
-    assert every.again_flops == 0
+    assert every.recompute_flops == 0
     # qkv (d + 2·512), attention and o_proj (d each), gate and up (4d each) of 2048 tokens, bf16; log-sum-exps;
     # and a block each for a seed and an unused mask.
-    assert every.stays_bytes == 2048 * 2 * (3072 + 2048 + 2048 + 8192 + 8192) + 32 * 2048 * 4 + 2 * 512
+    assert every.released_late_bytes == 2048 * 2 * (3072 + 2048 + 2048 + 8192 + 8192) + 32 * 2048 * 4 + 2 * 512
 
 
 @pytest.mark.long
@@ -156,13 +156,13 @@ def test_planned_peaks_are_traced_peaks(
     pytest.importorskip("scipy")
     for budget in budgets:
         planning = memcalc.recompute(config, *overrides, gpu="a100-80gb", budget=budget, strategy="selective")
-        assert planning.keep
+        assert planning.saved_operators
         for device in memcalc.api.verified(planning, python=str(NULL_PYTHON)):
             with capsys.disabled():
                 print(
                     f"\n{config} {budget} on {device.device}: planned {device.planned:,}, traced {device.traced:,}, "
                     f"{device.planned / device.traced - 1:+.4%}, budget {planning.budget:,}: {planning.recompute} "
-                    f"keeping {', '.join(planning.keep)}"
+                    f"keeping {', '.join(planning.saved_operators)}"
                 )
             assert abs(device.planned / device.traced - 1) <= 0.001
             outside = planning.result.headline.outside
@@ -196,14 +196,14 @@ def test_pasted_code_keeps_what_the_plan_says() -> None:
 
     names = {"layers": [Layer() for _ in range(12)], "x": torch.randn(2, 4, requires_grad=True)}
     with Watch():
-        exec("\n".join(planning.said[0].lines), names)
+        exec("\n".join(planning.framework_texts[0].lines), names)
         forward = ran.count(torch.ops.aten.mm.default)
         names["x"].sum().backward()
 
-    again = len([item for item in planning.found.plan.items if not isinstance(item, int)])
+    again = len([item for item in planning.plan.plan.items if not isinstance(item, int)])
     assert forward == 12 * len(products)
     # Backward: two products a linear; and what runs again.
-    assert ran.count(torch.ops.aten.mm.default) == 3 * forward + again * (len(products) - len(planning.keep))
+    assert ran.count(torch.ops.aten.mm.default) == 3 * forward + again * (len(products) - len(planning.saved_operators))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_what_needs_a_card_is_left_out_with_a_word(fragmented: Path) -> None:
     refused = {trial.policy: trial.refused for trial in replay.trials if trial.refused}
     assert refused.keys() == {"paddle-naive-best-fit", "tensorflow"}
     assert all("Name one with --gpu" in words for words in refused.values())
-    assert replay.card is None
+    assert replay.gpu is None
     assert replay.result.fits  # a device that never runs out
 
 

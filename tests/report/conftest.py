@@ -68,7 +68,7 @@ def result() -> Result:
         textbook=Textbook(266_973_184, 5_339_463_680, 771_751_936, 20),
         ranks=(headline,),
         confidence="formula",
-        card=None,
+        gpu=None,
         limits=tuple(Limit(what, holds_memory=False) for what in ("fragmentation", "kernels that PyTorch compiles")),
         notes=("dropout = 0: attention saves no mask",),
     )
@@ -85,7 +85,7 @@ def with_card(result: Result, name: str) -> Result:
     interval = Interval(device - reserved // 100, device + reserved // 100, errors)
     answer: Answer = "fits" if interval.high_bytes <= usable else "does-not-fit"
     verdict = Verdict(answer, device, device, usable, interval, expected=answer == "fits")
-    return replace(result, ranks=(headline,), card=find_gpu(name), judgement=verdict)
+    return replace(result, ranks=(headline,), gpu=find_gpu(name), judgement=verdict)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ MIXED = CheckReport(
     skipped=2,
     budget_bytes=70 * GIB,
     compared=True,
-    gone=("configs/old.yaml",),
+    missing=("configs/old.yaml",),
 )  # fmt: skip
 NOTHING = CheckReport((), skipped=3, budget_bytes=None)
 CONTENT = CheckReport((), skipped=3, budget_bytes=None, may_be_empty=True)
@@ -122,7 +122,9 @@ def test_exit_codes(report: CheckReport, code: int) -> None:
 
 
 def test_a_long_list_of_what_is_gone_is_cut() -> None:
-    report = CheckReport(MIXED.outcomes, 0, None, compared=True, gone=tuple(f"{number}.yaml" for number in range(20)))
+    report = CheckReport(
+        MIXED.outcomes, 0, None, compared=True, missing=tuple(f"{number}.yaml" for number in range(20))
+    )
 
     assert "  -  11.yaml\n  -  and 8 more\n" in drawn(report, 80)
 

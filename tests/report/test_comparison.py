@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from memcalc.checking.comparison import ComparisonLine, compare, partings, steady_phase
+from memcalc.checking.comparison import ComparisonLine, compare, largest_differences, steady_phase
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.phases import phase_names
@@ -112,8 +112,8 @@ def test_differences_of_three_results_have_their_own_table(estimate: Result, fak
 
 def test_each_component_is_told_where_it_differs_most(estimate: Result, fake: Result, null: Result) -> None:
     """512 bytes in three backwards; 1, 1 and 2 MiB of activations in three losses."""
-    assert partings(compare(fake, null), 0, 1) == [("backward_1", ComparisonLine("temporaries", (0, 512)))]
-    assert partings(compare(estimate, null), 0, 1) == [
+    assert largest_differences(compare(fake, null), 0, 1) == [("backward_1", ComparisonLine("temporaries", (0, 512)))]
+    assert largest_differences(compare(estimate, null), 0, 1) == [
         ("loss_3", ComparisonLine("activations", (32 * MIB, 34 * MIB))),
         ("backward_1", ComparisonLine("temporaries", (0, 512))),
     ]

@@ -37,7 +37,7 @@ def test_a_cell_is_the_largest_of_its_configurations() -> None:
             assert less.valid[row, column] == valid.any()
             if valid.any():
                 worst = valid & (each.verdict[block] == less.verdict[row, column])
-                assert less.share[row, column] == each.share[block][worst].max()
+                assert less.fraction[row, column] == each.fraction[block][worst].max()
                 assert less.verdict[row, column] == each.verdict[block][valid].max()
     assert not less.valid[2].any()
 

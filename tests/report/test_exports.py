@@ -24,7 +24,7 @@ def test_the_suffix_decides_the_format(tmp_path: Path) -> None:
 
     with (tmp_path / "run.pickle").open("rb") as file:
         assert pickle.load(file) == snapshot(found)
-    assert json.loads((tmp_path / "run.json").read_text()) == chrome_trace(run.course, "tiny")
+    assert json.loads((tmp_path / "run.json").read_text()) == chrome_trace(run.curve, "tiny")
     assert list(read_events(tmp_path / "run.jsonl")) == two_steps()
 
 
@@ -44,4 +44,4 @@ def test_a_snapshot_needs_an_allocator(tmp_path: Path) -> None:
 
 
 def test_the_course_is_what_the_allocator_saw() -> None:
-    assert RecordedRun(timeline(two_steps()), history(two_steps())).course == replayed(two_steps())
+    assert RecordedRun(timeline(two_steps()), history(two_steps())).curve == replayed(two_steps())

@@ -127,7 +127,7 @@ def test_words_of_the_largest(what: str, name: str) -> None:
     found = largest(what, name, *run, gpu="b300")
 
     assert found.result is not None
-    again = memcalc.estimate(name, *run, *found.words, gpu="b300")
+    again = memcalc.estimate(name, *run, *found.overrides, gpu="b300")
     assert again.spec == found.result.spec
     assert again.headline.device_bytes == found.result.headline.device_bytes
 

@@ -78,11 +78,11 @@ def test_numbers_of_cards() -> None:
 def test_the_smallest_card() -> None:
     answer = memcalc.fit("llama-3.2-1b", "dtype=fp16", "attention=eager", gpu="t4", minimize="gpu_kind")
     assert answer.smallest is not None
-    smallest = answer.smallest.card
+    smallest = answer.smallest.gpu
     nvidia = [card for card in all_gpus() if card.vendor == "nvidia"]
 
-    assert [sized.card.name for sized in answer.cards if sized.lacks] == []
-    assert {sized.card.name for sized in answer.cards} == {card.name for card in nvidia}
+    assert [sized.gpu.name for sized in answer.gpu_verdicts if sized.lacks] == []
+    assert {sized.gpu.name for sized in answer.gpu_verdicts} == {card.name for card in nvidia}
     for card in nvidia:
         fits = memcalc.estimate("llama-3.2-1b", "dtype=fp16", "attention=eager", gpu=card.name).fits
         if card.usable_bytes < smallest.usable_bytes:
@@ -93,13 +93,13 @@ def test_the_smallest_card() -> None:
 def test_a_card_that_lacks_what_the_run_needs() -> None:
     """A V100's memory is enough, but it has no bf16 units and no flash attention; another maker's card is not asked."""
     answer = memcalc.fit("llama-3.2-1b", "recipe=pure", gpu="h100-80gb", minimize="gpu_kind")
-    passed_over = {sized.card.name: sized.lacks for sized in answer.cards if sized.fits and sized.lacks}
+    passed_over = {sized.gpu.name: sized.lacks for sized in answer.gpu_verdicts if sized.fits and sized.lacks}
 
     assert passed_over["v100-16gb"] == "no bf16 matrix units; no flash attention"
     assert answer.smallest is not None
-    assert (answer.smallest.card.compute_capability or (0, 0)) >= (8, 0)
+    assert (answer.smallest.gpu.compute_capability or (0, 0)) >= (8, 0)
     amd = memcalc.fit("llama-3.2-1b", "recipe=pure", gpu="mi300x", minimize="gpu_kind")
-    assert {sized.card.vendor for sized in amd.cards} == {"amd"}
+    assert {sized.gpu.vendor for sized in amd.gpu_verdicts} == {"amd"}
 
 
 @pytest.mark.parametrize("spread", [("s=4096",), ("s=3072", "pipeline_parallel=2", "gradient_accumulation_steps=4")])
@@ -139,7 +139,7 @@ def test_nothing_to_recompute_and_not_enough() -> None:
     assert not small.fits
     assert small.all_recomputed is not None
     assert small.all_recomputed.headline.device_bytes == full.headline.device_bytes
-    assert small.nearest
-    for found in small.nearest:
+    assert small.smallest_changes
+    for found in small.smallest_changes:
         assert found.change.spec.training.recompute == "full"
         assert found.change.fits

@@ -12,7 +12,7 @@ import memcalc
 from memcalc.api.sources import run_of
 from memcalc.errors import InputError
 from memcalc.search.result import FitResult
-from memcalc.suggestions.run_overrides import words_to
+from memcalc.suggestions.run_overrides import overrides_to
 from tests.properties.specs import examples
 
 CARDS = ("l4", "t4", "rtx-4090", "a100-40gb", "h100-80gb")
@@ -33,7 +33,7 @@ def settings() -> st.SearchStrategy[tuple[str, ...]]:
 
 def pasted_as_promised(answer: FitResult, source: Any, words: Sequence[str], gpu: str) -> None:
     """Each change, over the same command."""
-    for found in answer.nearest:
+    for found in answer.smallest_changes:
         change = found.change
         card = None if any(word.startswith("hardware.gpu=") for word in change.overrides) else gpu
         after = memcalc.estimate(source, *words, *change.overrides, gpu=card)
@@ -68,7 +68,7 @@ def test_defaults_that_move_with_a_change(name: str, words: tuple[str, ...], car
     """Adapters are over pure weights by default, full training is not."""
     answer = memcalc.fit(name, *words, gpu=card, gpus=gpus)
 
-    assert answer.nearest
+    assert answer.smallest_changes
     pasted_as_promised(answer, name, words, card)
 
 
@@ -76,8 +76,8 @@ def test_changes_of_the_run_with_all_layers_recomputed() -> None:
     words = ("recipe=mixed-16",)
     answer = memcalc.fit("llama-3.2-1b", *words, gpu="t4", minimize="recompute")
 
-    assert answer.nearest
-    assert all("training.recompute=full" in found.change.overrides for found in answer.nearest)
+    assert answer.smallest_changes
+    assert all("training.recompute=full" in found.change.overrides for found in answer.smallest_changes)
     pasted_as_promised(answer, "llama-3.2-1b", words, "t4")
 
 
@@ -90,10 +90,10 @@ def test_a_configuration_of_another_framework(tmp_path: Path) -> None:
     words = ("preset=llama-3-8b",)
     answer = memcalc.fit(path, *words, gpu="l4", gpus=8)
 
-    assert answer.asked is not None
-    assert answer.asked.spec.parallelism.data_parallel == 8
-    assert answer.nearest
-    assert all(any("data_parallel=" in word for word in found.change.overrides) for found in answer.nearest)
+    assert answer.unchanged is not None
+    assert answer.unchanged.spec.parallelism.data_parallel == 8
+    assert answer.smallest_changes
+    assert all(any("data_parallel=" in word for word in found.change.overrides) for found in answer.smallest_changes)
     pasted_as_promised(answer, path, words, "l4")
     fewest = memcalc.fit(path, *words, gpu="h100-80gb", minimize="gpus").fewest
     assert fewest == memcalc.fit(path, *words, gpu="h100-80gb", minimize="gpus", gpus=64).fewest
@@ -111,18 +111,18 @@ def test_standard_input_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     answer = memcalc.fit("-", gpu="l4")
 
-    assert answer.nearest
+    assert answer.smallest_changes
     pasted_as_promised(answer, path, (), "l4")
 
 
 def test_words_that_lead_to_another_run() -> None:
     run = run_of("llama-3-8b", "implementation=huggingface", verb="fit")
     target = memcalc.load("llama-3-8b", "implementation=huggingface", "finetune=qlora", "recipe=mixed-20")
-    words = words_to(run, target)
+    words = overrides_to(run, target)
 
     assert run.changed(words) == target
     assert "training.recipe=mixed-20" in words
-    assert words_to(run, run.spec) == ()
+    assert overrides_to(run, run.spec) == ()
 
 
 def test_changes_of_another_frameworks_file_can_be_pasted(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_changes_of_another_frameworks_file_can_be_pasted(tmp_path: Path) -> Non
     path = tmp_path / "8B.toml"
     path.write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 4\nseq_len = 8192\n')
     given = ("zero_stage=2",)
-    found = memcalc.fit(path, *given, gpu="mi300x").nearest
+    found = memcalc.fit(path, *given, gpu="mi300x").smallest_changes
 
     assert found
     for each in found:

@@ -24,20 +24,24 @@ def test_costs_are_prices_times_gpus_times_seconds() -> None:
     answer = memcalc.fit(*RUN, minimize="cost", prices=PRICES, gpus=16)
     first, second, last = answer.offers
 
-    assert [offer.card.name for offer in answer.offers] == ["h100-80gb", "rtx-4090", "t4"]
+    assert [offer.gpu.name for offer in answer.offers] == ["h100-80gb", "rtx-4090", "t4"]
     for offer in (first, second):
-        assert offer.found is not None
-        best = offer.found.best[0].result
+        assert offer.layouts is not None
+        best = offer.layouts.best[0].result
         step = costs_of(best.spec, offer.system).total  # seconds of a step; of 2,048 tokens in each sequence
         assert best.fits
-        assert best.spec.parallelism.ranks == offer.found.gpus
-        assert offer.hourly == offer.price * offer.found.gpus
-        dollars = offer.hourly * step / 3600 / (offer.found.sequences * 2048)
+        assert best.spec.parallelism.ranks == offer.layouts.gpus
+        assert offer.hourly == offer.price * offer.layouts.gpus
+        dollars = offer.hourly * step / 3600 / (offer.layouts.sequences * 2048)
         assert offer.of_tokens == pytest.approx(dollars * 1e6, rel=1e-12)
     assert first.of_tokens <= second.of_tokens
-    assert (last.found, last.lacks, last.verdict) == (None, "no bf16 matrix units; no flash attention", "does-not-fit")
-    assert (answer.card.name, answer.gpus, answer.verdict) == ("h100-80gb", first.found and first.found.gpus, "fits")
-    assert answer.best == (first.found and first.found.best)
+    assert (last.layouts, last.lacks, last.verdict) == (
+        None,
+        "no bf16 matrix units; no flash attention",
+        "does-not-fit",
+    )
+    assert (answer.gpu.name, answer.gpus, answer.verdict) == ("h100-80gb", first.layouts and first.layouts.gpus, "fits")
+    assert answer.best == (first.layouts and first.layouts.best)
 
 
 def test_more_gpus_are_chosen_where_a_token_costs_less_on_them() -> None:
@@ -56,19 +60,19 @@ def test_more_gpus_are_chosen_where_a_token_costs_less_on_them() -> None:
     expected = fewest * 2 ** (len(tried) - 2)
     (offer,) = memcalc.fit(*RUN, minimize="cost", prices={"rtx-4090": 1.0}, gpus=64).offers
 
-    assert offer.found is not None
-    assert offer.found.gpus == expected
-    assert offer.found.seconds == pytest.approx(tried[-2])
+    assert offer.layouts is not None
+    assert offer.layouts.gpus == expected
+    assert offer.layouts.seconds == pytest.approx(tried[-2])
 
 
 def test_a_price_moves_the_order_and_nothing_else() -> None:
     cheap = memcalc.fit("gpt2", minimize="cost", prices={"h100-80gb": 2.0, "a100-80gb": 0.1})
     dear = memcalc.fit("gpt2", minimize="cost", prices={"h100-80gb": 2.0, "a100-80gb": 10.0})
 
-    assert (cheap.card.name, dear.card.name) == ("a100-80gb", "h100-80gb")
-    by_name = {offer.card.name: offer for offer in dear.offers}
+    assert (cheap.gpu.name, dear.gpu.name) == ("a100-80gb", "h100-80gb")
+    by_name = {offer.gpu.name: offer for offer in dear.offers}
     for offer in cheap.offers:
-        other = by_name[offer.card.name]
+        other = by_name[offer.gpu.name]
         assert offer.of_tokens / offer.price == pytest.approx(other.of_tokens / other.price)
 
 
@@ -76,9 +80,9 @@ def test_a_budget_holds_for_every_gpu() -> None:
     answer = memcalc.fit("llama-3.2-1b", "hardware.budget=16GiB", minimize="cost", prices={"h100": 2, "a100-80gb": 1})
 
     for offer in answer.offers:
-        assert offer.card.usable_bytes == 16 * 2**30
-        assert offer.found is not None
-        assert (offer.found.best[0].result.headline.device_bytes or 0) <= 16 * 2**30
+        assert offer.gpu.usable_bytes == 16 * 2**30
+        assert offer.layouts is not None
+        assert (offer.layouts.best[0].result.headline.device_bytes or 0) <= 16 * 2**30
 
 
 def test_nothing_fits(run: Callable[..., Run]) -> None:  # noqa: F811

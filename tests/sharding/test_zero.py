@@ -125,7 +125,7 @@ def test_stage_1_sums_micro_batches_in_whole_gradients() -> None:
 def alive(phase: str, *overrides: str) -> dict[str, int]:
     """Bytes of what an engine holds in a phase, by name."""
     spread = ("recipe=mixed-16", "engine=deepspeed", "data_parallel=8", "b=1", "s=128")
-    rows = memcalc.estimate("llama-3.2-1b", "num_layers=4", *spread, *overrides).ledger.alive(phase)
+    rows = memcalc.estimate("llama-3.2-1b", "num_layers=4", *spread, *overrides).ledger.live_rows(phase)
     return {row.tensor: row.bytes for row in rows if row.module == "engine"}
 
 

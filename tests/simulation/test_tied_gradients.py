@@ -27,7 +27,7 @@ TABLE = 50_000 * 64
 def test_the_sum_is_a_third_tensor_unless_autocast_made_the_first_one_anew(recipe: str, tables: dict[str, int]) -> None:
     run = {"model": SIZES, "training": {"b": 1, "s": 8, "recipe": recipe}}
 
-    alive = memcalc.estimate(run).ledger.alive("backward_1")
+    alive = memcalc.estimate(run).ledger.live_rows("backward_1")
 
     assert {
         row.tensor: row.bytes for row in alive if "before the sum" in row.tensor or "sum with" in row.tensor

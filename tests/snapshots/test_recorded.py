@@ -129,7 +129,7 @@ def test_what_the_memory_is_made_of(release: str) -> None:
     workspaces = 2 * 8519680  # of cuBLAS, in forward's thread and in autograd's
     assert found.by_component[Component.LIBRARY_WORKSPACE] == workspaces + MIB * (release == "2.9.1")  # and cuBLASLt's
     assert sum(found.by_component.values()) == found.peak_bytes == sum(line.bytes for line in found.lines)
-    assert any("record_snapshots.py" in line.where for line in found.lines)
+    assert any("record_snapshots.py" in line.location for line in found.lines)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -140,7 +140,7 @@ def test_the_leak_is_found(release: str) -> None:
     (leak,) = compose(snapshot, recording, beginning(recording)).leaks
 
     assert (leak.steps, leak.tensors, leak.bytes) == (3, 3, 3 * 64 * 256 * 4)
-    assert leak.where.startswith("benchmarks/record_snapshots.py:")
+    assert leak.location.startswith("benchmarks/record_snapshots.py:")
 
 
 @pytest.mark.parametrize("release", RELEASES[1:])

@@ -92,4 +92,4 @@ def test_the_error_of_several_is_that_of_the_first_for_programs(tmp_path: Path) 
 
     assert len(caught.value.errors) == 6
     assert caught.value.exit_code == 2
-    assert caught.value.where == "six.yaml:3: training.micro_batch_sizee"
+    assert caught.value.location == "six.yaml:3: training.micro_batch_sizee"

@@ -107,7 +107,7 @@ def test_a_tower_that_trains_has_gradients_and_states_but_its_activations_are_mi
 
     for component, width in ((Component.GRADIENTS, 2), (Component.OPTIMIZER_STATE, 4), (Component.WEIGHTS, 0)):
         assert parts["trained"][component] - parts["frozen"][component] == pytest.approx(width * size, rel=1e-4)
-    held = {tower: [limit.what for limit in result.limits if limit.holds_memory] for tower, result in found.items()}
+    held = {tower: [limit.feature for limit in result.limits if limit.holds_memory] for tower, result in found.items()}
     assert held == {"trained": ["activations of the vision tower and its projector"], "frozen": []}
 
 

@@ -106,7 +106,7 @@ def test_a_mixed_recipe_keeps_masters_of_adapters_alone() -> None:
 def test_a_matrix_in_4_bits(double: str, block: int, bytes_: int) -> None:
     """0.5159 bytes per element with double quantization, 0.5625 without (QLoRA, arXiv 2305.14314, section 3)."""
     run = memcalc.estimate("llama-2-7b", f"qlora.double_quantization={double}", f"qlora.block_size={block}").ledger
-    rows = [row for row in run.alive("model", W) if row.module == "layers.*.attention.q_proj"]
+    rows = [row for row in run.live_rows("model", W) if row.module == "layers.*.attention.q_proj"]
 
     assert sum(row.bytes for row in rows) == 32 * bytes_
     assert bytes_ / 4096**2 == pytest.approx(
@@ -116,7 +116,7 @@ def test_a_matrix_in_4_bits(double: str, block: int, bytes_: int) -> None:
 
 def test_embedding_norms_and_head_stay_whole() -> None:
     run = ledger(finetune="qlora")
-    whole = {row.module: row.bytes for row in run.alive("model", W) if row.dtype == "bf16"}
+    whole = {row.module: row.bytes for row in run.live_rows("model", W) if row.dtype == "bf16"}
 
     assert whole == {
         "embed_tokens": 2 * V * D,
@@ -130,9 +130,9 @@ def test_embedding_norms_and_head_stay_whole() -> None:
 def test_an_untied_head_is_quantised_if_asked_for() -> None:
     run = ledger("qlora.quantize_lm_head=true", finetune="qlora")
 
-    assert [row.bytes for row in run.alive("model", W) if row.module == "lm_head" and "4-bit" in row.tensor][:1] == [
-        V * D // 2
-    ]
+    assert [row.bytes for row in run.live_rows("model", W) if row.module == "lm_head" and "4-bit" in row.tensor][
+        :1
+    ] == [V * D // 2]
 
 
 # -- what autograd keeps -----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_an_untied_head_is_quantised_if_asked_for() -> None:
 
 def kept(run: Ledger, module: str) -> dict[str, int]:
     """Bytes of what one layer keeps, by name; of identical layers, each."""
-    rows = [row for row in run.alive("loss_1", A) if row.module == module]
+    rows = [row for row in run.live_rows("loss_1", A) if row.module == module]
     return {row.tensor: row.bytes // row.count for row in rows}
 
 
@@ -200,7 +200,7 @@ def test_with_an_input_that_needs_a_gradient_all_layers_are_alike() -> None:
     run = ledger("lora.input_require_grads=true")
 
     assert not kept(run, "layers.0.*")
-    assert any(row.count == L for row in run.alive("loss_1", A) if row.module == "layers.*")
+    assert any(row.count == L for row in run.live_rows("loss_1", A) if row.module == "layers.*")
 
 
 def test_adapter_dropout_keeps_its_mask_and_its_output() -> None:
@@ -225,12 +225,12 @@ def test_a_matrix_in_4_bits_is_whole_for_a_moment_in_forward_and_in_backward() -
     sizes = ("l=1", "b=1", "s=1", "V=2", f"intermediate_size={wide}")
     run = result(*sizes, "lora.rank=1", "lora.target_modules=[q_proj]", finetune="qlora").ledger
     for phase in ("forward_1", "backward_1"):
-        whole = [row for row in run.alive(phase) if row.tensor.endswith("dequantised")]
+        whole = [row for row in run.live_rows(phase) if row.tensor.endswith("dequantised")]
         assert [row.bytes for row in whole] == [2 * D * wide]
 
 
 def test_frozen_parameters_get_no_gradients() -> None:
-    rows = ledger().alive("optimizer_step_2", G)
+    rows = ledger().live_rows("optimizer_step_2", G)
 
     assert sum(row.count for row in rows) == 2 * 7 * L
     assert all(".lora_" in row.module for row in rows)

@@ -137,7 +137,7 @@ def test_8_bit_lion_keeps_half_of_that() -> None:
 
 def test_a_tensor_of_4096_elements_is_large_to_8_bit_adam() -> None:
     """o (64, 64) has 4096: 8320 bytes; 4095 would have 32 760."""
-    rows = [row for row in ledger("adam-8bit").alive("zero_grad_2", STATE) if "o_proj" in row.module]
+    rows = [row for row in ledger("adam-8bit").live_rows("zero_grad_2", STATE) if "o_proj" in row.module]
     weight = [row for row in rows if row.tensor.startswith("weight")]
 
     assert sum(row.bytes for row in weight) == L * 2 * (4096 + 4 * 16)

@@ -42,7 +42,7 @@ def ledger(recipe: str, *overrides: str, **training: Any) -> Ledger:
 def copies(run: Ledger, phase: str) -> Copies:
     """Bytes a parameter of every copy in one phase."""
     held: Copies = {}
-    for row in run.alive(phase):
+    for row in run.live_rows(phase):
         if row.component in COPIES:
             key = (row.component, row.dtype)
             held[key] = held.get(key, 0) + row.bytes
@@ -147,7 +147,7 @@ def test_the_copies_together_are_the_published_count(recipe: str, total: int) ->
 def test_mixed_18_adds_each_gradient_to_the_main_one_and_drops_it() -> None:
     """Beside the fp32 buffer of 4 P bytes, backward holds 16-bit gradients of one operator at a time."""
     run = ledger("mixed-18")
-    in_flight = [row for row in run.alive("backward_1", G) if row.dtype == "bf16"]
+    in_flight = [row for row in run.live_rows("backward_1", G) if row.dtype == "bf16"]
 
     assert run.components("forward_1")[G] == 4 * P
     assert sum(row.bytes for row in in_flight) <= 2 * (4 * D**2 + D)  # the largest matrix of a layer and its bias
@@ -158,7 +158,7 @@ def test_mixed_18_adds_each_gradient_to_the_main_one_and_drops_it() -> None:
 
 
 def cache(run: Ledger, phase: str) -> dict[str, int]:
-    return {row.tensor: row.bytes for row in run.alive(phase) if row.tensor.endswith("(autocast cache)")}
+    return {row.tensor: row.bytes for row in run.live_rows(phase) if row.tensor.endswith("(autocast cache)")}
 
 
 def test_autocast_caches_a_16_bit_copy_of_every_matrix_and_its_bias_until_forward_ends() -> None:
@@ -167,7 +167,7 @@ def test_autocast_caches_a_16_bit_copy_of_every_matrix_and_its_bias_until_forwar
 
     for phase in ("forward_1", "loss_1", "forward_2", "loss_2"):
         assert sum(cache(run, phase).values()) == 2 * (L * (12 * D**2 + 9 * D) + V * D), phase
-        assert {row.component for row in run.alive(phase) if "cache" in row.tensor} == {Component.TEMPORARIES}
+        assert {row.component for row in run.live_rows(phase) if "cache" in row.tensor} == {Component.TEMPORARIES}
 
 
 def test_of_autocasts_cache_only_what_backward_still_needs_outlives_forward() -> None:
@@ -254,7 +254,7 @@ def test_a_share_that_does_not_divide_is_padded() -> None:
     """5 ranks: FSDP2 pads the rows of each tensor (64 to 65), DeepSpeed its elements (64·64 to 4100)."""
     for engine, share in (("fsdp2", 13 * 64), ("deepspeed", 820)):
         run = ledger("mixed-16", "zero_stage=3", "data_parallel=5", f"engine={engine}")
-        weights = {(row.module, row.tensor): row.bytes // row.count for row in run.alive("model", W)}
+        weights = {(row.module, row.tensor): row.bytes // row.count for row in run.live_rows("model", W)}
 
         assert weights["layers.*.attention.o_proj", "weight"] == 2 * share
 
@@ -281,7 +281,7 @@ def test_pipeline_stages_hold_every_parameter_once() -> None:
 def test_the_ledgers_parameters_are_those_of_the_table() -> None:
     run = ledger("pure")
     spec = memcalc.estimate({"model": MODEL}).spec.model
-    named = {f"{row.module}.{row.tensor}" for row in run.alive("model", W)}
+    named = {f"{row.module}.{row.tensor}" for row in run.live_rows("model", W)}
 
     assert named == {
         f"{row.module}.{row.tensor}"

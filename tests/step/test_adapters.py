@@ -56,7 +56,7 @@ def test_only_adapters_get_gradients(model: dict[str, Any], implementation: str)
     given = spec(model, implementation, lora={"rank": 4}, recompute="full")
     built = build(given, torch.device("cpu"))
     tokens = torch.randint(96, (1, 32))
-    with built.surroundings():
+    with built.contexts():
         built.loss(built.logits(tokens), tokens).backward()
 
     assert all((p.grad is not None) is p.requires_grad for p in built.module.parameters())
@@ -90,7 +90,7 @@ def test_quantised_matrices_stand_for_as_many_elements(model: dict[str, Any], im
     given = spec(model, implementation, finetune="qlora", lora={"rank": 4})
     built = build(given, torch.device("cpu"))
     tokens = torch.randint(96, (1, 32))
-    with built.surroundings():
+    with built.contexts():
         built.loss(built.logits(tokens), tokens).backward()
 
     assert sum(elements(p) for p in built.module.parameters()) == all_parameters(given)

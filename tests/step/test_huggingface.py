@@ -49,7 +49,7 @@ def test_loss_in_its_own_phase_is_the_models_own(architecture: str) -> None:
     torch.manual_seed(0)
     model = build(spec(architecture, recipe="fp32", dtype="fp32", dropout=0.0), torch.device("cpu"))
     tokens = torch.randint(96, (2, 32))
-    with model.surroundings():
+    with model.contexts():
         found = model.loss(model.logits(tokens), tokens)
         expected = model.module(input_ids=tokens, labels=tokens, use_cache=False).loss
 

@@ -33,7 +33,7 @@ class Watcher:
         self.names.append(name)
         self.ends[name] = {
             component: sum({t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
-            for component, tensors in self.run.held().items()
+            for component, tensors in self.run.tensors_by_component().items()
         }
 
 

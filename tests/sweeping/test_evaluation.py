@@ -35,27 +35,27 @@ def assert_same(source, table: Table, *overrides: str, gpu: str | None = None) -
         assert table.peak_bytes[index] == ledger.peak_bytes, words
         assert table.phases[table.peak_phase[index]] == ledger.peak_phase, words
         assert table.pipeline_stage[index] == result.headline.rank["pipeline_stage"], words
-        need = recorded_need(result.spec, result.card, ledger.peak_bytes)
+        need = recorded_need(result.spec, result.gpu, ledger.peak_bytes)
         assert table.reserved_bytes[index] == need.reserved_bytes
         assert table.can_replay[index] == can_replay(result.spec)
         assert table.phase_bytes[index].tolist() == [ledger.totals.get(phase, 0) for phase in table.phases], words
         at_peak = ledger.components(ledger.peak_phase)
         assert table.component_bytes[index].tolist() == [at_peak.get(each, 0) for each in COMPONENTS], words
-        if result.card is not None:
+        if result.gpu is not None:
             assert table.device_bytes[index] == need.device_bytes
-            assert table.headroom_bytes[index] == result.card.usable_bytes - need.device_bytes
+            assert table.headroom_bytes[index] == result.gpu.usable_bytes - need.device_bytes
             assert_judged(table, index, need, result)
 
 
 def assert_judged(table: Table, index: int, need: MemoryNeed, result: Result) -> None:
     """The verdict by recorded runs where no replay is possible; elsewhere what no replay contradicts."""
-    assert result.card is not None
-    verdict = verdict_of(need, result.card, result.card.usable_bytes, 0, result.limits)
+    assert result.gpu is not None
+    verdict = verdict_of(need, result.gpu, result.gpu.usable_bytes, 0, result.limits)
     if table.verdict[index] == FITS or not can_replay(result.spec):
         expected = {"fits": FITS, "unknown": CLOSE, "does-not-fit": DOES_NOT_FIT}
         assert table.verdict[index] == expected[verdict.answer]
     elif table.verdict[index] == DOES_NOT_FIT:
-        assert least_bytes(result.spec, result.card) > result.card.usable_bytes
+        assert least_bytes(result.spec, result.gpu) > result.gpu.usable_bytes
     assert table.fits[index] == (table.verdict[index] == FITS)
     assert table.close[index] == (table.verdict[index] == CLOSE)
 
@@ -65,7 +65,7 @@ def _estimate(source, overrides: tuple[str, ...], gpu: str | None) -> tuple[Resu
     try:
         return estimate(memcalc.load(source, *overrides, gpu=gpu)), ""
     except InputError as error:  # of several faults a configuration has the first as its reason
-        return None, str(InputError(error.problem, error.remedy, error.where))
+        return None, str(InputError(error.problem, error.remedy, error.location))
 
 
 def test_a_grid_of_everything_equals_the_scalar_estimates():

@@ -89,9 +89,9 @@ def test_the_step_on_fake_tensors_is_the_one_on_the_cpu(architecture: str, tmp_p
     traced = memcalc.trace(source, *run, steps=1, semantics="cpu").result
     measured = memcalc.measure(source, *run, steps=1, device="cpu")
 
-    assert measured.judged is not None
+    assert measured.analysis is not None
     assert traced.parameters == measured.parameters > 0
-    assert without_model(traced.ledger.totals) == without_model(measured.judged.ledger.totals)
+    assert without_model(traced.ledger.totals) == without_model(measured.analysis.ledger.totals)
     assert traced.textbook is None
 
 

@@ -37,8 +37,8 @@ class Compared:
         if ours is not None:
             self.asked[str(operator)] += 1
             assert theirs is not None, operator
-            assert (ours.kind, ours.device) == (theirs.kind, theirs.device), operator
-            assert list(map(seen, ours.made)) == list(map(seen, theirs.made)), operator
+            assert (ours.container, ours.device) == (theirs.container, theirs.device), operator
+            assert list(map(seen, ours.results)) == list(map(seen, theirs.results)), operator
         return theirs
 
 

@@ -54,8 +54,8 @@ def test_it_is_the_run_that_the_cpu_measures(tmp_path: Path) -> None:
     traced = memcalc.trace(source, *RUN, steps=2, semantics="cpu").result.ledger.totals
     measured = memcalc.measure(source, *RUN, steps=2, device="cpu")
 
-    assert measured.judged is not None
-    assert measured.judged.ledger.totals == traced
+    assert measured.analysis is not None
+    assert measured.analysis.ledger.totals == traced
 
 
 def test_estimate_traces_and_says_so(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from memcalc.measuring.job import Job
 from memcalc.measuring.measure import measured
 from memcalc.measuring.records import RECORDS
 from memcalc.measuring.run_process import answer
-from memcalc.validation.record_comparison import operators_apart
+from memcalc.validation.record_comparison import operator_differences
 from memcalc.validation.summary import errors_of
 
 SIZES = ("l=1", "d=32", "h=2", "V=64", "s=8", "recipe=fp32", "dtype=fp32", "attention=eager", "dropout=0")
@@ -48,7 +48,7 @@ def test_a_trace_is_the_measured_run_and_is_made_once(record: dict[str, Any], tm
     assert [run.line for run in second.of("fake")] == [run.line]
     assert run.predicted.ledger.peak_bytes == run.measured.ledger.peak_bytes
     assert {each.name: each.exact for each in errors_of([run])}["allocated"] == 1
-    assert operators_apart(run) == []
+    assert operator_differences(run) == []
     assert records_document(second)["traces"][0]["misses"] == []
 
 
@@ -73,7 +73,7 @@ def test_runs_that_died_are_counted_by_what_the_trace_says(record: dict[str, Any
     dead = record | {"device": device, "outcome": "out of memory"}
     compared = compare_records(file_of(tmp_path, dead, dead | {"spec": large}), "fake")
 
-    assert compared.deaths("fake") == (1, 2)
+    assert compared.predicted_failures("fake") == (1, 2)
     assert compared.of("fake") == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memcalc.validation.record_comparison import operators_apart
+from memcalc.validation.record_comparison import operator_differences
 from memcalc.validation.summary import errors_of, summary
 from tools.measured_runs import compared, groups, kept_traces, probes
 
@@ -63,11 +63,11 @@ def test_every_kept_trace_names_each_component_as_measured() -> None:
     """Workspaces are distinguished from tensors of the same size, so components are the same where peaks are."""
     for each in compared():
         for run in each.of("null"):
-            assert operators_apart(run) == []
+            assert operator_differences(run) == []
             phase = run.measured.ledger.peak_phase
             assert run.predicted.ledger.components(phase) == run.measured.ledger.components(phase)
         for trace in ("fake", "null"):
-            said, dead = each.deaths(trace)
+            said, dead = each.predicted_failures(trace)
             assert said == dead >= 3
 
 

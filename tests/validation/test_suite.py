@@ -88,7 +88,7 @@ def test_the_search_finds_the_largest_that_fits(truth: int, guess: int | None, m
         tried.append(batch)
         search.tried(batch, record(batch, truth))
 
-    assert search.found == truth
+    assert search.largest == truth
     assert len(tried) == len(set(tried)) <= 2 + 2 * max(truth, guess or 1).bit_length()
     if truth == guess and truth:
         assert tried == [truth, truth + 1]

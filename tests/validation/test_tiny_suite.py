@@ -29,7 +29,7 @@ MISSING = ("memory-efficient",)
 
 def tiny(run: SuiteRun) -> Spec:
     """The run with every size cut, and at most two sequences."""
-    source, *given = run.words.split()
+    source, *given = run.overrides.split()
     small = [f"b={min(2, run.spec().training.micro_batch_size)}", *SIZES]
     if run.spec().model.num_key_value_heads < run.spec().model.num_attention_heads:
         small.append("num_key_value_heads=2")
@@ -70,7 +70,7 @@ KINDS = [run for run in dict.fromkeys(RUNS) if not run.alloc_conf and run.steps 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("run", KINDS, ids=lambda run: run.words)
+@pytest.mark.parametrize("run", KINDS, ids=lambda run: run.overrides)
 def test_the_record_is_the_traces(run: SuiteRun) -> None:
     spec = tiny(run)
     if spec.training.attention in MISSING:
@@ -81,13 +81,13 @@ def test_the_record_is_the_traces(run: SuiteRun) -> None:
         other.execute(2, RecordingObserver(other, session.recorder))
         events = session.recorder.events()
 
-    assert real.died is None
+    assert real.failed is None
     assert ordered(events) == ordered(real.events)
     assert len(real.events) > 200
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("run", KINDS, ids=lambda run: run.words)
+@pytest.mark.parametrize("run", KINDS, ids=lambda run: run.overrides)
 def test_what_the_profiler_saw_beyond_the_record_operators_kept_to_themselves(run: SuiteRun) -> None:
     """Left out what is allocated and freed inside one call, numbers, and the generator's states: 0 bytes of difference.
 
@@ -98,7 +98,7 @@ def test_what_the_profiler_saw_beyond_the_record_operators_kept_to_themselves(ru
         pytest.skip("no kernel on the CPU")
     gc.collect()
     counters, heard = CpuCounters(), RecorderCounters()
-    with counters.watching():
+    with counters.recording():
         recorded = record_real(partial(TrainingRun, spec, torch.device("cpu")), 2, counters)
     heard.hear(recorded.events)
     profiled = counters.profiled

@@ -72,7 +72,7 @@ def test_every_phase_rises_and_ends_as_in_the_trace(overrides: tuple[str, ...]) 
     from memcalc.cli.trace_output import recorded
 
     spec = memcalc.load("gpt2", *overrides, gpu="a100-40gb")
-    ours, traced = timeline_of(spec).notebook(), recorded(memcalc.trace(spec)).course.notebook()
+    ours, traced = timeline_of(spec).notebook(), recorded(memcalc.trace(spec)).curve.notebook()
 
     assert [line[:5] for line in ours] == [line[:5] for line in traced]
 

@@ -48,7 +48,7 @@ def test_a_limit_and_the_interval(limit: int, answer: str, expected: bool) -> No
     assert (found.answer, found.expected) == (answer, expected)
     assert found.interval is not None
     assert found.interval.low_bytes <= found.interval.high_bytes
-    assert found.interval.errors.kind == "one GPU"
+    assert found.interval.errors.run_type == "one GPU"
 
 
 def test_the_interval_agrees_with_the_answer() -> None:
@@ -77,7 +77,7 @@ def test_what_is_not_modelled(limits: tuple[Limit, ...], answer: str) -> None:
 
     assert found.answer == answer
     assert found.least_bytes == 11 * GIB + sum(limit.at_least_bytes for limit in limits)
-    assert found.unmodelled == tuple(limit.what for limit in limits if limit.holds_memory)
+    assert found.unmodelled == tuple(limit.feature for limit in limits if limit.holds_memory)
     assert observed(fits=True, device_bytes=11 * GIB, limit_bytes=30 * GIB, limits=limits).answer == answer
 
 
@@ -118,9 +118,9 @@ def test_kinds(words: tuple[str, ...], kinds: tuple[str, ...]) -> None:
 def test_a_kind_with_few_records_takes_those_of_the_next_wider_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pin_records(monkeypatch)
 
-    assert replay_errors((PLAIN, "one GPU")).kind == PLAIN
-    assert replay_errors(("one GPU, LoRA", "one GPU")).kind == "one GPU"
-    assert reserve_ratio(("FSDP2", "several GPUs"))[1].kind == "several GPUs"
+    assert replay_errors((PLAIN, "one GPU")).run_type == PLAIN
+    assert replay_errors(("one GPU, LoRA", "one GPU")).run_type == "one GPU"
+    assert reserve_ratio(("FSDP2", "several GPUs"))[1].run_type == "several GPUs"
     unknown = replay_errors(("generation",))
     assert (unknown.runs, unknown.low, unknown.high) == (0, -UNRECORDED, UNRECORDED)
 
@@ -188,7 +188,7 @@ def test_cached_blocks_are_freed_on_a_card_that_is_full() -> None:
     spec = memcalc.load("llama-3-8b", "b=1", "s=2048", "recipe=pure", gpu="a100-80gb")
     on_card, endless = need_of(spec, find_gpu("a100-80gb")), need_of(spec, None)
 
-    assert on_card.gets_through
+    assert on_card.replay_finishes
     assert on_card.reserved_bytes < endless.reserved_bytes
     assert on_card.device_bytes <= find_gpu("a100-80gb").usable_bytes
 

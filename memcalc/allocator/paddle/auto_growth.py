@@ -31,7 +31,7 @@ class AutoGrowthAllocator(PaddleAllocator):
         self.pools = self._pair
         for pool, size in zip(self.pools, (settings.small_pre_alloc, settings.large_pre_alloc), strict=True):
             if size:
-                free_set = pool.shelf(0)
+                free_set = pool.free_set_of(0)
                 free_set.add(self._fetch(free_set, size))
 
     def malloc(self, size: int, stream: int = 0) -> Block:
@@ -44,7 +44,7 @@ class AutoGrowthAllocator(PaddleAllocator):
             self.uses.process()
         rounded = multiple(size, MIN_CHUNK)
         pool = self._pair.small if rounded <= self.settings.small_pool else self._pair.large
-        free_set = pool.shelf(stream)
+        free_set = pool.free_set_of(stream)
         block = free_set.take(rounded) or self._grow(free_set, rounded)
         if block.size > rounded:
             block = self._split_tail(block, rounded)
@@ -62,7 +62,7 @@ class AutoGrowthAllocator(PaddleAllocator):
         if settings.small_pool:
             least = settings.small_chunk if free_set.pool.small else settings.large_chunk
         chunk = max(size, least, MIN_CHUNK)
-        block = self.memory.fetch(free_set, chunk)
+        block = self.memory.allocate_segment(free_set, chunk)
         if block is None:
             self._free_idle_chunks()
             block = self._fetch(free_set, chunk)

@@ -50,7 +50,7 @@ class PaddleAllocator(BlockAllocator):
         Raises:
             OutOfMemory: with Paddle's message.
         """
-        block = self.memory.fetch(free_set, size)
+        block = self.memory.allocate_segment(free_set, size)
         if block is None:
             self.counters.num_ooms += 1
             raise OutOfMemory(out_of_memory(size, self.memory.driver, self.settings.limit))

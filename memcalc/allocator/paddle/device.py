@@ -29,11 +29,11 @@ class PaddleMemory(ReservedDeviceMemory):
         super().__init__(driver, Counters(counts_rejections=False))
         self.settings = settings
 
-    def fetch(self, free_set: FreeBlockSet, size: int) -> Block | None:
+    def allocate_segment(self, free_set: FreeBlockSet, size: int) -> Block | None:
         """Allocate a chunk from the driver; None if the driver or the limit has not enough memory."""
         if self.settings.limit and self.reserved + size > self.settings.limit:
             return None
-        return super().fetch(free_set, size)
+        return super().allocate_segment(free_set, size)
 
     @property
     def available(self) -> int:
@@ -44,7 +44,7 @@ class PaddleMemory(ReservedDeviceMemory):
         left = free - int(float32(RESERVE * float32(free)))
         return left if left >= MIN_CHUNK else 0
 
-    def share(self, fixed: int) -> int:
+    def chunk_bytes(self, fixed: int) -> int:
         """Return the bytes of a new chunk: `fixed` if set, else the configured fraction of available memory."""
         return fixed or int(self.available * float32(self.settings.fraction))
 

@@ -28,9 +28,11 @@ class NaiveBestFitAllocator(PaddleAllocator):
     def __init__(self, settings: PaddleSettings | None = None, driver: Driver | None = None) -> None:
         super().__init__(settings or PaddleSettings(strategy=NAIVE_BEST_FIT), driver or Driver())
         self._pool = Pool(self.counters.large, small=False, by_address=True)
-        self._shelf = self._pool.shelf(0)  # shared by all streams
+        self._free_set = self._pool.free_set_of(0)  # shared by all streams
         self.pools = (self._pool,)
-        self.max_chunk = max(self.memory.share(self.settings.initial), self.memory.share(self.settings.reallocate))
+        self.max_chunk = max(
+            self.memory.chunk_bytes(self.settings.initial), self.memory.chunk_bytes(self.settings.reallocate)
+        )
         self._huge: set[Block] = set()
 
     def malloc(self, size: int, stream: int = 0) -> Block:  # noqa: ARG002 - one pool for all streams
@@ -43,10 +45,10 @@ class NaiveBestFitAllocator(PaddleAllocator):
             self.uses.process()
         rounded = multiple(size + DESCRIPTOR, MIN_CHUNK)
         if rounded > self.max_chunk:
-            block = self._fetch(self._shelf, rounded)
+            block = self._fetch(self._free_set, rounded)
             self._huge.add(block)
         else:
-            block = self._shelf.take(rounded) or self._refill(rounded)
+            block = self._free_set.take(rounded) or self._refill(rounded)
             if block.size > rounded:
                 block = self._split_front(block, rounded)
             else:
@@ -58,13 +60,13 @@ class NaiveBestFitAllocator(PaddleAllocator):
         """Allocate a chunk and return it as one block, in no set."""
         first = len(self._pool.segments) == len(self._huge)
         fixed = self.settings.initial if first else self.settings.reallocate
-        return self._fetch(self._shelf, max(self.memory.share(fixed), size))
+        return self._fetch(self._free_set, max(self.memory.chunk_bytes(fixed), size))
 
     def _free(self, block: Block) -> None:
         if block not in self._huge:
             super()._free(block)
             return
         self._huge.remove(block)
-        block.shelf.pool.tally.requested_now -= block.requested
+        block.free_set.pool.tally.requested_now -= block.requested
         block.state = FREE
         self.memory.drop(block)

@@ -50,7 +50,7 @@ class PaddleSettings:
 
 _READERS: dict[str, tuple[str, flags.Reader]] = {
     "allocator_strategy": ("strategy", flags.one_of(AUTO_GROWTH, NAIVE_BEST_FIT)),
-    "fraction_of_gpu_memory_to_use": ("fraction", flags.share),
+    "fraction_of_gpu_memory_to_use": ("fraction", flags.parse_fraction),
     "initial_gpu_memory_in_mb": ("initial", flags.megabytes),
     "reallocate_gpu_memory_in_mb": ("reallocate", flags.megabytes),
     "gpu_memory_limit_mb": ("limit", flags.megabytes),
@@ -64,7 +64,7 @@ _READERS: dict[str, tuple[str, flags.Reader]] = {
     "large_pool_pre_alloc_in_mb": ("large_pre_alloc", flags.megabytes),
     "static_graph": ("static_graph", flags.boolean),
     "eager_delete_tensor_gb": ("collection_threshold", lambda name, value: _threshold(flags.number(name, value))),
-    "memory_fraction_of_eager_deletion": ("collected_fraction", flags.share),
+    "memory_fraction_of_eager_deletion": ("collected_fraction", flags.parse_fraction),
     "fast_eager_deletion_mode": ("fast_collection", flags.boolean),
     "enable_inplace": ("inplace", flags.boolean),
 }

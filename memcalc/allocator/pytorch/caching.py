@@ -106,7 +106,7 @@ class CachingAllocator(BlockAllocator):
         rounded = (size + _UP) & _BLOCKS if plain else block_size(size, self.settings.roundup_power2_divisions)
         pair = (self.private.for_stream(stream) or self.default) if diverted else self.default
         pool = pair.small if rounded <= SMALL_REQUEST else pair.large
-        free_set = pool.shelves.get(stream) or pool.shelf(stream)
+        free_set = pool.free_sets.get(stream) or pool.free_set_of(stream)
 
         block: Block | None
         if plain:
@@ -126,7 +126,7 @@ class CachingAllocator(BlockAllocator):
             self._take_whole(block)
         block.state = IN_USE
         block.requested = size
-        self.counters.handed_out(pool.tally, block.size, size)
+        self.counters.count_allocated(pool.tally, block.size, size)
         return block
 
     @property
@@ -190,14 +190,14 @@ class CachingAllocator(BlockAllocator):
             raise OutOfMemory(rejected(requested))
         if self.settings.expandable_segments:
             return grow(memory, free_set, size)
-        return memory.fetch(free_set, segment)
+        return memory.allocate_segment(free_set, segment)
 
     def _from_lenders(self, free_set: FreeBlockSet, size: int) -> Block | None:
         """Return a free block of a memory pool with use_on_oom, or None."""
         for pair in self.private.pools.values():
             if pair.use_on_oom:
                 pool = pair.small if free_set.pool.small else pair.large
-                block = best_fit(pool.shelf(free_set.stream), size, self.settings)
+                block = best_fit(pool.free_set_of(free_set.stream), size, self.settings)
                 if block is not None:
                     return block
         return None

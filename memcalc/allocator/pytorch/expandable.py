@@ -41,13 +41,13 @@ def _lowest_room(memory: LimitedMemory, free_set: FreeBlockSet, size: int) -> Bl
     for _, unmapped in free_set.unmapped:
         before = unmapped.previous
         first = before if before is not None and before.state == FREE else unmapped
-        room, block = 0, first
-        while room < size and block.state in {FREE, UNMAPPED}:
-            room += block.size
+        capacity, block = 0, first
+        while capacity < size and block.state in {FREE, UNMAPPED}:
+            capacity += block.size
             if block.next is None:
                 break
             block = block.next
-        if room >= size:
+        if capacity >= size:
             return first
     return _reserve(memory, free_set)
 
@@ -65,7 +65,7 @@ def _reserve(memory: LimitedMemory, free_set: FreeBlockSet) -> Block:
 
 def _map(memory: LimitedMemory, block: Block, size: int) -> bool:
     """Map whole pages at the front of an unmapped block, which becomes free and is merged with its free neighbors."""
-    segment, free_set = block.segment, block.shelf
+    segment, free_set = block.segment, block.free_set
     mapped = multiple(size, segment.page)  # an unmapped block begins at a page boundary
     if not memory.driver.map_pages(mapped // segment.page, segment.page):
         return False
@@ -89,7 +89,7 @@ def unmap(memory: LimitedMemory, block: Block) -> None:
 
     A segment without mapped memory releases its addresses.
     """
-    segment, free_set = block.segment, block.shelf
+    segment, free_set = block.segment, block.free_set
     begin = segment.address + multiple(block.address - segment.address, segment.page)
     end = segment.address + (block.address + block.size - segment.address) // segment.page * segment.page
     if begin >= end:

@@ -86,15 +86,15 @@ class _HistoryRecorder(CachingAllocator):
         return block
 
     def free(self, block: Block) -> None:
-        self._note("free_requested", block.address, block.requested, block.shelf.stream)
+        self._note("free_requested", block.address, block.requested, block.free_set.stream)
         super().free(block)
 
     def free_until_completed(self, block: Block) -> None:
-        self._note("free_requested", block.address, block.requested, block.shelf.stream)
+        self._note("free_requested", block.address, block.requested, block.free_set.stream)
         super().free_until_completed(block)
 
     def _free(self, block: Block) -> None:
-        self._note("free_completed", block.address, block.requested, block.shelf.stream)
+        self._note("free_completed", block.address, block.requested, block.free_set.stream)
         super()._free(block)
 
 

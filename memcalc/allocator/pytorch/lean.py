@@ -43,25 +43,25 @@ class PeakBytes(NamedTuple):
     """Peak bytes: of allocated blocks, and of requests rounded to whole blocks."""
 
     allocated: int
-    asked: int
+    requested: int
 
 
 class _LeanPool:
     """Free blocks: their sizes, sorted, and the places of each size, sorted; and what `would_repeat` has to know.
 
-    `inexact` has the requests since `watch` that got a larger block, each with the size of that block; `made` the
-    segments since then: how many such requests were before, and its size.
+    `inexact` has the requests since `watch` that got a larger block, each with the size of that block; `new_segments`
+    the segments since then: how many such requests were before, and its size.
     """
 
-    __slots__ = ("inexact", "made", "places", "sizes")
+    __slots__ = ("inexact", "new_segments", "places", "sizes")
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.places: dict[int, list[int]] = {}
         self.inexact: list[tuple[int, int]] = []
-        self.made: list[tuple[int, int]] = []
+        self.new_segments: list[tuple[int, int]] = []
 
-    def would_choose_again(self) -> bool:
+    def would_repeat(self) -> bool:
         """Return whether every request would get its block if the segments that were made later were there, free.
 
         A request gets the smallest free block that is large enough, of equal ones that of the older segment. So it
@@ -70,7 +70,7 @@ class _LeanPool:
         """
         later: list[int] = []
         end = len(self.inexact)
-        for before, size in [*reversed(self.made), (0, 0)]:
+        for before, size in [*reversed(self.new_segments), (0, 0)]:
             if later:
                 for request, block in {*self.inexact[before:end]}:
                     at = bisect_left(later, request)
@@ -86,11 +86,11 @@ class LeanAllocator:
 
     Args:
         version: the PyTorch version, one that `serves` accepts.
-        room: bytes of the device that the allocator can use; None for no limit.
+        capacity: bytes of the device that the allocator can use; None for no limit.
     """
 
-    def __init__(self, version: Version, room: int | None = None) -> None:
-        self.room = room
+    def __init__(self, version: Version, capacity: int | None = None) -> None:
+        self.capacity = capacity
         self.peak_reserved_bytes = self.reserved_bytes = 0
         self.retries = 0  # how often the cache was emptied for a request, as num_alloc_retries
         self._addresses = AddressSpace(END_OF_ADDRESSES) if version.tie_break == "address" else None
@@ -233,7 +233,7 @@ class LeanAllocator:
         self._watched = self._allocated, self._unasked, self.retries
         for pool in self._all_pools():
             pool.inexact.clear()
-            pool.made.clear()
+            pool.new_segments.clear()
 
     def would_repeat(self, carried: Callable[[], Sequence[tuple[int, int]] | None], /) -> bool:
         """Return whether the requests since `watch`, made once more, would surely get the same blocks.
@@ -247,7 +247,7 @@ class LeanAllocator:
         """
         if self._addresses is not None or self._watched != (self._allocated, self._unasked, self.retries):
             return False
-        if not all(pool.would_choose_again() for pool in self._all_pools()):
+        if not all(pool.would_repeat() for pool in self._all_pools()):
             return False
         pairs = carried()
         # With the same bytes in use, no block can be in use besides those of the pairs and those from before.
@@ -269,10 +269,10 @@ class LeanAllocator:
     def _fetch(self, request: int, stream: int) -> tuple[int, int]:
         """Return the place and the size of a new segment. Sizes of segments are multiples of a granule."""
         size = segment_size(request * MIN_BLOCK)
-        if self.room is not None and self.reserved_bytes + size > self.room:
+        if self.capacity is not None and self.reserved_bytes + size > self.capacity:
             self.empty_cache()
             self.retries += 1
-            if self.reserved_bytes + size > self.room:
+            if self.reserved_bytes + size > self.capacity:
                 raise OutOfMemory(
                     f"{size} bytes do not fit next to {self.reserved_bytes} bytes in use or in split segments."
                 )
@@ -282,11 +282,11 @@ class LeanAllocator:
             place = self._next
             self._next += size // MIN_BLOCK + 1
         else:
-            place = self._addresses.take(size) // GRANULE * _STRIDE
+            place = self._addresses.allocate(size) // GRANULE * _STRIDE
         place += stream << _PLACE_BITS
         self._segments[place] = size // MIN_BLOCK
         pool = self._pools(stream)[request > _SMALL]
-        pool.made.append((len(pool.inexact), size // MIN_BLOCK))
+        pool.new_segments.append((len(pool.inexact), size // MIN_BLOCK))
         return place, size // MIN_BLOCK
 
     def empty_cache(self) -> None:
@@ -298,7 +298,7 @@ class LeanAllocator:
                     del self._starts[place], self._ends[place + size], self._segments[place]
                     self.reserved_bytes -= size * MIN_BLOCK
                     if self._addresses is not None:
-                        self._addresses.put(place % _OTHER_PLACE // _STRIDE * GRANULE, size * MIN_BLOCK)
+                        self._addresses.free(place % _OTHER_PLACE // _STRIDE * GRANULE, size * MIN_BLOCK)
                 left = [place for place in pool.places[size] if place in self._starts]
                 if left:
                     pool.places[size][:] = left

@@ -132,16 +132,16 @@ class LeanExpandableAllocator:
     """The allocator of a device with expandable segments.
 
     Args:
-        room: bytes of the device that the allocator can use; None for no limit.
-        capacity: bytes of the device, which determine the address space of a segment; None: the same as `room`.
+        usable_bytes: bytes of the device that the allocator can use; None for no limit.
+        capacity: bytes of the device, which determine the address space of a segment; None: the same as `usable_bytes`.
     """
 
-    def __init__(self, room: int | None = None, capacity: int | None = None) -> None:
-        self.room = room
+    def __init__(self, usable_bytes: int | None = None, capacity: int | None = None) -> None:
+        self.capacity = usable_bytes
         self.peak_reserved_bytes = self.reserved_bytes = 0
         self.retries = 0  # how often the cache was emptied for a request, as num_alloc_retries
         if capacity is None:
-            capacity = UNKNOWN_CAPACITY if room is None else max(room, 0)
+            capacity = UNKNOWN_CAPACITY if usable_bytes is None else max(usable_bytes, 0)
         self._capacity = capacity // MIN_BLOCK
         self._small, self._large = self._two_pools()
         self._others: dict[int, tuple[_ExpandablePool, _ExpandablePool]] = {}  # small and large blocks of other streams
@@ -313,7 +313,7 @@ class LeanExpandableAllocator:
             limit = pool.unmapped[end]
             mapped = min(end + multiple(begin + request - end, pool.page), limit)
             self.reserved_bytes += (mapped - end) * MIN_BLOCK
-            if self.room is not None and self.reserved_bytes > self.room:
+            if self.capacity is not None and self.reserved_bytes > self.capacity:
                 self.reserved_bytes -= (mapped - end) * MIN_BLOCK
                 return None
             self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)

@@ -51,14 +51,14 @@ class ScriptAllocator(Protocol):
         """
 
 
-def allocator_of(alloc_conf: str, torch: str, room: int | None, capacity: int | None) -> ScriptAllocator:
+def allocator_of(alloc_conf: str, torch: str, usable_bytes: int | None, capacity: int | None) -> ScriptAllocator:
     """Return the fastest allocator that models PyTorch under these settings.
 
     Args:
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
         torch: the PyTorch version, for example "2.13".
-        room: bytes of the device that the allocator can use; None for no limit.
-        capacity: bytes of the device; None: the same as `room`.
+        usable_bytes: bytes of the device that the allocator can use; None for no limit.
+        capacity: bytes of the device; None: the same as `usable_bytes`.
 
     Raises:
         InputError: the version does not accept these settings.
@@ -66,20 +66,24 @@ def allocator_of(alloc_conf: str, torch: str, room: int | None, capacity: int | 
     version = parse_version(torch)
     settings = parse_settings(alloc_conf, version)
     if LeanAllocator.serves(settings, version):
-        return LeanAllocator(version, room)
+        return LeanAllocator(version, usable_bytes)
     if LeanExpandableAllocator.serves(settings, version):
-        return LeanExpandableAllocator(room, capacity)
-    return FullScriptAllocator(settings, version, room, capacity)
+        return LeanExpandableAllocator(usable_bytes, capacity)
+    return FullScriptAllocator(settings, version, usable_bytes, capacity)
 
 
 class FullScriptAllocator:
     """`CachingAllocator` for encoded requests: serves all settings and versions."""
 
-    def __init__(self, settings: Settings, version: Version, room: int | None, capacity: int | None) -> None:
+    def __init__(self, settings: Settings, version: Version, usable_bytes: int | None, capacity: int | None) -> None:
         from memcalc.allocator.driver import Driver
         from memcalc.allocator.pytorch.caching import CachingAllocator  # most runs do without it
 
-        driver = Driver(room) if room is None or capacity is None else Driver(capacity, capacity - room)
+        driver = (
+            Driver(usable_bytes)
+            if usable_bytes is None or capacity is None
+            else Driver(capacity, capacity - usable_bytes)
+        )
         self._allocator = CachingAllocator(settings, version, driver)
         self._blocks: list[Block | None] = []
         self._allocated = self._asked = 0

@@ -101,9 +101,9 @@ def _check_split_sizes(given: dict[str, str], version: Version) -> None:
         if name not in given:
             continue
         if large is not None and int(given[name]) < int(large):
-            raise values.refused(name, given[name], f"at least large_segment_size_mb, which is {large}")
+            raise values.invalid_value(name, given[name], f"at least large_segment_size_mb, which is {large}")
         if large is None and int(given[name]) < version.smallest_split_mb:
-            raise values.refused(name, given[name], f"at least {version.smallest_split_mb} in torch {version}")
+            raise values.invalid_value(name, given[name], f"at least {version.smallest_split_mb} in torch {version}")
 
 
 def _notes(given: dict[str, str], settings: Settings) -> list[str]:

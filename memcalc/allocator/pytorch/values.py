@@ -14,51 +14,51 @@ from memcalc.errors import InputError
 from memcalc.units import whole_number
 
 
-def refused(name: str, value: str, rule: str) -> InputError:
+def invalid_value(name: str, value: str, rule: str) -> InputError:
     """Return the error for a value that violates a rule."""
     return InputError(f"{name} is {value}.", f"It must be {rule}.")
 
 
-def whole(name: str, value: str) -> int:
+def parse_int(name: str, value: str) -> int:
     """Parse a whole number."""
     found = whole_number(value)
     if found is None:
-        raise refused(name, value, "a whole number")
+        raise invalid_value(name, value, "a whole number")
     return found
 
 
 def flag(name: str, value: str, _version: Version) -> bool:
     """Parse True or False, with a capital letter."""
     if value not in {"True", "False"}:
-        raise refused(name, value, "True or False, with a capital letter")
+        raise invalid_value(name, value, "True or False, with a capital letter")
     return value == "True"
 
 
 def megabytes(name: str, value: str, _version: Version) -> int:
     """Parse a whole number of MiB; return bytes."""
-    return whole(name, value) * MIB
+    return parse_int(name, value) * MIB
 
 
 def large_segment(name: str, value: str, _version: Version) -> int:
     """Parse a whole number of MiB, above the largest request it must hold (10 MiB); return bytes."""
     least = MADE_TO_MEASURE // MIB
-    found = whole(name, value)
+    found = parse_int(name, value)
     if found <= least:
-        raise refused(name, value, f"more than {least}")
+        raise invalid_value(name, value, f"more than {least}")
     return found * MIB
 
 
 def threshold(name: str, value: str, _version: Version) -> float:
     """Parse a fraction between 0 and 1, both excluded."""
     if not 0 < _number(name, value) < 1:
-        raise refused(name, value, "between 0 and 1, both excluded")
+        raise invalid_value(name, value, "between 0 and 1, both excluded")
     return float(value)
 
 
 def fraction(name: str, value: str, _version: Version) -> float:
     """Parse a fraction from 0 to 1, both included."""
     if not 0 <= _number(name, value) <= 1:
-        raise refused(name, value, "between 0 and 1")
+        raise invalid_value(name, value, "between 0 and 1")
     return float(value)
 
 
@@ -70,7 +70,7 @@ def backend(name: str, value: str, _version: Version) -> None:
             "Only the native backend is modelled.",
         )
     if value != "native":
-        raise refused(name, value, "native or cudaMallocAsync")
+        raise invalid_value(name, value, "native or cudaMallocAsync")
 
 
 def divisions(name: str, value: str, version: Version) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ def divisions(name: str, value: str, version: Version) -> tuple[int, ...]:
     if not value.startswith("["):
         return (_power(name, value, or_zero=False),) * ROUNDUP_SLOTS
     if not re.fullmatch(r"\[(?:[0-9>]+:[0-9]+,?)*\]", value):
-        raise refused(name, value, "a power of two, or a list such as [256:1,512:2,>:4]")
+        raise invalid_value(name, value, "a power of two, or a list such as [256:1,512:2,>:4]")
     slots = [0] * ROUNDUP_SLOTS
     last, first = 0, True
     for key, text in re.findall(r"([0-9>]+):([0-9]+)", value):
@@ -102,11 +102,11 @@ def _number(name: str, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise refused(name, value, "a number") from None
+        raise invalid_value(name, value, "a number") from None
 
 
 def _power(name: str, value: str, *, or_zero: bool) -> int:
-    number = whole(name, value)
+    number = parse_int(name, value)
     if number & (number - 1) or (number == 0 and not or_zero):
-        raise refused(name, value, "a power of two" + " or 0" * or_zero)
+        raise invalid_value(name, value, "a power of two" + " or 0" * or_zero)
     return number

@@ -45,7 +45,7 @@ class BfcAllocator(BlockAllocator):
         self.driver = driver or Driver()
         super().__init__(ReservedDeviceMemory(self.driver, Counters(counts_rejections=False)))
         self._pool = Pool(self.counters.large, small=False, by_address=True)
-        self._shelf = self._pool.shelf(0)  # shared by all streams
+        self._free_set = self._pool.free_set_of(0)  # shared by all streams
         if settings.memory_fraction is not None:
             self.limit = int(settings.memory_fraction * self.driver.capacity)
         else:
@@ -67,7 +67,7 @@ class BfcAllocator(BlockAllocator):
         rounded = multiple(size, ALIGNMENT)
         block = self._find(rounded)
         if block is None and self._free_regions(rounded) and self._extend(rounded):
-            block = self._shelf.take(rounded)
+            block = self._free_set.take(rounded)
         if block is None:
             self.counters.num_ooms += 1
             raise OutOfMemory(out_of_memory(size, rounded))
@@ -101,9 +101,9 @@ class BfcAllocator(BlockAllocator):
         return views((0, region) for region in self._pool.segments)
 
     def _find(self, size: int) -> Block | None:
-        block = self._shelf.take(size)
+        block = self._free_set.take(size)
         if block is None and self._extend(size):
-            block = self._shelf.take(size)
+            block = self._free_set.take(size)
         return block
 
     def _extend(self, size: int) -> bool:
@@ -116,15 +116,15 @@ class BfcAllocator(BlockAllocator):
             self._region *= 2
             doubled = True
         region = min(self._region, left)
-        block = self.device.fetch(self._shelf, region)
+        block = self.device.allocate_segment(self._free_set, region)
         while block is None:
             region = multiple(int(float32(float32(region) * BACKPEDAL)), ALIGNMENT)
             if region < size:
                 return False
-            block = self.device.fetch(self._shelf, region)
+            block = self.device.allocate_segment(self._free_set, region)
         if not doubled:
             self._region *= 2
-        self._shelf.add(block)
+        self._free_set.add(block)
         return True
 
     def _free_regions(self, size: int) -> bool:

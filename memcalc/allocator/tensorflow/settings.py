@@ -27,9 +27,9 @@ class TensorFlowSettings:
 _READERS: dict[str, tuple[str, flags.Reader]] = {
     "allow_growth": ("allow_growth", flags.boolean),
     "TF_FORCE_GPU_ALLOW_GROWTH": ("allow_growth", flags.boolean),
-    "per_process_gpu_memory_fraction": ("memory_fraction", flags.share),
-    "XLA_PYTHON_CLIENT_MEM_FRACTION": ("memory_fraction", flags.share),
-    "fragmentation_fraction": ("fragmentation_fraction", flags.share),
+    "per_process_gpu_memory_fraction": ("memory_fraction", flags.parse_fraction),
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": ("memory_fraction", flags.parse_fraction),
+    "fragmentation_fraction": ("fragmentation_fraction", flags.parse_fraction),
     "garbage_collection": ("garbage_collection", flags.boolean),
     "TF_ENABLE_GPU_GARBAGE_COLLECTION": ("garbage_collection", flags.boolean),
 }

@@ -111,7 +111,7 @@ def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
     Raises:
         InputError: the family's modules have no formulas.
     """
-    tape = Tape(kind=Component.LOGITS_AND_LOSS) if part == "head" else Tape()
+    tape = Tape(saved_component=Component.LOGITS_AND_LOSS) if part == "head" else Tape()
     family = _family_of(c)(c, tape, experts=part == "expert layer")
     if part == "embedding":
         return tape, family.embedding()

@@ -12,7 +12,7 @@ class CodeGen(Mlps):
     """CodeGenBlock: RoPE on a part of each head, attention in fp32, attention and MLP in parallel."""
 
     rotates = False  # its layers compute their own RoPE caches
-    wide_logits = True
+    fp32_logits = True
     names_returned = True
 
     def layer(self) -> Tensor:

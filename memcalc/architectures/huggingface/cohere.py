@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.architectures.huggingface.llama import Llama
-from memcalc.architectures.huggingface.modules.norms import wide_layer_norm
+from memcalc.architectures.huggingface.modules.norms import fp32_layer_norm
 from memcalc.programs.tape import Tensor
 
 
@@ -15,11 +15,11 @@ class Cohere(Llama):
 
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
         """CohereLayerNorm."""
-        return wide_layer_norm(self.ops, x, module, (width,))
+        return fp32_layer_norm(self.ops, x, module, (width,))
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
         """CohereLayerNorm with a separate weight per head."""
-        return wide_layer_norm(self.ops, x, f"attention.{name}_norm", x.shape[-2:]) if self.c.qk_norm else x
+        return fp32_layer_norm(self.ops, x, f"attention.{name}_norm", x.shape[-2:]) if self.c.qk_norm else x
 
     def layer(self) -> Tensor:
         """The norm, both branches, and their sum."""

@@ -42,7 +42,7 @@ class DeepseekAttention(Llama):
         """Project through latents; keys are written into a new tensor."""
         ops = self.ops
         q = self.queries(x)
-        plain_q, turning_q = ops.split(ops.seen(q, "q"), ((*HEADS, "d_n"), (*HEADS, "d_r")), "q parts")
+        plain_q, turning_q = ops.split(ops.restrided_view(q, "q"), ((*HEADS, "d_n"), (*HEADS, "d_r")), "q parts")
         latent = ("b", "s", "r_kv+d_r")
         joint = ops.linear(x, "attention.kv_a_proj", (latent[-1], "d"), latent, bias=self.c.qkv_bias)
         compressed, turning_k = ops.split(joint, ((*TOKENS, "r_kv"), (*TOKENS, "1", "d_r")), "latents")
@@ -51,7 +51,7 @@ class DeepseekAttention(Llama):
         whole_q = ops.concatenate((plain_q, turned_q), (*HEADS, "d_n+d_r"), "q joined")
         both = (*HEADS, "d_n+d_v")
         kv = ops.linear(compressed, "attention.kv_b_proj", ("h·(d_n+d_v)", "r_kv"), both, bias=False)
-        plain_k, v = ops.split(ops.seen(kv, "k and v"), ((*HEADS, "d_n"), (*HEADS, "d_v")), "k and v")
+        plain_k, v = ops.split(ops.restrided_view(kv, "k and v"), ((*HEADS, "d_n"), (*HEADS, "d_v")), "k and v")
         for_all = ops.expanded(turned_k, "turned k for each head", (*HEADS, "d_r"))
         k = ops.written((plain_k, for_all), (*HEADS, "d_n+d_r"), "k written")
         self.latents = (q, turned_q, joint, compressed, turned_k)

@@ -36,7 +36,7 @@ class Family:
     mask_first = False  # the mask before learned positions
     names_returned = False  # the model's loop references all that a layer returns, attention weights included
     wide_probabilities = False  # attention probabilities are not cast after the softmax
-    wide_logits = False  # the model itself returns logits in fp32
+    fp32_logits = False  # the model itself returns logits in fp32
 
     def __init__(self, c: BlockStructure, tape: Tape, *, experts: bool = False) -> None:
         self.c, self.experts = c, experts
@@ -168,7 +168,7 @@ class Family:
         if not self.rotates:
             return
         own = self.turns_windows and c.windows  # whether layers with a sliding window have a separate cache
-        kinds: tuple[bool | None, ...] = ((False, True) if c.others else (True,)) if own else (None,)
+        kinds: tuple[bool | None, ...] = ((False, True) if c.has_full_attention else (True,)) if own else (None,)
         for windows in kinds:
             for table in self.rotary_tables(windows=windows):
                 # a checkpoint references them as arguments
@@ -300,7 +300,7 @@ class Family:
             write_next_token(ops, c, x, width)
         else:
             with ops.as_stored("lm_head"):
-                write_loss(ops, c, x, width, self.logits, wide_logits=self.wide_logits)
+                write_loss(ops, c, x, width, self.logits, fp32_logits=self.fp32_logits)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits that the model returns, from the LM head's output."""

@@ -20,9 +20,10 @@ class GptNeo(Fp32Attention, Gpt2):
         c, ops = self.c, self.ops
         heads = ("b", "s", "h", "d_h")
         q, k, v = (
-            ops.seen(ops.linear(x, f"attention.{name}_proj", ("d", "d"), heads, bias=False), name) for name in "qkv"
+            ops.restrided_view(ops.linear(x, f"attention.{name}_proj", ("d", "d"), heads, bias=False), name)
+            for name in "qkv"
         )
-        attended = self.linear(self.wide(q, k, v), "attention.o_proj", ("d", "d"), ("b", "s", "d"))
+        attended = self.linear(self.attend_in_fp32(q, k, v), "attention.o_proj", ("d", "d"), ("b", "s", "d"))
         attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
         self.tape.still_referenced(x, q, k, v)
         return attended

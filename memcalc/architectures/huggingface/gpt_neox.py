@@ -35,7 +35,7 @@ class GptNeox(Rotary, Mlps):
         heads = ("b", "s", "h", "d_h")
         qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), ("b", "s", "h", "3·d_h"), bias=c.qkv_bias)
         # the gradients of q, k and v are concatenated by head, and copied by token
-        q, k, v = ops.split(ops.seen(qkv, "q, k, v"), (heads, heads, heads), "q, k, v")
+        q, k, v = ops.split(ops.restrided_view(qkv, "q, k, v"), (heads, heads, heads), "q, k, v")
         q, k = self.positioned(q, k)
         if c.attention == "eager":
             core = self.eager(q, k, v, softmax_in_fp32=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.architectures.huggingface.mixtral import Mixtral
 from memcalc.architectures.huggingface.modules.experts import COPIES, grouped_experts
-from memcalc.architectures.huggingface.modules.norms import wide_rms_norm
+from memcalc.architectures.huggingface.modules.norms import fp32_rms_norm
 from memcalc.operators import Operators
 from memcalc.programs.tape import Shape, Tensor
 
@@ -17,7 +17,7 @@ class GptOss(Mixtral):
 
     def norm(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
         """GptOssRMSNorm, which casts its result at the end."""
-        return wide_rms_norm(self.ops, x, module, width, out)
+        return fp32_rms_norm(self.ops, x, module, width, out)
 
     @property
     def rotated_size(self) -> str:
@@ -45,7 +45,7 @@ class GptOss(Mixtral):
             k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
         scores = ops.scale(ops.matmul(q, k, "scores", all_of), "scaled scores")
         masked = ops.shift(scores, "masked scores", c.embedded)
-        sinks = ops.parameter_for_each("attention.sinks", ("h",), ("b", "h", "s", "1"))
+        sinks = ops.expand_parameter("attention.sinks", ("h",), ("b", "h", "s", "1"))
         combined = ops.minus_largest(ops.concatenate((masked, sinks), more, "scores and sinks"), "combined logits")
         probabilities = ops.softmax(combined, "attention probabilities", combined.dtype)
         (kept,) = ops.slices(probabilities, (all_of,), "probabilities without sinks")

@@ -10,14 +10,14 @@ from memcalc.programs.tape import Tensor
 class Gptj(Fp32Attention, CodeGen):
     """GPTJBlock."""
 
-    wide_logits = False
+    fp32_logits = False
 
     def attention(self, x: Tensor) -> Tensor:
         """GPTJAttention.forward; its variables reference their tensors until it returns."""
         c, ops = self.c, self.ops
         heads = ("b", "s", "h", "d_h")
         q, k, v = (ops.linear(x, f"attention.{name}_proj", ("d", "d"), heads, bias=False) for name in "qkv")
-        v = ops.seen(v, "v")
+        v = ops.restrided_view(v, "v")
         tables = self.gathered_tables(k.dtype)
         cut = {name: ops.slices(x, ROTATED, name) for name, x in (("k", k), ("q", q))}
         turned = {name: self.rotated(turning, name, k.dtype) for name, (turning, _) in cut.items()}
@@ -25,7 +25,7 @@ class Gptj(Fp32Attention, CodeGen):
             name: ops.concatenate((turned[name], passing), heads, f"{name} joined")
             for name, (_, passing) in cut.items()
         }
-        core = self.wide(joined["q"], joined["k"], v)
+        core = self.attend_in_fp32(joined["q"], joined["k"], v)
         attended = ops.linear(core, "attention.o_proj", ("d", "d"), ("b", "s", "d"), bias=False)
         attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
         self.tape.still_referenced(q, k, v, *tables, *turned.values(), *joined.values())

@@ -114,7 +114,7 @@ class Llama(Rotary, Mlps):
     def by_head(self, x: Tensor, name: str) -> Tensor:
         """q, k or v split into heads; the gradient is copied back where it is contiguous by head."""
         if self.c.attention == "eager" or (self.sums_shared_heads if name == "v" else self.rotates_by_slices):
-            return self.ops.seen(x, name)
+            return self.ops.restrided_view(x, name)
         return x
 
     def width_and_heads(self, name: str) -> tuple[str, str]:

@@ -42,7 +42,10 @@ class Mpt(Mlps):
         heads, whole = ("b", "s", "h", "d_h"), ("b", "s", "3·d")
         qkv = ops.linear(x, "attention.qkv_proj", ("3·d", "d"), whole, bias=False)
         q, k, v = ops.split(qkv, (heads, heads, heads), "q, k, v")
-        q, v = ops.seen(q, "q"), ops.seen(v, "v")  # the gradient of k is transposed, which is a view of rows
+        q, v = (
+            ops.restrided_view(q, "q"),
+            ops.restrided_view(v, "v"),
+        )  # the gradient of k is transposed, which is a view of rows
         if c.batched:
             read_q, read_k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
         else:

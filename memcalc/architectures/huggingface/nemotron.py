@@ -20,6 +20,6 @@ class Nemotron(Llama):
         ops.autocast = False
         y = ops.layer_norm(x, module, width)
         ops.autocast = before
-        ops.keep(y, f"{module}.weight + 1", (width,), ops.compute if before else ops.parameters)
+        ops.also_save(y, f"{module}.weight + 1", (width,), ops.compute if before else ops.parameters)
         self.tape.still_referenced(given)
         return y

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.architectures.huggingface.llama import Llama
 from memcalc.architectures.huggingface.mixtral import Qwen3Moe
-from memcalc.architectures.huggingface.modules.norms import bare_layer_norm, wide_rms_norm
+from memcalc.architectures.huggingface.modules.norms import bare_layer_norm, fp32_rms_norm
 from memcalc.programs.tape import Shape, Tensor
 
 
@@ -63,7 +63,7 @@ class Olmo2(FullRowQKNorm, PostNorm):
 
     def norm(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
         """Olmo2RMSNorm."""
-        return wide_rms_norm(self.ops, x, module, width, out)
+        return fp32_rms_norm(self.ops, x, module, width, out)
 
 
 class Olmo3(Olmo2):

@@ -50,7 +50,7 @@ class Opt(Mlps):
         for name in ("q", "k", "v"):
             part = ops.linear(x, f"attention.{name}_proj", width, heads, bias=c.qkv_bias)
             part = ops.scale(part, "q scaled") if name == "q" else part
-            parts[name] = ops.seen(part, name) if c.attention == "eager" else part
+            parts[name] = ops.restrided_view(part, name) if c.attention == "eager" else part
         q, k, v = parts["q"], parts["k"], parts["v"]
         core = self.eager(q, k, v, softmax_in_fp32=True) if c.attention == "eager" else self.scaled_dot_product(q, k, v)
         y = ops.linear(core, "attention.o_proj", width, ("b", "s", "d"), bias=c.output_bias)

@@ -22,4 +22,6 @@ class Phi3(Llama):
         qkv = ops.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
         shapes = tuple(("b", "s", self.width_and_heads(name)[1], "d_h") for name in "qkv")
         parts = dict(zip("qkv", ops.slices(qkv, shapes, "q, k, v"), strict=True))
-        return {name: ops.seen(part, name) for name, part in parts.items()} if c.attention == "eager" else parts
+        return (
+            {name: ops.restrided_view(part, name) for name, part in parts.items()} if c.attention == "eager" else parts
+        )

@@ -13,22 +13,24 @@ ONE = ("b", "s", "1")
 class PhiMoe(Mixtral):
     """PhimoeDecoderLayer and sparsemixer, which references its tensors until both experts of a token are sampled."""
 
-    drawn: tuple[Tensor, ...] = ()  # max_scores and max_ind of the previous sample
+    sampled_tensors: tuple[Tensor, ...] = ()  # max_scores and max_ind of the previous sample
     factor: tuple[Tensor, ...] = ()  # factors of the previous sample
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """PhimoeTopKRouter, in the dtype of its logits."""
         c, ops = self.c, self.ops
         logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=c.router_bias)
-        first, chosen_first = self.draw(logits, logits, "first")
+        first, chosen_first = self.sample_expert(logits, logits, "first")
         others = ops.overwritten(logits, chosen_first, "scores without the first")
-        second, chosen_second = self.draw(logits, others, "second")
+        second, chosen_second = self.sample_expert(logits, others, "second")
         weights = ops.concatenate((first, second), COPIES, "router weights")
         chosen = ops.table("chosen experts", COPIES, "int64", "aten::cat")
-        self.tape.still_referenced(others, first, second, chosen_first, chosen_second, *self.drawn, *self.factor)
+        self.tape.still_referenced(
+            others, first, second, chosen_first, chosen_second, *self.sampled_tensors, *self.factor
+        )
         return logits, weights, chosen
 
-    def draw(self, logits: Tensor, scores: Tensor, which: str) -> tuple[Tensor, Tensor]:
+    def sample_expert(self, logits: Tensor, scores: Tensor, which: str) -> tuple[Tensor, Tensor]:
         """Sample one expert: its weight, with a gradient to the logits through PhimoeMultiplier only, and its index."""
         ops, tape = self.ops, self.tape
         mask, best_at = self.out_of_reach(scores.dtype, which)
@@ -38,8 +40,8 @@ class PhiMoe(Mixtral):
         tape.still_referenced(masked)
         weight = ops.gather(probabilities, ONE, f"{which} probability", values=True, index=chosen)
         best, at = self.largest(f"{which} largest probability", probabilities.dtype)
-        tape.still_referenced(best_at, *self.drawn)
-        self.drawn = best, at
+        tape.still_referenced(best_at, *self.sampled_tensors)
+        self.sampled_tensors = best, at
         same = ops.table(f"{which} choice is the best", ONE, "bool")
         chances = ops.table(f"{which} chances", ONE, probabilities.dtype)
         lucky = ops.table(f"{which} chances taken", ONE, "bool")

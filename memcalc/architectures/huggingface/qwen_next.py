@@ -64,7 +64,7 @@ class Qwen35(PartialRotary):
         shifted = ops.plus_bias(ops.cast(a, "fp32"), "linear_attn.dt", "h_lv", "fp32")
         decay = ops.times_parameter(ops.pointwise(shifted, "softplus"), "linear_attn.A_log", "h_lv", "decay")
         for name in ("A", "-A"):
-            ops.keep(decay, name, ("h_lv",), "fp32")
+            ops.also_save(decay, name, ("h_lv",), "fp32")
         core = self.delta_rule(query, key, value, decay, beta)
         normed = self.gated_norm(core, z)
         y = ops.linear(normed, "linear_attn.out_proj", ("d", "h_lv·d_lv"), ("b", "s", "d"), bias=False)
@@ -100,7 +100,7 @@ class Qwen35(PartialRotary):
         total = ops.scale(decay, "decay so far")
         pairwise = ops.differences(total, "decay between tokens", PAIRS)
         masked = ops.where(pairwise, "decay of earlier tokens", ("64", "64"))
-        ops.keep(masked, "mask of later tokens", ("64", "64"), "bool")
+        ops.also_save(masked, "mask of later tokens", ("64", "64"), "bool")
         pairwise = ops.pointwise(masked, "decay factors", saves="output")
         system = ops.mul(ops.matmul(k_beta, key, "keys·keys", PAIRS), pairwise, "triangular system")
         scores = ops.mul(ops.matmul(query, key, "queries·keys", PAIRS), pairwise, "scores within chunks")
@@ -113,7 +113,7 @@ class Qwen35(PartialRotary):
         left = ops.pointwise(ops.scale(total, "decay left"), "factors of keys left", saves="output")
         written = ops.mul(key, left, "keys to write", reduces=True)
         core = ops.scanned(values, solved, read, scores, written)
-        ops.keep(core, "decay of each chunk", ("b", "h_lv", "s_64"), "fp32")
+        ops.also_save(core, "decay of each chunk", ("b", "h_lv", "s_64"), "fp32")
         tape.still_referenced(
             value, beta, decay, v_beta, k_beta, total, pairwise, system, scores, decayed, values, solved
         )

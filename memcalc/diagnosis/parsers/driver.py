@@ -19,5 +19,7 @@ def parse(name: str, head: re.Match[str], _: Cursor) -> OutOfMemoryReport | None
     if name == "library":
         library = {"CUBLAS": "cuBLAS", "HIPBLAS": "hipBLAS", "CUDNN": "cuDNN"}
         word = head[0].partition("_")[0]
-        return OutOfMemoryReport(framework="driver", wording=f"{library.get(word, word)} could not allocate", kind=kind)
-    return OutOfMemoryReport(framework="driver", wording="out of memory, without figures", kind=kind)
+        return OutOfMemoryReport(
+            framework="driver", wording=f"{library.get(word, word)} could not allocate", device_type=kind
+        )
+    return OutOfMemoryReport(framework="driver", wording="out of memory, without figures", device_type=kind)

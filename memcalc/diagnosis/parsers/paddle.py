@@ -43,7 +43,7 @@ def parse(_: str, __: re.Match[str], cursor: Cursor) -> OutOfMemoryReport | None
     return OutOfMemoryReport(
         framework="paddlepaddle",
         wording="PaddlePaddle 2.2 or later" if "reserved" in figures else "PaddlePaddle",
-        kind="gpu",
+        device_type="gpu",
         device=int(place[1]),
         figures=MessageFigures(**figures),
     )

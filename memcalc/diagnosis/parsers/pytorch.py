@@ -50,21 +50,25 @@ _ITEMS = {
 
 def parse(_: str, head: re.Match[str], cursor: Cursor) -> OutOfMemoryReport | None:
     """Return the report of the message at this head; the cursor is after it. None if it is not a message."""
-    kind = (head["kind"] or "").lower()
+    device_type = (head["kind"] or "").lower()
     asked = cursor.take(_ASKED)
     if asked is None:
         return None
     figures = MessageFigures(asked=read_size(asked[1]))
     place = cursor.take(_PLACE_1)
     if place is not None:
-        return _native_1(kind, figures, place, cursor)
+        return _native_1(device_type, figures, place, cursor)
     place = cursor.take(_PLACE_2)
     if place is not None:
-        return _native_2(kind or "cuda", figures, place, cursor)
-    return OutOfMemoryReport(framework="pytorch", wording="cut short", kind=kind, figures=figures) if kind else None
+        return _native_2(device_type or "cuda", figures, place, cursor)
+    return (
+        OutOfMemoryReport(framework="pytorch", wording="cut short", device_type=device_type, figures=figures)
+        if device_type
+        else None
+    )
 
 
-def _native_1(kind: str, figures: MessageFigures, place: re.Match[str], cursor: Cursor) -> OutOfMemoryReport:
+def _native_1(device_type: str, figures: MessageFigures, place: re.Match[str], cursor: Cursor) -> OutOfMemoryReport:
     """1.0 to 2.0, and torch_npu: all figures in one pair of parentheses."""
     cached = None
     found: dict[str, Any] = {}
@@ -78,18 +82,18 @@ def _native_1(kind: str, figures: MessageFigures, place: re.Match[str], cursor: 
         figures = replace(figures, reserved=figures.allocated.plus(cached))
     hint = cursor.take(_HINT_1)
     wording = "1.0 to 1.3" if cached is not None else "1.10 to 2.0" if hint else "1.4 to 2.0"
-    kind = kind or {"GPU": "cuda"}.get(place[1], place[1].lower())
+    device_type = device_type or {"GPU": "cuda"}.get(place[1], place[1].lower())
     return OutOfMemoryReport(
         framework="pytorch",
-        wording="torch_npu" if kind == "npu" else f"PyTorch {wording}",
-        kind=kind,
+        wording="torch_npu" if device_type == "npu" else f"PyTorch {wording}",
+        device_type=device_type,
         device=int(place[2]),
         figures=figures,
         setting="" if hint is None else hint[1],
     )
 
 
-def _native_2(kind: str, figures: MessageFigures, place: re.Match[str], cursor: Cursor) -> OutOfMemoryReport:
+def _native_2(device_type: str, figures: MessageFigures, place: re.Match[str], cursor: Cursor) -> OutOfMemoryReport:
     """2.1 and later: sentences, with the memory of each process if the driver reports it."""
     figures = replace(figures, capacity=read_size(place[3]), free=read_size(place[4]))
     holders = []
@@ -115,7 +119,7 @@ def _native_2(kind: str, figures: MessageFigures, place: re.Match[str], cursor: 
     return OutOfMemoryReport(
         framework="pytorch",
         wording="PyTorch 2.1" if place[2] == "capacty" else "PyTorch 2.2 or later",
-        kind=kind,
+        device_type=device_type,
         device=int(place[1]),
         figures=figures,
         holders=tuple(holders),

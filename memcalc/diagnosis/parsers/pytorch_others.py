@@ -51,16 +51,18 @@ _ATTEMPT = re.compile(r"(\d{1,4})whiletryingtoallocate(\d{1,20})bytes\(free:(\d{
 
 def parse(name: str, head: re.Match[str], cursor: Cursor) -> OutOfMemoryReport | None:
     """Return the report of the message at this head; the cursor is after it. None if it is not a message."""
-    kind = (head["endless"] or head["rejected"] or "").lower()
+    device_type = (head["endless"] or head["rejected"] or "").lower()
     if name == "endless":
-        return OutOfMemoryReport(framework="pytorch", wording="more than 2^60 bytes", kind=kind)
-    return _READERS[name](kind, cursor)
+        return OutOfMemoryReport(framework="pytorch", wording="more than 2^60 bytes", device_type=device_type)
+    return _READERS[name](device_type, cursor)
 
 
-def _rejected(kind: str, cursor: Cursor) -> OutOfMemoryReport:
+def _rejected(device_type: str, cursor: Cursor) -> OutOfMemoryReport:
     size = cursor.take(_REQUESTED)
     figures = MessageFigures() if size is None else MessageFigures(asked=read_size(size[1]))
-    return OutOfMemoryReport(framework="pytorch", wording="PyTorch 2.12 or later, rejected", kind=kind, figures=figures)
+    return OutOfMemoryReport(
+        framework="pytorch", wording="PyTorch 2.12 or later, rejected", device_type=device_type, figures=figures
+    )
 
 
 def _pool(_: str, cursor: Cursor) -> OutOfMemoryReport | None:
@@ -76,7 +78,7 @@ def _pool(_: str, cursor: Cursor) -> OutOfMemoryReport | None:
     return OutOfMemoryReport(
         framework="pytorch",
         wording="cudaMallocAsync",
-        kind="cuda",
+        device_type="cuda",
         device=int(place[1]),
         figures=MessageFigures(**figures),
     )
@@ -88,7 +90,7 @@ def _mps(_: str, cursor: Cursor) -> OutOfMemoryReport | None:
         return None
     allocated, elsewhere, allowed, asked = (None if part is None else read_size(part) for part in parts.groups())
     figures = MessageFigures(asked=asked, allocated=allocated, elsewhere=elsewhere, allowed=allowed)
-    return OutOfMemoryReport(framework="pytorch", wording="PyTorch on Apple's GPUs", kind="mps", figures=figures)
+    return OutOfMemoryReport(framework="pytorch", wording="PyTorch on Apple's GPUs", device_type="mps", figures=figures)
 
 
 def _host(_: str, cursor: Cursor) -> OutOfMemoryReport | None:
@@ -96,7 +98,10 @@ def _host(_: str, cursor: Cursor) -> OutOfMemoryReport | None:
     if number is None:
         return None
     return OutOfMemoryReport(
-        framework="pytorch", wording="host memory", kind="cpu", figures=MessageFigures(asked=read_exact(number[1]))
+        framework="pytorch",
+        wording="host memory",
+        device_type="cpu",
+        figures=MessageFigures(asked=read_exact(number[1])),
     )
 
 
@@ -110,7 +115,7 @@ def _attempt(_: str, cursor: Cursor) -> OutOfMemoryReport | None:
     return OutOfMemoryReport(
         framework="pytorch",
         wording="PyTorch 2.13 or later, one attempt",
-        kind="cuda",
+        device_type="cuda",
         device=int(parts[1]),
         figures=figures,
         fatal=False,

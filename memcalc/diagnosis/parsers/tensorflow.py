@@ -72,7 +72,7 @@ def _bfc(allocator: str, cursor: Cursor) -> OutOfMemoryReport | None:
     return OutOfMemoryReport(
         framework="tensorflow",
         wording="BFC allocator",
-        kind="cpu" if "cpu" in allocator.lower() else "gpu",
+        device_type="cpu" if "cpu" in allocator.lower() else "gpu",
         device=None if number is None else int(number[1]),
         figures=MessageFigures(asked=asked),
         operator="" if operator is None else operator[1].strip("."),
@@ -92,7 +92,7 @@ def _tensor(cursor: Cursor) -> OutOfMemoryReport | None:
     return OutOfMemoryReport(
         framework="tensorflow",
         wording="TensorFlow",
-        kind="gpu" if place is None else place[1].lower(),
+        device_type="gpu" if place is None else place[1].lower(),
         device=None if place is None else int(place[2]),
         figures=MessageFigures(asked=asked),
         tensor=f"{'' if kind is None else kind[1]} {sizes}".strip(),

@@ -78,7 +78,7 @@ def _attempt(name: str, cursor: Cursor) -> OutOfMemoryReport | None:
     if parts is None:
         return None
     figures = MessageFigures(asked=read_size(parts[1]), free=read_size(parts[2]))
-    return OutOfMemoryReport(framework="xla", wording="XLA on a TPU, at run time", kind="tpu", figures=figures)
+    return OutOfMemoryReport(framework="xla", wording="XLA on a TPU, at run time", device_type="tpu", figures=figures)
 
 
 def _hbm(cursor: Cursor) -> OutOfMemoryReport | None:
@@ -87,4 +87,6 @@ def _hbm(cursor: Cursor) -> OutOfMemoryReport | None:
         return None
     used, capacity, exceeded = (read_size(part) for part in parts.groups()[1:])
     figures = MessageFigures(asked=used, capacity=capacity, exceeded=exceeded)
-    return OutOfMemoryReport(framework="xla", wording="XLA on a TPU, while compiling", kind="tpu", figures=figures)
+    return OutOfMemoryReport(
+        framework="xla", wording="XLA on a TPU, while compiling", device_type="tpu", figures=figures
+    )

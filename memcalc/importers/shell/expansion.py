@@ -160,7 +160,7 @@ class Expander:
 
     def _left_open(self, value: Value) -> bool:
         """Whether a variable is one that the caller may leave out: `TP=$1`, then `${TP:-4}`."""
-        found = self.marks.whole(value) if isinstance(value, str) else None
+        found = self.marks.single_mark(value) if isinstance(value, str) else None
         return found is not None and not found.choices and re.fullmatch(r"\$\w+|\$\{\d+\}", found.text) is not None
 
     def read(self, name: str) -> Value:

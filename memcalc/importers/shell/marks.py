@@ -33,7 +33,7 @@ class MarkTable:
             self._open.append(entry)
         return f"\x00{number}\x01"
 
-    def whole(self, word: str) -> UndecidedValue | None:
+    def single_mark(self, word: str) -> UndecidedValue | None:
         """Return the expansion of a word that is a single mark."""
         match = _MARK.fullmatch(word)
         return self._open[int(match[1])] if match else None

@@ -134,8 +134,8 @@ class Watch:
         """Select the architecture, among those torch was compiled for, that the GPU would use: see src/device.c."""
         flags = self.torch._C._cuda_getArchFlags() or ""  # noqa: SLF001 -- as read by torch.cuda.get_arch_list
         known = sorted(int(version) for version in re.findall(r"\bsm_(\d+)", flags))
-        card = self.library.null_kernel_version()
-        older = [version for version in known if version <= card]
+        gpu = self.library.null_kernel_version()
+        older = [version for version in known if version <= gpu]
         if known:  # a GPU older than all of them cannot run this torch; PyTorch warns about that
             self.library.null_set_kernel_version(older[-1] if older else known[0])
 
@@ -179,9 +179,9 @@ class Watch:
         util.register_after_fork(self, lambda watch: util.Finalize(None, watch.report, exitpriority=0))
         former = sys.excepthook
 
-        def note(kind: type[BaseException], error: BaseException, trace: Optional[types.TracebackType]) -> None:
-            self.failure = (kind.__name__, str(error))
-            former(kind, error, trace)
+        def note(error_type: type[BaseException], error: BaseException, trace: Optional[types.TracebackType]) -> None:
+            self.failure = (error_type.__name__, str(error))
+            former(error_type, error, trace)
 
         sys.excepthook = note
         try:

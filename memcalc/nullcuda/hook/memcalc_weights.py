@@ -58,7 +58,7 @@ def replace_from_pretrained(modeling: Any) -> None:
             ours = {word: named.pop(word) for word in ABOUT_LOADING & named.keys()}
             config, named = cls.config_class.from_pretrained(config or name, return_unused_kwargs=True, **named)
             named.update(ours)
-        weights = made_from_config(cls, config, *rest)
+        weights = random_state_dict(cls, config, *rest)
         loaded = original(cls, None, *rest, config=config, state_dict=weights, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.name_or_path = model.config.name_or_path = str(name)  # programs look for the tokenizer there
@@ -67,7 +67,7 @@ def replace_from_pretrained(modeling: Any) -> None:
     base.from_pretrained = classmethod(from_pretrained)  # type: ignore[arg-type]
 
 
-def made_from_config(cls: Any, config: Any, *rest: Any) -> dict[str, Any]:
+def random_state_dict(cls: Any, config: Any, *rest: Any) -> dict[str, Any]:
     """Return the state dict of this model's checkpoint, in the dtype of its config; its memory is never written."""
     torch = sys.modules["torch"]
     former = torch.get_default_dtype()

@@ -17,7 +17,7 @@ struct stream {
     int priority;
     long long submitted; /* number of the last event recorded */
     long long finished;  /* number of the last event that the host waited for */
-    unsigned long long capture; /* the capture into a CUDA graph that it is part of; 0: none */
+    unsigned long long capture; /* the CUDA graph capture that it belongs to; 0: none */
     struct stream *next;
 };
 
@@ -46,7 +46,7 @@ void *null_stream_new(int priority) {
     return stream;
 }
 
-void null_stream_delete(void *stream) { null_stream_wait(stream); } /* events may still point to it: it stays */
+void null_stream_delete(void *stream) { null_stream_wait(stream); } /* never freed: events may still point to it */
 
 int null_stream_priority(void *stream) { return find(stream)->priority; }
 

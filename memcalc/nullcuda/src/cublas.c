@@ -39,7 +39,7 @@ API const char *cublasGetStatusString(int status) {
 API const char *cublasGetStatusName(int status) { return cublasGetStatusString(status); }
 
 static int product(void) { null_launch(); return SUCCESS; }
-#define PRODUCT(name) API int name(void) { return product(); } /* what is multiplied does not matter */
+#define PRODUCT(name) API int name(void) { return product(); } /* the operands are never read */
 PRODUCT(cublasGemmEx)
 PRODUCT(cublasGemmStridedBatchedEx)
 PRODUCT(cublasGemmBatchedEx)
@@ -49,7 +49,7 @@ PRODUCT(cublasSgemmEx)
 PRODUCT(cublasSgemmStridedBatched)
 PRODUCT(cublasDgemmStridedBatched)
 
-/* Results that land on the host where the pointer mode says so: zero, as everything that is read back. */
+/* Results that the pointer mode places in host memory: zero, like every value read from the device. */
 API int cublasDotEx(struct handle *handle, int n, const void *x, int x_type, int x_step, const void *y, int y_type,
                     int y_step, void *result, int result_type, int compute_type) {
     (void)handle; (void)n; (void)x; (void)x_type; (void)x_step; (void)y; (void)y_type; (void)y_step;

@@ -1,5 +1,5 @@
 /* cuBLASLt: descriptors, and one algorithm for every matmul, which requests no workspace. PyTorch allocates its
- * workspace for cuBLASLt before it asks for an algorithm, by its own rules, so the figure is the real one.
+ * workspace for cuBLASLt before it requests an algorithm, by its own rules, so its size is the real one.
  * Prototypes: https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api. */
 #include "null.h"
 

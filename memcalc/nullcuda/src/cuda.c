@@ -37,7 +37,7 @@ API CUresult cuGetProcAddress_v2(const char *name, void **function, int version,
 API CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
-/* Tables of private functions, which programs with a statically linked runtime request: those cannot run here. */
+/* Tables of private functions, requested by programs with a statically linked runtime, which cannot run here. */
 API CUresult cuGetExportTable(const void **table, const void *id) {
     (void)id;
     *table = NULL;
@@ -142,7 +142,7 @@ API CUresult cuMemRelease(uint64_t handle) {
     free(physical);
     return SUCCESS;
 }
-/* PyTorch releases a handle only after it unmapped it, so mapping need not hold on to the memory. */
+/* PyTorch releases a handle only after unmapping it, so a mapping needs no reference to the memory. */
 API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
     struct physical *physical = (struct physical *)(uintptr_t)handle;
     (void)size; (void)offset; (void)flags;
@@ -162,7 +162,7 @@ API CUresult cuMemGetAllocationGranularity(size_t *granularity, const void *prop
     *granularity = 2 * MIB; /* on every GPU since Pascal */
     return SUCCESS;
 }
-/* Memory of another process: counted there. */
+/* Memory of another process: that process counts it. */
 API CUresult cuMemExportToShareableHandle(void *shared, uint64_t handle, int type, uint64_t flags) {
     (void)handle; (void)flags;
     if (type == 1) *(int *)shared = -1; /* CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR */
@@ -238,7 +238,7 @@ API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, 
 API CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address) {
     int device = null_device_of((void *)(uintptr_t)address);
     enum host_kind kind = device >= 0 ? UNKNOWN_TO_CUDA : null_host_kind((void *)(uintptr_t)address);
-    if (device < 0 && kind == UNKNOWN_TO_CUDA) return INVALID_VALUE; /* what the driver says of plain host memory */
+    if (device < 0 && kind == UNKNOWN_TO_CUDA) return INVALID_VALUE; /* as for unregistered host memory */
     switch (attribute) {
         case 1: *(void **)out = context_of(device < 0 ? null_current() : device); break; /* CONTEXT */
         case 2: *(int *)out = device >= 0 ? 2 : 1; break; /* MEMORY_TYPE: device, host */
@@ -251,9 +251,9 @@ API CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address
     return SUCCESS;
 }
 
-/* ---- modules and kernels: loaded without being read, launched as no-ops */
+/* ---- modules and kernels: never read when loaded, no-ops when launched */
 
-#define HANDLE(out) (*(void **)(out) = (void *)(uintptr_t)16, SUCCESS) /* any pointer but NULL; nobody follows it */
+#define HANDLE(out) (*(void **)(out) = (void *)(uintptr_t)16, SUCCESS) /* never dereferenced */
 
 API CUresult cuModuleLoadData(void **module, const void *image) { (void)image; return HANDLE(module); }
 API CUresult cuModuleLoadDataEx(void **module, const void *image, unsigned n, void *options, void *values) {
@@ -330,7 +330,7 @@ API CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, const v
     return SUCCESS;
 }
 
-/* The arguments do not matter, so one prototype without any stands for all ways to launch. */
+/* The arguments are ignored, so all launch functions share one prototype without arguments. */
 API CUresult cuLaunchKernel(void) { null_launch(); return SUCCESS; }
 API CUresult cuLaunchKernelEx(void) { null_launch(); return SUCCESS; }
 API CUresult cuLaunchCooperativeKernel(void) { null_launch(); return SUCCESS; }
@@ -360,16 +360,16 @@ API CUresult cuEventQuery(void *event) { return null_event_done(event) ? SUCCESS
 API CUresult cuEventSynchronize(void *event) { null_event_wait(event); return SUCCESS; }
 API CUresult cuEventElapsedTime(float *milliseconds, void *start, void *end) {
     (void)start; (void)end;
-    *milliseconds = 1; /* not zero: speeds are computed from it */
+    *milliseconds = 1; /* not 0: programs divide by it */
     return SUCCESS;
 }
 
-/* Signals between GPUs: there when PyTorch looks for them; nobody waits on the other side. */
+/* Signals between GPUs: PyTorch looks the functions up; here no GPU waits for a signal. */
 API CUresult cuStreamWriteValue32(void) { return SUCCESS; }
 API CUresult cuStreamWriteValue32_v2(void) { return SUCCESS; }
 API CUresult cuStreamWaitValue32_v2(void) { return SUCCESS; }
 
-/* Multicast and green contexts: PyTorch wants the names to exist; the GPU says that it has no multicast. */
+/* Multicast and green contexts: PyTorch requires the symbols; the GPU reports no multicast support. */
 #define REFUSED(name) API CUresult name(void) { return NOT_SUPPORTED; }
 REFUSED(cuMulticastCreate)
 REFUSED(cuMulticastAddDevice)

@@ -190,7 +190,8 @@ API cudaError_t cudaMallocManaged(void **out, size_t size, unsigned flags) {
     (void)flags;
     return host_memory(out, size, MANAGED);
 }
-/* Managed memory is in host memory here, wherever a program prefetches it: bitsandbytes' paged optimizers do. */
+/* Managed memory stays in host memory here, even if a program prefetches it to the device (bitsandbytes' paged
+ * optimizers). */
 API cudaError_t cudaMemPrefetchAsync(const void *address, size_t size, struct memory_location where, unsigned flags,
                                      cudaStream_t stream) {
     (void)address; (void)size; (void)where; (void)flags; (void)stream;
@@ -244,7 +245,7 @@ API cudaError_t cudaMemcpy(void *to, const void *from, size_t size, int kind) {
 }
 API cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                                   size_t height, int kind, cudaStream_t stream) {
-    if (null_device_of(to) >= 0 && null_device_of(from) >= 0) { /* a copy that only kernels would see */
+    if (null_device_of(to) >= 0 && null_device_of(from) >= 0) { /* only kernels could read it */
         null_clear(to, to_pitch * height);
         return SUCCESS;
     }
@@ -268,14 +269,14 @@ API cudaError_t cudaMemsetAsync(void *address, int value, size_t size, cudaStrea
     return cudaMemset(address, value, size);
 }
 API cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
-    static void *constants; /* __constant__ and __device__ variables: one place, which nobody reads */
+    static void *constants; /* the address of every __constant__ and __device__ variable; never read */
     (void)symbol;
     if (constants == NULL && (constants = null_reserve(64 * KIB)) != NULL) null_map(constants, null_current());
     *address = constants;
     return SUCCESS;
 }
 
-/* Pools of cudaMallocAsync: PyTorch's backend of that name asks them for its counters, which are all zero here. */
+/* Pools of cudaMallocAsync: PyTorch's cudaMallocAsync backend reads its counters from them; all are 0 here. */
 API cudaError_t cudaDeviceGetDefaultMemPool(void **pool, int device) {
     *pool = (void *)(uintptr_t)(device + 1);
     return SUCCESS;
@@ -289,7 +290,7 @@ API cudaError_t cudaMemPoolGetAttribute(void *pool, int attribute, void *value) 
     return SUCCESS;
 }
 
-/* A handle to memory of another process names address space here: the bytes are counted where they were allocated. */
+/* A handle to memory of another process maps address space only: the allocating process counts the bytes. */
 struct ipc_handle {
     char bytes[64];
 };
@@ -298,7 +299,7 @@ API cudaError_t cudaIpcGetMemHandle(struct ipc_handle *handle, void *address) {
     size_t size = null_extent(address, &base);
     memset(handle, 0, sizeof *handle);
     memcpy(handle->bytes, &size, sizeof size);
-    memcpy(handle->bytes + sizeof size, &base, sizeof base); /* tells handles apart */
+    memcpy(handle->bytes + sizeof size, &base, sizeof base); /* makes each handle unique */
     return SUCCESS;
 }
 API cudaError_t cudaIpcOpenMemHandle(void **address, struct ipc_handle handle, unsigned flags) {
@@ -370,17 +371,17 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
     (void)flags;
     return cudaEventRecord(event, stream);
 }
-/* "Not ready" is a result and not an error: the last error is unchanged. */
+/* cudaErrorNotReady is a result, not an error: the last error stays unchanged. */
 API cudaError_t cudaEventQuery(cudaEvent_t event) { return null_event_done(event) ? SUCCESS : NOT_READY; }
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) { null_event_wait(event); return SUCCESS; }
 API cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
     (void)start;
     (void)end;
-    *milliseconds = 1; /* not zero: speeds are computed from it */
+    *milliseconds = 1; /* not 0: programs divide by it */
     return SUCCESS;
 }
 
-/* ---- CUDA graphs: captured and launched, with nothing in them */
+/* ---- CUDA graphs: captured and launched without nodes */
 
 API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode) {
     (void)mode;
@@ -426,7 +427,7 @@ API cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t stream, int *status, un
 API cudaError_t cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
     (void)graph;
     if (nodes != NULL && *count > 0) nodes[0] = graph;
-    *count = 1; /* PyTorch warns of empty graphs */
+    *count = 1; /* not 0: PyTorch warns about empty graphs */
     return SUCCESS;
 }
 API cudaError_t cudaGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
@@ -448,7 +449,7 @@ API cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void
     null_launch();
     return SUCCESS;
 }
-/* nvcc of CUDA 13 has host code call this one. */
+/* Called by the host code that nvcc of CUDA 13 generates. */
 API cudaError_t __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                                    cudaStream_t stream) {
     return cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);

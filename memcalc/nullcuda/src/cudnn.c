@@ -1,7 +1,7 @@
-/* cuDNN: convolutions and batch norms run, without a workspace; everything planned by its graphs is rejected.
+/* cuDNN: convolutions and batch norms run without a workspace; its graph API is rejected.
  *
  * PyTorch's convolutions take the older path (TORCH_CUDNN_V8_API_DISABLED=1), which requests an algorithm for each
- * convolution. Attention has no older path, so the hook switches cuDNN's attention off, and PyTorch takes flash
+ * convolution. Attention has no older path, so the hook disables cuDNN attention, and PyTorch uses flash
  * attention. Prototypes: https://docs.nvidia.com/deeplearning/cudnn/backend/latest/api. */
 #include "null.h"
 

@@ -1,6 +1,6 @@
 /* libmemcalcnull.so: the memory accounts of the null device. Everything that the stub libraries share is here.
  *
- * Physics:
+ * Rules:
  * - Memory is a count against the GPU's capacity, and address space without memory behind it (PROT_NONE): a program
  *   that looked at it from the host would crash, as it would with a real card.
  * - Kernels return at once and compute nothing. What the host reads back is zeros, except for what it wrote there
@@ -21,17 +21,17 @@
 
 #include "state.h"
 
-/* cudaMalloc maps physical memory in pages of this size: cuMemGetAllocationGranularity says so since Pascal. */
+/* cudaMalloc maps physical memory in pages of this size (cuMemGetAllocationGranularity since Pascal). */
 #define PAGE (2 * MIB)
 
 /* Address space for cudaMalloc, in multiples of the GPU's memory: fragmentation must never make it fail. */
 #define ADDRESS_SPACE 8
 
-/* The driver takes address space in multiples of this, aligned to it, and allocates the rest of one to requests that
+/* The driver reserves address space in multiples of this, aligned to it, and allocates the rest of one to requests that
  * fit (benchmarks/recordings/gpu: all 99 segments of an H100's `shuffled` snapshots, driver 580, are at the addresses
  * that this gives). */
 #define CHUNK (32 * MIB)
-#define HOST_PAGE 4096 /* a chunk is taken from a mapping that is one chunk larger, less a page of the host */
+#define HOST_PAGE 4096 /* a chunk is cut from a mapping that is one chunk larger, less a page of the host */
 
 #define MOST_DEVICES 64
 
@@ -55,17 +55,17 @@ static struct {
     char *base;           /* address space of this device */
     size_t span;
     struct blocks blocks; /* what was allocated */
-    struct blocks chunks; /* the address space taken for it */
+    struct blocks chunks; /* the address space reserved for it */
     size_t in_use, most;  /* bytes; the reserve included */
 } devices[MOST_DEVICES];
 
-/* The same figures in a file, which keeps them if the process is killed at any point. */
+/* The same counters in a memory-mapped file, which survives if the process is killed. */
 struct books {
     int64_t devices, communicator_bytes, steps;
     int64_t most[MOST_DEVICES];
     int64_t ooms[MOST_DEVICES]; /* out-of-memory errors of PyTorch's allocator */
 };
-static struct books *books; /* NULL: none is kept */
+static struct books *books; /* NULL: no file */
 
 static struct null_card card;
 static int visible;
@@ -89,7 +89,7 @@ static size_t number(const char *name) {
     return text == NULL ? 0 : strtoull(text, NULL, 10);
 }
 
-/* As the driver does: ids up to the first one that is not a card. */
+/* CUDA_VISIBLE_DEVICES as the driver reads it: ids up to the first invalid one. */
 static int count_visible(int gpus) {
     const char *text = getenv("CUDA_VISIBLE_DEVICES");
     if (text == NULL) return gpus;
@@ -121,7 +121,7 @@ static void begin(void) {
         .nccl_further = number("nccl_further"),
         .delayed = number("delayed") != 0,
     };
-    const char *name = property("name"); /* the last property: it has blanks */
+    const char *name = property("name"); /* the last property, because it contains spaces */
     snprintf(card.name, sizeof card.name, "%s", name == NULL ? "" : name);
     if (card.gpus > MOST_DEVICES) card.gpus = MOST_DEVICES;
     if (card.memory == 0) {
@@ -153,8 +153,8 @@ const struct null_card *null_card(void) {
     return &card;
 }
 
-/* PyTorch's kernels are compiled for some architectures, and its algorithms (CUB's) know no others. A GPU loads the
- * newest that is not newer than itself. The hook says which architecture that is; until then it is the GPU's own. */
+/* PyTorch's kernels are compiled for a list of architectures, and CUB selects algorithms by them. A GPU loads the
+ * newest one that is not newer than itself. The hook sets that architecture; before, it is the GPU's own. */
 static int kernel_version;
 API void null_set_kernel_version(int version) { kernel_version = version; }
 int null_kernel_version(void) {
@@ -191,9 +191,9 @@ static int commit(int device, size_t size) {
     return SUCCESS;
 }
 
-static void leave_books(void) { books = NULL; } /* a forked child's figures are not its parent's */
+static void leave_books(void) { books = NULL; } /* a forked child has its own counters */
 
-/* From now on a file has the figures: 64-bit integers, as in struct books. */
+/* Write the counters to a file from now on: 64-bit integers, as in struct books. */
 API int null_keep_books(const char *path) {
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (file < 0) return 0;
@@ -213,14 +213,14 @@ API int null_keep_books(const char *path) {
     return 1;
 }
 
-/* The optimizer steps that the process has taken; the hook counts them. */
+/* Number of optimizer steps of the process, as counted by the hook. */
 API void null_note_steps(int64_t steps) {
     lock_books();
     if (books != NULL) books->steps = steps;
     pthread_mutex_unlock(&lock);
 }
 
-/* An out-of-memory error has been raised; the hook learns of it. */
+/* Count an out-of-memory error, reported by the hook. */
 API void null_note_oom(int device) {
     lock_books();
     if (books != NULL && device >= 0 && device < visible) books->ooms[device]++;
@@ -292,7 +292,7 @@ static int take_chunk(int device, size_t size, size_t *offset) {
     return insert(chunks, (struct block){*offset, size});
 }
 
-/* Where the driver would put it: the rest of the lowest chunk with enough free space, or a new chunk. */
+/* The driver's choice of an address: the lowest chunk with enough free space, else a new chunk. */
 static int place(int device, size_t size, void **out) {
     struct blocks *blocks = &devices[device].blocks, *chunks = &devices[device].chunks;
     size_t offset = 0;

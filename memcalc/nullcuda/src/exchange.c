@@ -1,8 +1,8 @@
-/* Small messages between the processes of one run: what collectives carry that a program may decide by.
+/* Small messages between the processes of one run: contents of collectives that a program may branch on.
  *
- * Sizes, pickled objects, flags and barriers are a few bytes. They go through files of a folder that all processes of a
- * run share (MEMCALC_NULL_EXCHANGE); each file is written once, under a name that sender and receiver both know, and
- * appears whole. Without such a folder nothing is exchanged, and every rank keeps what it has itself.
+ * Sizes, pickled objects, flags and barriers are a few bytes. They are exchanged through files in a directory that all
+ * processes of a run share (MEMCALC_NULL_EXCHANGE). Each file is written once and atomically, under a name that sender
+ * and receiver both know. Without such a directory nothing is exchanged, and every rank keeps its own data.
  */
 #define _GNU_SOURCE
 #include "null.h"
@@ -17,12 +17,12 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long a receiver waits. Ranks start seconds apart, and one may prepare data for all; a rank that has failed is
- * ended by its launcher. Afterwards the receiver goes on with what it has. */
+/* Timeout of a receiver. Ranks start seconds apart, and one may prepare data for all; the launcher ends a rank that
+ * has failed. After the timeout the receiver continues with its own data. */
 #define PATIENCE 120
 #define PAUSE_NS 200000
 
-#define LISTEN_EVERY 250 /* pauses between looks for a signal: 50 ms */
+#define LISTEN_EVERY 250 /* pauses between checks for a signal: 50 ms */
 
 /* Python handles signals between its own instructions, of which there are none while its main thread waits here. With
  * NCCL it would wait in none of its functions. */
@@ -36,7 +36,7 @@ static bool interrupted(void) {
     bool raised = check() != 0;
     if (raised) clear();
     release(state);
-    if (raised) raise(SIGINT); /* a KeyboardInterrupt: it comes again where Python can pass it on */
+    if (raised) raise(SIGINT); /* raise it again, so that Python can turn it into a KeyboardInterrupt */
     return raised;
 }
 

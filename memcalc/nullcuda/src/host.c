@@ -1,4 +1,4 @@
-/* Host memory that CUDA knows: page-locked, registered, managed. It is real, fresh from the system, and costs nothing
+/* Host memory that CUDA knows: page-locked, registered, managed. It is real memory, newly mapped, and occupies no page
  * until the program writes to it. */
 #define _GNU_SOURCE
 #include "null.h"

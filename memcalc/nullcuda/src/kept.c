@@ -1,9 +1,9 @@
-/* Copies between host and device: what the host wrote can be read back for a while; all else reads as zeros. Small
- * tensors of integers and booleans are known beyond that (src/values.cpp), and small reads of what is not known are
+/* Copies between host and device: bytes that the host wrote can be read back for a while; all others read as zeros.
+ * Small tensors of integers and booleans stay known for longer (src/values.cpp). Small reads of unknown values are
  * reported to a registered callback.
  *
  * Programs put a number on the device and read it back through a collective: the sizes that DDP compares, pickled
- * objects, token counts. With the real bytes such branches are the real ones. But kernels compute nothing here, and the
+ * objects, token counts. With the real bytes they take the real branches. But kernels compute nothing here, and the
  * memory of such a number is soon used for results, so bytes are discarded after FORGET kernels, and later reads return
  * zero. They are discarded at once if PyTorch's allocator assigns their memory to another tensor.
  */
@@ -18,13 +18,13 @@
 
 #include "state.h"
 
-/* Between writing and reading back, all_gather_object launches about ten kernels; a layer of a model a hundred. */
+/* all_gather_object launches about ten kernels between writing and reading; a layer of a model about a hundred. */
 #define FORGET 64
 #define MOST_KEPT 256             /* entries; the oldest is forgotten first */
 #define LARGEST_KEPT (1 * MIB)    /* bytes of one entry: pickled objects, not batches of images */
 
-/* Reading fills host pages with zeros up to here. A larger copy leaves the host's memory as it is, which for memory
- * fresh from the system is zeros too, and costs no page: checkpoints and offloaded states larger than the host. */
+/* Largest read that writes zeros to host memory. A larger copy leaves the host's memory unchanged: newly mapped memory
+ * is zero anyway and occupies no page, so checkpoints and offloaded states may be larger than the host. */
 #define LARGEST_FILLED (1 * MIB)
 
 static struct {
@@ -32,7 +32,7 @@ static struct {
     char *bytes;
     size_t size;
     long long launches; /* the count when it was written */
-    char *message;      /* its bytes are still to be fetched from another process, by this name; NULL: they are here */
+    char *message;      /* name of the message with its bytes, not received yet; NULL: received */
 } kept[MOST_KEPT];
 static int next;
 static int alive; /* an upper bound of the entries in use: most launches find none */
@@ -77,7 +77,7 @@ static void keep(char *address, const char *bytes, size_t size, const char *mess
     alive++;
 }
 
-/* Whether all of it was kept. */
+/* Return whether the whole range was kept. */
 static bool look_up(char *to, const char *from, size_t size) {
     size_t found = 0;
     memset(to, 0, size);
@@ -97,7 +97,7 @@ static bool look_up(char *to, const char *from, size_t size) {
     return found >= size;
 }
 
-/* Fetch what the bytes at an address are waiting for. Other threads go on meanwhile, so the lock is not held. */
+/* Receive the message that the bytes at an address wait for. The lock is not held, so other threads continue. */
 static void complete(const char *address, size_t size) {
     for (int i = 0; alive > 0 && i < MOST_KEPT; i++) {
         if (kept[i].message == NULL || !overlaps(i, address, size) || stale(i)) continue;
@@ -119,7 +119,7 @@ static void complete(const char *address, size_t size) {
     }
 }
 
-/* What a kernel would have left there: the bytes are read at once, or another kernel has used the place. */
+/* Bytes that a kernel would have written: kept only until another kernel may have used the address. */
 API void null_tell(void *address, const void *bytes, size_t size) {
     pthread_mutex_lock(&lock);
     int entry = next;

@@ -1,8 +1,8 @@
 /* NCCL: collectives return at once, as if every rank had sent what this one did.
  *
- * A large collective leaves the rank's own data in every slot. Small ones, on which branches depend, carry what the
- * host wrote there from process to process (exchange.c): broadcasts, gathers, sends, and sums of one number, which are
- * also barriers. A communicator's buffers are counted as device memory by a rule (see cards.py).
+ * A large collective leaves the rank's own data in every slot. Small ones, on which branches depend, send the bytes
+ * that the host wrote to the other processes (exchange.c): broadcasts, gathers, sends, and sums of one number, which
+ * are also barriers. A communicator's buffers are counted as device memory by a rule (see cards.py).
  * Prototypes: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html. */
 #include "null.h"
 
@@ -17,7 +17,7 @@ struct unique_id {
 
 enum operation { BROADCAST, GATHER, REDUCE, SPLIT, OPERATIONS };
 
-/* The ranks of a communicator call its operations in the same order, so name and number tell messages apart. */
+/* All ranks of a communicator call its operations in the same order, so name and number identify a message. */
 struct communicator {
     int ranks, rank;
     char name[33];                /* the same in all its processes; "": nothing is exchanged */
@@ -25,7 +25,7 @@ struct communicator {
     unsigned *sent, *received;    /* by peer */
 };
 
-/* A run of many steps makes many messages, and each is a file: branches depend on the first ones. */
+/* Each message is a file. Only the first ones are sent, because branches depend on those. */
 #define MOST_MESSAGES 20000
 
 API int ncclGetVersion(int *version) { *version = NCCL_VERSION; return SUCCESS; } /* of torch's wheel */
@@ -74,8 +74,8 @@ API int ncclCommInitAll(struct communicator **out, int devices, const int *ids) 
     return SUCCESS;
 }
 
-/* Who is in the new communicator, and in which order: by color, then by key, then by the parent's rank. Without an
- * exchange the parent's count stands for it. */
+/* Members of the new communicator and their order: by color, then by key, then by the parent's rank. Without an
+ * exchange the parent's size is used. */
 API int ncclCommSplit(struct communicator *parent, int color, int key, struct communicator **out, void *config) {
     int mine[2] = {color, key}, ranks = 0, rank = 0;
     unsigned number = parent->numbers[SPLIT]++;
@@ -178,7 +178,7 @@ REDUCED(int64_t)
 REDUCED(float)
 REDUCED(double)
 
-/* One number: every rank waits for the others, because it implements a barrier, and has the result of all. */
+/* One number: every rank waits for the others, because programs use it as a barrier, and gets the result. */
 static int reduce_number(const void *from, void *to, int type, int operation, struct communicator *communicator,
                          unsigned number, size_t size) {
     char name[LONGEST_NAME], *all = calloc(communicator->ranks, size);
@@ -236,7 +236,7 @@ API int ncclBroadcast(const void *from, void *to, size_t count, int type, int ro
 API int ncclBcast(void *buffer, size_t count, int type, int root, struct communicator *communicator, void *stream) {
     return ncclBroadcast(buffer, buffer, count, type, root, communicator, stream);
 }
-/* Nobody answers: this rank's bytes in every slot, written in one copy. */
+/* No reply: this rank's bytes in every slot, written in one copy. */
 static int gather_own(const void *from, void *to, size_t size, const struct communicator *communicator) {
     size_t total = communicator->ranks * size;
     char *all = total > MIB ? NULL : malloc(total);

@@ -58,7 +58,7 @@ API int null_commit(int device, size_t size);   /* physical memory without an ad
 API void null_release(int device, size_t size);
 API void *null_reserve(size_t size);            /* an address range without memory */
 API void null_unreserve(void *address, size_t size);
-API void null_map(void *address, int device);    /* a reserved range now holds memory of this device */
+API void null_map(void *address, int device);    /* map device memory into a reserved range */
 API int null_device_of(const void *address);    /* -1: not an address of a device */
 API size_t null_extent(const void *address, void **base); /* the allocation around an address; 0: none */
 API size_t null_in_use(int device);             /* the reserve included */
@@ -70,14 +70,14 @@ API bool null_host_free(void *address); /* false: not allocated here */
 API void null_host_register(void *address, size_t size);
 API enum host_kind null_host_kind(const void *address);
 
-/* What is copied and launched. */
+/* Copies and kernel launches. */
 API void null_copy(void *to, const void *from, size_t size);
-API void null_clear(void *address, size_t size); /* what was kept there is overwritten */
+API void null_clear(void *address, size_t size); /* forget the bytes kept there */
 API void null_launch(void);
-API bool null_recall(void *to, const void *address, size_t size); /* the same; whether all of it is known */
-API void null_reads_are_known(bool known); /* of the calling thread: what it reads now is known to src/values.cpp */
-API void null_on_unknown_read(void (*call)(size_t size)); /* called for each small read of what is not known */
-API void null_peek(void *to, const void *address, size_t size);  /* what a read would give; not counted as one */
+API bool null_recall(void *to, const void *address, size_t size); /* copy known bytes; false: some are unknown */
+API void null_reads_are_known(bool known); /* of the calling thread: src/values.cpp knows the bytes that it reads */
+API void null_on_unknown_read(void (*call)(size_t size)); /* called for each small read of unknown bytes */
+API void null_peek(void *to, const void *address, size_t size);  /* read without counting it as a read */
 
 /* Small messages between the processes of a run. Names are at most LONGEST_NAME letters. */
 #define LARGEST_MESSAGE (64 * KIB)
@@ -85,15 +85,15 @@ API void null_peek(void *to, const void *address, size_t size);  /* what a read 
 API bool null_exchanging(void);
 API void null_random(void *bytes, size_t size);
 API void null_publish(const char *name, const void *bytes, size_t size);
-API bool null_fetch(const char *name, void *bytes, size_t size); /* waits; false: it did not come */
-API void null_expect(void *address, size_t size, const char *name); /* fetched when the host reads the address */
+API bool null_fetch(const char *name, void *bytes, size_t size); /* waits; false: timeout */
+API void null_expect(void *address, size_t size, const char *name); /* received when the host reads the address */
 
 /* Streams and events. */
 API void *null_stream_new(int priority);
 API void null_stream_delete(void *stream);
 API int null_stream_priority(void *stream);
 API void null_stream_wait(void *stream);  /* the host waits for all work of a stream */
-API void null_device_wait(void);          /* the host waits for everything */
+API void null_device_wait(void);          /* the host waits for all streams */
 API bool null_stream_done(void *stream);
 API void *null_event_new(void);
 API void null_event_delete(void *event);
@@ -105,12 +105,12 @@ API void null_capture_begin(void *stream);
 API void null_capture_end(void *stream);
 API unsigned long long null_capture(void *stream); /* 0: the stream is not captured into a CUDA graph */
 
-/* The library next to the one that this is called from, loaded once. */
+/* Load a library from the directory of the calling one, once. */
 API void *null_sibling(const char *soname);
 
-/* A call was made that this device only answers with success: named once in the report. */
+/* Report a function that only returns success, once. */
 API void null_unmodelled(const char *library, const char *function, int *seen);
 
-API void null_communicator(int ranks); /* a communicator was made: its buffers are counted */
+API void null_communicator(int ranks); /* count the buffers of a new communicator */
 
 #endif

@@ -50,24 +50,24 @@ class BudgetGrid:
         up = rounding == "up"
         pairs = sum(stop - start + 1 for start, stop in enumerate(chain.reach))
         self.parts = max(1, min(WORK // (pairs * slots), room // slots))  # fine slots per coarse slot
-        held = [block.input_bytes for block in blocks] + [block.inside_bytes + block.output_bytes for block in blocks]
-        unit = _unit(room, slots * self.parts, held, up=up)
+        sizes = [block.input_bytes for block in blocks] + [block.inside_bytes + block.output_bytes for block in blocks]
+        unit = _unit(room, slots * self.parts, sizes, up=up)
         self.fine = Memory(unit, base, up=up)
         self.slots = -(-room // unit)
         coarse = Memory(unit * self.parts, base, up=up)
         count = -(-self.slots // self.parts)
-        self.stretches: dict[int, Stretches] = {}
+        self.intervals: dict[int, Stretches] = {}
         for start, stop in _runs(chain):
             run = Stretches(chain, start, stop, coarse, count)
-            self.stretches |= dict.fromkeys(range(start, stop), run)
+            self.intervals |= dict.fromkeys(range(start, stop), run)
         self.costs = np.concatenate([[0], np.cumsum([block.flops for block in blocks], dtype=np.int64)])
         self._flops = np.diff(self.costs)
         index = np.arange(self.slots + 1)
         self._coarse = index // self.parts if self.fine.up else -(-index // self.parts)  # coarse slot of each fine one
-        self.whole: list[Numbers] = [np.full(self.slots + 1, NEVER) for _ in range(len(chain) + 1)]
+        self.chain_costs: list[Numbers] = [np.full(self.slots + 1, NEVER) for _ in range(len(chain) + 1)]
         for i in range(len(chain) - 1, -1, -1):
             for _, cost in self._choices(i):
-                np.minimum(self.whole[i], cost, out=self.whole[i])
+                np.minimum(self.chain_costs[i], cost, out=self.chain_costs[i])
 
     def _choices(self, i: int) -> list[tuple[int, Numbers]]:
         """Return the options at block i with costs by slots: i, it is saved; q, a segment of blocks i to q-1."""
@@ -76,7 +76,7 @@ class BudgetGrid:
         if i == len(chain) - 1:
             cost[:] = 0
         else:
-            moved(cost, self.whole[i + 1], self.fine.held(block.inside_bytes + block.output_bytes))
+            moved(cost, self.chain_costs[i + 1], self.fine.slots_of(block.inside_bytes + block.output_bytes))
         floor = max(block.forward_top + aside[i], block.backward_top + chain.backward_aside[i])
         cost[: self.fine.first(floor - block.input_bytes)] = NEVER
         found = [(i, cost)]
@@ -85,16 +85,16 @@ class BudgetGrid:
             own = 0 if q - 1 > i else block.input_bytes
             floor = max(floor, chain.blocks[q - 1].bare_top - own + aside[q - 1])
             cost = np.full(self.slots + 1, NEVER)
-            moved(cost, self.whole[q], self.fine.held(chain.blocks[q - 1].output_bytes))
-            cost += self._again(i, q - 1)
+            moved(cost, self.chain_costs[q], self.fine.slots_of(chain.blocks[q - 1].output_bytes))
+            cost += self._recompute_flops(i, q - 1)
             cost += self.costs[q] - self.costs[i]
             cost[: self.fine.first(floor)] = NEVER
             found.append((q, np.minimum(cost, NEVER, out=cost)))
         return found
 
-    def _again(self, i: int, j: int) -> Numbers:
+    def _recompute_flops(self, i: int, j: int) -> Numbers:
         """Return the cost of an interval beyond its forward, by fine slots; 0 from the byte at which all is saved."""
-        run = self.stretches[i]
+        run = self.intervals[i]
         coarse = run.tables[j - i][i - run.start]
         # A partial coarse slot counts as empty if we round up, as full if we round down.
         found = coarse[self._coarse if self.fine.up else np.minimum(self._coarse, len(coarse) - 1)]
@@ -104,34 +104,34 @@ class BudgetGrid:
             np.maximum(found[:full], int(self._flops[i:j].min()), out=found[:full])
         return found
 
-    def slot_of(self, budget: int) -> int:
+    def slots_within(self, budget: int) -> int:
         """Return the slots of a budget: rounded up, it may not use more; rounded down, it may not get less."""
         room = budget - self.fine.base - self.chain.blocks[0].input_bytes
         slot = room // self.fine.unit if self.fine.up else -(-room // self.fine.unit)
         return min(max(slot, -1), self.slots)
 
-    def again(self, budget: int) -> int | None:
+    def least_recompute_flops(self, budget: int) -> int | None:
         """Return the minimum FLOPs of recomputation within a budget; None: nothing fits."""
-        slot = self.slot_of(budget)
+        slot = self.slots_within(budget)
         if slot < 0 or budget < self.chain.elsewhere:
             return None
-        found = int(self.whole[0][slot])
+        found = int(self.chain_costs[0][slot])
         return None if found >= NEVER else found
 
     def items(self, budget: int) -> Segment:
-        """Return the plan with the cost that `again` returns."""
+        """Return the plan with the cost that `least_recompute_flops` returns."""
         items: list[int | Segment] = []
-        i, slot = 0, self.slot_of(budget)
+        i, slot = 0, self.slots_within(budget)
         while i < len(self.chain):
             q = min(self._choices_at(i, slot))[1]
             if q == i:
                 block = self.chain.blocks[i]
                 items.append(i)
-                slot -= self.fine.held(block.inside_bytes + block.output_bytes)
+                slot -= self.fine.slots_of(block.inside_bytes + block.output_bytes)
                 i += 1
             else:
                 items.append(self._segment(i, q - 1, slot))
-                slot -= self.fine.held(self.chain.blocks[q - 1].output_bytes)
+                slot -= self.fine.slots_of(self.chain.blocks[q - 1].output_bytes)
                 i = q
         return tuple(items)
 
@@ -140,7 +140,7 @@ class BudgetGrid:
         chain, block, aside = self.chain, self.chain.blocks[i], self.chain.forward_aside
         floor = max(block.forward_top + aside[i], block.backward_top + chain.backward_aside[i]) - block.input_bytes
         if slot >= self.fine.first(floor):
-            rest = slot - self.fine.held(block.inside_bytes + block.output_bytes)
+            rest = slot - self.fine.slots_of(block.inside_bytes + block.output_bytes)
             yield (0 if i == len(chain) - 1 else self._cost(i + 1, rest)), i
         floor = 0
         for q in range(i + 1, chain.reach[i] + 1):
@@ -148,20 +148,20 @@ class BudgetGrid:
             floor = max(floor, chain.blocks[q - 1].bare_top - own + aside[q - 1])
             if slot < self.fine.first(floor):
                 return
-            rest = self._cost(q, slot - self.fine.held(chain.blocks[q - 1].output_bytes))
+            rest = self._cost(q, slot - self.fine.slots_of(chain.blocks[q - 1].output_bytes))
             yield rest + self._again_at(i, q - 1, slot) + int(self.costs[q] - self.costs[i]), q
 
     def _cost(self, i: int, slot: int) -> int:
-        return int(self.whole[i][slot]) if slot >= 0 else int(NEVER)
+        return int(self.chain_costs[i][slot]) if slot >= 0 else int(NEVER)
 
     def _again_at(self, i: int, j: int, slot: int) -> int:
-        run = self.stretches[i]
+        run = self.intervals[i]
         if slot >= self.fine.first(int(run.needs[j - i][i - run.start])):
             return 0
         return run.cost(i, j, slot // self.parts if self.fine.up else -(-slot // self.parts))
 
     def _segment(self, i: int, j: int, slot: int) -> Segment:
-        run = self.stretches[i]
+        run = self.intervals[i]
         if slot >= self.fine.first(int(run.needs[j - i][i - run.start])):
             return tuple(range(i, j + 1))
         return run.items(i, j, slot // self.parts if self.fine.up else -(-slot // self.parts))
@@ -185,11 +185,11 @@ def _runs(chain: Chain) -> list[tuple[int, int]]:
     return runs
 
 
-def _unit(room: int, slots: int, held: list[int], *, up: bool) -> int:
+def _unit(room: int, slots: int, amounts: list[int], *, up: bool) -> int:
     """Return the bytes of a slot, with up to half as many more slots, that minimize the rounding loss."""
     counts = np.linspace(slots, slots + slots // 2, 200).astype(np.int64)
     units = np.maximum(-(-room // counts), 1)
-    sizes = np.array([size for size in held if size], dtype=np.int64)[:, None]
+    sizes = np.array([size for size in amounts if size], dtype=np.int64)[:, None]
     rest = sizes % units
     lost = (np.where(rest, units - rest, 0) if up else rest).sum(axis=0)
     return int(units[int(np.argmin(lost))])

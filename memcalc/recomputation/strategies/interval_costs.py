@@ -35,7 +35,7 @@ class Memory:
         self.base = base
         self.up = up
 
-    def held(self, amount: int) -> int:
+    def slots_of(self, amount: int) -> int:
         """Return the slots of memory that is live while something else runs."""
         return -(-amount // self.unit) if self.up else amount // self.unit
 
@@ -64,7 +64,7 @@ class Stretches:
         self.costs = np.concatenate([[0], np.cumsum([block.flops for block in blocks], dtype=np.int64)])
         self.inputs = np.array([block.input_bytes for block in blocks], dtype=np.int64)
         self.outputs = np.array([block.output_bytes for block in blocks], dtype=np.int64)
-        self.kept = np.array([block.inside_bytes for block in blocks], dtype=np.int64) + self.outputs
+        self.saved = np.array([block.inside_bytes for block in blocks], dtype=np.int64) + self.outputs
         self.forward = np.array([block.forward_top for block in blocks], dtype=np.int64) - self.inputs
         self.backward = np.array([block.rerun_top for block in blocks], dtype=np.int64) - self.inputs
         self.bare = np.array([block.bare_top for block in blocks], dtype=np.int64)
@@ -83,13 +83,13 @@ class Stretches:
         first = np.arange(self.start, self.start + rows)
         last = first + length - 1
         if length == 1:
-            again = np.array([block.again_top for block in self.chain.blocks], dtype=np.int64)
-            need = (again - self.inputs + self.aside)[first]
+            recompute_flops = np.array([block.recompute_top for block in self.chain.blocks], dtype=np.int64)
+            need = (recompute_flops - self.inputs + self.aside)[first]
             table = np.full((rows, self.width), NEVER)
         else:
             beside = self.aside[last] + self.outputs[last]
             floor = np.maximum(self.forward[first] + beside, (self.backward + self.aside)[first])
-            need = np.maximum(floor, self.kept[first] + self.needs[-1][1:])
+            need = np.maximum(floor, self.saved[first] + self.needs[-1][1:])
             table = self._joined(length, first, beside, floor)
         cheapest = self._cheapest(first, length)
         for row, everything in enumerate(need.tolist()):
@@ -104,7 +104,7 @@ class Stretches:
         self._paid.append(np.minimum(table + (self.costs[last + 1] - self.costs[first])[:, None], NEVER))
         behind = np.full_like(table, NEVER)
         for row, amount in enumerate(self.inputs[first].tolist()):
-            moved(behind[row], table[row], self.memory.held(amount))
+            moved(behind[row], table[row], self.memory.slots_of(amount))
         self._behind.append(behind)
 
     def _cheapest(self, first: Numbers, length: int) -> Numbers:
@@ -120,8 +120,8 @@ class Stretches:
         """Return the minimum of saving the first block, and of starting with a segment of each size."""
         rows = len(first)
         table = np.full((rows, self.width), NEVER)
-        for row, (amount, enough) in enumerate(zip(self.kept[first].tolist(), floor.tolist(), strict=True)):
-            moved(table[row], self.tables[-1][row + 1], self.memory.held(amount))
+        for row, (amount, enough) in enumerate(zip(self.saved[first].tolist(), floor.tolist(), strict=True)):
+            moved(table[row], self.tables[-1][row + 1], self.memory.slots_of(amount))
             table[row, : self.memory.first(enough)] = NEVER
         sums = np.empty_like(table)
         bare = self.bare[first] - self.inputs[first]
@@ -149,11 +149,11 @@ class Stretches:
             q = min(self._choices(i, j, slots))[1]
             if q == i:
                 items.append(i)
-                slots -= self.memory.held(int(self.kept[i]))
+                slots -= self.memory.slots_of(int(self.saved[i]))
                 i += 1
             else:
                 items.append(self.items(i, q - 1, slots))
-                slots -= self.memory.held(int(self.inputs[q]))
+                slots -= self.memory.slots_of(int(self.inputs[q]))
                 i = q
         return tuple(items)
 
@@ -162,12 +162,12 @@ class Stretches:
         beside = int(self.aside[j] + self.outputs[j])
         floor = max(int(self.forward[i]) + beside, int(self.backward[i] + self.aside[i]))
         if i < j and slots >= self.memory.first(floor):
-            yield self.cost(i + 1, j, slots - self.memory.held(int(self.kept[i]))), i
+            yield self.cost(i + 1, j, slots - self.memory.slots_of(int(self.saved[i]))), i
         floor = int(self.bare[i] - self.inputs[i]) + beside
         for q in range(i + 1, j + 1):
             if slots < self.memory.first(floor):
                 return
-            rest = self.cost(q, j, slots - self.memory.held(int(self.inputs[q])))
+            rest = self.cost(q, j, slots - self.memory.slots_of(int(self.inputs[q])))
             yield self.cost(i, q - 1, slots) + rest + int(self.costs[q] - self.costs[i]), q
             floor = max(floor, int(self.bare[q]) + beside)
 

@@ -21,15 +21,15 @@ class _LowestPeaks:
             for i in range(j, -1, -1):
                 if i < j and not i < chain.reach[i] > j:
                     break
-                self.inner[i, j] = self.kept(i, j)
+                self.inner[i, j] = self.saved(i, j)
                 if i < j:
                     self.inner[i, j] = min(self.inner[i, j], int(self.segments(i, j).min()))
 
-    def kept(self, i: int, j: int) -> int:
+    def saved(self, i: int, j: int) -> int:
         """Return the peak if block i is saved, or recomputed alone."""
         block, aside = self.chain.blocks[i], self.chain.backward_aside
         if i == j:
-            return block.again_top + aside[i]
+            return block.recompute_top + aside[i]
         beside = aside[j] + self.chain.blocks[j].output_bytes
         rest = block.input_bytes + block.inside_bytes + int(self.inner[i + 1, j])
         return max(block.forward_top + beside, block.rerun_top + aside[i], rest)
@@ -46,7 +46,7 @@ class _LowestPeaks:
         """Return the plan of an interval."""
         items: list[int | Segment] = []
         while i <= j:
-            if i == j or self.kept(i, j) <= self.segments(i, j).min():
+            if i == j or self.saved(i, j) <= self.segments(i, j).min():
                 items.append(i)
                 i += 1
             else:

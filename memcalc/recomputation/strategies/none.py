@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memcalc.recomputation.chain import Chain
-from memcalc.recomputation.plan import Plan, kept_all
+from memcalc.recomputation.plan import Plan, all_saved
 
 
-def keep_everything(chain: Chain) -> Plan:
+def save_everything(chain: Chain) -> Plan:
     """Return the plan without recomputation: the fastest, and the largest."""
-    return Plan(kept_all(len(chain)), "none")
+    return Plan(all_saved(len(chain)), "none")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.evaluation import Evaluation, evaluate
-from memcalc.recomputation.plan import Plan, Segment, kept_all
+from memcalc.recomputation.plan import Plan, Segment, all_saved
 from memcalc.recomputation.strategies.every_k import every_k
 from memcalc.recomputation.strategies.grid import BudgetGrid
 from memcalc.recomputation.strategies.lowest_peak import smallest
@@ -33,7 +33,7 @@ class OptimalPlan(NamedTuple):
     @property
     def loss(self) -> int | None:
         """Maximum FLOPs that a better plan could save: 0 means that there is none."""
-        return None if self.bound is None else self.evaluation.again_flops - self.bound
+        return None if self.bound is None else self.evaluation.recompute_flops - self.bound
 
 
 def optimal(chain: Chain, budget: int, *, bounded: bool = True) -> OptimalPlan | None:
@@ -48,15 +48,15 @@ def optimal(chain: Chain, budget: int, *, bounded: bool = True) -> OptimalPlan |
     if not fitting:
         return None
     best = min(fitting, key=_price)
-    if not best.evaluation.again_flops:
+    if not best.evaluation.recompute_flops:
         return best._replace(plan=best.plan._replace(strategy="optimal"), bound=0)
-    exact = _exact(chain, budget, best.evaluation.again_flops)
+    exact = _exact(chain, budget, best.evaluation.recompute_flops)
     if exact is not None:
         return exact
     items = _grid_items(BudgetGrid(chain, budget, "up"), budget)
     if items is not None:
         best = min(best, _found(chain, Plan(items, "optimal")), key=_price)
-    bound = BudgetGrid(chain, budget, "down").again(budget) if bounded else None
+    bound = BudgetGrid(chain, budget, "down").least_recompute_flops(budget) if bounded else None
     return best._replace(plan=best.plan._replace(strategy="optimal"), bound=bound)
 
 
@@ -69,7 +69,7 @@ def front(chain: Chain, points: int = 20) -> list[OptimalPlan]:
     """
     known = list(candidates(chain))
     low = min(found.evaluation.peak_bytes for found in known)
-    high = evaluate(chain, kept_all(len(chain))).peak_bytes
+    high = evaluate(chain, all_saved(len(chain))).peak_bytes
     if high > low:
         grid = BudgetGrid(chain, high, "up")
         for number in range(1, points):
@@ -82,34 +82,34 @@ def front(chain: Chain, points: int = 20) -> list[OptimalPlan]:
 def undominated(plans: Sequence[OptimalPlan]) -> list[OptimalPlan]:
     """Return the plans that no other plan beats in both memory and compute, by rising peak."""
     kept: list[OptimalPlan] = []
-    for found in sorted(plans, key=lambda found: (found.evaluation.peak_bytes, found.evaluation.again_flops)):
-        if not kept or found.evaluation.again_flops < kept[-1].evaluation.again_flops:
+    for found in sorted(plans, key=lambda found: (found.evaluation.peak_bytes, found.evaluation.recompute_flops)):
+        if not kept or found.evaluation.recompute_flops < kept[-1].evaluation.recompute_flops:
             kept.append(found)
     return kept
 
 
 def candidates(chain: Chain) -> Iterator[OptimalPlan]:
     """Yield plans that are found at no cost: no recomputation, segments of every k, the lowest peak."""
-    yield _found(chain, Plan(kept_all(len(chain)), "none"))
+    yield _found(chain, Plan(all_saved(len(chain)), "none"))
     longest = max((stop - start for start, stop in enumerate(chain.reach)), default=0)
     for k in range(1, longest + 1):
         yield _found(chain, every_k(chain, k))
     yield _found(chain, smallest(chain))
 
 
-def _exact(chain: Chain, budget: int, again: int) -> OptimalPlan | None:
+def _exact(chain: Chain, budget: int, recompute_flops: int) -> OptimalPlan | None:
     if len(chain) > EXACT:
         return None
     try:
-        whole = ParetoFronts(chain, budget, again, EFFORT).whole
+        whole = ParetoFronts(chain, budget, recompute_flops, EFFORT).chain_front
     except TooManyPoints:
         return None
     best = whole[-1]
-    return _found(chain, Plan(items_of(best), "optimal"))._replace(bound=best.again)
+    return _found(chain, Plan(items_of(best), "optimal"))._replace(bound=best.recompute_flops)
 
 
 def _grid_items(grid: BudgetGrid, budget: int) -> Segment | None:
-    return None if grid.again(budget) is None else grid.items(budget)
+    return None if grid.least_recompute_flops(budget) is None else grid.items(budget)
 
 
 def _found(chain: Chain, plan: Plan) -> OptimalPlan:
@@ -117,4 +117,4 @@ def _found(chain: Chain, plan: Plan) -> OptimalPlan:
 
 
 def _price(found: OptimalPlan) -> tuple[int, int]:
-    return found.evaluation.again_flops, found.evaluation.peak_bytes
+    return found.evaluation.recompute_flops, found.evaluation.peak_bytes

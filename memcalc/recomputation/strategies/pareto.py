@@ -25,14 +25,14 @@ class ParetoPoint(NamedTuple):
 
     Args:
         need: its peak, in bytes, including the interval's input, but not memory of blocks before it.
-        again: FLOPs of forwards beyond the interval's own.
+        recompute_flops: FLOPs of forwards beyond the interval's own.
         stop: the first block after its first item: one saved block, or a segment.
         inside: the segment's own plan; None: the block is saved.
         rest: the plan of what follows; None: nothing does.
     """
 
     need: int
-    again: int
+    recompute_flops: int
     stop: int
     inside: ParetoPoint | None
     rest: ParetoPoint | None
@@ -51,7 +51,7 @@ class ParetoFronts:
     Args:
         chain: the chain.
         budget: bytes above which plans are ignored; None: no limit.
-        again: FLOPs of recomputation above which plans are ignored; None: no limit.
+        max_recompute_flops: FLOPs of recomputation above which plans are ignored; None: no limit.
         effort: how many points may be evaluated.
 
     Raises:
@@ -59,17 +59,17 @@ class ParetoFronts:
     """
 
     def __init__(
-        self, chain: Chain, budget: int | None = None, again: int | None = None, effort: int | None = None
+        self, chain: Chain, budget: int | None = None, max_recompute_flops: int | None = None, effort: int | None = None
     ) -> None:
         self.chain = chain
         self.budget = budget
-        self.again = again
+        self.max_recompute_flops = max_recompute_flops
         self.effort = effort
         self.costs = [0, *accumulate(block.flops for block in chain.blocks)]
         self._inner: dict[tuple[int, int], Front] = {}
 
     @cached_property
-    def whole(self) -> Front:
+    def chain_front(self) -> Front:
         """The front of the whole chain: each plan needs more bytes and less compute than the one before."""
         chain, blocks = self.chain, self.chain.blocks
         end = len(blocks) - 1
@@ -102,7 +102,7 @@ class ParetoFronts:
         chain, blocks = self.chain, self.chain.blocks
         block, aside = blocks[i], chain.backward_aside
         if i == j:
-            yield ParetoPoint(block.again_top + aside[i], 0, i + 1, None, None)
+            yield ParetoPoint(block.recompute_top + aside[i], 0, i + 1, None, None)
             return
         beside = aside[j] + blocks[j].output_bytes
         floor = max(block.forward_top + beside, block.rerun_top + aside[i])
@@ -115,20 +115,20 @@ class ParetoFronts:
                 break
             yield from self._joined(block.input_bytes, floor, i, q, self.inner(q, j))
 
-    def _joined(self, held: int, floor: int, i: int, q: int, rest: Front) -> Iterator[ParetoPoint]:
+    def _joined(self, live: int, floor: int, i: int, q: int, rest: Front) -> Iterator[ParetoPoint]:
         """Yield a segment i to q-1 before the plans of what follows: the undominated pairs of plans."""
         inside, cost = self.inner(i, q - 1), self.costs[q] - self.costs[i]
         a = b = 0
         while a < len(inside) and b < len(rest):
-            need = max(inside[a].need, held + rest[b].need, floor)
+            need = max(inside[a].need, live + rest[b].need, floor)
             while a + 1 < len(inside) and inside[a + 1].need <= need:
                 a += 1
-            while b + 1 < len(rest) and held + rest[b + 1].need <= need:
+            while b + 1 < len(rest) and live + rest[b + 1].need <= need:
                 b += 1
-            yield ParetoPoint(need, cost + inside[a].again + rest[b].again, q, inside[a], rest[b])
+            yield ParetoPoint(need, cost + inside[a].recompute_flops + rest[b].recompute_flops, q, inside[a], rest[b])
             # Only more memory reduces compute: advance the plan with the smaller next point.
             next_a = inside[a + 1].need if a + 1 < len(inside) else None
-            next_b = held + rest[b + 1].need if b + 1 < len(rest) else None
+            next_b = live + rest[b + 1].need if b + 1 < len(rest) else None
             if next_a is None and next_b is None:
                 return
             if next_b is None or (next_a is not None and next_a <= next_b):
@@ -136,9 +136,9 @@ class ParetoFronts:
             else:
                 b += 1
 
-    def _hopeless(self, need: int, again: int) -> bool:
+    def _hopeless(self, need: int, recompute_flops: int) -> bool:
         over_budget = self.budget is not None and need > self.budget
-        return over_budget or (self.again is not None and again > self.again)
+        return over_budget or (self.max_recompute_flops is not None and recompute_flops > self.max_recompute_flops)
 
     def _pruned(self, points: list[ParetoPoint]) -> Front:
         """Return the points that no other point beats in both memory and compute."""
@@ -148,16 +148,16 @@ class ParetoFronts:
                 raise TooManyPoints
         kept: list[ParetoPoint] = []
         for point in sorted(points, key=lambda point: point[:2]):
-            if self._hopeless(point.need, point.again):
+            if self._hopeless(point.need, point.recompute_flops):
                 continue
-            if not kept or point.again < kept[-1].again:
+            if not kept or point.recompute_flops < kept[-1].recompute_flops:
                 kept.append(point)
         return kept
 
 
-def _before(held: int, floor: int, stop: int, rest: Front) -> Iterator[ParetoPoint]:
+def _before(live: int, floor: int, stop: int, rest: Front) -> Iterator[ParetoPoint]:
     """Return a saved block before each plan of what follows."""
-    return (ParetoPoint(max(floor, held + point.need), point.again, stop, None, point) for point in rest)
+    return (ParetoPoint(max(floor, live + point.need), point.recompute_flops, stop, None, point) for point in rest)
 
 
 def items_of(point: ParetoPoint) -> Segment:

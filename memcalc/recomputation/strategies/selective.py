@@ -21,7 +21,7 @@ class Product(NamedTuple):
     """An operator of a layer: additional bytes to save its result, and FLOPs that saving it avoids."""
 
     name: str
-    kept_bytes: int
+    saved_bytes: int
     spared_flops: int
 
 
@@ -29,7 +29,7 @@ class SelectiveChoice(NamedTuple):
     """The number of recomputed layers, and the operators with results that they save."""
 
     recomputed: int
-    keep: tuple[str, ...]
+    saved_operators: tuple[str, ...]
 
 
 def choose(
@@ -58,7 +58,7 @@ def choose(
         raise Unavailable(f"selective plans are solved by SciPy's HiGHS: {installation('plan')}") from error
     count = len(products)
     unit = max(room_bytes, 1)
-    sizes = np.array([product.kept_bytes / unit for product in products])
+    sizes = np.array([product.saved_bytes / unit for product in products])
     spared = np.array([product.spared_flops / max(again_flops, 1) for product in products])
     # Columns: n, then k of each operator, then w of each.
     zeros, one = np.zeros((count, count)), np.eye(count)
@@ -86,5 +86,5 @@ def choose(
     if found.x is None:
         return None
     chosen = np.rint(found.x).astype(int)
-    keep = tuple(product.name for product, kept in zip(products, chosen[1 : count + 1], strict=True) if kept)
-    return SelectiveChoice(int(chosen[0]), keep)
+    saved_operators = tuple(product.name for product, kept in zip(products, chosen[1 : count + 1], strict=True) if kept)
+    return SelectiveChoice(int(chosen[0]), saved_operators)

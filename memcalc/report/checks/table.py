@@ -66,8 +66,8 @@ def _broken(report: CheckReport) -> list[str]:
 
 
 def _gone(report: CheckReport) -> list[str]:
-    more = len(report.gone) - _LISTED
-    return [*report.gone[:_LISTED], f"and {more} more"] if more > 0 else list(report.gone)
+    more = len(report.missing) - _LISTED
+    return [*report.missing[:_LISTED], f"and {more} more"] if more > 0 else list(report.missing)
 
 
 def _change(outcome: CheckOutcome, unit: Unit) -> str:

@@ -32,8 +32,8 @@ def summary(report: CheckReport) -> str:
     parts = [f"{plural(len(report.outcomes), 'config')} checked: {', '.join(counts)}" if counts else NOTHING]
     if report.skipped:
         parts.append(f"{plural(report.skipped, 'other file')} skipped")
-    if report.gone:
-        parts.append(f"{len(report.gone)} of the baseline not checked")
+    if report.missing:
+        parts.append(f"{len(report.missing)} of the baseline not checked")
     return "; ".join(parts)
 
 
@@ -77,13 +77,13 @@ def notes(report: CheckReport) -> list[str]:
         for note in outcome.notes:
             found.setdefault(note, []).append(outcome.path)
     alone = len(report.outcomes) == 1
-    said = [shortened(note) if alone else f"{shortened(note)} ({_whose(paths)})" for note, paths in found.items()]
+    said = [shortened(note) if alone else f"{shortened(note)} ({_paths_text(paths)})" for note, paths in found.items()]
     said = [*report.remarks, *said]
     more = len(said) - _SAID
     return [*said[:_SAID], f"and {more} more: see --format json"] if more > 0 else said
 
 
-def _whose(paths: list[str]) -> str:
+def _paths_text(paths: list[str]) -> str:
     return ", ".join(paths) if len(paths) <= _FEW else f"{len(paths)} configurations"
 
 

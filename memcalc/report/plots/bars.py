@@ -46,7 +46,7 @@ class RunBar(NamedTuple):
 
     label: str
     parts: tuple[BarPart, ...]
-    words: str
+    caption: str
     limit: float | None = None
     fits: bool = True
 
@@ -119,7 +119,7 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str], pixels: float) -> Non
         pixels: the width of the axes, about.
     """
     places = range(len(panel.bars))
-    shares = [max(_LEAST, 1 - (len(bar.words) * _PER_LETTER + 2 * _GAP) / pixels) for bar in panel.bars]
+    shares = [max(_LEAST, 1 - (len(bar.caption) * _PER_LETTER + 2 * _GAP) / pixels) for bar in panel.bars]
     reach = max((_length(bar) / share for bar, share in zip(panel.bars, shares, strict=True)), default=0.0) or 1.0
     for place, bar in zip(places, panel.bars, strict=True):
         left = 0.0
@@ -129,7 +129,7 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str], pixels: float) -> Non
         if bar.limit is not None:
             axes.plot([bar.limit] * 2, [place - 0.46, place + 0.46], color=LIMIT, linewidth=1.8, zorder=3)
         axes.annotate(
-            drawable(bar.words), (_length(bar), place), (5, 0), textcoords="offset points", va="center", fontsize=9,
+            drawable(bar.caption), (_length(bar), place), (5, 0), textcoords="offset points", va="center", fontsize=9,
             color="black" if bar.fits else LIMIT,
         )  # fmt: skip
     axes.set_yticks([*places], labels, fontsize=9)

@@ -35,7 +35,7 @@ def check_target(path: Path, known: tuple[str, ...] = SUFFIXES) -> None:
         _require_matplotlib(f"{path.name}: PNG and SVG are")
 
 
-def course_figure(curve: MemoryCurve, title: str, unit: Unit = "GiB") -> Figure:
+def curve_figure(curve: MemoryCurve, title: str, unit: Unit = "GiB") -> Figure:
     """Return the picture of a run as a figure of matplotlib.
 
     Raises:

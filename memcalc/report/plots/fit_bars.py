@@ -8,8 +8,8 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict
 from memcalc.report.breakdown import breakdown, folded
-from memcalc.report.fit_tables import CARD_WORDS, shown_cards
-from memcalc.report.fit_text import amount, asked_sentence, layouts_sentence, minimum_sentence, short_layout
+from memcalc.report.fit_tables import CARD_WORDS, shown_gpus
+from memcalc.report.fit_text import amount, layouts_sentence, minimum_sentence, short_layout, unchanged_sentence
 from memcalc.report.labels import REST, label
 from memcalc.report.oom_changes import settings
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar
@@ -37,16 +37,16 @@ _NAMES = {"micro_batch_size": "micro-batch", "sequence_length": "sequence length
 
 def fit_title(answer: FitResult, unit: Unit) -> str:
     """Return the answer in a sentence or two; where nothing fits, why."""
-    if answer.question.minimize is not None:
+    if answer.query.minimize is not None:
         return f"{answer.name}: {minimum_sentence(answer, unit)}"
-    if answer.question.maximize is not None:
+    if answer.query.maximize is not None:
         found = next(iter(answer.maxima.values()), None)
         what = "" if found is None else f"{_name(found)} {found.value:,} is the largest that fits" * bool(found.value)
-        return f"{answer.name} on {answer.gpus} {answer.card.name}: {what or 'none fits'}{_cause(answer, unit)}"
+        return f"{answer.name} on {answer.gpus} {answer.gpu.name}: {what or 'none fits'}{_cause(answer, unit)}"
     sentence = layouts_sentence(answer).rstrip(":")
-    if not answer.best and answer.asked is not None:
-        sentence = f"{asked_sentence(answer, unit)} {sentence}"
-    return f"{answer.name} on {answer.gpus} {answer.card.name}: {sentence}{_cause(answer, unit)}"
+    if not answer.best and answer.unchanged is not None:
+        sentence = f"{unchanged_sentence(answer, unit)} {sentence}"
+    return f"{answer.name} on {answer.gpus} {answer.gpu.name}: {sentence}{_cause(answer, unit)}"
 
 
 def _cause(answer: FitResult, unit: Unit) -> str:
@@ -56,8 +56,8 @@ def _cause(answer: FitResult, unit: Unit) -> str:
 def fit_blocks(answer: FitResult, unit: Unit) -> list[BarGroup]:
     """Return the blocks of the picture; what the query left out has none."""
     blocks = []
-    replaced = any(offer.found for offer in answer.offers)
-    asked = [] if answer.asked is None or replaced else [_of_result("as configured", answer.asked, unit)]
+    replaced = any(offer.layouts for offer in answer.offers)
+    asked = [] if answer.unchanged is None or replaced else [_of_result("as configured", answer.unchanged, unit)]
     if replaced:
         blocks += _offers(answer, unit)
     elif answer.best:
@@ -69,10 +69,10 @@ def fit_blocks(answer: FitResult, unit: Unit) -> list[BarGroup]:
         *asked,
         *_largest(answer, unit),
         *_recomputed(answer, unit),
-        *(_change(found, answer, unit) for found in answer.nearest[:_MOST_CHANGES]),
+        *(_change(found, answer, unit) for found in answer.smallest_changes[:_MOST_CHANGES]),
     ]
-    if answer.cards:
-        blocks.append(BarGroup("The run on each GPU", (Panel(f"{unit} of a GPU", tuple(_cards(answer, unit))),)))
+    if answer.gpu_verdicts:
+        blocks.append(BarGroup("The run on each GPU", (Panel(f"{unit} of a GPU", tuple(_gpus(answer, unit))),)))
     elif rest:
         title = (
             "The run, the largest that fit, and the smallest changes that make it fit" if len(rest) > 1 else "The run"
@@ -97,7 +97,7 @@ def _of_result(name: str, result: Result, unit: Unit) -> RunBar:
     found = [BarPart(label(part), _color(part), count / size) for part, count in parts.inside.items()]
     if outside := sum(parts.outside.values()):
         found.append(BarPart("cached, context, NCCL", _OUTSIDE, outside / size))
-    limit = None if result.card is None else result.card.usable_bytes / size
+    limit = None if result.gpu is None else result.gpu.usable_bytes / size
     needed = result.headline.device_bytes or result.ledger.peak_bytes
     return RunBar(name, tuple(found), format_bytes(needed, unit), limit, result.verdict != "does-not-fit")
 
@@ -126,13 +126,13 @@ def _recomputed(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
     if found is not None:
         words = format_bytes(found.device_bytes, unit)
         yield _whole(
-            f"recompute {plan_words(found.recompute)}", found.device_bytes, words, answer.card.usable_bytes, unit
+            f"recompute {plan_words(found.recompute)}", found.device_bytes, words, answer.gpu.usable_bytes, unit
         )
 
 
 def _largest(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
     """Each largest value, and the next one, which does not fit."""
-    usable = answer.card.usable_bytes
+    usable = answer.gpu.usable_bytes
     for found in answer.maxima.values():
         if found.result is not None:
             yield _of_result(f"{_name(found)} {found.value:,}, the largest", found.result, unit)
@@ -141,29 +141,29 @@ def _largest(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
 
 
 def _name(found: Maximum) -> str:
-    return _NAMES.get(found.what, found.what)
+    return _NAMES.get(found.quantity, found.quantity)
 
 
 def _change(found: Nearest, answer: FitResult, unit: Unit) -> RunBar:
     """A change that makes the run fit, with its price in time."""
     time = "" if found.slowdown is None else f", {round(100 * found.slowdown):+d}% GPU time"
-    usable = find_gpu(found.change.spec.hardware.gpu or answer.card.name).usable_bytes
+    usable = find_gpu(found.change.spec.hardware.gpu or answer.gpu.name).usable_bytes
     words = f"{format_bytes(found.change.needed, unit)}{time}"
     return _whole(settings(found.change), found.change.needed, words, usable, unit)
 
 
-def _cards(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
-    for sized in shown_cards(answer):
-        yield _of_verdict(sized.card.name, sized.verdict, sized.card.usable_bytes, unit, sized.lacks)
+def _gpus(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
+    for sized in shown_gpus(answer):
+        yield _of_verdict(sized.gpu.name, sized.verdict, sized.gpu.usable_bytes, unit, sized.lacks)
 
 
 def _offers(answer: FitResult, unit: Unit) -> list[BarGroup]:
     """The GPUs with a price on which the run fits: memory, and the cost of a million tokens."""
-    rows = [(offer, offer.found.best[0].result) for offer in answer.offers if offer.found is not None]
+    rows = [(offer, offer.layouts.best[0].result) for offer in answer.offers if offer.layouts is not None]
     if not rows:
         return []
     names = [
-        f"{offer.card.name} x {result.spec.parallelism.ranks}, {short_layout(result.spec)}" for offer, result in rows
+        f"{offer.gpu.name} x {result.spec.parallelism.ranks}, {short_layout(result.spec)}" for offer, result in rows
     ]
     memory = tuple(_of_result(name, result, unit) for name, (_, result) in zip(names, rows, strict=True))
     costs = tuple(

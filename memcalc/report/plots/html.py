@@ -14,7 +14,7 @@ from memcalc.report.grid import TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.markup import markup, script_data
 from memcalc.report.plots.palette import colour, name
-from memcalc.report.plots.svg import LEFT, WIDTH, picture
+from memcalc.report.plots.svg import LEFT, WIDTH, curve_svg
 from memcalc.units import BYTES_PER_UNIT, DECIMALS, Unit, format_bytes, format_number
 
 STRETCHES = 1000  # about one for each pixel
@@ -37,7 +37,7 @@ def curve_page(curve: MemoryCurve, title: str, unit: Unit = "GiB", tables: Itera
     parts = {
         "TITLE": markup(title),
         "SUBTITLE": markup(_subtitle(curve, outline, unit)),
-        "PICTURE": picture(curve, outline, unit),
+        "PICTURE": curve_svg(curve, outline, unit),
         "TABLES": _legend(curve, outline, unit) + "".join(map(html_table, tables)),
         "DATA": script_data(_data(curve, outline, unit)),
     }
@@ -54,7 +54,7 @@ def curve_part(curve: MemoryCurve, title: str, unit: Unit = "GiB", tables: Itera
         tables: shown below the legend.
     """
     outline = curve.outline(STRETCHES_OF_PART)
-    parts = [picture(curve, outline, unit), _legend(curve, outline, unit), *map(html_table, tables)]
+    parts = [curve_svg(curve, outline, unit), _legend(curve, outline, unit), *map(html_table, tables)]
     return f'<div style="{_PAPER}">\n<p>{markup(title)}</p>\n{"".join(parts)}</div>'
 
 
@@ -63,7 +63,7 @@ def curve_plot(curve: MemoryCurve, unit: Unit = "GiB") -> str:
     outline = curve.outline(STRETCHES_OF_PART)
     names = [f"{_swatch(component)}{name(component)}" for component in reversed(outline.components)]
     names += ["dashed: reserved"] if curve.reserved is not None else []
-    return f'<div style="{_PAPER}">\n{picture(curve, outline, unit)}\n<p>{" &ensp; ".join(names)}</p></div>'
+    return f'<div style="{_PAPER}">\n{curve_svg(curve, outline, unit)}\n<p>{" &ensp; ".join(names)}</p></div>'
 
 
 def _subtitle(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str:

@@ -35,7 +35,7 @@ def write_address_space(
         InputError: for another suffix.
     """
     check_place(path, SUFFIXES)
-    drawing = picture(segments, owners, title, unit)
+    drawing = segments_svg(segments, owners, title, unit)
     if path.suffix.lower() == ".html":
         drawing = (
             f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{markup(title)}</title>\n'
@@ -45,7 +45,7 @@ def write_address_space(
     write_text(path, drawing)
 
 
-def picture(segments: Sequence[SegmentView], owners: Mapping[int, Event], title: str, unit: Unit) -> str:
+def segments_svg(segments: Sequence[SegmentView], owners: Mapping[int, Event], title: str, unit: Unit) -> str:
     """An <svg> element; pointing at a block shows its contents."""
     largest = sorted(segments, key=lambda segment: -segment.total_size)[:MOST]
     shown = sorted(largest, key=lambda segment: segment.address)

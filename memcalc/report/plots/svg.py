@@ -18,7 +18,7 @@ _STEPS = (1, 2, 5)  # round numbers: these times a power of ten
 _LINES = 6  # of the axis, at most
 
 
-def picture(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str:
+def curve_svg(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str:
     """An <svg> element; a line of words where nothing was allocated."""
     if not outline.top:
         return "<p>Nothing was allocated.</p>"

@@ -29,7 +29,7 @@ def merged(each: HeatMap, down: int, across: int) -> HeatMap:
     So it fits if all of them that are valid do, and does not fit if one of them does not.
     """
     # Invalid configurations come last, then those outside the map; those that do not fit before close ones.
-    needs = np.where(each.valid, each.share + 1e9 * each.verdict, -1.0)
+    needs = np.where(each.valid, each.fraction + 1e9 * each.verdict, -1.0)
     heights, widths = (-(-size // factor) for size, factor in zip(needs.shape, (down, across), strict=True))
     padded = np.full((heights * down, widths * across), -2.0)
     padded[: needs.shape[0], : needs.shape[1]] = needs
@@ -39,11 +39,11 @@ def merged(each: HeatMap, down: int, across: int) -> HeatMap:
     column = np.arange(widths)[None, :] * across + inner % across
     place: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] = (row, column)
     return HeatMap(
-        each.others,
+        each.other_axes,
         _labels(each.rows, down),
         _labels(each.columns, across),
         each.numbers[place],
-        each.share[place],
+        each.fraction[place],
         each.verdict[place],
         each.valid[place],
     )

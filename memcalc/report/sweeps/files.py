@@ -60,7 +60,7 @@ def write_output(path: Path, table: Table, name: str, notes: tuple[str, ...] = (
         write_text(path, sweep_csv(table) + "\n")
 
 
-def write_picture(path: Path, table: Table, title: str, unit: Unit) -> None:
+def write_heatmaps(path: Path, table: Table, title: str, unit: Unit) -> None:
     """Write the maps: .svg, or .html."""
     draw = heat_map_page if path.suffix.lower() == ".html" else heat_maps
     write_text(path, draw(table, title, unit))

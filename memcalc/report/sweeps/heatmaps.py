@@ -32,20 +32,20 @@ class HeatMap:
     """One map. Arrays are [rows, columns].
 
     Args:
-        others: the values of the axes that span other maps: "recompute = full".
+        other_axes: the values of the axes that span other maps: "recompute = full".
         rows: what each row is; one without a name where a single axis varies.
         columns: what each column is.
         numbers: of the configurations in the table.
-        share: device memory over usable memory of the GPU, or over the largest of all where no GPU is given.
+        fraction: device memory over usable memory of the GPU, or over the largest of all where no GPU is given.
         verdict: numbers of `Table.answers`; what is valid fits where no GPU is given.
         valid: whether the rules of each hold.
     """
 
-    others: str
+    other_axes: str
     rows: list[str]
     columns: list[str]
     numbers: npt.NDArray[np.int64]
-    share: npt.NDArray[np.float64]
+    fraction: npt.NDArray[np.float64]
     verdict: npt.NDArray[np.int8]
     valid: npt.NDArray[np.bool_]
 
@@ -72,7 +72,7 @@ class HeatMaps:
     def __init__(self, table: Table) -> None:
         self.table = table
         axes = table.grid.axes
-        self.judged = bool((table.usable_bytes[table.valid] >= 0).all())
+        self.has_verdicts = bool((table.usable_bytes[table.valid] >= 0).all())
         # The longest list of numbers runs to the right, the longest other list down.
         order = sorted(range(len(axes)), key=lambda number: (not _numeric(axes[number]), -len(axes[number].values)))
         self.across = order[0]
@@ -99,7 +99,7 @@ class HeatMaps:
         possible = table.possible
         share = np.where(table.valid, table.device_bytes / whole, 0.0)
         verdict = table.verdict
-        if not self.judged:
+        if not self.has_verdicts:
             verdict = np.where(table.valid, FITS, np.where(table.too_large, DOES_NOT_FIT, UNJUDGED)).astype(np.int8)
         for steps in product(*(range(shape[number]) for number in others)):
             place: list[Any] = [slice(None)] * len(axes)

@@ -29,7 +29,7 @@ def draw_sweep(
     screen: Screen,
     table: Table,
     name: str,
-    card: str,
+    gpu: str,
     unit: Unit,
     *,
     listed: bool = False,
@@ -41,13 +41,13 @@ def draw_sweep(
         screen: where to.
         table: a whole grid.
         name: of the run.
-        card: by which it is judged; "" without one.
+        gpu: by which it is judged; "" without one.
         unit: of all numbers.
         listed: list every configuration, however many there are.
         notes: on the file that the grid is of.
     """
     landscape = HeatMaps(table)
-    screen.line((_headline(table, landscape, name, card), "bold"))
+    screen.line((_headline(table, landscape, name, gpu), "bold"))
     screen.line()
     maps = list(landscape.maps())
     if len(table) > 1:
@@ -57,11 +57,11 @@ def draw_sweep(
         if len(maps) > MOST_MAPS:
             draw_line(screen, f"{len(maps) - MOST_MAPS} more maps: see --plot, --output, or vary less at a time.", 0)
             screen.line()
-    if landscape.judged:
+    if landscape.has_verdicts:
         _draw_front(screen, table, unit)
     if listed or len(table) <= FEW:
-        draw_grid(screen, table_grid(table, unit, judged=landscape.judged))
-    if landscape.judged:
+        draw_grid(screen, table_grid(table, unit, judged=landscape.has_verdicts))
+    if landscape.has_verdicts:
         _draw_notes(screen, table)
     reasons = table.reasons().most_common()
     for reason, count in reasons[:MOST_REASONS]:
@@ -75,19 +75,19 @@ def draw_sweep(
     draw_list(screen, "Notes", map(shortened, notes))
 
 
-def _headline(table: Table, landscape: HeatMaps, name: str, card: str) -> str:
+def _headline(table: Table, landscape: HeatMaps, name: str, gpu: str) -> str:
     words = f"{name}: {plural(len(table), 'configuration')}"
     possible = int(table.possible.sum())
     out = len(table) - possible
-    if landscape.judged:
+    if landscape.has_verdicts:
         fit, close = int(table.fits.sum()), int(table.close.sum())
         several = f", {close:,} close" if close else ""
-        words += f" on {card or 'their GPUs'}: {fit:,} fit{several}, {possible - fit - close:,} do not fit"
+        words += f" on {gpu or 'their GPUs'}: {fit:,} fit{several}, {possible - fit - close:,} do not fit"
     return words + (f", {out:,} invalid" if out else "")
 
 
 def _legend(screen: Screen, landscape: HeatMaps) -> None:
-    if landscape.judged:
+    if landscape.has_verdicts:
         draw_line(screen, "0 to 9: tenths of usable memory; | boundary; ? close; . too large; - invalid", 0)
     else:
         draw_line(screen, "0 to 9: tenths of the largest; - invalid. No --gpu named.", 0)
@@ -95,8 +95,8 @@ def _legend(screen: Screen, landscape: HeatMaps) -> None:
 
 
 def _draw_map(screen: Screen, landscape: HeatMaps, each: HeatMap) -> None:
-    if each.others:
-        screen.line((each.others, "bold"))
+    if each.other_axes:
+        screen.line((each.other_axes, "bold"))
     labels = max(len(landscape.down_name), *(len(row) for row in each.rows))
     last = max(len(column) for column in each.columns)
     room = max(screen.width - labels - last - 10, 10)
@@ -107,15 +107,15 @@ def _draw_map(screen: Screen, landscape: HeatMaps, each: HeatMap) -> None:
     values = ", ".join(each.columns) if few else f"{each.columns[0]} to {each.columns[-1]}{skipped}"
     ends = f"{landscape.across_name}: {values}"
     heading = f"  {landscape.down_name:>{labels}}  {ends}"
-    fits = "  fits to" if landscape.judged else ""
+    fits = "  fits to" if landscape.has_verdicts else ""
     screen.line((f"{heading:<{labels + 5 + len(shown)}}{fits}", "dim"))
     for number, (row, boundary) in enumerate(zip(each.rows, each.boundaries(), strict=True)):
         signs = ""
         for column in shown:
             signs += _sign(each, number, column)
-            if landscape.judged and boundary.fits is not None and column <= boundary.fits < column + step:
+            if landscape.has_verdicts and boundary.fits is not None and column <= boundary.fits < column + step:
                 signs += "|"
-        answer = _boundary_text(each, boundary) if landscape.judged else ""
+        answer = _boundary_text(each, boundary) if landscape.has_verdicts else ""
         width = max(len(shown) + 1, len(ends))
         screen.line((f"  {row:>{labels}}  {signs:<{width}}  {answer}", ""))
     screen.line()
@@ -131,7 +131,7 @@ def _sign(each: HeatMap, row: int, column: int) -> str:
         return "-"
     if each.verdict[row, column] != FITS:
         return "?" if each.verdict[row, column] == CLOSE else "."
-    return str(min(int(each.share[row, column] * 10), 9))
+    return str(min(int(each.fraction[row, column] * 10), 9))
 
 
 def _draw_front(screen: Screen, table: Table, unit: Unit) -> None:

@@ -60,7 +60,7 @@ def heat_maps(table: Table, title: str, unit: Unit) -> str:
     """An <svg> element with every map below one another."""
     landscape = HeatMaps(table)
     body: list[str] = [f'<text x="10" y="22" font-size="15" font-weight="bold">{markup(title)}</text>']
-    if landscape.judged and (why := cause(table, unit)):
+    if landscape.has_verdicts and (why := cause(table, unit)):
         body.append(f'<text x="10" y="42" font-size="13" fill="{_BOUNDARY}">{markup(why)}</text>')
     y, width = TOP, 0
     maps = list(islice(landscape.maps(), MOST_MAPS))
@@ -72,7 +72,7 @@ def heat_maps(table: Table, title: str, unit: Unit) -> str:
         y += GAP + cell.height * len(each.rows)
         width = max(width, LEFT + cell.width * len(each.columns) + 40, LEFT + FIELD + 40)
     words = "green: fits, by share of the GPU; yellow: close; pale red: does not fit; gray: invalid; red line: boundary"
-    if not landscape.judged:
+    if not landscape.has_verdicts:
         words = "green: share of the largest; gray: invalid"
     if cell_of(len(maps[0].columns)).numbered:
         words += f"; numbers: device memory, {unit}"
@@ -105,7 +105,11 @@ def _left_out(table: Table, drawn: int, first: HeatMap, down: int, across: int) 
 
 
 def _map(landscape: HeatMaps, each: HeatMap, top: int, table: Table, unit: Unit, bound: str) -> list[str]:
-    lines = [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{markup(each.others)}</text>'] if each.others else []
+    lines = (
+        [f'<text x="{LEFT}" y="{top + 10}" font-weight="bold">{markup(each.other_axes)}</text>']
+        if each.other_axes
+        else []
+    )
     cell = cell_of(len(each.columns))
     top += 18
     for row, name in enumerate(each.rows):
@@ -120,11 +124,11 @@ def _map(landscape: HeatMaps, each: HeatMap, top: int, table: Table, unit: Unit,
             needs = "more than 1 PiB" if table.too_large[number] else "invalid"
             if table.valid[number]:
                 needs = bound + format_bytes(int(table.device_bytes[number]), unit)
-                needs += f", {answer_text(table, number)}" if landscape.judged else ""
+                needs += f", {answer_text(table, number)}" if landscape.has_verdicts else ""
             words = markup(f"{where}: {needs}")
             lines.append(f'<rect {place} fill="{_fill(each, row, column)}"><title>{words}</title></rect>')
             if cell.numbered and table.valid[number]:
-                dark = each.verdict[row, column] == FITS and each.share[row, column] > _DARK_FROM
+                dark = each.verdict[row, column] == FITS and each.fraction[row, column] > _DARK_FROM
                 ink = "#ffffff" if dark else "#222222"
                 size = format_number(int(table.device_bytes[number]), unit)
                 place = f'x="{x + cell.width // 2}" y="{middle}" fill="{ink}"'
@@ -143,7 +147,7 @@ def _map(landscape: HeatMaps, each: HeatMap, top: int, table: Table, unit: Unit,
 
 def _boundary(landscape: HeatMaps, each: HeatMap, top: int) -> str:
     """A line to the right of what fits, row by row."""
-    if not landscape.judged:
+    if not landscape.has_verdicts:
         return ""
     cell = cell_of(len(each.columns))
     path, before = "", None
@@ -163,6 +167,6 @@ def _fill(each: HeatMap, row: int, column: int) -> str:
         return _NONE
     if each.verdict[row, column] != FITS:
         return _CLOSE if each.verdict[row, column] == CLOSE else _NOT
-    share = min(float(each.share[row, column]), 1.0)
+    share = min(float(each.fraction[row, column]), 1.0)
     parts = (round(light + (dark - light) * share) for light, dark in zip(_LIGHT, _DARK, strict=True))
     return "#" + "".join(f"{part:02x}" for part in parts)

@@ -43,5 +43,5 @@ def _range(terms: VerdictTerms) -> str:
     low, high = terms.ratio * (1 + errors.low), terms.ratio * (1 + errors.high)
     span = f"{low:.2f} to {high:.2f} times the allocated memory"
     if not errors.runs:
-        return f"usable memory is inside {span}, a default: too few runs were recorded ({errors.kind})."
-    return f"usable memory is inside {span}, the range of {errors.runs} recorded runs ({errors.kind})."
+        return f"usable memory is inside {span}, a default: too few runs were recorded ({errors.run_type})."
+    return f"usable memory is inside {span}, the range of {errors.runs} recorded runs ({errors.run_type})."

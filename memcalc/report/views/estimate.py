@@ -75,7 +75,7 @@ def verdict_section(result: Result, unit: Unit, reason: Reason | None = None, ad
 
 def bars_section(result: Result, unit: Unit) -> Section:
     """Device, reserved and allocated memory against the GPU, with the interval of device memory."""
-    headline, gpu, interval = result.headline, result.card, result.interval
+    headline, gpu, interval = result.headline, result.gpu, result.interval
     sizes = {
         "device": headline.device_bytes,
         "reserved": headline.reserved_bytes,
@@ -151,7 +151,8 @@ def _groups(result: Result, component: str, unit: Unit) -> list[dict[str, Any]]:
             "phases": group.phases,
             "source": group.citation,
             "entries": [
-                {"what": harmless(entry.what), "size": entry.size, "formula": entry.formula} for entry in group.entries
+                {"what": harmless(entry.description), "size": entry.size, "formula": entry.formula}
+                for entry in group.entries
             ],
         }
         for chapter in chapters(result, component, unit, at_peak=True)

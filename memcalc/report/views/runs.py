@@ -114,13 +114,13 @@ def _short_sections(result: Result, unit: Unit, points: int) -> list[Section]:
     return [verdict_section(result, unit), bars_section(result, unit), timeline]
 
 
-def trace_view(result: Result, unit: Unit, sections: Sequence[Section], others: Sequence[Result] = ()) -> View:
-    """A traced run: `sections` are its timeline and tables; `others` are the results it is compared with."""
+def trace_view(result: Result, unit: Unit, sections: Sequence[Section], references: Sequence[Result] = ()) -> View:
+    """A traced run: `sections` are its timeline and tables; `references` are the results it is compared with."""
     from memcalc.report.comparison import comparison_grids, source_label
     from memcalc.report.views.estimate import estimate_sections
 
-    compared = [*map(table_section, comparison_grids((*others, result), unit))] if others else []
-    words = [f"Compared with: {', '.join(label(source_label(other)) for other in others)}."] if others else []
+    compared = [*map(table_section, comparison_grids((*references, result), unit))] if references else []
+    words = [f"Compared with: {', '.join(label(source_label(other)) for other in references)}."] if references else []
     return view(
         f"Traced: {subject(result).partition(chr(10))[0]}",
         [*estimate_sections(result, unit, sections), *list_section("Comparison", words), *compared],

@@ -82,10 +82,10 @@ def phases_section(result: Result, unit: Unit, note: str) -> Section:
 
 def _limit(result: Result) -> int | None:
     """What the GPU has for the allocator."""
-    if result.card is None:
+    if result.gpu is None:
         return None
     outside = result.headline.outside
-    return result.card.usable_bytes - outside.device_context - outside.communication_library
+    return result.gpu.usable_bytes - outside.device_context - outside.communication_library
 
 
 def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, formulas: bool) -> Section:

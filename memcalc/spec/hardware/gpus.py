@@ -106,12 +106,12 @@ def find_gpu(name: str) -> GpuSpec:
         Unavailable: "auto", and this machine has no NVIDIA GPU.
     """
     if name == AUTO:
-        from memcalc.spec.hardware.local_gpu import local_card
+        from memcalc.spec.hardware.local_gpu import local_gpu_spec
 
-        return local_card()
+        return local_gpu_spec()
     row = _index().get(_normalized(name))
     if row is not None:
-        return _parsed_card(row)
+        return _parsed_gpu(row)
     limited = _SIZED.fullmatch(name)
     if limited is not None:
         return _limited(limited["card"], limited["size"])
@@ -142,7 +142,7 @@ def _respelled(name: str) -> GpuSpec | None:
     if parts is None:
         return None
     bare, size = parts["name"], int(parts["size"])
-    known = [_parsed_card(_index()[bare])] if bare in _index() else []
+    known = [_parsed_gpu(_index()[bare])] if bare in _index() else []
     known += [gpu for gpu in all_gpus() if gpu.name.startswith(f"{bare}-") or _normalized(gpu.device_name) == bare]
     known += [gpu for gpu in all_gpus() if gpu.name.startswith(f"rtx-{bare}-")]
     sizes = {gpu.name: (gpu.advertised_bytes >> 30, (gpu.smi_bytes or 0) >> 20) for gpu in known}
@@ -163,7 +163,7 @@ def _sizes_of(name: str) -> list[GpuSpec]:
 @lru_cache(maxsize=1)
 def all_gpus() -> tuple[GpuSpec, ...]:
     """Return every GPU, in the order of the table."""
-    return tuple(_parsed_card(name) for name in _rows())
+    return tuple(_parsed_gpu(name) for name in _rows())
 
 
 @lru_cache(maxsize=1)
@@ -188,11 +188,11 @@ def _head() -> tuple[int, dict[str, str]]:
 
 
 @cache
-def _parsed_card(name: str) -> GpuSpec:
-    return _card(name, yaml.load(_rows()[name], Loader=LOADER)[name], *_head())
+def _parsed_gpu(name: str) -> GpuSpec:
+    return _gpu(name, yaml.load(_rows()[name], Loader=LOADER)[name], *_head())
 
 
-def _card(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str, str]) -> GpuSpec:
+def _gpu(name: str, row: dict[str, Any], context_bytes: int, sources: dict[str, str]) -> GpuSpec:
     smi_mib = row["smi_mib"]
     return GpuSpec(
         name=name,
@@ -231,9 +231,11 @@ def _limited(gpu: str | None, size: str) -> GpuSpec:
             usable_bytes=budget,
             source="a budget",
         )
-    card = find_gpu(gpu)
-    usable = min(budget, card.usable_bytes)
-    return replace(card, name=f"{card.name}:{size}", label=f"{card.label} (budget {size})", usable_bytes=usable)
+    gpu_spec = find_gpu(gpu)
+    usable = min(budget, gpu_spec.usable_bytes)
+    return replace(
+        gpu_spec, name=f"{gpu_spec.name}:{size}", label=f"{gpu_spec.label} (budget {size})", usable_bytes=usable
+    )
 
 
 def _capability(text: str | None) -> tuple[int, int] | None:

@@ -88,10 +88,10 @@ def _systems() -> dict[str, System]:
     systems = {}
     for name, row in data["systems"].items():
         nic, gpus = row.get("nic_gbit_s"), row.get("gpus")
-        for card in row["cards"]:
+        for gpu_spec in row["cards"]:
             given = row.get("tflops")
-            tflops = rates[card] or (given[card] if isinstance(given, dict) else given)
-            systems[card] = System(
+            tflops = rates[gpu_spec] or (given[gpu_spec] if isinstance(given, dict) else given)
+            systems[gpu_spec] = System(
                 name=name,
                 node=gpus or node,
                 link=row["link"],

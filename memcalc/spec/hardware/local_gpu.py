@@ -55,7 +55,7 @@ def local_gpu() -> LocalGpu:
     return LocalGpu(name.value.decode(errors="replace"), total.value)
 
 
-def local_card() -> GpuSpec:
+def local_gpu_spec() -> GpuSpec:
     """Return the GPU of this machine: the row of the table with its name, and the memory that its driver reports.
 
     A GPU that is not in the table is described by its memory only.

@@ -95,7 +95,7 @@ def built_in_fp32(architecture: str | None) -> tuple[str, ...]:
     return () if architecture is None else family_named(architecture, "model.architecture").in_fp32
 
 
-def rotated_share(architecture: str) -> float:
+def rotary_fraction(architecture: str) -> float:
     """Return the rotated fraction of a head if a family's config.json omits it."""
     family = family_named(architecture, "model.architecture")
     rule = family.rules.get("rotary_dim", (FieldRule("value", (), None, {}),))[-1]

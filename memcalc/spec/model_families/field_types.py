@@ -73,27 +73,27 @@ def kind_of(field: str) -> str:
     return "count" if field in COUNTS else "size"
 
 
-def checked(key: str, value: object, kind: str, where: str) -> object:
+def checked(key: str, value: object, value_type: str, where: str) -> object:
     """Return `value` if it has the type; Booleans are not numbers, and strings are never converted."""
-    if kind == "boolean":
+    if value_type == "boolean":
         if isinstance(value, bool):
             return value
         rule, remedy = "is neither true nor false.", "Write true or false, without quotes."
-    elif kind == "probability":
+    elif value_type == "probability":
         # NaN fails both comparisons.
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1:
             return float(value)
         rule, remedy = "is not a dropout rate: a number from 0 to below 1.", "Write a number such as 0.1."
-    elif kind == "share":
+    elif value_type == "share":
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1:
             return float(value)
         rule, remedy = "is not a fraction: a number above 0, up to 1.", "Write a number such as 0.5."
-    elif kind == "layers":
+    elif value_type == "layers":
         if isinstance(value, list) and all(type(layer) is int and 0 <= layer <= _LARGEST_SIZE for layer in value):
             return value
         rule, remedy = "is not a list of layers.", "Write their numbers, counted from 0, in brackets."
     else:
-        least = 0 if kind == "count" else 1
+        least = 0 if value_type == "count" else 1
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST_SIZE:
             return value
         rule = f"is not a whole number from {least} to 2^40."

@@ -50,7 +50,7 @@ def fp8(spec: Spec) -> Iterator[Violation]:
         yield Violation(KEY, f"fp8 = {recipe} with Megatron-Core's own modules (attention: eager).", "Set fp8: none.")
     if training.dtype == "fp32":
         yield Violation(KEY, f"fp8 = {recipe} with dtype = fp32.", "Set dtype: bf16 or fp16.")
-    gpu, least = _card(spec), LEAST_CAPABILITY[recipe]
+    gpu, least = _gpu(spec), LEAST_CAPABILITY[recipe]
     if gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < least:
         found, needed = (".".join(map(str, each)) for each in (gpu.compute_capability, least))
         yield Violation(
@@ -102,7 +102,7 @@ def _options(spec: Spec) -> Iterator[Violation]:
         )
 
 
-def _card(spec: Spec) -> GpuSpec | None:
+def _gpu(spec: Spec) -> GpuSpec | None:
     try:
         return None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     except InputError:  # reported separately, with its own place

@@ -12,12 +12,12 @@ AVERAGED_MODEL = "torch 2.13 optim/swa_utils.py, AveragedModel: a copy of the mo
 FP32 = "memcalc/step/ema.py: an fp32 copy of what the optimizer updates"
 
 
-def average(kind: str, weights: str, sharded_from: int) -> Iterator[ParameterCopy]:
+def average(average_type: str, weights: str, sharded_from: int) -> Iterator[ParameterCopy]:
     """Yield the averaged copy: sharded as the weights, or in fp32 and sharded as the fp32 master weights."""
     mask = from_phase("optimizer")
-    if kind == "weights":
+    if average_type == "weights":
         yield ParameterCopy(
             Component.OPTIMIZER_STATE, " average", weights, sharded_from, mask, AVERAGED_MODEL, role=Role.AVERAGE
         )
-    elif kind == "fp32":
+    elif average_type == "fp32":
         yield ParameterCopy(Component.OPTIMIZER_STATE, " average", "fp32", 1, mask, FP32, role=Role.AVERAGE)

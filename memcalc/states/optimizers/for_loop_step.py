@@ -58,11 +58,11 @@ def for_loop_points(parameters: LocalParameters, update: UpdateRule) -> Iterator
     for held, behind in _in_order(parameters, update):
         made = behind if creates_states_in_loop(update) else ALL
         for statement in script_of(update, held):
-            alive = [*bound.values(), *(Alive(held, buffer) for buffer in statement.temporaries)]
+            live = [*bound.values(), *(Alive(held, buffer) for buffer in statement.temporaries)]
             if statement.result is not None:
-                alive.append(Alive(held, statement.result))
+                live.append(Alive(held, statement.result))
             if statement.result is not None or statement.temporaries:
-                yield StepPoint(alive, made)
+                yield StepPoint(live, made)
             bound.pop(statement.target, None)
             if statement.result is not None:
                 bound[statement.target] = Alive(held, statement.result)

@@ -56,12 +56,12 @@ class OptimizerState(NamedTuple):
     Args:
         item: the state on one rank.
         paged: whether it is in unified memory, outside PyTorch's allocator.
-        held: the parameter.
+        parameter: its parameter.
     """
 
     item: RowDraft
     paged: bool
-    held: LocalParameter
+    parameter: LocalParameter
 
 
 def is_hidden_matrix(parameter: LocalParameter) -> bool:
@@ -138,7 +138,7 @@ def _copy(
     mask = from_phase(first_phase(update))
     # torch/optim/sgd.py: torch.clone(grad), unsharded where the gradient is; with decay a new tensor.
     cloned = update.optimizer == "momentum" and not update.decays
-    copy = ParameterCopy(Component.OPTIMIZER_STATE, f" {name}", dtype, 1, mask, citation, as_made=cloned)
+    copy = ParameterCopy(Component.OPTIMIZER_STATE, f" {name}", dtype, 1, mask, citation, gradient_shaped=cloned)
     return copy_row(copy, parameter, shards)
 
 

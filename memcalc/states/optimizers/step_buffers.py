@@ -43,7 +43,7 @@ class Buffer(NamedTuple):
 class Alive(NamedTuple):
     """A tensor live at the peak of the step, and its parameter; there is one per such parameter."""
 
-    held: LocalParameter
+    parameter: LocalParameter
     buffer: Buffer
 
 
@@ -51,32 +51,32 @@ class StepPoint(NamedTuple):
     """A point in the step.
 
     Args:
-        alive: live tensors.
-        made: parts of the model that have states by then, in the first step.
+        live: live tensors.
+        parts_with_states: parts of the model that have states by then, in the first step.
     """
 
-    alive: list[Alive]
-    made: frozenset[str] = ALL
+    live: list[Alive]
+    parts_with_states: frozenset[str] = ALL
 
 
-def bytes_of(alive: Alive, update: UpdateRule, shards: ShardCounts, card: Multiprocessors) -> int:
+def bytes_of(live: Alive, update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors) -> int:
     """Return the bytes of all tensors of this type, rounded to allocator blocks."""
-    item = item_of(alive, update, shards, card, 0, "")
+    item = item_of(live, update, shards, gpu, 0, "")
     return item.block * item.count
 
 
 def items_of(
-    moment: Iterable[Alive], update: UpdateRule, shards: ShardCounts, card: Multiprocessors, mask: int, citation: str
+    moment: Iterable[Alive], update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors, mask: int, citation: str
 ) -> list[RowDraft]:
     """Return the items live at a point of the step."""
-    return [item_of(alive, update, shards, card, mask, citation) for alive in moment]
+    return [item_of(live, update, shards, gpu, mask, citation) for live in moment]
 
 
 def item_of(
-    alive: Alive, update: UpdateRule, shards: ShardCounts, card: Multiprocessors, mask: int, citation: str
+    live: Alive, update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors, mask: int, citation: str
 ) -> RowDraft:
     """Return one temporary of a parameter as an item."""
-    parameter, buffer = alive
+    parameter, buffer = live
     dtype = update.dtype if buffer.dtype == "update" else buffer.dtype
     if buffer.shape == "rows":
         parameter, shards = parameter._replace(axes=parameter.axes[:-1]), UNSHARDED
@@ -89,7 +89,7 @@ def item_of(
         short, long = sorted(parameter.axes, key=lambda axis: axis[1])
         axes: tuple[Axis, ...]
         if buffer.shape == "stage":
-            size = most(blocks(column_sum(parameter.shape[-2], parameter.shape[-1], card)))
+            size = most(blocks(column_sum(parameter.shape[-2], parameter.shape[-1], gpu)))
             axes = ((f"stage({parameter.formula})", size // DTYPE_BYTES[dtype]),)
         else:
             low = (long, ("r", min(update.rank, short[1])))

@@ -57,7 +57,7 @@ class StepPeaks(NamedTuple):
     """Peaks of the first and later steps: their items, and the parts with existing states at the first one."""
 
     items: tuple[RowDraft, ...]
-    made: frozenset[str]
+    parts_with_states: frozenset[str]
 
 
 def step_temporaries(
@@ -67,13 +67,13 @@ def step_temporaries(
     sizes: dict[Alive, int] = {}
 
     def weight(point: StepPoint) -> int:
-        for alive in point.alive:
-            if alive not in sizes:
-                sizes[alive] = bytes_of(alive, update, step.spread, step.card)
-        return sum([sizes[alive] for alive in point.alive])
+        for live in point.live:
+            if live not in sizes:
+                sizes[live] = bytes_of(live, update, step.spread, step.card)
+        return sum([sizes[live] for live in point.live])
 
     def first_weight(point: StepPoint) -> int:
-        return weight(point) + sum([states.get(part, 0) for part in point.made])
+        return weight(point) + sum([states.get(part, 0) for part in point.parts_with_states])
 
     moments = [StepPoint([]), *_update_moments(parameters, update), *_placing(parameters, update)]
     if step.averages_with_casts:
@@ -91,8 +91,8 @@ def step_temporaries(
             items += (item._replace(mask=mask) for item in clipping)
         else:
             citation = citation_of(update)
-            items += items_of(point.alive, update, step.spread, step.card, mask, citation)
-    return StepPeaks(tuple(items), frozenset() if steps[0][2] else first.made)
+            items += items_of(point.live, update, step.spread, step.card, mask, citation)
+    return StepPeaks(tuple(items), frozenset() if steps[0][2] else first.parts_with_states)
 
 
 def _placing(parameters: LocalParameters, update: UpdateRule) -> Iterator[StepPoint]:
@@ -111,11 +111,11 @@ def _placing(parameters: LocalParameters, update: UpdateRule) -> Iterator[StepPo
         yield StepPoint([*(Alive(held, Buffer(DECAYED)) for held in parameters), *placed])
     for point in _update_moments(parameters, update):
         # A tensor that is added to the gradient, or the sum, is live while the gradient is read.
-        made = [alive for alive in point.alive if update.optimizer == "lion" or alive.buffer.name == DECAYED]
-        names = {(alive.held.module, alive.held.tensor) for alive in made}
-        beside = [alive for alive in placed if (alive.held.module, alive.held.tensor) in names]
+        made = [live for live in point.live if update.optimizer == "lion" or live.buffer.name == DECAYED]
+        names = {(live.parameter.module, live.parameter.tensor) for live in made}
+        beside = [live for live in placed if (live.parameter.module, live.parameter.tensor) in names]
         if beside:
-            yield point._replace(alive=[*made, *beside])
+            yield point._replace(live=[*made, *beside])
 
 
 def second_moment_casts(optimizer: str) -> bool:
@@ -130,7 +130,7 @@ _ANY = LocalParameter("any", "weight", (("m", 2), ("n", 2)), 1, "head")
 def update_of_one(update: UpdateRule) -> tuple[str, ...]:
     """Return the dtypes of the temporaries, each of the parameter's size, at the peak of updating one parameter."""
     moments = _update_moments(LocalParameters((_ANY,)), update)
-    buffers = [[each.buffer for each in point.alive] for point in moments]
+    buffers = [[each.buffer for each in point.live] for point in moments]
     assert all(buffer.shape == "whole" for moment in buffers for buffer in moment), update.optimizer
     dtypes = [tuple(update.dtype if each.dtype == "update" else each.dtype for each in moment) for moment in buffers]
     return max(dtypes, key=lambda each: sum(DTYPE_BYTES[dtype] for dtype in each), default=())
@@ -147,7 +147,9 @@ def _update_moments(parameters: LocalParameters, update: UpdateRule) -> Iterator
     if update.optimizer == "muon":
         rest = LocalParameters(held for held in parameters if not is_hidden_matrix(held))
         matrices = LocalParameters(held for held in parameters if is_hidden_matrix(held))
-        yield from (point._replace(made=frozenset({"layer"})) for point in for_loop_points(matrices, update))
+        yield from (
+            point._replace(parts_with_states=frozenset({"layer"})) for point in for_loop_points(matrices, update)
+        )
         yield from _update_moments(rest, update._replace(optimizer="adamw"))
     elif update.implementation == "foreach":
         yield from foreach_points(parameters, update)

@@ -48,7 +48,7 @@ def test_components_sum_to_the_phases() -> None:
         ledger = asked("qwen3-4b", "batch_size=3", *words).ledger
         for phase in ledger.phases:
             assert sum(ledger.components(phase).values()) == ledger.totals[phase]
-            assert sum(row.bytes for row in ledger.alive(phase)) == ledger.totals[phase]
+            assert sum(row.bytes for row in ledger.live_rows(phase)) == ledger.totals[phase]
 
 
 def test_no_new_token_no_decoding() -> None:

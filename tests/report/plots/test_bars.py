@@ -95,11 +95,11 @@ def test_bars_are_bytes_and_seconds(name: str) -> None:
     found = answer(name)
     memory, other = fit_blocks(found, "bytes")[0].panels
 
-    shown = [offer.found.best[0] for offer in found.offers if offer.found] or found.best
+    shown = [offer.layouts.best[0] for offer in found.offers if offer.layouts] or found.best
     for bar, best in zip(memory.bars, shown, strict=True):
         assert sum(part.size for part in bar.parts) == best.result.headline.device_bytes
-        assert bar.limit == (None if best.result.card is None else best.result.card.usable_bytes)
-    costs = [offer.of_tokens for offer in found.offers if offer.found] or [best.costs.total for best in found.best]
+        assert bar.limit == (None if best.result.gpu is None else best.result.gpu.usable_bytes)
+    costs = [offer.of_tokens for offer in found.offers if offer.layouts] or [best.costs.total for best in found.best]
     for bar, cost in zip(other.bars, costs, strict=True):
         assert sum(part.size for part in bar.parts) == pytest.approx(cost)
 
@@ -138,7 +138,7 @@ def test_plans_that_all_need_the_same_are_bars_with_the_cause(tmp_path: Path) ->
     assert title.endswith("No plan needs less: the peak is in optimizer step 1")
     memory, again = blocks[0].panels
     assert len({bar.parts[0].size for bar in memory.bars}) == 1
-    assert [bar.words for bar in again.bars[:3]] == ["0.0%", "0.0%", "93.5%"]
+    assert [bar.caption for bar in again.bars[:3]] == ["0.0%", "0.0%", "93.5%"]
     assert overlapping(bars_figure(title, blocks)) == []
     save_front(tmp_path / "plans.svg", planning)
     assert "No plan needs less" in (tmp_path / "plans.svg").read_text()

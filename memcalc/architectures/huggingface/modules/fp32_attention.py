@@ -11,7 +11,7 @@ class Fp32Attention(Mlps):
 
     named: tuple[Tensor, ...] = ()  # further tensors that its variables reference
 
-    def wide(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_in_fp32(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """_attn; its variables reference the casts until it returns."""
         c, ops = self.c, self.ops
         wide_q, wide_k = ops.cast(q, "fp32", "q in fp32"), ops.cast(k, "fp32", "k in fp32")

@@ -6,7 +6,7 @@ from memcalc.operators import Operators
 from memcalc.programs.tape import Shape, Tensor
 
 
-def wide_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
+def fp32_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
     """Olmo2RMSNorm: weight * normed in fp32, cast at the end."""
     normed = ops.normed_in_fp32(x, module)
     y = ops.cast(ops.times_weight(normed, module, width, out), x.dtype, f"{module} output in {x.dtype}")
@@ -35,7 +35,7 @@ def shifted_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tens
     return y
 
 
-def wide_layer_norm(ops: Operators, x: Tensor, module: str, weight: Shape) -> Tensor:
+def fp32_layer_norm(ops: Operators, x: Tensor, module: str, weight: Shape) -> Tensor:
     """CohereLayerNorm: weight * normed in fp32, cast at the end; x - mean is computed twice."""
     wide = ops.cast(x, "fp32", f"{module} input in fp32")
     mean = ops.mean(wide, f"{module} mean")

@@ -25,21 +25,21 @@ class Rotary(Family):
             return q, k
         if c.liger:
             return ops.liger_rope(q, "q"), ops.liger_rope(k, "k")
-        tables = self.spread_tables()
+        tables = self.interleaved_tables()
         given = {"q": q, "k": k}
         if self.casts_to_turn:
             given = {name: ops.cast(x, "fp32", f"{name} in fp32") for name, x in given.items()}
-        cut = {name: self.cut(x, name) for name, x in given.items()}
+        cut = {name: self.split_rotary(x, name) for name, x in given.items()}
         turned = {name: self.rotated(first, name, tables) for name, (first, _) in cut.items()}
         turned = {name: self.joined(turned[name], rest, given[name], name) for name, (_, rest) in cut.items()}
-        found = [ops.cast(turned[name], x.dtype) if self.wide else turned[name] for name, x in (("q", q), ("k", k))]
-        if self.wide:  # until apply_rotary_pos_emb returns both
+        found = [ops.cast(turned[name], x.dtype) if self.in_fp32 else turned[name] for name, x in (("q", q), ("k", k))]
+        if self.in_fp32:  # until apply_rotary_pos_emb returns both
             self.tape.still_referenced(*turned.values(), *given.values())
         self.tape.still_referenced(*tables)
         return found[0], found[1]
 
     @property
-    def wide(self) -> bool:
+    def in_fp32(self) -> bool:
         """Whether RoPE is applied in fp32 and the result is cast back."""
         return self.wide_tables or self.turns_in_fp32 or self.casts_to_turn
 
@@ -48,14 +48,14 @@ class Rotary(Family):
         """Whether rotated queries and keys are contiguous by head: concatenated ones are."""
         return self.always_joins or self.c.partial_rotary
 
-    def spread_tables(self) -> tuple[Tensor, ...]:
+    def interleaved_tables(self) -> tuple[Tensor, ...]:
         """repeat_interleave of the first halves of the model's cos/sin cache."""
         if not self.spreads_tables:
             return ()
         shape = ("s", self.rotated_size)
         return tuple(self.ops.table(name, shape, self.table_dtype) for name in ("cosines of pairs", "sines of pairs"))
 
-    def cut(self, x: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
+    def split_rotary(self, x: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
         """The rotary part, and the rest of each head."""
         if self.c.partial_rotary:
             return self.ops.slices(x, ((*x.shape[:-1], "d_rot"), (*x.shape[:-1], "d_h-d_rot")), name)  # type: ignore[return-value]
@@ -80,11 +80,11 @@ class Rotary(Family):
             )
 
         if self.turns_in_fp32:
-            return self._turned_in_fp32(x, name, times)
+            return self._rotated_in_fp32(x, name, times)
         straight = times(x, f"{name} * cos", 0)
         return ops.add(straight, times(self.swapped(x, name), f"turned {name} * sin", 1), f"rotated {name}")
 
-    def _turned_in_fp32(self, x: Tensor, name: str, times: Callable[[Tensor, str, int], Tensor]) -> Tensor:
+    def _rotated_in_fp32(self, x: Tensor, name: str, times: Callable[[Tensor, str, int], Tensor]) -> Tensor:
         """Ernie4_5's variant: q.float() * cos + rotate_half(q).float() * sin."""
         ops = self.ops
         straight = times(ops.cast(x, "fp32", f"{name} in fp32"), f"{name} * cos", 0)
