@@ -28,7 +28,7 @@ UPLOT = {
     "dist/uPlot.min.css": "uPlot.min.css",
     "LICENSE": "uPlot.LICENSE",
 }
-PAGE = ("page.css", "page.js", "views.css", "views.js", "worker.js", *UPLOT.values())
+PAGE = ("page.css", "page.js", "start.js", "views.css", "views.js", "worker.js", *UPLOT.values())
 
 # What no page loads: native libraries of other systems, files about wheels, schemas, and the page's own files.
 NEVER = re.compile(
