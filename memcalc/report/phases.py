@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from memcalc.ledger.result import RankResult, Sizing
 from memcalc.report.bar import small_bar
 from memcalc.report.grid import Column, TextTable
@@ -24,7 +26,7 @@ def phase_grid(result: Sizing, unit: Unit) -> TextTable:
 
 
 def rank_grid(result: Sizing, unit: Unit) -> TextTable:
-    """One line for each kind of rank, the one that needs most marked."""
+    """One line for each type of rank, the one that needs most marked; consecutive stages with equal figures share one."""
     ordered = sorted(result.ranks, key=lambda kind: tuple(kind.rank.values()))
     axes = list(result.headline.rank)
     columns = [Column(axis.removeprefix("pipeline_"), right=True) for axis in axes] + [
@@ -34,18 +36,23 @@ def rank_grid(result: Sizing, unit: Unit) -> TextTable:
         Column("device", right=True),
         Column(""),
     ]
-    rows = [_rank_row(result, kind, unit) for kind in ordered]
-    return TextTable(f"Pipeline stages, in {unit}", tuple(columns), rows, frozenset({ordered.index(result.headline)}))
+    rows: list[tuple[str, ...]] = []
+    strong = 0
+    for figures, alike in groupby(ordered, lambda kind: _rank_figures(result, kind, unit)):
+        kinds = [tuple(kind.rank.values()) for kind in alike]
+        names = zip(kinds[0], kinds[-1], strict=True)
+        strong = len(rows) if tuple(result.headline.rank.values()) in kinds else strong
+        rows.append((*(str(a) if a == b else f"{a} to {b}" for a, b in names), *figures))
+    return TextTable(f"Pipeline stages, in {unit}", tuple(columns), rows, frozenset({strong}))
 
 
-def _rank_row(result: Sizing, kind: RankResult, unit: Unit) -> tuple[str, ...]:
+def _rank_figures(result: Sizing, kind: RankResult, unit: Unit) -> tuple[str, ...]:
     words = []
     if result.card is not None and kind.device_bytes is not None:
         words.append("fits" if kind.device_bytes <= result.card.usable_bytes else "does not fit")
     if kind is result.headline and len(result.ranks) > 1:
         words.append("<- most")
     return (
-        *(str(index) for index in kind.rank.values()),
         kind.ledger.peak_phase,
         format_number(kind.ledger.peak_bytes, unit),
         "-" if kind.reserved_bytes is None else format_number(kind.reserved_bytes, unit),
