@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,24 @@ def test_detail_is_left_out_in_order_the_last_runs_first() -> None:
     assert said(found).endswith("comfortably; points of the timelines, all but 300.")
     texts = [said(found) for found in steps]
     order = [
-        next(at for at, text in enumerate(texts) if word in text) for word in ("formulas", "24 runs", "details", "rows")
+        next(at for at, text in enumerate(texts) if word in text)
+        for word in ("formulas", "24 runs", "more runs that the table lists", "rows")
     ]
     assert order == sorted(order)
+
+
+def test_runs_without_a_timeline_are_left_out_first() -> None:
+    whole = checked(40, 16)
+    runs = whole["sections"][1]["views"]
+    for run in runs[10:]:
+        del run["sections"][-1]
+    found = reductions(whole)
+    next(found)
+    steps = [(said(each), len(each["sections"][-1]["views"])) for each in islice(found, 9)]
+    assert steps[0][0] == "Left out, to keep this file small: 4 runs that the table lists."  # an eighth of the 30
+    assert [count for _, count in steps] == [36, 32, 28, 24, 20, 16, 12, 10, 10]
+    assert "timelines" not in steps[7][0]
+    assert "timelines" in steps[8][0]
 
 
 def test_each_step_is_smaller() -> None:

@@ -19,18 +19,20 @@ ROWS = (1000, 300, 100, 30, 10)  # of each table and list
 def reductions(view: View) -> Iterator[View]:
     """Yield the view, then with less and less detail.
 
-    Left out, in this order: the timelines of runs that fit comfortably; points of the other timelines; formulas and
-    tensors; the other timelines; runs that a table lists; rows of tables and lists. Of runs the last ones go first.
+    Left out, in this order: runs without a timeline, which a table lists; the timelines of runs that fit comfortably;
+    points of the other timelines; formulas and tensors; the other timelines; all runs; rows of tables and lists. Of
+    runs the last ones go first.
     """
     yield view
     view = deepcopy(view)
     left: dict[str, str] = {}  # what is left out so far
     for what, text in chain(
+        _drop_runs(_sections(view, "views"), with_timeline=False),
         _drop_timelines([each for each in _views(view) if each.get("comfortable")], "that fit comfortably"),
-        _thin_timelines(_sections(view, "timeline")),
+        _thin_timelines(view),
         _drop_formulas(view),
         _drop_timelines([*_views(view)], ""),
-        _drop_runs(_sections(view, "views")),
+        _drop_runs(_sections(view, "views"), with_timeline=True),
         _drop_rows([*_sections(view, "table"), *_sections(view, "list")]),
     ):
         left[what] = text
@@ -38,8 +40,12 @@ def reductions(view: View) -> Iterator[View]:
         yield view | {"sections": [{"kind": "lines", "lines": [line]}, *view["sections"]]}
 
 
+def _has_timeline(view: View) -> bool:
+    return any(section["kind"] == "timeline" for section in view["sections"])
+
+
 def _drop_timelines(views: list[View], which: str) -> Steps:
-    found = [each for each in views if any(section["kind"] == "timeline" for section in each["sections"])]
+    found = [each for each in views if _has_timeline(each)]
     size = max(-(-len(found) // CHUNKS), 1)
     for end in range(len(found), 0, -size):
         for each in found[max(end - size, 0) : end]:
@@ -47,7 +53,8 @@ def _drop_timelines(views: list[View], which: str) -> Steps:
         yield f"timelines {which}", f"the timelines of {len(found) - max(end - size, 0)} runs {which}".strip()
 
 
-def _thin_timelines(sections: list[Section]) -> Steps:
+def _thin_timelines(view: View) -> Steps:
+    sections = _sections(view, "timeline")
     for most in POINTS if sections else ():
         for section in sections:
             _thin(section["document"]["points"], most)
@@ -55,22 +62,28 @@ def _thin_timelines(sections: list[Section]) -> Steps:
 
 
 def _drop_formulas(view: View) -> Steps:
-    for section in _sections(view, "timeline"):
-        section["formulas"] = {}
-    for section in _sections(view, "components"):
-        for row in section["rows"]:
-            row["groups"] = []
-    yield "formulas", "tensors and formulas"
+    rows = [row for section in _sections(view, "components") for row in section["rows"]]
+    held = [(section, "formulas", {}) for section in _sections(view, "timeline")] + [
+        (row, "groups", []) for row in rows
+    ]
+    found = [(each, name, nothing) for each, name, nothing in held if each[name]]
+    for each, name, nothing in found:
+        each[name] = nothing
+    if found:
+        yield "formulas", "tensors and formulas"
 
 
-def _drop_runs(sections: list[Section]) -> Steps:
+def _drop_runs(sections: list[Section], *, with_timeline: bool) -> Steps:
     dropped = 0
     for section in sections:
-        step = max(-(-len(section["views"]) // CHUNKS), 1)
-        while section["views"]:
-            dropped += len(section["views"][-step:])
-            del section["views"][-step:]
-            yield "runs", f"the details of {dropped} runs"
+        views = section["views"]
+        kept = 0 if with_timeline else max((at + 1 for at, view in enumerate(views) if _has_timeline(view)), default=0)
+        step = max(-(-(len(views) - kept) // CHUNKS), 1)
+        while len(views) > kept:
+            rest = max(len(views) - step, kept)
+            dropped += len(views) - rest
+            del views[rest:]
+            yield f"runs {with_timeline}", f"{dropped} {'more ' if with_timeline else ''}runs that the table lists"
 
 
 def _drop_rows(sections: list[Section]) -> Steps:
