@@ -28,12 +28,14 @@ UPLOT = {
     "dist/uPlot.min.css": "uPlot.min.css",
     "LICENSE": "uPlot.LICENSE",
 }
-PAGE = ("page.css", "page.js", "views.css", "views.js", "worker.js", *UPLOT.values())
+PAGE = ("page.css", "page.js", "start.js", "views.css", "views.js", "worker.js", *UPLOT.values())
 
 # What no page loads: native libraries of other systems, files about wheels, schemas, and the page's own files.
 NEVER = re.compile(
     r"\.dist-info/(?!METADATA)|(?<!wasm32-emscripten)\.so$|^pydantic/(v1|mypy)|\.pyi$|^_yaml/"
-    r"|^memcalc/(nullcuda/(src|hook)|page/static|report/plots/page\.html)|^memcalc/data/.*\.schema\.json$"
+    r"|^memcalc/(page/static|report/plots/page\.html)|^memcalc/data/.*\.schema\.json$"
+    # packages that need torch, numpy, processes or a terminal
+    r"|^memcalc/(cli|measuring|nullcuda|recorder|snapshots|sweeping|tracing|validation)/"
 )
 # Modules of the standard library that need processes, sockets or a terminal, or that only developers use.
 LIBRARY_NEVER = re.compile(

@@ -156,6 +156,6 @@ def _with_rounding(
 
 def spans(events: Sequence[Event], length: int) -> list[PhaseInterval]:
     """Return the event interval of each phase among the first `length` events."""
-    kinds = map(itemgetter(0), events[:length])
-    marks = [index for index, kind in enumerate(kinds) if kind is EventType.PHASE]
+    kinds, mark = map(itemgetter(0), events[:length]), EventType.PHASE
+    marks = [index for index, kind in enumerate(kinds) if kind is mark]
     return [PhaseInterval(events[begin].phase, begin, end) for begin, end in pairwise([*marks, length])]

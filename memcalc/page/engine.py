@@ -26,9 +26,9 @@ def parts(request: str, tell: Tell | None = None) -> Iterator[str]:
         tell: called with how far a search is.
 
     Yields:
-        "answer": the `document` as `--format json` prints it, the `view`, and the run as a `command` and as `yaml`;
-        then "section": a section in place of that of the same `place`; or "error": a message, and the `hub_id` that
-        the catalogue does not have, where that is the error.
+        "answer": the `view`; then "section": a section in place of that of the same `place`; then "copies": the
+        `document` as `--format json` prints it, and the run as a `command` and as `yaml`. Or "error": a message, and
+        the `hub_id` that the catalogue does not have, where that is the error.
     """
     try:
         asked = parsed(request)
@@ -50,7 +50,6 @@ def _dumped(part: Part) -> str:
 
 def _estimate(asked: Request, tell: Tell | None) -> Iterator[Part]:
     from memcalc.api.sizing import estimate
-    from memcalc.documents.result import document
     from memcalc.report.views.estimate import estimate_view, verdict_section
     from memcalc.report.views.timeline import memory_section
 
@@ -60,13 +59,16 @@ def _estimate(asked: Request, tell: Tell | None) -> Iterator[Part]:
     waiting = {"kind": "waiting", "title": "Memory over the run", "place": "timeline"}
     view = estimate_view(result, UNIT, [waiting])
     view["sections"][0]["place"] = "verdict"
-    yield {"part": "answer", "document": text_of(document(result)), "view": view, **_copies(run, "estimate")}
+    yield {"part": "answer", "view": view}
     yield {"part": "section", "section": memory_section(result, UNIT) | {"place": "timeline"}}
     if result.spec.inference is None:
         from memcalc.verdict.reasons import reason_of
 
         section = verdict_section(result, UNIT, reason_of(result))
         yield {"part": "section", "section": section | {"place": "verdict"}}
+    from memcalc.documents.result import document
+
+    yield _copies(document(result), run, "estimate")
 
 
 def _fit(asked: Request, tell: Tell | None) -> Iterator[Part]:
@@ -80,12 +82,8 @@ def _fit(asked: Request, tell: Tell | None) -> Iterator[Part]:
     answer = fit(run.source, *run.overrides, gpu=run.gpu, gpus=gpus, progress=_progress(tell), **wanted)
     more = [word for name, value in wanted.items() for word in (f"--{name}", value)]
     more += [] if gpus is None else ["--gpus", str(gpus)]
-    yield {
-        "part": "answer",
-        "document": text_of(fit_document(answer)),
-        "view": fit_view(answer, UNIT),
-        **_copies(run, "fit", *more),
-    }
+    yield {"part": "answer", "view": fit_view(answer, UNIT)}
+    yield _copies(fit_document(answer), run, "fit", *more)
 
 
 def _diff(asked: Request, tell: Tell | None) -> Iterator[Part]:
@@ -99,12 +97,8 @@ def _diff(asked: Request, tell: Tell | None) -> Iterator[Part]:
     second = run_of(asked.run)
     difference = diff(first, second.spec)
     timelines = [memory_section(result, UNIT) for result in difference.results]
-    yield {
-        "part": "answer",
-        "document": text_of(difference_document(difference)),
-        "view": difference_view(difference, UNIT, timelines),
-        **_copies(second, "estimate"),
-    }
+    yield {"part": "answer", "view": difference_view(difference, UNIT, timelines)}
+    yield _copies(difference_document(difference), second, "estimate")
 
 
 def _progress(tell: Tell | None) -> Progress:
@@ -118,12 +112,12 @@ def _progress(tell: Tell | None) -> Progress:
     return told
 
 
-def _copies(run: RequestedRun, verb: str, *more: str) -> Part:
+def _copies(document: Any, run: RequestedRun, verb: str, *more: str) -> Part:
     try:
         text = run.as_yaml()
     except InputError as error:
         text = f"# {error}\n"
-    return {"command": run.command(verb, *more), "yaml": text}
+    return {"part": "copies", "document": text_of(document), "command": run.command(verb, *more), "yaml": text}
 
 
 _ANSWERS: dict[str, Callable[[Request, Tell | None], Iterator[Part]]] = {

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import __version__
+from memcalc.errors import NotWritten
 from memcalc.files import write_text
 from memcalc.report.plots.files import check_place
 from memcalc.report.plots.markup import markup, script_data
+from memcalc.report.views.reduction import reductions
 
 SUFFIXES = (".html", ".htm")
 MOST_BYTES = 1_000_000  # of a report that is passed around
@@ -31,14 +33,19 @@ def check_report(path: Path | None) -> None:
 
 
 def write_report(path: Path, view: dict[str, Any]) -> None:
-    """Write a view (see `memcalc.report.views`) as a report.
+    """Write a view (see `memcalc.report.views`) as a report, with less detail if it would exceed MOST_BYTES.
 
     Raises:
         InputError: as `check_report`.
-        NotWritten: the file cannot be written.
+        NotWritten: the file cannot be written, or exceeds MOST_BYTES with the least detail, too.
     """
     check_report(path)
-    write_text(path, report_page(view))
+    for each in reductions(view):
+        page = report_page(each)
+        if len(page.encode()) <= MOST_BYTES:
+            write_text(path, page)
+            return
+    raise NotWritten(str(path), f"a report has at most {MOST_BYTES:,} bytes", "Use --format json.")
 
 
 def report_page(view: dict[str, Any]) -> str:

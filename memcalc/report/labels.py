@@ -33,6 +33,7 @@ _PARTS: dict[str, tuple[str, str, str]] = {
 _STYLES = {letter: style for letter, style, _ in _PARTS.values()}
 
 HEADROOM = "."
+FACTOR = 10  # from here on a growth is reported as a factor
 
 
 def letter(part: str) -> str:
@@ -64,7 +65,9 @@ def percent(part: int, whole: int) -> str:
 
 
 def signed_percent(difference: int, base: int) -> str:
-    """Return a difference relative to its base, with its sign."""
+    """Return a difference relative to its base, with its sign: "+12.50%"; from FACTOR times the base on "×10"."""
+    if base and difference + base >= FACTOR * base:
+        return f"×{(difference + base) / base:,.0f}"
     return "-" if base == 0 else f"{100 * difference / base:+.2f}%"
 
 

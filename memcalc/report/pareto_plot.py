@@ -63,7 +63,7 @@ def front_figure(planning: RecomputeResult, unit: Unit = "GiB") -> Figure:
     )
     rules = [(name, found.peak_bytes / size, 100 * found.recompute_flops / flops) for name, found in planning.rules]
     for _, x, y in rules:
-        axes.plot([x], [y], "x", color=_GREY, zorder=4)
+        axes.plot([x], [y], "x", color=_GREY, zorder=4, clip_on=False)  # "none" is on the axis
     for names, x, y in together(rules):
         axes.annotate(", ".join(names), (x, y), (5, 5), textcoords="offset points", color=_GREY, fontsize=9)
     chosen = planning.plan.evaluation

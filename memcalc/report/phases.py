@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from memcalc.ledger.result import RankResult, Sizing
 from memcalc.report.bar import small_bar
 from memcalc.report.grid import Column, TextTable
@@ -24,7 +26,7 @@ def phase_grid(result: Sizing, unit: Unit) -> TextTable:
 
 
 def rank_grid(result: Sizing, unit: Unit) -> TextTable:
-    """One line for each kind of rank, the one that needs most marked."""
+    """One line for each type of rank, the one that needs most marked; consecutive equal stages share a line."""
     ordered = sorted(result.ranks, key=lambda rank_result: tuple(rank_result.rank.values()))
     axes = list(result.headline.rank)
     columns = [Column(axis.removeprefix("pipeline_"), right=True) for axis in axes] + [
@@ -34,18 +36,23 @@ def rank_grid(result: Sizing, unit: Unit) -> TextTable:
         Column("device", right=True),
         Column(""),
     ]
-    rows = [_rank_row(result, rank_result, unit) for rank_result in ordered]
-    return TextTable(f"Pipeline stages, in {unit}", tuple(columns), rows, frozenset({ordered.index(result.headline)}))
+    rows: list[tuple[str, ...]] = []
+    strong = 0
+    for figures, alike in groupby(ordered, lambda each: _rank_figures(result, each, unit)):
+        kinds = [tuple(each.rank.values()) for each in alike]
+        names = zip(kinds[0], kinds[-1], strict=True)
+        strong = len(rows) if tuple(result.headline.rank.values()) in kinds else strong
+        rows.append((*(str(a) if a == b else f"{a} to {b}" for a, b in names), *figures))
+    return TextTable(f"Pipeline stages, in {unit}", tuple(columns), rows, frozenset({strong}))
 
 
-def _rank_row(result: Sizing, rank_result: RankResult, unit: Unit) -> tuple[str, ...]:
+def _rank_figures(result: Sizing, rank_result: RankResult, unit: Unit) -> tuple[str, ...]:
     words = []
     if result.gpu is not None and rank_result.device_bytes is not None:
         words.append("fits" if rank_result.device_bytes <= result.gpu.usable_bytes else "does not fit")
     if rank_result is result.headline and len(result.ranks) > 1:
         words.append("<- most")
     return (
-        *(str(index) for index in rank_result.rank.values()),
         rank_result.ledger.peak_phase,
         format_number(rank_result.ledger.peak_bytes, unit),
         "-" if rank_result.reserved_bytes is None else format_number(rank_result.reserved_bytes, unit),

@@ -6,6 +6,8 @@ free at each request. So the steps are replayed from the first weight on, with t
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from memcalc.errors import OutOfMemory
 from memcalc.layout.local_parameters import stage_parameters
 from memcalc.layout.parameters import layer_prefixes
@@ -57,18 +59,25 @@ COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 def run_requests(spec: Spec, stage: Stage | None = None, rank: int | None = None) -> Requests:
     """Return the requests of three steps, or of a whole generation, in order; `unsupported_reason(spec)` must be empty.
 
+    They must not be changed.
+
     Args:
         spec: the run.
         stage: of its ranks the ones of this pipeline stage; None: the first.
         rank: the data-parallel rank; None: the one that holds most.
     """
+    return _recorded(spec, stage or stages_of(spec)[0], rank)
+
+
+@lru_cache(maxsize=1)  # a run's timeline is made from the requests of its verdict
+def _recorded(spec: Spec, stage: Stage, rank: int | None) -> Requests:
     if spec.inference is not None:
         return GenerationRequests(spec, Requests()).record()
     if spec.parallelism.pipeline_parallel == 1:
         return SimulatedRun(spec, Requests(), rank=rank).play()
     from memcalc.simulation.pipeline import SimulatedPipeline  # it extends SimulatedRun
 
-    return SimulatedPipeline(spec, Requests(), stage or stages_of(spec)[0]).play()
+    return SimulatedPipeline(spec, Requests(), stage).play()
 
 
 def simulate(spec: Spec, alloc_conf: str = "", stage: Stage | None = None, rank: int | None = None) -> Replay:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from memcalc.allocator.pytorch.constants import STREAM_SHIFT
+from memcalc.allocator.pytorch.constants import MIN_BLOCK, STREAM_SHIFT
 from memcalc.allocator.pytorch.script_replay import ScriptAllocator, allocator_of
 from memcalc.allocator.pytorch.versions import DEFAULT_VERSION
 from memcalc.events.event import Event, EventType
@@ -13,12 +12,7 @@ from memcalc.events.memory_curve import MemoryCurve
 from memcalc.events.timeline import Timeline
 from memcalc.stream.requests import RequestInterval, Requests
 
-
-class MemoryLevel(NamedTuple):
-    """Allocated and reserved bytes after a request."""
-
-    allocated: int
-    reserved: int
+_SIZE = (1 << STREAM_SHIFT) - 1  # the bits of a request that hold its size
 
 
 def memory_curve(
@@ -44,15 +38,10 @@ def memory_curve(
         OutOfMemory: a request does not fit.
     """
     stretches = [interval for interval in requests.stretches if not interval.is_empty]
-    levels = [*_levels(stretches, allocator_of(alloc_conf, torch, room, capacity))]
+    allocated, reserved = _levels(stretches, allocator_of(alloc_conf, torch, room, capacity))
     events, deltas, changed = _events(stretches, requests)
     limit = room if room is not None else capacity
-    return MemoryCurve(
-        Timeline(tuple(events), tuple(deltas), tuple(changed)),
-        [level.allocated for level in levels],
-        [level.reserved for level in levels],
-        limit,
-    )
+    return MemoryCurve(Timeline(tuple(events), tuple(deltas), tuple(changed)), allocated, reserved, limit)
 
 
 def _named(stretches: Sequence[RequestInterval]) -> Iterator[tuple[RequestInterval, str, bool]]:
@@ -74,6 +63,7 @@ def _events(
     deltas: list[int] = []
     changed: list[Event | None] = []
     made: list[Event] = []
+    alloc, free, components = EventType.ALLOC, EventType.FREE, requests.components
     for interval, phase, begins in _named(stretches):
         if begins:
             events.append(Event(EventType.PHASE, phase=phase))
@@ -81,34 +71,45 @@ def _events(
             changed.append(None)
         for change in interval.script:
             if change >= 0:
-                stream = change >> STREAM_SHIFT
-                size, component = change - (stream << STREAM_SHIFT), requests.component(len(made))
-                subject = Event(EventType.ALLOC, len(made), size, stream, component)
+                stream, size = change >> STREAM_SHIFT, change & _SIZE
+                subject = Event(alloc, len(made), size, stream, components[len(made)])
                 events.append(subject)
                 made.append(subject)
                 deltas.append(size)
             else:
                 subject = made[~change]
-                events.append(Event(EventType.FREE, ~change, stream=subject.stream))
+                events.append(Event(free, ~change, 0, subject.stream))
                 deltas.append(-subject.bytes)
             changed.append(subject)
     return events, deltas, changed
 
 
-def _levels(stretches: Sequence[RequestInterval], allocator: ScriptAllocator) -> Iterator[MemoryLevel]:
-    """Yield one level per event, in the order of `_events`."""
-    allocated = 0
-    sizes: list[int] = []  # of the block of each request
+def _levels(stretches: Sequence[RequestInterval], allocator: ScriptAllocator) -> tuple[list[int], list[int]]:
+    """Return allocated and reserved bytes after each event, in the order of `_events`.
+
+    An interval is served in one call, and its levels are then the sums of the blocks that its requests got.
+    """
+    allocated, reserved = [0], [0]
+    number, growth = 0, 0  # of requests served, and of entries of `growth` used
     for interval, _, begins in _named(stretches):
         if begins:
-            yield MemoryLevel(allocated, allocator.reserved_bytes)
+            allocated.append(allocated[-1])
+            reserved.append(allocator.reserved_bytes)
         if interval.after_empty_cache:
             allocator.empty_cache()
+        held, mapped = allocated[-1] // MIN_BLOCK, allocator.reserved_bytes
+        allocator.play(interval.script)
+        sizes, grown = allocator.block_sizes, iter(allocator.growth[growth:])
+        growth = len(allocator.growth)
+        following = next(grown, None)
         for change in interval.script:
-            most = allocator.play((change,)).allocated  # the peak is after an allocation, and before a free
             if change >= 0:
-                sizes.append(most - allocated)
-                allocated = most
+                held += sizes[number]
+                if following is not None and following[0] == number:
+                    mapped, following = following[1], next(grown, None)
+                number += 1
             else:
-                allocated -= sizes[~change]
-            yield MemoryLevel(allocated, allocator.reserved_bytes)
+                held -= sizes[~change]
+            allocated.append(held * MIN_BLOCK)
+            reserved.append(mapped)
+    return allocated[1:], reserved[1:]

@@ -210,10 +210,10 @@ class Requests:
         """Return the number of owners of each of these storages."""
         return {number: self._owners[number] for number in numbers}
 
-    def component(self, number: int) -> Component:
-        """Return the component of a storage."""
-        label = self.labels[number]
-        return label if isinstance(label, Component) else label.component
+    @property
+    def components(self) -> list[Component]:
+        """The component of each storage."""
+        return [label if isinstance(label, Component) else label.component for label in self.labels]
 
     def drop(self, numbers: Iterable[int]) -> None:
         """Remove one owner of each storage, and free the storages without owners."""

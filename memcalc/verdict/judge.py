@@ -56,6 +56,14 @@ def is_expected_to_fit(spec: Spec) -> bool:
     return _decided(least, gpu.usable_bytes, limits) is None and gets_through(spec, gpu)
 
 
+def fits(spec: Spec, limit: int | None = None) -> Verdict | None:
+    """Return the verdict of `judge` for a run that fits; None for any other, often with less work."""
+    if limit is None and can_replay(spec) and not is_expected_to_fit(spec):
+        return None
+    verdict = judge(spec, limit)
+    return verdict if verdict.answer == "fits" else None
+
+
 def _decided(least: int, limit: int, limits: Sequence[Limit]) -> Verdict | None:
     """Return the verdict if the lower bound exceeds the limit; otherwise None."""
     unmodelled = holding_memory(limits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import lru_cache, partial
 from math import ceil, floor
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_peak
-from memcalc.stream.requests import AllocatorOverhead, Replay, Requests, replay, reserved_upper_bound
+from memcalc.stream.requests import AllocatorOverhead, Replay, replay, reserved_upper_bound
 from memcalc.verdict.recorded_errors import replay_errors, reserve_ratio
 from memcalc.verdict.run_types import kinds_of
 
@@ -72,7 +72,7 @@ def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None, *, ta
     reject_without_formulas(spec)
     outside = outside_bytes(spec, gpu)
     if spec.inference is not None:
-        return outside + max(generation_bytes(spec, stage, gpu) for stage in stages_of(spec))
+        return outside + max(_least_allocated(spec, gpu, stage) for stage in stages_of(spec))
     stages = stages_that_matter(spec)
     most = max(state_peak(spec, stage) for stage in stages) + outside
     for stage in stages:
@@ -124,26 +124,23 @@ def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
     """Return whether the replay of a run finishes on its GPU, ignoring errors."""
     room = gpu.usable_bytes - outside_bytes(spec, gpu)
     for stage in stages_that_matter(spec):
-        requests = run_requests(spec, stage)
-        if not spec.training.alloc_conf and reserved_upper_bound(requests) <= room:
+        if not spec.training.alloc_conf and reserved_upper_bound(run_requests(spec, stage)) <= room:
             continue  # proven for default settings, without a replay
-        if _replays(spec, requests)(room) is None:
+        if _replay_on(spec, stage, room) is None:
             return False
     return True
 
 
-def _replays(spec: Spec, requests: Requests) -> Callable[[int | None], Replay | None]:
-    """Return a function that replays the run with a given memory for the allocator; None: it runs out of memory."""
+@lru_cache(maxsize=4)
+def _replay_on(spec: Spec, stage: Stage, room: int | None) -> Replay | None:
+    """Return the replay of a rank's run with a given memory for the allocator; None: it runs out of memory."""
     training = spec.training
     capacity = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu).usable_bytes
-
-    def on(room: int | None) -> Replay | None:
-        try:
-            return replay(requests, training.alloc_conf, training.torch_version.removeprefix("v"), room, capacity)
-        except OutOfMemory:
-            return None
-
-    return on
+    version = training.torch_version.removeprefix("v")
+    try:
+        return replay(run_requests(spec, stage), training.alloc_conf, version, room, capacity)
+    except OutOfMemory:
+        return None
 
 
 def answer_of(need: MemoryNeed, limit: int) -> Answer:
@@ -159,10 +156,17 @@ def _allocated(spec: Spec, gpu: GpuSpec | None) -> int:
     return max(peak_bytes(spec, stage, gpu) for stage in stages_that_matter(spec))
 
 
+def _least_allocated(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> int:
+    """Return a lower bound of a rank's allocated peak in bytes."""
+    if spec.inference is not None:
+        return generation_bytes(spec, stage, gpu)
+    return peak_bytes(spec, stage, gpu, tails=False)
+
+
 def _replayed(spec: Spec, gpu: GpuSpec | None) -> MemoryNeed | None:
     """Replay the ranks of each type of pipeline stage; return the worst need. None: see `_replayed_rank`."""
     if spec.inference is not None or spec.parallelism.pipeline_parallel == 1:
-        return _replayed_rank(spec, gpu, None)
+        return _replayed_rank(spec, gpu, stages_of(spec)[0])
     worst: MemoryNeed | None = None
     by_stage: dict[int, AllocatorOverhead] = {}
     for alike in stages_alike(spec):
@@ -183,7 +187,7 @@ def _badness(need: MemoryNeed) -> tuple[int, int]:
     return answers.index(need.on_gpu), need.reserved_bytes
 
 
-def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage | None) -> MemoryNeed | None:
+def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> MemoryNeed | None:
     """Replay on the GPU, where the allocator frees cached blocks before it runs out of memory.
 
     None if the run needs more than the largest device on which the allocator is modelled with its settings.
@@ -192,18 +196,21 @@ def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage | None) -> Memo
     the largest error. It certainly fails if a device larger by the largest error is not enough.
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, gpu)
-    on = _replays(spec, run_requests(spec, stage))
+    on = partial(_replay_on, spec, stage)
     room = None if gpu is None else gpu.usable_bytes - outside
-    on_gpu = on(room)
+    larger = None if room is None else floor(room / (1 + errors.low))
+    # Live requests of more than the larger device cannot be served on either: no replay is needed for that.
+    beyond = larger is not None and _least_allocated(spec, gpu, stage) > larger
+    on_gpu = None if beyond else on(room)
     found = on_gpu or on(None)
     if found is None:
         return None
     need = MemoryNeed(found.reserved_bytes, errors, outside, found.played, None, None)
-    if gpu is None or room is None:
+    if gpu is None or room is None or larger is None:
         return need
     if on_gpu is None:
-        larger = floor(room / (1 + errors.low))
-        perhaps = found.reserved_bytes <= larger or on(larger) is not None  # no block is freed if everything fits
+        # No block is freed if everything fits.
+        perhaps = not beyond and (found.reserved_bytes <= larger or on(larger) is not None)
         return need._replace(on_gpu="unknown" if perhaps else "does-not-fit", replay_finishes=False)
     sure = need.high_bytes <= gpu.usable_bytes or on(floor(room / (1 + errors.high))) is not None
     return need._replace(on_gpu="fits" if sure else "unknown", replay_finishes=True)

@@ -15,7 +15,7 @@ from memcalc.spec.hardware.interconnect import system_of
 from memcalc.spec.spec import Spec
 from memcalc.suggestions.candidates import SAME, candidates
 from memcalc.suggestions.run_overrides import UserRun, written_out
-from memcalc.verdict.judge import gpu_of, judge
+from memcalc.verdict.judge import fits, gpu_of
 
 WORTH_SAYING = 0.1  # fraction of the peak: smaller temporaries are not reported
 
@@ -87,10 +87,10 @@ def remedy_of(run: UserRun, limit: int | None = None) -> Remedy | None:
             continue
         try:
             changed = run.changed(candidate.overrides)
-            verdict = judge(changed, limit)
+            verdict = fits(changed, limit)
         except InputError:
             continue
-        if verdict.answer == "fits" and verdict.device_bytes is not None:
+        if verdict is not None and verdict.device_bytes is not None:
             return Remedy(candidate.overrides, verdict.device_bytes, candidate.cost, *host_bytes(changed))
     return None
 

@@ -72,7 +72,7 @@ class Both:
         segments = (segment for pool in self.whole.default for segment in pool.segments)
         order = sorted(segment.number for segment in segments)
         expected = (order.index(block.segment.number), block.address - block.segment.address, block.size)
-        assert (number, (place - begin) * 512, self.lean._sizes[-1] * 512) == expected
+        assert (number, (place - begin) * 512, self.lean.block_sizes[-1] * 512) == expected
 
     def end(self) -> None:
         """The same free blocks in the same order, and indices of them that agree."""

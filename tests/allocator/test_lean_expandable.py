@@ -75,7 +75,7 @@ class Both:
         block, begin = self.blocks[-1], self.lean._places[-1]
         assert block is not None
         pool = self.lean._small if block.free_set.pool.small else self.lean._large
-        assert of_lean(pool, [(begin, begin + self.lean._sizes[-1])]) == of_whole(block.free_set.pool, [block])
+        assert of_lean(pool, [(begin, begin + self.lean.block_sizes[-1])]) == of_whole(block.free_set.pool, [block])
 
     def end(self) -> None:
         """The same free blocks, in the same order, and unmapped ones, and indices of them that agree."""

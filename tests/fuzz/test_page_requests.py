@@ -36,7 +36,7 @@ def complaint(answered: list[str]) -> str | None:
     """What is wrong with the parts of an answer, if anything."""
     found = [json.loads(part.encode()) for part in answered]  # the worker passes UTF-8 on
     kinds = [part["part"] for part in found]
-    if not found or kinds[0] not in ("answer", "error") or not {*kinds[1:]} <= {"section", "error"}:
+    if not found or kinds[0] not in ("answer", "error") or not {*kinds[1:]} <= {"section", "copies", "error"}:
         return f"parts {kinds}"
     for part in found:
         for text in texts(part):
@@ -44,9 +44,9 @@ def complaint(answered: list[str]) -> str | None:
                 return f"{control[0]!r} in {text[:80]!r}"
             if "Traceback" in text:
                 return "a traceback"
-    if kinds[0] == "answer":
-        json.loads(found[0]["document"])
-        if "\n" in found[0]["command"]:
+    if kinds[-1] == "copies":
+        json.loads(found[-1]["document"])
+        if "\n" in found[-1]["command"]:
             return "a command of several lines"
     lines = [line for part in found if part["part"] == "error" for line in part["message"].splitlines() or [""]]
     if len(lines) > MOST_ERRORS or any(not 10 < len(line) <= 3_000 for line in lines):

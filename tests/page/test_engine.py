@@ -68,19 +68,20 @@ def same(document: str, command_output: str) -> None:
 def test_the_copied_command_gives_the_same_document(
     run: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    first, *more = answer(kind="estimate", run=run)
+    first, *more, copies = answer(kind="estimate", run=run)
     assert first["part"] == "answer", first
-    same(first["document"], printed(first["command"], capsys, tmp_path, run.get("text", "")))
+    assert copies["part"] == "copies"
+    same(copies["document"], printed(copies["command"], capsys, tmp_path, run.get("text", "")))
     assert [part["section"]["place"] for part in more] == ["timeline", "verdict"]
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run)[:40])
 def test_the_copied_yaml_is_the_same_run(run: dict[str, Any], tmp_path: Path) -> None:
-    first = answer(kind="estimate", run=run)[0]
+    copies = answer(kind="estimate", run=run)[-1]
     if "text" in run:
         (tmp_path / "config.json").write_text(run["text"])
     path = tmp_path / "copied.yaml"
-    path.write_text(first["yaml"])
+    path.write_text(copies["yaml"])
     there, here = load(path), run_of(FormRun(**run)).spec
     assert there.model_dump(exclude={"name"}) == here.model_dump(exclude={"name"})
 
@@ -88,28 +89,28 @@ def test_the_copied_yaml_is_the_same_run(run: dict[str, Any], tmp_path: Path) ->
 def test_a_fit_is_that_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     told: list[str] = []
     request = {"kind": "fit", "run": {"model": "gpt2", "gpu": "t4", "gpus": "2"}, "maximize": "micro_batch_size"}
-    (first,) = [json.loads(part) for part in parts(json.dumps(request), told.append)]
-    assert first["command"] == "memcalc fit gpt2 --gpu t4 --maximize micro_batch_size --gpus 2"
-    same(first["document"], printed(first["command"], capsys, tmp_path))
+    first, copies = (json.loads(part) for part in parts(json.dumps(request), told.append))
+    assert copies["command"] == "memcalc fit gpt2 --gpu t4 --maximize micro_batch_size --gpus 2"
+    same(copies["document"], printed(copies["command"], capsys, tmp_path))
     assert {"lines", "table", "timeline"} >= {section["kind"] for section in first["view"]["sections"]}
 
 
 def test_a_difference_shows_both_runs() -> None:
     a, b = {"model": "gpt2", "gpu": "t4"}, {"text": "preset: gpt2\n", "gpu": "t4", "more": "b=4"}
-    (first,) = answer(kind="diff", run=b, other=a)
+    first, copies = answer(kind="diff", run=b, other=a)
     sides, components, phases = first["view"]["sections"]
     assert [view["title"] for view in sides["views"]] == ["A", "B"]
     assert [section["kind"] for section in sides["views"][0]["sections"]] == ["verdict", "bars", "timeline"]
     assert components["title"].startswith("At the peak: A in ")
     assert phases["title"] == "Phases"
-    assert json.loads(first["document"])["totals"]["allocated"]["difference"] > 0
+    assert json.loads(copies["document"])["totals"]["allocated"]["difference"] > 0
 
 
 def test_a_run_whose_requests_are_not_known_is_shown_by_phase() -> None:
     run = {"model": "gpt2", "gpu": "t4", "fields": {"parallelism.pipeline_parallel": "2"}}
-    first, timeline, _ = answer(kind="estimate", run=run)
+    _, timeline, _, copies = answer(kind="estimate", run=run)
     section = timeline["section"]
-    phases = json.loads(first["document"])["phases"]
+    phases = json.loads(copies["document"])["phases"]
     assert section["title"] == "Peak of each phase"
     assert "pipeline parallelism" in section["note"]
     assert section["document"]["points"]["allocated_bytes"] == [phase["allocated_bytes"] for phase in phases]

@@ -7,14 +7,17 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
+from memcalc import estimate
 from memcalc.ledger.result import Result
 from memcalc.report.breakdown import component_grid
 from memcalc.report.color_screen import ColorScreen
+from memcalc.report.labels import signed_percent
 from memcalc.report.ledger_csv import ledger_csv
 from memcalc.report.markdown import sizing_markdown
 from memcalc.report.phases import rank_grid
 from memcalc.report.screen import Screen
 from memcalc.report.sizing import draw_sizing
+from memcalc.units import format_number
 
 Golden = Callable[[str, str], None]
 
@@ -112,3 +115,30 @@ def test_one_line_for_each_stage_and_the_worst_marked(two_stages: Result) -> Non
     assert [row[0] for row in rows] == ["0", "1"]
     assert rows[0][-1] == "fits <- most"
     assert rows[1][-1] == "fits"
+
+
+def test_consecutive_stages_with_equal_figures_share_a_line() -> None:
+    """GPipe: the stages between the first, which has the embedding, and the last, which has the head, are equal."""
+    text = "num_layers=8", "pipeline_parallel=8", "schedule=gpipe", "gradient_accumulation=8"
+    result = estimate("gpt2", *text, gpu="t4").replayed
+    rows = rank_grid(result, "GiB").rows
+    by_stage = {kind.rank["pipeline_stage"]: kind.ledger.peak_bytes for kind in result.ranks}
+
+    assert len(set(by_stage.values())) < 8
+    assert [row[0] for row in rows] == ["0", "1 to 6", "7"]
+    assert all(row[2] == format_number(by_stage[int(row[0].split(" to ")[0])], "GiB") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("difference", "base", "text"),
+    [
+        (1, 8, "+12.50%"),
+        (-8, 8, "-100.00%"),
+        (8, 1, "+800.00%"),
+        (9, 1, "×10"),
+        (30_038_706, 512, "×58,670"),  # 30,039,218 / 512 = 58,670.3; as a percentage +5,866,934.77%
+        (5, 0, "-"),
+    ],
+)
+def test_a_large_growth_is_a_factor(difference: int, base: int, text: str) -> None:
+    assert signed_percent(difference, base) == text

@@ -52,7 +52,10 @@ def test_a_map_on_which_nothing_fits_says_why() -> None:
     """Of what would come closest; a map with something that fits has no such line."""
     none = heat_maps(memcalc.sweep("llama-3-70b", {"b": [1, 2]}, "recipe=pure", gpu="h100-80gb"), "title", "GiB")
     some = heat_maps(memcalc.sweep("gpt2", {"b": [1, 2]}, gpu="h100-80gb"), "title", "GiB")
-    assert re.search(r"Nothing fits: the closest \(micro_batch_size = [12]\) needs [\d,.]+ GiB of 79\.10 GiB\.", none)
+    assert re.search(
+        r"Nothing fits: the closest \(micro_batch_size = [12]\) needs [\d,.]+ GiB, [\d,.]+ GiB of it \w[\w ]+, of 79\.10 GiB\.",
+        none,
+    )
     assert "Nothing fits" not in some
 
 

@@ -103,7 +103,10 @@ class LeanAllocator:
         self._allocated = self._unasked = 0  # unasked: what blocks in use have beyond their requests
         # Of every block so far: its place and its size, and of those larger than their request, by how much.
         self._places: list[int] = []
-        self._sizes: list[int] = []
+        self.block_sizes: list[int] = []
+        self.growth: list[
+            tuple[int, int]
+        ] = []  # of each request that changed reserved memory: its number, and reserved bytes
         self._rests: dict[int, int] = {}
         self._watched = (0, 0, 0)  # allocated, unasked and retries at `watch`
 
@@ -128,7 +131,7 @@ class LeanAllocator:
         starts, ends = self._starts, self._ends
         small_sizes, small_places, small_inexact = self._small.sizes, self._small.places, self._small.inexact
         large_sizes, large_places, large_inexact = self._large.sizes, self._large.places, self._large.inexact
-        places, taken, rests = self._places, self._sizes, self._rests
+        places, taken, rests = self._places, self.block_sizes, self._rests
         allocated, unasked = self._allocated, self._unasked
         # `most` is the peak since `unasked` changed last; with it, it is a peak of asked bytes, too.
         most = most_allocated = allocated
@@ -254,7 +257,7 @@ class LeanAllocator:
         return pairs is not None and all(self._block(one) == self._block(other) for one, other in pairs)
 
     def _block(self, number: int) -> tuple[int, int, int]:
-        return self._places[number], self._sizes[number], self._rests.get(number, 0)
+        return self._places[number], self.block_sizes[number], self._rests.get(number, 0)
 
     def _all_pools(self) -> Iterable[_LeanPool]:
         return (self._large, self._small, *chain.from_iterable(self._others.values()))
@@ -278,6 +281,7 @@ class LeanAllocator:
                 )
         self.reserved_bytes += size
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        self.growth.append((len(self._places), self.reserved_bytes))
         if self._addresses is None:
             place = self._next
             self._next += size // MIN_BLOCK + 1

@@ -148,7 +148,10 @@ class LeanExpandableAllocator:
         self._allocated = 0
         # Of every block so far: its place and its size, and its stream, if it is not the default one.
         self._places: list[int] = []
-        self._sizes: list[int] = []
+        self.block_sizes: list[int] = []
+        self.growth: list[
+            tuple[int, int]
+        ] = []  # of each request that changed reserved memory: its number, and reserved bytes
         self._streams: dict[int, int] = {}
         self._largest = 0  # key of the largest block since `watch` that served a request and could not grow
         self._watched = 0  # allocated at `watch`
@@ -166,7 +169,7 @@ class LeanExpandableAllocator:
             OutOfMemory: a request does not fit, even after the cache is emptied.
         """
         small, large = ((pool.keys, pool.edges, pool.unmapped) for pool in (self._small, self._large))
-        places, taken, streams = self._places, self._sizes, self._streams
+        places, taken, streams = self._places, self.block_sizes, self._streams
         allocated = most = self._allocated
         largest = self._largest
         for change in script:
@@ -271,7 +274,7 @@ class LeanExpandableAllocator:
         return pairs is not None and all(self._block(one) == self._block(other) for one, other in pairs)
 
     def _block(self, number: int) -> tuple[int, int, int]:
-        return self._places[number], self._sizes[number], self._streams.get(number, 0)
+        return self._places[number], self.block_sizes[number], self._streams.get(number, 0)
 
     def _all_pools(self) -> Iterable[_ExpandablePool]:
         return chain((self._large, self._small), *self._others.values())
@@ -297,6 +300,7 @@ class LeanExpandableAllocator:
             block = self._grow(pool, request)
         if block is None:
             raise OutOfMemory(f"{request * MIN_BLOCK} bytes do not fit next to {self.reserved_bytes} reserved bytes.")
+        self.growth.append((len(self._places), self.reserved_bytes))
         begin, end = block
         pool.remove(begin, end)
         pool.edges[end] = begin

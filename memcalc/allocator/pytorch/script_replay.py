@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from memcalc.allocator.pytorch.constants import STREAM_SHIFT
+from memcalc.allocator.pytorch.constants import MIN_BLOCK, STREAM_SHIFT
 from memcalc.allocator.pytorch.lean import LeanAllocator, PeakBytes
 from memcalc.allocator.pytorch.lean_expandable import LeanExpandableAllocator
 from memcalc.allocator.pytorch.rounding import block_size
@@ -32,6 +32,14 @@ class ScriptAllocator(Protocol):
     @property
     def retries(self) -> int:
         """How often the cache was emptied for a request."""
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        """The size of the block of each request so far, in blocks of 512 bytes; 0 for an empty request."""
+
+    @property
+    def growth(self) -> Sequence[tuple[int, int]]:
+        """The requests that changed reserved memory: the number of each, and the reserved bytes after it."""
 
     def play(self, script: Iterable[int], /) -> PeakBytes:
         """Serve requests; see `LeanAllocator.play`."""
@@ -86,6 +94,8 @@ class FullScriptAllocator:
         )
         self._allocator = CachingAllocator(settings, version, driver)
         self._blocks: list[Block | None] = []
+        self.block_sizes: list[int] = []
+        self.growth: list[tuple[int, int]] = []
         self._allocated = self._asked = 0
 
     @property
@@ -110,11 +120,16 @@ class FullScriptAllocator:
             OutOfMemory: a request does not fit, even after the cache is emptied.
         """
         most, most_asked = self._allocated, self._asked
+        reserved = self.reserved_bytes
         for change in script:
             if change > 0:
                 stream = change >> STREAM_SHIFT
                 block = self._allocator.malloc(change - (stream << STREAM_SHIFT), stream)
+                if self.reserved_bytes != reserved:
+                    reserved = self.reserved_bytes
+                    self.growth.append((len(self._blocks), reserved))
                 self._blocks.append(block)
+                self.block_sizes.append(block.size // MIN_BLOCK)
                 self._allocated += block.size
                 self._asked += block_size(block.requested)
                 most, most_asked = max(most, self._allocated), max(most_asked, self._asked)
@@ -126,6 +141,7 @@ class FullScriptAllocator:
                 self._allocator.free(freed)
             else:
                 self._blocks.append(None)
+                self.block_sizes.append(0)
         return PeakBytes(most, most_asked)
 
     def empty_cache(self) -> None:

@@ -97,7 +97,8 @@ const title = (asked) => [asked.text ? "pasted configuration" : asked.model, ask
 
 function startWorker() {
   worker?.terminate();
-  worker = new Worker("worker.js", { type: "module" });
+  worker = window.started ?? new Worker("worker.js", { type: "module" });
+  delete window.started;
   worker.onmessage = ({ data }) => RECEIVERS[data.kind](data);
   worker.onerror = (event) => fail(`The worker failed: ${event.message ?? "its files could not be loaded"}.`);
 }
@@ -131,11 +132,10 @@ const RECEIVERS = {
     const part = JSON.parse(text);
     if (part.part === "error") return fail(part.message, part.hub_id);
     if (part.part === "section") return replaceSection(part.section, view);
-    last = part;
+    if (part.part === "copies") { last = part; byId("copies").hidden = false; return; }
     drawnFor = id;
     document.title = `${part.view.title.split(":")[0]} · memcalc`;
     render(part.view, view);
-    byId("copies").hidden = false;
     window.firstAnswer ??= performance.now();
     say(`${milliseconds.toFixed(0)} ms in this page`, "partial", short(part.view));
   },

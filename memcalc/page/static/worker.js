@@ -14,27 +14,31 @@ async function unpacked(name) {
 }
 
 /** Write the files of an archive: the length of its index, the index (paths and sizes as JSON), and their bytes. */
-function extract(python, archive, folder) {
+function extract(files, archive, folder) {
   const bytes = new Uint8Array(archive);
   let at = 4 + new DataView(archive).getUint32(0, true);
   const folders = new Set();
   for (const [path, size] of JSON.parse(DECODER.decode(bytes.subarray(4, at)))) {
     const target = `${folder}/${path}`, parent = target.slice(0, target.lastIndexOf("/"));
-    if (!folders.has(parent)) python.FS.mkdirTree(parent);
+    if (!folders.has(parent)) files.mkdirTree(parent);
     folders.add(parent);
-    python.FS.writeFile(target, bytes.subarray(at, at += size), { canOwn: true });
+    files.writeFile(target, bytes.subarray(at, at += size), { canOwn: true });
   }
+  note("unpacked");
 }
 
+/** Begin everything at once: Pyodide compiles its interpreter while the archives are unpacked. */
 async function start() {
-  const packages = unpacked("packages.bin");
-  packages.catch(() => {}); // reported below, when it is awaited
-  const library = URL.createObjectURL(new Blob([await unpacked("library.bin")]));
-  const python = await loadPyodide({ indexURL: new URL("pyodide/", self.location.href).href, stdLibURL: library });
-  URL.revokeObjectURL(library);
+  const packages = unpacked("packages.bin"), library = unpacked("library.bin");
+  import("./pyodide/pyodide.asm.mjs"); // which Pyodide imports later
+  for (const each of [packages, library]) each.catch(() => {}); // reported below, when it is awaited
+  const indexURL = new URL("pyodide/", self.location.href).href, stdLibURL = `${indexURL}python_stdlib.zip`;
+  const plainFetch = self.fetch; // Pyodide fetches its standard library from this address: it gets the unpacked one
+  self.fetch = async (address, options) => String(address) === stdLibURL ? new Response(await library) : plainFetch(address, options);
+  const fsInit = async (files, { sitePackages }) => extract(files, await packages, sitePackages);
+  const python = await loadPyodide({ indexURL, stdLibURL, fsInit });
+  self.fetch = plainFetch;
   note("python");
-  extract(python, await packages, python.runPython("import site; site.getsitepackages()[0]"));
-  note("unpacked");
   python.runPython("from memcalc.startup import start_quickly; start_quickly()");
   const engine = python.pyimport("memcalc.page.engine");
   note("imported");

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memcalc.estimation.estimate import estimate
+from memcalc.report.labels import label
 from memcalc.report.plots.markup import markup
 from memcalc.report.sweeps.downsampling import MOST_CELLS, MOST_MAPS, factors, merged
 from memcalc.report.sweeps.heatmaps import HeatMap, HeatMaps
@@ -46,14 +48,17 @@ def cell_of(columns: int) -> CellSize:
 
 
 def cause(table: Table, unit: Unit) -> str:
-    """Why nothing fits: what the smallest valid configuration needs; empty where something fits or may."""
+    """Why nothing fits: what the closest configuration needs, and most of it for; empty where something fits or may."""
     judged = table.valid & (table.usable_bytes >= 0)
     if not judged.any() or table.fits.any() or table.close.any():
         return ""
     at = int(np.where(judged, table.device_bytes - table.usable_bytes, np.iinfo(np.int64).max).argmin())
     values = ", ".join(f"{field.rpartition('.')[2]} = {value}" for field, value in table.point(at).items())
     needs, usable = (format_bytes(int(size[at]), unit) for size in (table.device_bytes, table.usable_bytes))
-    return f"Nothing fits: the closest ({values}) needs {needs} of {usable}."
+    ledger = estimate(table.spec(at)).ledger
+    largest, size = max(ledger.components(ledger.peak_phase).items(), key=lambda part: part[1])
+    most = f"{format_bytes(size, unit)} of it {label(largest)}"
+    return f"Nothing fits: the closest ({values}) needs {needs}, {most}, of {usable}."
 
 
 def heat_maps(table: Table, title: str, unit: Unit) -> str:

@@ -15,7 +15,7 @@ from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.checking.comparison import Comparison
-    from memcalc.checking.report import CheckReport
+    from memcalc.checking.report import CheckOutcome, CheckReport
     from memcalc.ledger.result import Result
     from memcalc.recomputation.recommendation import RecomputeResult
     from memcalc.recomputation.verification import DeviceVerification
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 View = dict[str, Any]
 
-# Of a report on many configs: about 130 bytes a point, hence 520 kB for all curves.
+# Of a report on many configs: a timeline takes a replay, and about 130 bytes per point.
 MOST_TIMELINES = 100
-POINTS_OF_ALL = 4000
+POINTS_OF_ALL = 6000
+COMFORTABLE = 0.9  # of the limit: timelines of configs that need less are the first to be left out
 
 
 def fit_view(answer: FitResult, unit: Unit, *, why: bool = False) -> View:
@@ -85,7 +86,8 @@ def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section
 def checks_view(report: CheckReport, unit: Unit, results: Mapping[str, Result]) -> View:
     """The table of all configs, as `memcalc check` shows it; then each with its verdict and timeline.
 
-    Those that fail come first, and only MOST_TIMELINES have a timeline: the report stays small enough to pass around.
+    Those that fail come first, then those with the least free memory; the first MOST_TIMELINES have a timeline.
+    `write_report` leaves out more if the file would be large.
 
     Args:
         report: the check.
@@ -96,22 +98,35 @@ def checks_view(report: CheckReport, unit: Unit, results: Mapping[str, Result]) 
 
     sections = drawn_sections(lambda screen: draw_checks(screen, report, unit))
     ordered = sorted(
-        (each for each in report.outcomes if each.path in results), key=lambda each: not report.fails(each)
+        (each for each in report.outcomes if each.path in results),
+        key=lambda each: (not report.fails(each), -_filled(each)),
     )
-    shown = ordered[:MOST_TIMELINES]
-    points = min(POINTS, POINTS_OF_ALL // max(len(shown), 1))
+    points = min(POINTS, POINTS_OF_ALL // max(min(len(ordered), MOST_TIMELINES), 1))
     each = [
-        view(f"{outcome.path}: {outcome.status}", _short_sections(results[outcome.path], unit, points))
-        for outcome in shown
+        view(
+            f"{outcome.path}: {outcome.status}",
+            _short_sections(results[outcome.path], unit, points if at < MOST_TIMELINES else 0),
+        )
+        | {"comfortable": not report.fails(outcome) and _filled(outcome) <= COMFORTABLE}
+        for at, outcome in enumerate(ordered)
     ]
-    title = "Configs" if len(shown) == len(ordered) else f"The first {len(shown)} of {len(ordered)} configs"
-    more = [group(title, each, folded=True)] if each else []
+    more = (
+        [group("Configs: those that fail first, then those with the least free memory", each, folded=True)]
+        if each
+        else []
+    )
     return view("Configs checked", [*sections, *more])
 
 
+def _filled(outcome: CheckOutcome) -> float:
+    """Return the fraction of its limit that a config needs."""
+    return (outcome.needed_bytes or 0) / outcome.limit_bytes if outcome.limit_bytes else 0.0
+
+
 def _short_sections(result: Result, unit: Unit, points: int) -> list[Section]:
-    timeline = memory_section(result, unit, points, formulas=False)
-    return [verdict_section(result, unit), bars_section(result, unit), timeline]
+    """Verdict and bars; a timeline too unless `points` is 0."""
+    timelines = [memory_section(result, unit, points, formulas=False)] if points else []
+    return [verdict_section(result, unit), bars_section(result, unit), *timelines]
 
 
 def trace_view(result: Result, unit: Unit, sections: Sequence[Section], references: Sequence[Result] = ()) -> View:

@@ -1,0 +1,124 @@
+"""Views with less detail, for reports that must stay small, with the line that says what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import chain, pairwise
+from typing import Any
+
+View = dict[str, Any]
+Section = dict[str, Any]
+Steps = Iterator[tuple[str, str]]  # after each change of a view: what is left out of it, and that as text
+
+CHUNKS = 8  # sections of a kind are left out in as many parts, the last ones first
+POINTS = (300, 150, 75, 40)  # of each timeline
+ROWS = (1000, 300, 100, 30, 10)  # of each table and list
+
+
+def reductions(view: View) -> Iterator[View]:
+    """Yield the view, then with less and less detail.
+
+    Left out, in this order: runs without a timeline, which a table lists; the timelines of runs that fit comfortably;
+    points of the other timelines; formulas and tensors; the other timelines; all runs; rows of tables and lists. Of
+    runs the last ones go first.
+    """
+    yield view
+    view = deepcopy(view)
+    left: dict[str, str] = {}  # what is left out so far
+    for what, text in chain(
+        _drop_runs(_sections(view, "views"), with_timeline=False),
+        _drop_timelines([each for each in _views(view) if each.get("comfortable")], "that fit comfortably"),
+        _thin_timelines(view),
+        _drop_formulas(view),
+        _drop_timelines([*_views(view)], ""),
+        _drop_runs(_sections(view, "views"), with_timeline=True),
+        _drop_rows([*_sections(view, "table"), *_sections(view, "list")]),
+    ):
+        left[what] = text
+        line = {"text": f"Left out, to keep this file small: {'; '.join(left.values())}.", "indent": 0, "style": "dim"}
+        yield view | {"sections": [{"kind": "lines", "lines": [line]}, *view["sections"]]}
+
+
+def _has_timeline(view: View) -> bool:
+    return any(section["kind"] == "timeline" for section in view["sections"])
+
+
+def _drop_timelines(views: list[View], which: str) -> Steps:
+    found = [each for each in views if _has_timeline(each)]
+    size = max(-(-len(found) // CHUNKS), 1)
+    for end in range(len(found), 0, -size):
+        for each in found[max(end - size, 0) : end]:
+            each["sections"] = [section for section in each["sections"] if section["kind"] != "timeline"]
+        yield f"timelines {which}", f"the timelines of {len(found) - max(end - size, 0)} runs {which}".strip()
+
+
+def _thin_timelines(view: View) -> Steps:
+    sections = _sections(view, "timeline")
+    for most in POINTS if sections else ():
+        for section in sections:
+            _thin(section["document"]["points"], most)
+        yield "points", f"points of the timelines, all but {most}"
+
+
+def _drop_formulas(view: View) -> Steps:
+    rows = [row for section in _sections(view, "components") for row in section["rows"]]
+    held: list[tuple[Any, str, Any]] = [(section, "formulas", {}) for section in _sections(view, "timeline")] + [
+        (row, "groups", []) for row in rows
+    ]
+    found = [(each, name, nothing) for each, name, nothing in held if each[name]]
+    for each, name, nothing in found:
+        each[name] = nothing
+    if found:
+        yield "formulas", "tensors and formulas"
+
+
+def _drop_runs(sections: list[Section], *, with_timeline: bool) -> Steps:
+    dropped = 0
+    for section in sections:
+        views = section["views"]
+        kept = 0 if with_timeline else max((at + 1 for at, view in enumerate(views) if _has_timeline(view)), default=0)
+        step = max(-(-(len(views) - kept) // CHUNKS), 1)
+        while len(views) > kept:
+            rest = max(len(views) - step, kept)
+            dropped += len(views) - rest
+            del views[rest:]
+            yield f"runs {with_timeline}", f"{dropped} {'more ' if with_timeline else ''}runs that the table lists"
+
+
+def _drop_rows(sections: list[Section]) -> Steps:
+    for most in ROWS:
+        for section in sections:
+            for name in section.keys() & {"rows", "items", "shares"}:
+                section[name] = section[name][:most]
+            if "strong" in section:
+                section["strong"] = [row for row in section["strong"] if row < most]
+        yield "rows", f"rows of tables and lists after the first {most}"
+
+
+def _views(view: View) -> Iterator[View]:
+    """Yield the view and all views in it, in their order."""
+    yield view
+    for section in view["sections"]:
+        for inner in section.get("views", ()):
+            yield from _views(inner)
+
+
+def _sections(view: View, kind: str) -> list[Section]:
+    return [section for each in _views(view) for section in each["sections"] if section["kind"] == kind]
+
+
+def _thin(points: dict[str, Any], most: int) -> None:
+    """Merge points until at most `most` are left; each is the peak of those that it replaces."""
+    count = len(points["begin"])
+    bounds = [count * part // most for part in range(most + 1)] if count > most else [*range(count + 1)]
+    parts = [range(begin, end) for begin, end in pairwise(bounds)]
+    allocated, reserved = points["allocated_bytes"], points["reserved_bytes"]
+    highest = [max(part, key=allocated.__getitem__) for part in parts]
+    points["begin"] = [points["begin"][part[0]] for part in parts]
+    points["event"] = [points["event"][at] for at in highest]
+    points["allocated_bytes"] = [allocated[at] for at in highest]
+    if reserved is not None:
+        points["reserved_bytes"] = [max(reserved[part[0] : part[-1] + 1]) for part in parts]
+    components = points["component_bytes"]
+    points["component_bytes"] = {name: [sizes[at] for at in highest] for name, sizes in components.items()}
