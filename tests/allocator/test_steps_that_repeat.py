@@ -101,7 +101,7 @@ def repeats(allocator: Lean, steps: Steps) -> bool | None:
         again = allocator.play(second)
         one, other = (slice(steps.base(number), steps.base(number + 1)) for number in (0, 1))
         assert allocator._places[one] == allocator._places[other]
-        assert allocator.blockblock_sizes[one] == allocator._sizes[other]
+        assert allocator.block_sizes[one] == allocator.block_sizes[other]
         assert again.allocated <= top.allocated
         assert again.requested <= top.requested
         assert allocator.peak_reserved_bytes == reserved
