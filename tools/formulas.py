@@ -10,7 +10,6 @@ from typing import Any
 
 import memcalc
 from memcalc.allocator.pytorch import block_sizes
-from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.architectures.catalogue import GradientPolicy, Part, program
 from memcalc.architectures.huggingface.catalogue import FAMILIES
 from memcalc.architectures.structure import BlockStructure, block_structure
@@ -29,7 +28,7 @@ from memcalc.ledger.row_drafts import PHASES, RowDraft, phases_of
 from memcalc.programs import operator_workspaces
 from memcalc.programs.program import Program, highest, live_storages_after
 from memcalc.programs.sized_program import run_sizer
-from memcalc.simulation.recorded_step import RecordedStep, of_engine
+from memcalc.simulation.recorded_step import of_engine, recorded_step
 from memcalc.spec.hardware.gpus import all_gpus, find_gpu
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import attends_eagerly
@@ -39,7 +38,6 @@ from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.states import communication_buffers, megatron_buffers, megatron_grad_buffer, pipelining
 from memcalc.states.model_states import state_rows
-from memcalc.stream.peaks import SIZE, Live
 from memcalc.stream.requests import EngineTensor
 from tools.markdown import table
 from tools.polynomial import ZERO, Polynomial, axes_product
@@ -336,15 +334,15 @@ ENGINES = (("ddp", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3), ("f
 
 def _within_passes(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
     """The first tensor of each kind that an engine allocates in a step, and the largest of gathered parameters."""
-    step = RecordedStep(spec, stage, lambda run: run_sizer(run, None), exist=False)
-    made = (change & SIZE for each in step.requests.stretches for change in each.script if change >= 0)
+    step = recorded_step(spec, stage, lambda run: run_sizer(run, None), exist=False)
     sizes: dict[EngineTensor, list[int]] = {}
-    for label, size in zip(step.requests.labels, made, strict=True):
+    for number in step.stream.kind_of:
+        label, requested, _ = step.stream.kinds[number]
         if isinstance(label, EngineTensor):
-            sizes.setdefault(label, []).append(size)
+            sizes.setdefault(label, []).append(requested)
     for label, several in sizes.items():
         of_one = several[: label.pieces] if label.pieces > 1 else [max(several)]
-        yield of_engine(label, Live(label.pieces, sum(of_one), sum(map(rounded, of_one))))
+        yield of_engine(label, [(size, 1) for size in of_one])
 
 
 def buffers_table(preset: str) -> str:

@@ -27,7 +27,7 @@ from memcalc.programs.program import StorageEvent as Change
 from memcalc.simulation.forward_backward import BlockFrame, ForwardBackward, Step
 from memcalc.simulation.generation import GenerationRequests
 from memcalc.simulation.simulated_run import SimulatedRun
-from memcalc.simulation.stage_blocks import SizedBlock
+from memcalc.simulation.stage_blocks import SizedBlock, module_of
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Label, Requests
 from memcalc.workspaces import Script
@@ -166,7 +166,8 @@ class _NamedPassing(ForwardBackward):
         requests = self.requests
         assert isinstance(requests, _LoggedRequests)
         if event.sign > 0:
-            requests.what = f"{block.module}: {event.operator.label}: {block.program.storages[event.storage].name}"
+            module = module_of(self.parts.spec, self.parts.stage, block)
+            requests.what = f"{module}: {event.operator.label}: {block.program.storages[event.storage].name}"
         super()._play(block, frame, event)
         requests.what = ""
 

@@ -19,7 +19,7 @@ from memcalc.ledger.row_drafts import STEPS, RowDraft, mask_of
 from memcalc.ledger.row_writer import write_rows
 from memcalc.programs.sized_program import run_sizer
 from memcalc.simulation.plans import plan_of
-from memcalc.simulation.stage_blocks import NO_HEAD, StageBlocks
+from memcalc.simulation.stage_blocks import NO_HEAD, StageBlocks, module_of
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
@@ -67,11 +67,12 @@ def activation_rows(spec: Spec, stage: Stage) -> Rows:
     for number, count in counts.items():
         block = parts.blocks[number]
         kind = Component.LOGITS_AND_LOSS if block.part == "head" else Component.ACTIVATIONS
+        module = module_of(spec, stage, block)
         for index in block.program.packed:
             _, name, dtype, formula, citation = block.program.labels[index]
             each = block.sized.exact[index]
             shape = block.sized.shapes[index] or (each // DTYPE_BYTES[dtype],)
-            items.append(RowDraft(kind, block.module, name, shape, dtype, count, each, each, phases, formula, citation))
+            items.append(RowDraft(kind, module, name, shape, dtype, count, each, each, phases, formula, citation))
     rounding = _rounding(items) if spec.training.offload_activations == "pinned" else ()
     return write_rows([*items, *rounding], "the host")
 

@@ -10,7 +10,7 @@ from memcalc.layout.stages import Stage
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft, mask_of, phases_of, run_phases
 from memcalc.programs.sized_program import ProgramSizer, run_sizer
 from memcalc.simulation.passes import first_workspace, passes_of, pieces_of
-from memcalc.simulation.recorded_step import PassPeak, RecordedEvaluation, RecordedPasses, RecordedStep
+from memcalc.simulation.recorded_step import PassPeak, RecordedPasses, recorded_evaluation, recorded_step
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.communication_buffers import communication_buffers
@@ -118,13 +118,11 @@ def spans(
 
     for exist, passes in passes_of(spec, stage, gpu):
         workspace = next((each.workspace for each in passes if each.workspace is not None), None)
-        recorded: list[RecordedPasses] = [
-            RecordedStep(spec, piece, sizer_of, exist=exist, workspace=workspace) for piece in pieces_of(spec, stage)
+        recorded = [
+            recorded_step(spec, piece, sizer_of, exist=exist, workspace=workspace) for piece in pieces_of(spec, stage)
         ]
         for each in passes:
             yield SharedPeakPhases(each.mask, recorded, each.stream, each.workspace is not None)
     if spec.training.evaluation_batch_size is not None:
-        evaluations: list[RecordedPasses] = [
-            RecordedEvaluation(spec, piece, sizer_of) for piece in pieces_of(spec, stage)
-        ]
+        evaluations = [recorded_evaluation(spec, piece, sizer_of) for piece in pieces_of(spec, stage)]
         yield SharedPeakPhases(mask_of(EVALUATION), evaluations, EVALUATION, first=False)

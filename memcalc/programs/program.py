@@ -185,6 +185,10 @@ class Program:
         """Index into `kinds` of each storage."""
         return tuple(self._kinds[_kind(storage)] for storage in self.storages)
 
+    def size_of(self, storage: int) -> StorageSize:
+        """Return the size of a storage in symbols."""
+        return self.kinds[self.kind_of[storage]]
+
     @cached_property
     def _kinds(self) -> dict[StorageSize, int]:
         kinds: dict[StorageSize, int] = {}

@@ -14,7 +14,8 @@ from memcalc.programs.sized_program import run_sizer
 from memcalc.recomputation.chain import Chain, ChainBlock
 from memcalc.recomputation.flops import head_flops, layer_flops, product_flops
 from memcalc.recomputation.plan import Segment
-from memcalc.simulation.stage_blocks import StageBlocks
+from memcalc.sharding.engines import takes_gradients_over
+from memcalc.simulation.stage_blocks import StageBlocks, module_of
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
 from memcalc.spec.recompute_plan import as_recompute, items_of, leaves
@@ -133,7 +134,7 @@ def _blocks(spec: Spec) -> tuple[StageBlocks, bool]:
     """
     reject_without_formulas(spec)
     options, stage = state_options(spec), stages_of(spec)[0]
-    sharded = options.partitions_gradients or (options.engine == "fsdp2" and options.data_parallel > 1)
+    sharded = takes_gradients_over(options)
     gradients = gradient_policy(spec, exist=gradients_exist(options, STEP), sharded=sharded)
     card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     plan = items_of((), spec.model.num_layers)  # every layer is kept
@@ -187,7 +188,7 @@ def _plain_block(parts: StageBlocks, number: int, given: int, made: int, flops: 
     kept = _sum(parts, number, block.program.kept)
     backward = kept + highest(block.program.backward, block.sizes).bytes
     return ChainBlock(
-        block.module,
+        module_of(parts.spec, parts.stage, block),
         given,
         kept - given,
         made,

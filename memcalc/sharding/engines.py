@@ -13,7 +13,7 @@ from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
-from memcalc.states.state_options import state_options
+from memcalc.states.state_options import StateOptions, state_options
 from memcalc.stream.requests import Requests
 
 
@@ -43,6 +43,11 @@ def engine_of(
     if options.engine == "fsdp2":
         return FSDP2(requests, units, options)
     return DDP(requests, ordered, options)
+
+
+def takes_gradients_over(options: StateOptions) -> bool:
+    """Return whether the run's engine shards: then gradients do not stay where autograd allocates them."""
+    return options.partitions_gradients or (options.engine == "fsdp2" and options.data_parallel > 1)
 
 
 def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPolicy:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
-from memcalc.programs.program import Activity, SharedTable, StorageEvent
+from memcalc.programs.program import Activity, SharedTable, StorageEvent, StorageSize
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.stage_blocks import NO_HEAD, SizedBlock, StageBlocks
@@ -262,13 +262,14 @@ class ForwardBackward:
         operator's input gradient is freed by the operator itself. Source: torch 2.13 csrc/autograd/input_buffer.cpp,
         can_accumulate_inplace.
         """
-        exact, steps = self.blocks[frame.number].sized.exact, self._steps(frame.number, "backward")
+        block, steps = self.blocks[frame.number], self._steps(frame.number, "backward")
+        exact, size_of = block.sized.exact, block.program.size_of
         start = newest = steps[0][1]
         maker = steps[0][0].operator
         for position, (event, at, *_) in enumerate(steps):
             if event.operator.when is not Activity.RUN:
                 continue
-            if event.sign > 0 and exact[at] == exact[start]:
+            if event.sign > 0 and size_of(at) == size_of(start):
                 newest, maker = at, event.operator
             elif event.sign < 0 and (at, event.operator) == (newest, maker):
                 return {position: partial(self._replace, frame, start, exact[start])}
@@ -330,7 +331,7 @@ class ForwardBackward:
                 drop((held.pop(at),))
             elif operator.when is Activity.START and event.storage == program.entry and not block.opens:
                 frame.held[event.storage] = given
-                self._name_input(given, block.sized.exact[at], labels[at])
+                self._name_input(given, program.size_of(at), labels[at])
             elif operator.when is Activity.START and (table := program.storages[event.storage].table) in self.shared:
                 assert table is not None
                 frame.held[event.storage] = self.shared[table]
@@ -351,12 +352,12 @@ class ForwardBackward:
         hooks.get(len(steps), _nothing)()
         return self._kept_output(frame) if output < 0 <= program.output else output
 
-    def _name_input(self, given: int, size: int, label: TensorLabel) -> None:
+    def _name_input(self, given: int, size: StorageSize, label: TensorLabel) -> None:
         """Call a storage the input of the block that takes it over, unless it stays or is of another dtype."""
         before = self.requests.labels[given]
         if given in self.stays:
             return
-        if not isinstance(before, TensorLabel) or self.blocks[before.block].sized.exact[before.storage] == size:
+        if not isinstance(before, TensorLabel) or self.blocks[before.block].program.size_of(before.storage) == size:
             self.requests.relabel(given, label)
 
     def _kept_output(self, frame: BlockFrame) -> int:

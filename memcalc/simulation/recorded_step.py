@@ -1,85 +1,139 @@
-"""The transient tensors of a step, as requests: forward, loss and backward of the last micro-batch in flight."""
+"""The transient tensors of a step, as requests: forward, loss and backward of the last micro-batch in flight.
+
+What is requested, and in which order, does not depend on the sizes of a batch. So a step is recorded once for all runs
+with the same modules, layers and engine, and each run puts its own sizes in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from memcalc.layout.local_parameters import stage_parameters, without_companions
+from memcalc.allocator.pytorch.block_sizes import rounded
+from memcalc.architectures.structure import block_structure
+from memcalc.layout.local_parameters import LocalParameter, stage_parameters, without_companions
 from memcalc.layout.parameters import layer_prefixes
-from memcalc.layout.stages import Stage
+from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, layer_modules
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import EVALUATION, RowDraft
-from memcalc.programs.sized_program import ProgramSizer
+from memcalc.programs.program import Program
+from memcalc.programs.sized_program import ProgramSizer, SizedProgram
 from memcalc.sharding.engine import by_unit
-from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names
+from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names, takes_gradients_over
 from memcalc.simulation.evaluation import evaluated, reference_run, scored_by_reference
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.layer_loops import LayerLoop, loops_of, of_layers
 from memcalc.simulation.plans import plan_of
-from memcalc.simulation.stage_blocks import SizedBlock, StageBlocks
+from memcalc.simulation.stage_blocks import SizedBlock, StageBlocks, module_of
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.recompute_plan import leaves
 from memcalc.spec.spec import Spec
+from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.state_options import state_options
-from memcalc.stream.peaks import Live, StretchPeak, live_at, peaks
-from memcalc.stream.requests import EngineTensor, Label, Requests, TensorLabel
+from memcalc.stream.peaks import SizelessStream, StorageKind, StretchPeak, live_at, peaks
+from memcalc.stream.requests import EngineTensor, Requests, TensorLabel
 
 EXISTING, IN_FLIGHT = "existing", "in flight"  # what earlier micro-batches have left; what others hold meanwhile
 THREADS = ("forward", "backward")  # with a cuBLAS workspace each
+MOST_RECORDED = 64  # steps that are remembered
 
 
-class RecordedPasses:
-    """Requests of one chunk of a stage, and the peak of each pass.
+class Layers(NamedTuple):
+    """The layers of a chunk as they are recorded.
+
+    Args:
+        played: loops of items of the recomputation plan.
+        numbers: the layers in them.
+        ordered: the parameters of these layers and of the chunk's ends, in registration order.
+    """
+
+    played: tuple[LayerLoop, ...]
+    numbers: tuple[int, ...]
+    ordered: tuple[LocalParameter, ...]
+
+
+def layers_of(spec: Spec, chunk: Stage, *, loops: bool) -> Layers:
+    """Return the layers of a chunk; with `loops`, equal rounds once."""
+    options, plan = state_options(spec), plan_of(spec, chunk)
+    as_loops = loops and not options.partitions_gradients  # DeepSpeed's buckets and prefetches span layers
+    played = loops_of(spec, plan) if as_loops else (LayerLoop(plan),)
+    numbers = tuple(layer for loop in played for item in loop.items for layer in leaves(item))
+    parameters = of_layers(without_companions(stage_parameters(spec, chunk)), spec, chunk, numbers)
+    return Layers(
+        played, numbers, tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, numbers)))
+    )
+
+
+class UnitSizes(SizedProgram):
+    """A program whose storages all have one byte: what is requested is recorded, not how much."""
+
+    @cached_property
+    def exact(self) -> list[int]:
+        """One byte of each storage."""
+        return [1] * len(self.program.storages)
+
+
+class UnitSizer(ProgramSizer):
+    """The sizer of recordings."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def sized(self, program: Program) -> SizedProgram:
+        """Return the program with unit sizes."""
+        return UnitSizes(program, {})
+
+
+class StepRecorder:
+    """Recorder of the passes of one chunk of a stage.
 
     Args:
         spec: the run.
         chunk: the chunk.
-        sizer_of: returns the sizes of a run's blocks.
+        workspace: whether backward's first matmul allocates cuBLAS's workspace.
         loops: whether equal rounds of layers are one loop.
     """
 
-    def __init__(
-        self, spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer], *, loops: bool = True
-    ) -> None:
+    def __init__(self, spec: Spec, chunk: Stage, *, workspace: bool, loops: bool) -> None:
         self.requests = Requests()
         self.blocks: list[SizedBlock] = []
-        self.spec, self.chunk, self.sizer_of, self.loops = spec, chunk, sizer_of, loops
-        self.workspace: RowDraft | None = None
-        self.takes_over = False  # whether an engine takes over gradients that exist before it
+        self.spec, self.chunk, self.workspace, self.loops = spec, chunk, workspace, loops
 
-    def peak(self, phase: str, *, first: bool = False) -> PassPeak:
-        """Return the peak of a pass; see `of_step`."""
-        requests, found = self._of_first if first else self._of_others
-        return PassPeak(self, requests, found[phase])
+    def step(self, *, exist: bool) -> Recording:
+        """Record forward, loss and backward; `exist`: whether gradients of earlier micro-batches exist."""
+        self.requests.begin(EXISTING)
+        walk, gradients = self._walk(self.spec, exist=exist)
+        takes_over = bool(self.requests.labels)
+        self.requests.begin(IN_FLIGHT)
+        walk.engine.resume()
+        self._hold_in_flight(walk)
+        self.requests.begin("forward")
+        walk.engine.prepare()
+        walk.engine.begin(have_gradients=exist, last=True)
+        walk.forward(self._received(walk))
+        if not self.chunk.has_head:
+            self.requests.drop([walk.output])  # sent; a stage's buffers for it are counted with its persistent memory
+        self.requests.begin("loss")
+        own = len(self.blocks)
+        if self.chunk.has_head:
+            walk.loss()
+            own = len(self.blocks)
+            if scored_by_reference(self.spec):
+                self._forward_alone(reference_run(self.spec))
+        of_reference = range(own, len(self.blocks))
+        self.requests.begin("backward")
+        gradients += walk.backward(self._received_gradient(walk))
+        walk.engine.after_last_backward(gradients)
+        return Recording(SizelessStream(self.requests), tuple(self.blocks), of_reference, takes_over=takes_over)
 
-    def of_step(self, *, first: bool) -> Requests:
-        """Return the requests of a step.
-
-        Args:
-            first: whether its backward is the first of the run, which allocates cuBLAS's workspace.
-        """
-        return (self._of_first if first else self._of_others)[0]
-
-    @cached_property
-    def _of_first(self) -> tuple[Requests, dict[str, StretchPeak]]:
-        return self.requests, self._peaks(self.requests)
-
-    @cached_property
-    def _of_others(self) -> tuple[Requests, dict[str, StretchPeak]]:
-        if self.workspace is None:
-            return self._of_first
-        others = self.requests.without_once()
-        return others, self._peaks(others)
-
-    @staticmethod
-    def _peaks(requests: Requests) -> dict[str, StretchPeak]:
-        found = peaks(requests)
-        phases = [interval.phase for interval in requests.stretches]
-        begun = found[phases.index(EXISTING)].bytes  # counted with the model states
-        return {phase: peak._replace(bytes=peak.bytes - begun) for phase, peak in zip(phases, found, strict=True)}
+    def evaluation(self) -> Recording:
+        """Record forward and loss of a batch outside autograd, between steps."""
+        self.requests.begin(EXISTING)
+        self.requests.begin(EVALUATION)
+        self._forward_alone(evaluated(self.spec))
+        return Recording(SizelessStream(self.requests), tuple(self.blocks), range(0), takes_over=False)
 
     def _walk(self, spec: Spec, *, exist: bool, gradients: bool = True) -> tuple[ForwardBackward, list[int]]:
         """Return the walk through a micro-batch, and the gradients that exist before it and that its engine takes over.
@@ -90,28 +144,22 @@ class RecordedPasses:
             gradients: whether autograd is on.
         """
         options, plan = state_options(spec), plan_of(spec, self.chunk)
-        as_loops = self.loops and not options.partitions_gradients  # DeepSpeed's buckets and prefetches span layers
-        played = loops_of(spec, plan) if as_loops else (LayerLoop(plan),)
-        layers = [layer for loop in played for item in loop.items for layer in leaves(item)]
-        parameters = of_layers(without_companions(stage_parameters(spec, self.chunk)), spec, self.chunk, layers)
-        ordered = tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, layers)))
-        units = by_unit(ordered, layers, ends=options.wraps_embedding_and_head)
-        engine = engine_of(self.requests, ordered, units, spec, plan)
-        engine.rounds = {layer: loop.rounds for loop in played for item in loop.items for layer in leaves(item)}
+        layers = layers_of(spec, self.chunk, loops=self.loops)
+        units = by_unit(layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head)
+        engine = engine_of(self.requests, layers.ordered, units, spec, plan)
+        engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
         existing = engine.existing() if exist else []
         parts = StageBlocks(
             spec,
             self.chunk,
-            self.sizer_of(spec),
+            UnitSizer(),
             arriving_gradients(spec, engine, exist=exist),
             plan,
             blocks=self.blocks,
             without_gradients=not gradients,
         )
-        names = gradient_names(spec, units)
-        threads = THREADS if self.workspace is None else THREADS[:1]
-        size = 0 if self.workspace is None else self.workspace.each
-        given = (self.requests, parts, played, engine, names, size, set(threads))
+        threads = set(THREADS[:1] if self.workspace else THREADS)
+        given = (self.requests, parts, layers.played, engine, gradient_names(spec, units), 1, threads)
         return ForwardBackward(*given, splits_workspaces=False), existing
 
     def _forward_alone(self, spec: Spec) -> None:
@@ -132,83 +180,13 @@ class RecordedPasses:
         if self.chunk.has_embedding:
             return -1
         number, entry = walk.parts.entry
-        return self.requests.take(self.blocks[number].sized.exact[entry], 0, walk.labels_of(number)[entry])
-
-    def drafts_of(self, live: Mapping[Label, Live]) -> Iterator[RowDraft]:
-        """Yield rows of live storages."""
-        for label, found in live.items():
-            if isinstance(label, TensorLabel):
-                yield from self._of_block(label, found)
-            elif isinstance(label, EngineTensor):
-                yield of_engine(label, found)
-            elif isinstance(label, RowDraft):
-                yield label._replace(count=found.count)
-            elif label is Component.LIBRARY_WORKSPACE and self.workspace is not None:
-                yield self.workspace._replace(count=found.count)
-            elif not (self.takes_over and label is Component.GRADIENTS):
-                raise ValueError(label)
-
-    def _of_block(self, label: TensorLabel, live: Live) -> Iterator[RowDraft]:
-        block, at, count = self.blocks[label.block], label.storage, live.count
-        each, size = block.sized.exact[at], block.sized.sizes[at]
-        if (live.requested, live.blocks) != (count * each, count * size):  # buffers inside an operator
-            count, each, size = 1, live.requested, live.blocks
-        if each:
-            _, name, dtype, formula, citation = block.program.labels[at]
-            shape = block.sized.shapes[at] or (each // DTYPE_BYTES[dtype],)
-            yield RowDraft(label.component, block.module, name, shape, dtype, count, each, size, 0, formula, citation)
-
-
-class RecordedStep(RecordedPasses):
-    """Forward, loss and backward of the last micro-batch in flight.
-
-    Args:
-        spec: the run.
-        chunk: the chunk of a stage.
-        sizer_of: returns the sizes of a run's blocks.
-        exist: whether gradients of earlier micro-batches exist.
-        workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of its passes.
-        loops: whether equal rounds of layers are one loop.
-    """
-
-    def __init__(
-        self,
-        spec: Spec,
-        chunk: Stage,
-        sizer_of: Callable[[Spec], ProgramSizer],
-        *,
-        exist: bool,
-        workspace: RowDraft | None = None,
-        loops: bool = True,
-    ) -> None:
-        super().__init__(spec, chunk, sizer_of, loops=loops)
-        self.workspace = workspace
-        self.requests.begin(EXISTING)
-        walk, gradients = self._walk(spec, exist=exist)
-        self.takes_over = bool(self.requests.labels)
-        self.requests.begin(IN_FLIGHT)
-        walk.engine.resume()
-        self._hold_in_flight(walk)
-        self.requests.begin("forward")
-        walk.engine.prepare()
-        walk.engine.begin(have_gradients=exist, last=True)
-        walk.forward(self._received(walk))
-        if not chunk.has_head:
-            self.requests.drop([walk.output])  # sent; a stage's buffers for it are counted with its persistent memory
-        self.requests.begin("loss")
-        if chunk.has_head:
-            walk.loss()
-            if scored_by_reference(spec):
-                self._forward_alone(reference_run(spec))
-        self.requests.begin("backward")
-        gradients += walk.backward(self._received_gradient(walk))
-        walk.engine.after_last_backward(gradients)
+        return self.requests.take(1, 0, walk.labels_of(number)[entry])
 
     def _hold_in_flight(self, walk: ForwardBackward) -> None:
         for number, storages, count in walk.parts.in_flight():
             with self.requests.repeat(count):
                 for at in storages if count else ():
-                    self.requests.take(self.blocks[number].sized.exact[at], 0, walk.labels_of(number)[at])
+                    self.requests.take(1, 0, walk.labels_of(number)[at])
 
     def _received_gradient(self, walk: ForwardBackward) -> int:
         """Allocate the gradient of a stage's output where Megatron-LM references it until backward has ended.
@@ -219,29 +197,217 @@ class RecordedStep(RecordedPasses):
             return -1
         number = walk.layers[self.chunk.stop - 1].number
         start = self.blocks[number].program.backward[0].storage
-        storage = self.requests.take(self.blocks[number].sized.exact[start], 0, walk.labels_of(number)[start])
+        storage = self.requests.take(1, 0, walk.labels_of(number)[start])
         self.requests.hold(storage)
         return storage
 
 
-class RecordedEvaluation(RecordedPasses):
-    """Forward and loss of a batch outside autograd, between steps."""
+class Recording(NamedTuple):
+    """A recorded step or evaluation, of any sizes.
+
+    Args:
+        stream: its requests.
+        blocks: the blocks that its labels name.
+        of_reference: the blocks of a reference model's forward pass.
+        takes_over: whether an engine takes over gradients that exist before the step.
+    """
+
+    stream: SizelessStream
+    blocks: tuple[SizedBlock, ...]
+    of_reference: range
+    takes_over: bool
+
+
+class Asked:
+    """What is to be recorded: equal if its key is.
+
+    Args:
+        key: all that a recording depends on.
+        record: records it.
+    """
+
+    __slots__ = ("key", "record")
+
+    def __init__(self, key: Hashable, record: Callable[[], Recording]) -> None:
+        self.key = key
+        self.record = record
+
+    def __hash__(self) -> int:
+        """Hash the key."""
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the keys."""
+        return isinstance(other, Asked) and self.key == other.key
+
+
+@lru_cache(maxsize=MOST_RECORDED)
+def _recorded(asked: Asked) -> Recording:
+    return asked.record()
+
+
+def _key(spec: Spec, chunk: Stage, *, exist: bool) -> Hashable:
+    """Return all that a recorded micro-batch depends on."""
+    options = state_options(spec)
+    layers = layers_of(spec, chunk, loops=True)
+    recomputes = spec.training.recompute not in ("none", "selective")
+    return (
+        block_structure(spec),
+        spec.training.implementation,
+        layers.played,
+        tuple((layer_modules(spec, layer), spec.model.has_window(layer)) for layer in layers.numbers),
+        tuple(first_recomputed_layer(spec, chunk, readers) for readers in ("", *READERS) if recomputes),
+        chunk._replace(index=0, first=0, stop=0),
+        tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
+        exist,
+        (options, layers.ordered, spec.model.tie_word_embeddings) if takes_gradients_over(options) else None,
+    )
+
+
+class RecordedPasses:
+    """The passes of a run's step, or of its evaluation, on one chunk of a stage.
+
+    Args:
+        spec: the run.
+        chunk: the chunk.
+        recording: what is requested.
+        sizer: sizes of the run's blocks.
+        of_reference: sizes of a reference model's blocks.
+        workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of the passes.
+    """
 
     def __init__(
-        self, spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer], *, loops: bool = True
+        self,
+        spec: Spec,
+        chunk: Stage,
+        recording: Recording,
+        sizer: ProgramSizer,
+        of_reference: ProgramSizer | None = None,
+        workspace: RowDraft | None = None,
     ) -> None:
-        super().__init__(spec, chunk, sizer_of, loops=loops)
-        self.requests.begin(EXISTING)
-        self.requests.begin(EVALUATION)
-        self._forward_alone(evaluated(spec))
+        self.spec, self.chunk, self.recording, self.workspace = spec, chunk, recording, workspace
+        self.sized = [
+            (of_reference if of_reference and number in recording.of_reference else sizer).sized(block.program)
+            for number, block in enumerate(recording.blocks)
+        ]
+
+    @property
+    def stream(self) -> SizelessStream:
+        """What is requested."""
+        return self.recording.stream
+
+    def peak(self, phase: str, *, first: bool = False) -> PassPeak:
+        """Return the peak of a pass.
+
+        Args:
+            phase: forward, loss, backward or evaluation.
+            first: whether it is the first backward of the run, which allocates cuBLAS's workspace.
+        """
+        return PassPeak(self, (self._of_first if first else self._of_others)[phase], first)
+
+    @cached_property
+    def _of_first(self) -> dict[str, StretchPeak]:
+        return self._peaks(first=True)
+
+    @cached_property
+    def _of_others(self) -> dict[str, StretchPeak]:
+        return self._of_first if self.workspace is None else self._peaks(first=False)
+
+    def _peaks(self, *, first: bool) -> dict[str, StretchPeak]:
+        found = peaks(self.stream, [self.block_bytes(kind, first=first) for kind in self.stream.kinds])
+        begun = found[self.stream.phases.index(EXISTING)].bytes  # counted with the model states
+        moved = (peak._replace(bytes=peak.bytes - begun) for peak in found)
+        return dict(zip(self.stream.phases, moved, strict=True))
+
+    def block_bytes(self, kind: StorageKind, *, first: bool) -> int:
+        """Return the bytes of the block of a storage; see `peak`."""
+        if isinstance(kind.label, TensorLabel):
+            return self.sized[kind.label.block].sizes[kind.label.storage]
+        if kind.once:
+            return self.workspace.each if first and self.workspace is not None else 0
+        return rounded(kind.requested)
+
+    def drafts_of(self, live: Mapping[int, int], *, first: bool) -> Iterator[RowDraft]:
+        """Yield rows of live storages.
+
+        Args:
+            live: how many there are of each kind.
+            first: see `peak`.
+        """
+        engine: dict[EngineTensor, list[tuple[int, int]]] = {}  # sizes and counts
+        for number, count in live.items():
+            label, requested, once = self.stream.kinds[number]
+            if isinstance(label, TensorLabel):
+                yield from self._of_block(label, count)
+            elif isinstance(label, EngineTensor):
+                engine.setdefault(label, []).append((requested, count))
+            elif once:
+                yield from [self.workspace._replace(count=count)] if first and self.workspace is not None else ()
+            elif not (self.recording.takes_over and label is Component.GRADIENTS):
+                raise ValueError(label)
+        for label, sizes in engine.items():
+            yield of_engine(label, sizes)
+
+    def _of_block(self, label: TensorLabel, count: int) -> Iterator[RowDraft]:
+        sized, block, at = self.sized[label.block], self.recording.blocks[label.block], label.storage
+        each, size = sized.exact[at], sized.sizes[at]
+        if each:
+            _, name, dtype, formula, citation = block.program.labels[at]
+            shape = sized.shapes[at] or (each // DTYPE_BYTES[dtype],)
+            module = module_of(self.spec, self.chunk, block)
+            yield RowDraft(label.component, module, name, shape, dtype, count, each, size, 0, formula, citation)
+
+
+def recorded_step(
+    spec: Spec,
+    chunk: Stage,
+    sizer_of: Callable[[Spec], ProgramSizer],
+    *,
+    exist: bool,
+    workspace: RowDraft | None = None,
+    loops: bool = True,
+) -> RecordedPasses:
+    """Return forward, loss and backward of the last micro-batch in flight.
+
+    Args:
+        spec: the run.
+        chunk: the chunk of a stage.
+        sizer_of: returns the sizes of a run's blocks.
+        exist: whether gradients of earlier micro-batches exist.
+        workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of its passes.
+        loops: whether equal rounds of layers are one loop.
+    """
+    with_workspace = workspace is not None
+    reference = reference_run(spec) if scored_by_reference(spec) else None
+
+    def record() -> Recording:
+        return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops).step(exist=exist)
+
+    of_reference = None if reference is None else _key(reference, chunk, exist=False)
+    key = "step", _key(spec, chunk, exist=exist), with_workspace, of_reference
+    recording = _recorded(Asked(key, record)) if loops else record()
+    return RecordedPasses(
+        spec, chunk, recording, sizer_of(spec), None if reference is None else sizer_of(reference), workspace
+    )
+
+
+def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer]) -> RecordedPasses:
+    """Return forward and loss of a batch outside autograd, between steps; as for `recorded_step`."""
+    run = evaluated(spec)
+
+    def record() -> Recording:
+        return StepRecorder(spec, chunk, workspace=False, loops=True).evaluation()
+
+    key = "evaluation", _key(run, chunk, exist=False)
+    return RecordedPasses(run, chunk, _recorded(Asked(key, record)), sizer_of(run))
 
 
 class PassPeak(NamedTuple):
-    """The peak of a pass, and the requests in which it is."""
+    """The peak of a pass, which may be the first backward of the run."""
 
     passes: RecordedPasses
-    requests: Requests
     peak: StretchPeak
+    first: bool
 
     @property
     def bytes(self) -> int:
@@ -250,34 +416,30 @@ class PassPeak(NamedTuple):
 
     def drafts(self) -> list[RowDraft]:
         """Return what is live, except gradients that exist before the pass, which are counted elsewhere."""
-        found = [*self.passes.drafts_of(live_at(self.requests, self.peak))]
+        found = [*self.passes.drafts_of(live_at(self.passes.stream, self.peak), first=self.first)]
         freed = sum(draft.count * draft.block for draft in found) - self.bytes
-        assert freed == 0 or (freed > 0 and self.passes.takes_over)
+        assert freed == 0 or (freed > 0 and self.passes.recording.takes_over)
         return beyond(freed, found)
 
 
-def of_engine(label: EngineTensor, live: Live) -> RowDraft:
-    """Return the row of an engine's tensors."""
-    count, rest = divmod(live.count, label.pieces)
-    if rest or live.requested % count or live.blocks % count:
+def of_engine(label: EngineTensor, sizes: Sequence[tuple[int, int]]) -> RowDraft:
+    """Return the row of an engine's tensors.
+
+    Args:
+        label: what they are.
+        sizes: requested bytes of storages, with their number.
+    """
+    storages = sum(count for _, count in sizes)
+    requested = sum(size * count for size, count in sizes)
+    blocks = sum(rounded(size) * count for size, count in sizes)
+    count, rest = divmod(storages, label.pieces)
+    if rest or requested % count or blocks % count:
         count = 1
-    each, block = live.requested // count, live.blocks // count
-    size = DTYPE_BYTES[label.dtype]
+    each, item = requested // count, DTYPE_BYTES[label.dtype]
     # _fsdp_collectives.py, _get_all_gather_input_metadatas: one uint8 buffer for several dtypes
-    formula = f"{label.symbol}, each in its own dtype" if label.dtype == "uint8" else f"{size}·{label.symbol}"
-    return RowDraft(
-        label.component,
-        "engine",
-        label.tensor,
-        (each // size,),
-        label.dtype,
-        count,
-        each,
-        block,
-        0,
-        formula,
-        label.source,
-    )
+    formula = f"{label.symbol}, each in its own dtype" if label.dtype == "uint8" else f"{item}·{label.symbol}"
+    tensor = (label.component, "engine", label.tensor, (each // item,), label.dtype)
+    return RowDraft(*tensor, count, each, blocks // count, 0, formula, label.source)
 
 
 def beyond(freed: int, drafts: list[RowDraft]) -> list[RowDraft]:

@@ -26,16 +26,18 @@ class SizedBlock(NamedTuple):
     """A block of a stage.
 
     Args:
-        module: its module in rows.
         part: the part of the model.
         program: its program.
         sized: the bytes of the program's storages.
+        layer: the first layer that it was asked for; -1: it is no layer.
+        again: whether a checkpoint recomputes it.
     """
 
-    module: str
     part: Part
     program: Program
     sized: SizedProgram
+    layer: int = -1
+    again: bool = False
 
     @property
     def sizes(self) -> list[int]:
@@ -101,17 +103,17 @@ class StageBlocks:
         self.openings: tuple[int, ...] = ()  # blocks before all layers
         if stage.has_embedding:
             stays = self._embedding_stays()
-            self.openings = (self._add("embedding", "embedding", self.structure._replace(embedding_stays=stays)),)
+            self.openings = (self._add("embedding", self.structure._replace(embedding_stays=stays)),)
         elif program(self.structure, "tables", False, gradients).storages:
-            self.openings = (self._add("shared tables", "tables", self.structure),)
+            self.openings = (self._add("tables", self.structure),)
         if stage.has_head:
-            self.head = self._add("head", "head", self.structure)
+            self.head = self._add("head", self.structure)
 
     def _add(
-        self, module: str, part: Part, structure: BlockStructure, *, again: bool = False, inside: bool = False
+        self, part: Part, structure: BlockStructure, layer: int = -1, *, again: bool = False, inside: bool = False
     ) -> int:
         compiled = program(structure, part, again, self.gradients, inside)
-        self.blocks.append(SizedBlock(module, part, compiled, self.sizer.sized(compiled)))
+        self.blocks.append(SizedBlock(part, compiled, self.sizer.sized(compiled), layer, again))
         return len(self.blocks) - 1
 
     def _embedding_stays(self) -> bool:
@@ -135,8 +137,7 @@ class StageBlocks:
         if variant not in self._of_layers:
             part: Part = "expert layer" if modules.experts else "dense layer"
             structure = self.structure.of_layers(modules)
-            module = self._module(modules, layer, again=again)
-            self._of_layers[variant] = self._add(module, part, structure, again=again, inside=inside)
+            self._of_layers[variant] = self._add(part, structure, layer, again=again, inside=inside)
         return self._of_layers[variant]
 
     @property
@@ -144,25 +145,6 @@ class StageBlocks:
         """The block that reads the stage's input, and the number of the input in its program."""
         first = self.block_of(self.stage.first, again=not isinstance(self.plan[0], int)) if self.plan else self.head
         return first, self.blocks[first].program.entry
-
-    def _module(self, modules: LayerModules, layer: int, *, again: bool) -> str:
-        """ "layers.*", or a more specific name where layers differ."""
-        if modules.detached:
-            return f"layers.{layer}.*"
-        if len([kind for kind in kinds_of(self.spec, self.stage) if not kind.detached]) == 1:
-            return "layers.*"
-        spec, words = self.spec, []
-        if spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
-            words.append("moe" if modules.experts else "dense")
-        if differ_in_attention(spec.model):
-            words.append("linear" if modules.linear else "full")
-        elif differ_in_masks(spec):
-            words.append("window" if modules.masked else "full")
-        elif differ_in_rotation(spec):
-            words.append("unturned" if modules.without_rope else "turned")
-        if spec.training.recompute not in ("none", "selective", "full"):
-            words.append("recomputed" if again else "kept")
-        return f"layers.{'.'.join(words)}.*"
 
     @cached_property
     def masks_until(self) -> dict[int, int]:
@@ -193,3 +175,29 @@ class StageBlocks:
             head = self.blocks[self.head].program
             yield self.head, head.kept, self.stage.heads - 1
             yield self.head, head.awaited, self.stage.waiting
+
+
+NAMES = {"embedding": "embedding", "tables": "shared tables", "head": "head"}
+
+
+def module_of(spec: Spec, stage: Stage, block: SizedBlock) -> str:
+    """Return a block's module in rows: "layers.*", or a more specific name where layers differ."""
+    if block.layer < 0:
+        return NAMES[block.part]
+    modules = layer_modules(spec, block.layer)
+    if modules.detached:
+        return f"layers.{block.layer}.*"
+    if len([kind for kind in kinds_of(spec, stage) if not kind.detached]) == 1:
+        return "layers.*"
+    words = []
+    if spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
+        words.append("moe" if modules.experts else "dense")
+    if differ_in_attention(spec.model):
+        words.append("linear" if modules.linear else "full")
+    elif differ_in_masks(spec):
+        words.append("window" if modules.masked else "full")
+    elif differ_in_rotation(spec):
+        words.append("unturned" if modules.without_rope else "turned")
+    if spec.training.recompute not in ("none", "selective", "full"):
+        words.append("recomputed" if block.again else "kept")
+    return f"layers.{'.'.join(words)}.*"

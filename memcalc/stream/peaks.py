@@ -2,18 +2,42 @@
 
 A loop's rounds allocate and free the same bytes, so that live memory moves by the same amount in each of them: its
 maximum lies in the first round or in the last one. A loop is therefore summed once, for any number of rounds.
+
+The requests say what is allocated, in which order; the sizes are given apart, so that one stream serves many runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
-from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.stream.requests import Label, Requests
 
 SIZE = (1 << STREAM_SHIFT) - 1  # of a request, without its CUDA stream
+
+
+class StorageKind(NamedTuple):
+    """Storages of one label and one size.
+
+    Args:
+        label: what they are.
+        requested: the bytes that were recorded.
+        once: whether they are allocated once, and not in later steps.
+    """
+
+    label: Label
+    requested: int
+    once: bool
+
+
+class StreamSegment(NamedTuple):
+    """Requests of a stretch between borders of loops: positions, and how often they run."""
+
+    begin: int
+    end: int
+    rounds: int
 
 
 class StretchPeak(NamedTuple):
@@ -32,47 +56,73 @@ class StretchPeak(NamedTuple):
     last: bool
 
 
-class _Segment(NamedTuple):
-    """Requests of a stretch between borders of loops: positions, and how often they run."""
+class SizelessStream:
+    """A recorded stream whose storages have kinds in place of sizes.
 
-    begin: int
-    end: int
-    rounds: int
+    Args:
+        requests: the recorded requests.
+
+    Attributes:
+        phases: the phase of each stretch.
+        scripts: the requests of each stretch: a storage's number, or ~number where it is freed.
+        kinds: the distinct kinds of storages.
+        kind_of: index into `kinds` of each storage.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        self._loops = requests.loops
+        self.phases = [interval.phase for interval in requests.stretches]
+        self.scripts: list[list[int]] = []
+        self.kind_of: list[int] = []
+        kinds: dict[StorageKind, int] = {}
+        for interval in requests.stretches:
+            script = []
+            for change in interval.script:
+                if change >= 0:
+                    number = len(self.kind_of)
+                    kind = StorageKind(requests.labels[number], change & SIZE, number in requests.once)
+                    self.kind_of.append(kinds.setdefault(kind, len(kinds)))
+                script.append(len(self.kind_of) - 1 if change >= 0 else change)
+            self.scripts.append(script)
+        self.kinds = tuple(kinds)
+
+    @cached_property
+    def segments(self) -> list[list[StreamSegment]]:
+        """The requests of each stretch, with its loops apart."""
+        return [[*self._segments(stretch)] for stretch in range(len(self.scripts))]
+
+    def _segments(self, stretch: int) -> Iterator[StreamSegment]:
+        at = 0
+        for loop in self._loops:
+            if loop.stretch == stretch:
+                yield StreamSegment(at, loop.begin, 1)
+                yield StreamSegment(loop.begin, loop.end, loop.rounds)
+                at = loop.end
+        yield StreamSegment(at, len(self.scripts[stretch]), 1)
 
 
-def segments(requests: Requests, stretch: int) -> Iterator[_Segment]:
-    """Yield the requests of a stretch, with its loops apart."""
-    at = 0
-    for loop in requests.loops:
-        if loop.stretch == stretch:
-            yield _Segment(at, loop.begin, 1)
-            yield _Segment(loop.begin, loop.end, loop.rounds)
-            at = loop.end
-    yield _Segment(at, len(requests.stretches[stretch].script), 1)
+def peaks(stream: SizelessStream, sizes: Sequence[int]) -> list[StretchPeak]:
+    """Return the peak of each stretch, in order.
 
-
-def peaks(requests: Requests) -> list[StretchPeak]:
-    """Return the peak of each stretch, in order."""
-    sizes: list[int] = []  # of the block of each request
+    Args:
+        stream: the stream.
+        sizes: bytes of the block of each kind of storage.
+    """
+    size_of = [sizes[kind] for kind in stream.kind_of]
     found: list[StretchPeak] = []
     current = 0
-    for number, interval in enumerate(requests.stretches):
+    for number, (script, segments) in enumerate(zip(stream.scripts, stream.segments, strict=True)):
         best = StretchPeak(current, number, 0, last=False)
-        script = interval.script
-        for begin, end, rounds in segments(requests, number):
+        for begin, end, rounds in segments:
             before, top, place = current, -1, begin
             for position in range(begin, end):
-                change = script[position]
-                if change > 0:
-                    size = rounded(change & SIZE)
-                    sizes.append(size)
-                    current += size
+                storage = script[position]
+                if storage < 0:
+                    current -= size_of[~storage]
+                else:
+                    current += size_of[storage]
                     if current > top:
                         top, place = current, position + 1
-                elif change:
-                    current -= sizes[~change]
-                else:
-                    sizes.append(0)
             further = (current - before) * (rounds - 1)
             if top >= 0 and top + max(further, 0) > best.bytes:
                 best = StretchPeak(top + max(further, 0), number, place, last=further > 0)
@@ -81,40 +131,25 @@ def peaks(requests: Requests) -> list[StretchPeak]:
     return found
 
 
-class Live(NamedTuple):
-    """What is live of one label: storages, and their bytes as requested and in blocks."""
+def live_at(stream: SizelessStream, peak: StretchPeak) -> dict[int, int]:
+    """Return how many storages of each kind are live at a peak."""
+    live = [0] * len(stream.kinds)
+    kind_of = stream.kind_of
 
-    count: int = 0  # type: ignore[assignment] # hides tuple.count, which nothing here needs
-    requested: int = 0
-    blocks: int = 0
+    def add(script: Sequence[int], rounds: int) -> None:
+        for storage in script:
+            if storage < 0:
+                live[kind_of[~storage]] -= rounds
+            else:
+                live[kind_of[storage]] += rounds
 
-    def more(self, count: int, size: int) -> Live:
-        """Return the sum with so many storages of a size."""
-        return Live(self.count + count, self.requested + count * size, self.blocks + count * rounded(size))
-
-
-def live_at(requests: Requests, peak: StretchPeak) -> dict[Label, Live]:
-    """Return what is live at a peak, by label."""
-    live: dict[Label, Live] = {}
-    sizes: list[int] = []  # of each request
-
-    def add(script: Sequence[int], rounds: int, first: int) -> None:
-        """Count the requests of so many rounds; `first`: the number of the first storage."""
-        for change in script:
-            storage = first if change >= 0 else ~change
-            if storage == len(sizes):
-                sizes.append(change & SIZE)
-            first += change >= 0
-            label = requests.labels[storage]
-            live[label] = live.get(label, Live()).more(rounds if change >= 0 else -rounds, sizes[storage])
-
-    for number, interval in enumerate(requests.stretches[: peak.stretch + 1]):
-        for begin, end, rounds in segments(requests, number):
-            first = len(sizes)
+    for number in range(peak.stretch + 1):
+        script = stream.scripts[number]
+        for begin, end, rounds in stream.segments[number]:
             if number == peak.stretch and peak.position <= end:
                 if peak.last:
-                    add(interval.script[begin:end], rounds - 1, first)
-                add(interval.script[begin : peak.position], 1, first)
-                return {label: found for label, found in live.items() if found.blocks}
-            add(interval.script[begin:end], rounds, first)
+                    add(script[begin:end], rounds - 1)
+                add(script[begin : peak.position], 1)
+                return {kind: count for kind, count in enumerate(live) if count}
+            add(script[begin:end], rounds)
     raise ValueError(peak)

@@ -135,7 +135,7 @@ class Requests:
         self._script: list[int] = []
         self._owners: list[int] = []
         self._parts: dict[int, tuple[int, ...]] = {}  # the requests of each storage that is not exactly one block
-        self._once: set[int] = set()
+        self.once: set[int] = set()  # storages of `take_once`
         self.begin("")
 
     def begin(self, phase: str) -> None:
@@ -179,7 +179,7 @@ class Requests:
     def take_once(self, size: int, label: Label = Component.COMMUNICATION_BUFFERS) -> int:
         """Allocate a storage that stays until the end, and is not allocated again when these requests are repeated."""
         number = self.take(size, 0, label)
-        self._once.add(number)
+        self.once.add(number)
         return number
 
     def play(self, script: Script, label: Label = Component.COMMUNICATION_BUFFERS) -> int:
@@ -227,19 +227,6 @@ class Requests:
             else:
                 self._script.append(~number)
 
-    def without_once(self) -> Requests:
-        """Return the same requests, but those of `take_once` are empty: they were made in an earlier step."""
-        found = Requests()
-        found.labels, found.loops, found.stretches = self.labels, self.loops, []
-        made = 0
-        for interval in self.stretches:
-            script = []
-            for change in interval.script:
-                script.append(0 if change > 0 and made in self._once else change)
-                made += change >= 0
-            found.stretches.append(interval._replace(script=script))
-        return found
-
     # -- repeated requests ---------------------------------------------------------------------------------------------
 
     def mark(self) -> tuple[int, int]:
@@ -250,11 +237,11 @@ class Requests:
         """Return the requests recorded in this phase since a mark."""
         begin, first = mark
         script, made = self._script[begin:], [*range(first, len(self._owners))]
-        if not self._once.isdisjoint(made):
+        if not self.once.isdisjoint(made):
             numbers = iter(made)
-            script = [change for change in script if change < 0 or next(numbers) not in self._once]
-            made = [number for number in made if number not in self._once]
-        parts = {number: parts for number, parts in self._parts.items() if number >= first and number not in self._once}
+            script = [change for change in script if change < 0 or next(numbers) not in self.once]
+            made = [number for number in made if number not in self.once]
+        parts = {number: parts for number, parts in self._parts.items() if number >= first and number not in self.once}
         return RecordedRequests(script, made, [self._owners[number] for number in made], parts)
 
     def again(self, written: RecordedRequests, new: dict[int, int]) -> None:

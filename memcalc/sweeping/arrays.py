@@ -6,8 +6,7 @@ arrays. Where a single estimate picks the one highest point, every point that is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,8 +24,8 @@ from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_sums
 from memcalc.stream.peaks import StretchPeak, live_at
-from memcalc.stream.requests import Requests, TensorLabel
-from memcalc.sweeping.heights import NO_BLOCK, Column, Heights
+from memcalc.stream.requests import TensorLabel
+from memcalc.sweeping.heights import Heights
 from memcalc.sweeping.vector_int import Indices, VectorInt, elementwise, plain
 
 Matrix = npt.NDArray[np.float64]
@@ -58,12 +57,6 @@ class ArraySized(SizedProgram):
         sizes = [rules.bytes(kind, values) for kind in program.kinds]
         self.requested: Matrix = np.array([np.broadcast_to(size, count) for size in sizes]).reshape(-1, count)
         self.blocks: Matrix = np.ceil(self.requested / _BLOCK) * _BLOCK
-
-    @cached_property
-    def exact(self) -> list[int]:
-        """The largest requested bytes of each storage: a step is recorded with them, for all batches."""
-        largest = [int(size) for size in self.requested.max(axis=1)]
-        return [largest[kind] for kind in self.program.kind_of]
 
 
 def _each_once(numbers: Indices) -> list[int]:
@@ -164,10 +157,12 @@ class _Highest(NamedTuple):
 
     Args:
         points: the points of its requests that may be the peak.
+        first: whether it is the first backward of the run.
         chosen: index of each batch's point. [n]
     """
 
-    points: list[tuple[RecordedPasses, Requests, StretchPeak]]
+    points: list[tuple[RecordedPasses, StretchPeak]]
+    first: bool
     chosen: Indices
 
 
@@ -201,17 +196,16 @@ class StageSums:
         if spec.training.completion_length is not None:
             self._add_rollouts(spec, stage, gpu, phases.index(GENERATION))
         for span in spans(spec, stage, gpu, sizers.sizer_of):
-            points: list[tuple[RecordedPasses, Requests, StretchPeak]] = []
+            points: list[tuple[RecordedPasses, StretchPeak]] = []
             heights: list[Matrix] = []
             for recorded in span.recorded:
-                requests = recorded.of_step(first=span.first)
-                found = Heights(requests, recorded.blocks, span.phase)
-                points += [(recorded, requests, point) for point in found.points]
-                heights.append(found.sums @ _sizes(recorded, found.columns, count))
+                found = Heights(recorded.stream, span.phase)
+                points += [(recorded, point) for point in found.points]
+                heights.append(found.sums @ _sizes(recorded, count, first=span.first))
             rows = np.concatenate(heights)
             for phase in phases_of(span.mask, phases):
                 self.totals[phases.index(phase)] += rows.max(axis=0)
-                self._highest[phases.index(phase)] = _Highest(points, rows.argmax(axis=0))
+                self._highest[phases.index(phase)] = _Highest(points, span.first, rows.argmax(axis=0))
 
     def _add_rollouts(self, spec: Spec, stage: Stage, gpu: GpuSpec | None, phase: int) -> None:
         """What generation holds, batch by batch: its forwards are estimated for single numbers."""
@@ -247,7 +241,7 @@ class StageSums:
             chosen = highest.chosen[cells]
             for number in _each_once(chosen):
                 where = np.flatnonzero(chosen == number)
-                found[:, where] += _components(*highest.points[number], cells[where])
+                found[:, where] += _components(*highest.points[number], cells[where], first=highest.first)
         return found
 
 
@@ -256,33 +250,39 @@ def _of(amount: Any, cells: Indices) -> Any:
     return amount[cells] if isinstance(amount, np.ndarray) else amount
 
 
-def _sizes(recorded: RecordedPasses, columns: Iterable[Column], count: int) -> Matrix:
-    """Return the bytes of the blocks of columns. [columns, n]"""
+def _sizes(recorded: RecordedPasses, count: int, *, first: bool) -> Matrix:
+    """Return the bytes of the blocks of each kind of storage. [kinds, n]"""
     found: list[Any] = []
-    for block, number in columns:
-        if block == NO_BLOCK:
-            found.append(np.full(count, float(number)))
-            continue
-        sized = recorded.blocks[block].sized
-        assert isinstance(sized, ArraySized)
-        found.append(sized.blocks[number])
+    for kind in recorded.stream.kinds:
+        if isinstance(kind.label, TensorLabel):
+            sized, number = _sized(recorded, kind.label)
+            found.append(sized.blocks[number])
+        else:
+            found.append(np.full(count, float(recorded.block_bytes(kind, first=first))))
     return np.array(found).reshape(-1, count)
 
 
-def _components(recorded: RecordedPasses, requests: Requests, point: StretchPeak, cells: Indices) -> Matrix:
+def _sized(recorded: RecordedPasses, label: TensorLabel) -> tuple[ArraySized, int]:
+    """Return the sizes of a tensor's block, and the number of its size."""
+    sized = recorded.sized[label.block]
+    assert isinstance(sized, ArraySized)
+    return sized, sized.program.kind_of[label.storage]
+
+
+def _components(recorded: RecordedPasses, point: StretchPeak, cells: Indices, *, first: bool) -> Matrix:
     """Return the bytes by component at a point in the step. [components, cells]"""
     found = np.zeros((len(COMPONENTS), len(cells)))
-    for label, live in live_at(requests, point).items():
-        if isinstance(label, TensorLabel):
-            block = recorded.blocks[label.block]
-            sized, kind = block.sized, block.program.kind_of[label.storage]
-            assert isinstance(sized, ArraySized)
-            requested, blocks = (live.count * each[kind, cells] for each in (sized.requested, sized.blocks))
-        elif label is Component.GRADIENTS and recorded.takes_over:
+    for number, storages in live_at(recorded.stream, point).items():
+        kind = recorded.stream.kinds[number]
+        if isinstance(kind.label, TensorLabel):
+            sized, size = _sized(recorded, kind.label)
+            requested, blocks = (storages * each[size, cells] for each in (sized.requested, sized.blocks))
+        elif kind.label is Component.GRADIENTS and recorded.recording.takes_over:
             continue  # counted with the model states
         else:
-            requested, blocks = live.requested, live.blocks
-        component = label if isinstance(label, Component) else label.component
+            blocks = storages * recorded.block_bytes(kind, first=first)
+            requested = blocks if kind.once else storages * kind.requested
+        component = kind.label if isinstance(kind.label, Component) else kind.label.component
         found[COMPONENTS.index(component)] += requested
         found[_ROUNDING] += blocks - requested
     return found

@@ -8,81 +8,61 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.simulation.recorded_step import EXISTING
-from memcalc.simulation.stage_blocks import SizedBlock
-from memcalc.stream.peaks import SIZE, StretchPeak, segments
-from memcalc.stream.requests import Requests, TensorLabel
-
-NO_BLOCK = -1
-Column = tuple[int, int]  # a block and the number of a size in its program, or NO_BLOCK and bytes
+from memcalc.stream.peaks import SizelessStream, StretchPeak
 
 
 class Heights:
     """The points of one pass: where a storage is allocated and the next request frees one, in any round that matters.
 
     Args:
-        requests: of a step.
-        blocks: the blocks that its labels name.
+        stream: the requests of a step.
         phase: the pass.
 
     Attributes:
         points: the points; their bytes are not set.
-        columns: the distinct sizes of storages.
-        sums: how many storages of each size are live at each point, less those that exist before the step.
-            [points, columns]
+        sums: how many storages of each kind are live at each point, less those that exist before the step.
+            [points, kinds]
     """
 
-    def __init__(self, requests: Requests, blocks: Sequence[SizedBlock], phase: str) -> None:
+    def __init__(self, stream: SizelessStream, phase: str) -> None:
         self.points: list[StretchPeak] = []
-        self._requests, self._blocks = requests, blocks
-        self._columns: dict[Column, int] = {}
-        self._column_of: list[int] = []  # of each storage
-        self._level: Counter[int] = Counter()  # live storages by column
+        self._kind_of = stream.kind_of
+        self._level: Counter[int] = Counter()  # live storages by kind
         self._rows: list[Counter[int]] = []
         existing: Counter[int] = Counter()
-        for number, interval in enumerate(requests.stretches):
-            if interval.phase == phase:
-                self._note(number, 0, self._level)
-            for begin, end, rounds in segments(requests, number):
-                self._add(number, begin, interval.script[begin:end], rounds, noted=interval.phase == phase)
-            if interval.phase == EXISTING:
+        for number, (each, script) in enumerate(zip(stream.phases, stream.scripts, strict=True)):
+            if each == phase:
+                self._note(number, 0)
+            for begin, end, rounds in stream.segments[number]:
+                self._add(number, begin, script[begin:end], rounds, noted=each == phase)
+            if each == EXISTING:
                 existing = self._level.copy()
-            if interval.phase == phase:
+            if each == phase:
                 break
-        self.columns = tuple(self._columns)
-        self.sums: npt.NDArray[np.float64] = np.zeros((len(self._rows), len(self._columns)))
+        self.sums: npt.NDArray[np.float64] = np.zeros((len(self._rows), len(stream.kinds)))
         for index, row in enumerate(self._rows):
-            for column, storages in row.items():
-                self.sums[index, column] = storages - existing[column]
+            for kind, storages in row.items():
+                self.sums[index, kind] = storages - existing[kind]
 
     def _add(self, stretch: int, begin: int, script: Sequence[int], rounds: int, *, noted: bool) -> None:
         """Add the requests of so many rounds, and note the points of the first and the last one."""
         before, first = self._level.copy(), len(self.points)
-        for position, change in enumerate(script, 1):
-            if change >= 0:
-                self._column_of.append(self._column(len(self._column_of), change & SIZE))
-            self._level[self._column_of[-1 if change >= 0 else ~change]] += 1 if change >= 0 else -1
-            if noted and change > 0 and (position == len(script) or script[position] <= 0):
-                self._note(stretch, begin + position, self._level)
+        for position, storage in enumerate(script, 1):
+            self._level[self._kind_of[storage if storage >= 0 else ~storage]] += 1 if storage >= 0 else -1
+            if noted and storage >= 0 and (position == len(script) or script[position] < 0):
+                self._note(stretch, begin + position)
         if rounds == 1:
             return
-        further = Counter({column: (each - before[column]) * (rounds - 1) for column, each in self._level.items()})
+        further = Counter({kind: (each - before[kind]) * (rounds - 1) for kind, each in self._level.items()})
         for index in range(first, len(self.points)):
             self.points.append(self.points[index]._replace(last=True))
             self._rows.append(_sum(self._rows[index], further))
         self._level = _sum(self._level, further)
 
-    def _note(self, stretch: int, position: int, level: Counter[int]) -> None:
+    def _note(self, stretch: int, position: int) -> None:
         self.points.append(StretchPeak(0, stretch, position, last=False))
-        self._rows.append(level.copy())
-
-    def _column(self, storage: int, size: int) -> int:
-        label = self._requests.labels[storage]
-        column = NO_BLOCK, rounded(size)
-        if isinstance(label, TensorLabel) and size:
-            column = label.block, self._blocks[label.block].program.kind_of[label.storage]
-        return self._columns.setdefault(column, len(self._columns))
+        self._rows.append(self._level.copy())
 
 
 def _sum(one: Counter[int], other: Counter[int]) -> Counter[int]:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.layout.gradient_order import first_rank_slice
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.programs.sized_program import run_sizer
-from memcalc.simulation.recorded_step import RecordedStep
+from memcalc.simulation.recorded_step import recorded_step
+from memcalc.stream.peaks import SizelessStream, peaks
 
 # Llama-3.2-1B: a table of 128256 x 2048, which is the head, too; a layer of 2 norms of 2048, qkv 3072 x 2048,
 # output 2048 x 2048 and three matrices of 8192 x 2048.
@@ -27,13 +27,16 @@ def parameters_of(preset: str, *overrides: str) -> LocalParameters:
     return stage_parameters(spec, stages_of(spec)[0])
 
 
+def stream_of(preset: str, *words: str) -> SizelessStream:
+    spec = memcalc.load(preset, *words)
+    return recorded_step(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False).stream
+
+
 def flattened(preset: str, *words: str) -> list[int]:
     """Bytes of each bucket that is flattened before its reduction in a backward, in order."""
-    spec = memcalc.load(preset, "recipe=mixed-16", "engine=deepspeed", "data_parallel=8", "b=1", "s=64", *words)
-    step = RecordedStep(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False)
-    made = [change % (1 << STREAM_SHIFT) for each in step.requests.stretches for change in each.script if change >= 0]
-    labels = (getattr(label, "tensor", "") for label in step.requests.labels)
-    return [size for size, name in zip(made, labels, strict=True) if name == "flattened bucket"]
+    stream = stream_of(preset, "recipe=mixed-16", "engine=deepspeed", "data_parallel=8", "b=1", "s=64", *words)
+    made = [stream.kinds[number] for number in stream.kind_of]
+    return [kind.requested for kind in made if getattr(kind.label, "tensor", "") == "flattened bucket"]
 
 
 def test_a_bucket_that_the_table_would_overflow_is_reduced_first() -> None:
@@ -70,17 +73,10 @@ def test_the_first_rank_s_share() -> None:
 def gathered(preset: str, *words: str) -> dict[str, int]:
     """The most bytes of gathered parameters in each pass."""
     given = ("recipe=mixed-16", "engine=deepspeed", "zero_stage=3", "data_parallel=8", "b=1", "s=64", *words)
-    spec = memcalc.load(preset, *given)
-    requests = RecordedStep(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False).requests
-    live, sizes, found = 0, list[int](), dict[str, int]()
-    for interval in requests.stretches:
-        for change in interval.script:
-            if change >= 0:
-                is_gathered = getattr(requests.labels[len(sizes)], "tensor", "") == "parameters, gathered"
-                sizes.append(change % (1 << STREAM_SHIFT) if is_gathered else 0)
-            live += sizes[-1] if change >= 0 else -sizes[~change]
-            found[interval.phase] = max(found.get(interval.phase, 0), live)
-    return found
+    stream = stream_of(preset, *given)
+    is_gathered = [getattr(kind.label, "tensor", "") == "parameters, gathered" for kind in stream.kinds]
+    sizes = [kind.requested if gathered else 0 for kind, gathered in zip(stream.kinds, is_gathered, strict=True)]
+    return {phase: peak.bytes for phase, peak in zip(stream.phases, peaks(stream, sizes), strict=True)}
 
 
 def test_a_small_model_is_gathered_whole_and_freed_layer_by_layer() -> None:

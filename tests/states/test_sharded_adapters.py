@@ -9,7 +9,7 @@ from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.programs.sized_program import run_sizer
-from memcalc.simulation.recorded_step import RecordedStep
+from memcalc.simulation.recorded_step import recorded_step
 
 D, KV, F, V, RANK, LAYERS = 2048, 512, 8192, 4096, 16, 2
 # q, k, v, o, gate, up, down and two norms
@@ -48,10 +48,10 @@ def test_a_layer_is_gathered_in_bytes_where_dtypes_differ() -> None:
 def test_only_what_trains_is_reduced() -> None:
     """A layer's adapters in fp32; the root, embedding, last norm and head, has nothing to reduce."""
     spec = memcalc.load(*FSDP2)
-    step = RecordedStep(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False)
-    made = [change for each in step.requests.stretches for change in each.script if change >= 0]
-    names = [getattr(label, "tensor", "") for label in step.requests.labels]
-    scattered = [(name, size) for name, size in zip(names, made, strict=True) if "scatter" in name]
+    stream = recorded_step(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False).stream
+    made = [stream.kinds[number] for number in stream.kind_of]
+    named = [(getattr(kind.label, "tensor", ""), kind.requested) for kind in made]
+    scattered = [(name, size) for name, size in named if "scatter" in name]
 
     assert scattered == [("reduce-scatter input of a layer", 4 * ADAPTERS)] * LAYERS
 
