@@ -10,11 +10,8 @@ from memcalc.spec.spec import Spec
 def plan_of(spec: Spec, stage: Stage | None = None) -> Segment:
     """Return the recomputation plan with all layers of the model or a stage, for every notation of `recompute`."""
     training, layers = spec.training, spec.model.num_layers
+    first, stop = (0, layers) if stage is None else (stage.first, stage.stop)
     plan = training.recompute
     if isinstance(plan, str):
-        found = items_of(tuple(n for n in range(layers) if recomputed_count(training, n, n + 1)), layers)
-    else:
-        found = items_of(plan, layers)
-    if stage is None:
-        return found
-    return tuple(item for item in found if stage.first <= next(leaves(item)) < stage.stop)
+        return tuple((n,) if recomputed_count(training, n, n + 1) else n for n in range(first, stop))
+    return tuple(item for item in items_of(plan, layers) if first <= next(leaves(item)) < stop)

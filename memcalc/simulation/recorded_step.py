@@ -27,15 +27,16 @@ from memcalc.simulation.layer_loops import LayerLoop, loops_of, of_layers
 from memcalc.simulation.plans import plan_of
 from memcalc.simulation.stage_blocks import SizedBlock, StageBlocks, module_of
 from memcalc.spec.recipes import DTYPE_BYTES
-from memcalc.spec.recompute_plan import leaves
+from memcalc.spec.recompute_plan import Segment, leaves
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import SizelessStream, StorageKind, StretchPeak, live_at, peaks
-from memcalc.stream.requests import EngineTensor, Requests, TensorLabel
+from memcalc.stream.requests import EngineTensor, NamedRounds, Requests, TensorLabel
 
 EXISTING, IN_FLIGHT = "existing", "in flight"  # what earlier micro-batches have left; what others hold meanwhile
+POLICY, REFERENCE = "policy", "reference"  # the model that trains, and one that scores its outputs
 THREADS = ("forward", "backward")  # with a cuBLAS workspace each
 MOST_RECORDED = 64  # steps that are remembered
 
@@ -54,11 +55,22 @@ class Layers(NamedTuple):
     ordered: tuple[LocalParameter, ...]
 
 
-def layers_of(spec: Spec, chunk: Stage, *, loops: bool) -> Layers:
-    """Return the layers of a chunk; with `loops`, equal rounds once."""
+def layers_of(spec: Spec, chunk: Stage, *, loops: bool, model: str = POLICY) -> Layers:
+    """Return the layers of a chunk.
+
+    Args:
+        spec: the run.
+        chunk: the chunk.
+        loops: whether equal rounds are one loop.
+        model: which model they are of; part of the loops' names.
+    """
     options, plan = state_options(spec), plan_of(spec, chunk)
     as_loops = loops and not options.partitions_gradients  # DeepSpeed's buckets and prefetches span layers
     played = loops_of(spec, plan) if as_loops else (LayerLoop(plan),)
+    played = tuple(
+        loop._replace(rounds=NamedRounds(loop.rounds, (model, index))) if loop.rounds > 1 else loop
+        for index, loop in enumerate(played)
+    )
     numbers = tuple(layer for loop in played for item in loop.items for layer in leaves(item))
     parameters = of_layers(without_companions(stage_parameters(spec, chunk)), spec, chunk, numbers)
     return Layers(
@@ -121,7 +133,7 @@ class StepRecorder:
             walk.loss()
             own = len(self.blocks)
             if scored_by_reference(self.spec):
-                self._forward_alone(reference_run(self.spec))
+                self._forward_alone(reference_run(self.spec), REFERENCE)
         of_reference = range(own, len(self.blocks))
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
@@ -135,16 +147,19 @@ class StepRecorder:
         self._forward_alone(evaluated(self.spec))
         return Recording(SizelessStream(self.requests), tuple(self.blocks), range(0), takes_over=False)
 
-    def _walk(self, spec: Spec, *, exist: bool, gradients: bool = True) -> tuple[ForwardBackward, list[int]]:
+    def _walk(
+        self, spec: Spec, *, exist: bool, gradients: bool = True, model: str = POLICY
+    ) -> tuple[ForwardBackward, list[int]]:
         """Return the walk through a micro-batch, and the gradients that exist before it and that its engine takes over.
 
         Args:
             spec: the run.
             exist: whether gradients of earlier micro-batches exist.
             gradients: whether autograd is on.
+            model: whose layers these are.
         """
         options, plan = state_options(spec), plan_of(spec, self.chunk)
-        layers = layers_of(spec, self.chunk, loops=self.loops)
+        layers = layers_of(spec, self.chunk, loops=self.loops, model=model)
         units = by_unit(layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head)
         engine = engine_of(self.requests, layers.ordered, units, spec, plan)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
@@ -162,9 +177,9 @@ class StepRecorder:
         given = (self.requests, parts, layers.played, engine, gradient_names(spec, units), 1, threads)
         return ForwardBackward(*given, splits_workspaces=False), existing
 
-    def _forward_alone(self, spec: Spec) -> None:
+    def _forward_alone(self, spec: Spec, model: str = POLICY) -> None:
         """Record a forward pass and its loss outside autograd."""
-        walk, _ = self._walk(spec, exist=False, gradients=False)
+        walk, _ = self._walk(spec, exist=False, gradients=False, model=model)
         walk.engine.resume()
         walk.engine.begin(have_gradients=False, last=True)
         walk.forward(self._received(walk))
@@ -183,10 +198,18 @@ class StepRecorder:
         return self.requests.take(1, 0, walk.labels_of(number)[entry])
 
     def _hold_in_flight(self, walk: ForwardBackward) -> None:
-        for number, storages, count in walk.parts.in_flight():
-            with self.requests.repeat(count):
-                for at in storages if count else ():
-                    self.requests.take(1, 0, walk.labels_of(number)[at])
+        """Record what other micro-batches in flight hold, as often as the run has them."""
+        for number, storages, field in walk.parts.in_flight_ends():
+            self._hold(walk, number, storages, field)
+        for index, loop in enumerate(walk.loops):
+            for item in loop.items:
+                number = walk.parts.block_of(next(leaves(item)), again=not isinstance(item, int))
+                self._hold(walk, number, self.blocks[number].program.kept, ("layers in flight", index))
+
+    def _hold(self, walk: ForwardBackward, number: int, storages: Sequence[int], name: Hashable) -> None:
+        with self.requests.repeat(NamedRounds(1, name)):
+            for at in storages:
+                self.requests.take(1, 0, walk.labels_of(number)[at])
 
     def _received_gradient(self, walk: ForwardBackward) -> int:
         """Allocate the gradient of a stage's output where Megatron-LM references it until backward has ended.
@@ -254,14 +277,35 @@ def _key(spec: Spec, chunk: Stage, *, exist: bool) -> Hashable:
     return (
         block_structure(spec),
         spec.training.implementation,
-        layers.played,
+        tuple((_shifted(loop.items, chunk.first), loop.rounds > 1) for loop in layers.played),
         tuple((layer_modules(spec, layer), spec.model.has_window(layer)) for layer in layers.numbers),
-        tuple(first_recomputed_layer(spec, chunk, readers) for readers in ("", *READERS) if recomputes),
-        chunk._replace(index=0, first=0, stop=0),
+        tuple(first_recomputed_layer(spec, chunk, readers) - chunk.first for readers in ("", *READERS) if recomputes),
+        (chunk.has_embedding, chunk.has_head),
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
         (options, layers.ordered, spec.model.tie_word_embeddings) if takes_gradients_over(options) else None,
     )
+
+
+def _shifted(item: int | Segment, by: int) -> Hashable:
+    """Return an item of a plan with its layers counted from another one."""
+    return item - by if isinstance(item, int) else tuple(_shifted(inner, by) for inner in item)
+
+
+def rounds_of(chunk: Stage, layers: Layers, of_reference: Layers | None = None) -> dict[Hashable, int]:
+    """Return the rounds of a recording's loops in one run."""
+    found: dict[Hashable, int] = {
+        "in_flight": chunk.in_flight - 1,
+        "embeddings": chunk.embeddings - 1,
+        "heads": chunk.heads - 1,
+        "waiting": chunk.waiting,
+    }
+    for index, loop in enumerate(layers.played):
+        found[POLICY, index] = loop.rounds
+        found["layers in flight", index] = loop.rounds * (chunk.in_flight - 1)
+    for index, loop in enumerate(() if of_reference is None else of_reference.played):
+        found[REFERENCE, index] = loop.rounds
+    return found
 
 
 class RecordedPasses:
@@ -271,6 +315,7 @@ class RecordedPasses:
         spec: the run.
         chunk: the chunk.
         recording: what is requested.
+        rounds: of the recording's loops.
         sizer: sizes of the run's blocks.
         of_reference: sizes of a reference model's blocks.
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of the passes.
@@ -281,11 +326,13 @@ class RecordedPasses:
         spec: Spec,
         chunk: Stage,
         recording: Recording,
+        rounds: Mapping[Hashable, int],
         sizer: ProgramSizer,
         of_reference: ProgramSizer | None = None,
         workspace: RowDraft | None = None,
     ) -> None:
         self.spec, self.chunk, self.recording, self.workspace = spec, chunk, recording, workspace
+        self.rounds = rounds
         self.sized = [
             (of_reference if of_reference and number in recording.of_reference else sizer).sized(block.program)
             for number, block in enumerate(recording.blocks)
@@ -314,7 +361,8 @@ class RecordedPasses:
         return self._of_first if self.workspace is None else self._peaks(first=False)
 
     def _peaks(self, *, first: bool) -> dict[str, StretchPeak]:
-        found = peaks(self.stream, [self.block_bytes(kind, first=first) for kind in self.stream.kinds])
+        sizes = [self.block_bytes(kind, first=first) for kind in self.stream.kinds]
+        found = peaks(self.stream, sizes, self.rounds)
         begun = found[self.stream.phases.index(EXISTING)].bytes  # counted with the model states
         moved = (peak._replace(bytes=peak.bytes - begun) for peak in found)
         return dict(zip(self.stream.phases, moved, strict=True))
@@ -386,9 +434,10 @@ def recorded_step(
     of_reference = None if reference is None else _key(reference, chunk, exist=False)
     key = "step", _key(spec, chunk, exist=exist), with_workspace, of_reference
     recording = _recorded(Asked(key, record)) if loops else record()
-    return RecordedPasses(
-        spec, chunk, recording, sizer_of(spec), None if reference is None else sizer_of(reference), workspace
-    )
+    others = None if reference is None else layers_of(reference, chunk, loops=loops)
+    rounds = rounds_of(chunk, layers_of(spec, chunk, loops=loops), others)
+    sizer = None if reference is None else sizer_of(reference)
+    return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), sizer, workspace)
 
 
 def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], ProgramSizer]) -> RecordedPasses:
@@ -399,7 +448,8 @@ def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], Pro
         return StepRecorder(spec, chunk, workspace=False, loops=True).evaluation()
 
     key = "evaluation", _key(run, chunk, exist=False)
-    return RecordedPasses(run, chunk, _recorded(Asked(key, record)), sizer_of(run))
+    rounds = rounds_of(chunk, layers_of(run, chunk, loops=True))
+    return RecordedPasses(run, chunk, _recorded(Asked(key, record)), rounds, sizer_of(run))
 
 
 class PassPeak(NamedTuple):
@@ -416,7 +466,7 @@ class PassPeak(NamedTuple):
 
     def drafts(self) -> list[RowDraft]:
         """Return what is live, except gradients that exist before the pass, which are counted elsewhere."""
-        found = [*self.passes.drafts_of(live_at(self.passes.stream, self.peak), first=self.first)]
+        found = [*self.passes.drafts_of(live_at(self.passes.stream, self.peak, self.passes.rounds), first=self.first)]
         freed = sum(draft.count * draft.block for draft in found) - self.bytes
         assert freed == 0 or (freed > 0 and self.passes.recording.takes_over)
         return beyond(freed, found)

@@ -16,7 +16,7 @@ from memcalc.layout.stages import LayerModules, Stage, first_recomputed_layer, k
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
 from memcalc.spec.layers import differ_in_attention, differ_in_masks, differ_in_rotation
-from memcalc.spec.recompute_plan import Segment, leaves
+from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 
 NO_HEAD = -1  # number of the head's block on a stage without LM head
@@ -152,29 +152,25 @@ class StageBlocks:
         read_by = self.blocks[self.openings[0]].program.read_by if self.openings else ()
         return {index: first_recomputed_layer(self.spec, self.stage, readers) for index, readers in read_by}
 
-    def in_flight(self) -> Iterator[tuple[int, tuple[int, ...], int]]:
-        """Yield block, storages and micro-batches: what other micro-batches in flight hold meanwhile.
+    def in_flight_ends(self) -> Iterator[tuple[int, tuple[int, ...], str]]:
+        """Yield block, storages and a field of `Stage`: what other micro-batches hold outside the layers.
 
         They have left forward and its autocast region and wait for their backward. In a stage with several chunks,
         fewer micro-batches hold the embedding and LM head than the layers. Tensors that layers share exist once per
         chunk.
         """
-        layers = self.stage.in_flight - 1
         for number in self.openings:
             opening = self.blocks[number].program
             shared = tuple(at for at in opening.kept if opening.storages[at].table is not None)
             if self.blocks[number].part == "tables":
-                yield number, opening.kept, layers
+                yield number, opening.kept, "in_flight"
                 continue
-            yield number, shared, layers
-            yield number, tuple(at for at in opening.kept if at not in shared), self.stage.embeddings - 1
-        for item in self.plan if layers else ():
-            number = self.block_of(next(leaves(item)), again=not isinstance(item, int))
-            yield number, self.blocks[number].program.kept, layers
+            yield number, shared, "in_flight"
+            yield number, tuple(at for at in opening.kept if at not in shared), "embeddings"
         if self.head != NO_HEAD:
             head = self.blocks[self.head].program
-            yield self.head, head.kept, self.stage.heads - 1
-            yield self.head, head.awaited, self.stage.waiting
+            yield self.head, head.kept, "heads"
+            yield self.head, head.awaited, "waiting"
 
 
 NAMES = {"embedding": "embedding", "tables": "shared tables", "head": "head"}

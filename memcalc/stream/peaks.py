@@ -8,13 +8,15 @@ The requests say what is allocated, in which order; the sizes are given apart, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
-from memcalc.stream.requests import Label, Requests
+from memcalc.stream.requests import Label, NamedRounds, Requests
 
+NO_ROUNDS: Mapping[Hashable, int] = MappingProxyType({})
 SIZE = (1 << STREAM_SHIFT) - 1  # of a request, without its CUDA stream
 
 
@@ -33,11 +35,11 @@ class StorageKind(NamedTuple):
 
 
 class StreamSegment(NamedTuple):
-    """Requests of a stretch between borders of loops: positions, and how often they run."""
+    """Requests of a stretch between borders of loops: positions, and how often they run, or the name of that number."""
 
     begin: int
     end: int
-    rounds: int
+    rounds: Hashable
 
 
 class StretchPeak(NamedTuple):
@@ -87,33 +89,48 @@ class SizelessStream:
         self.kinds = tuple(kinds)
 
     @cached_property
-    def segments(self) -> list[list[StreamSegment]]:
-        """The requests of each stretch, with its loops apart."""
+    def _split(self) -> list[list[StreamSegment]]:
         return [[*self._segments(stretch)] for stretch in range(len(self.scripts))]
+
+    def segments(self, stretch: int, rounds: Mapping[Hashable, int]) -> Iterator[tuple[int, int, int]]:
+        """Yield the requests of a stretch with its loops apart: begin, end and rounds, but for loops without a round.
+
+        Args:
+            stretch: its index.
+            rounds: the rounds of loops with names.
+        """
+        for begin, end, given in self._split[stretch]:
+            number = given if isinstance(given, int) else rounds[given]
+            if number and begin < end:
+                yield begin, end, number
 
     def _segments(self, stretch: int) -> Iterator[StreamSegment]:
         at = 0
         for loop in self._loops:
             if loop.stretch == stretch:
                 yield StreamSegment(at, loop.begin, 1)
-                yield StreamSegment(loop.begin, loop.end, loop.rounds)
+                rounds = loop.rounds.name if isinstance(loop.rounds, NamedRounds) else loop.rounds
+                yield StreamSegment(loop.begin, loop.end, rounds)
                 at = loop.end
         yield StreamSegment(at, len(self.scripts[stretch]), 1)
 
 
-def peaks(stream: SizelessStream, sizes: Sequence[int]) -> list[StretchPeak]:
+def peaks(
+    stream: SizelessStream, sizes: Sequence[int], rounds: Mapping[Hashable, int] = NO_ROUNDS
+) -> list[StretchPeak]:
     """Return the peak of each stretch, in order.
 
     Args:
         stream: the stream.
         sizes: bytes of the block of each kind of storage.
+        rounds: the rounds of loops with names.
     """
     size_of = [sizes[kind] for kind in stream.kind_of]
     found: list[StretchPeak] = []
     current = 0
-    for number, (script, segments) in enumerate(zip(stream.scripts, stream.segments, strict=True)):
+    for number, script in enumerate(stream.scripts):
         best = StretchPeak(current, number, 0, last=False)
-        for begin, end, rounds in segments:
+        for begin, end, times in stream.segments(number, rounds):
             before, top, place = current, -1, begin
             for position in range(begin, end):
                 storage = script[position]
@@ -123,7 +140,7 @@ def peaks(stream: SizelessStream, sizes: Sequence[int]) -> list[StretchPeak]:
                     current += size_of[storage]
                     if current > top:
                         top, place = current, position + 1
-            further = (current - before) * (rounds - 1)
+            further = (current - before) * (times - 1)
             if top >= 0 and top + max(further, 0) > best.bytes:
                 best = StretchPeak(top + max(further, 0), number, place, last=further > 0)
             current += further
@@ -131,25 +148,25 @@ def peaks(stream: SizelessStream, sizes: Sequence[int]) -> list[StretchPeak]:
     return found
 
 
-def live_at(stream: SizelessStream, peak: StretchPeak) -> dict[int, int]:
-    """Return how many storages of each kind are live at a peak."""
+def live_at(stream: SizelessStream, peak: StretchPeak, rounds: Mapping[Hashable, int] = NO_ROUNDS) -> dict[int, int]:
+    """Return how many storages of each kind are live at a peak; `rounds` as for `peaks`."""
     live = [0] * len(stream.kinds)
     kind_of = stream.kind_of
 
-    def add(script: Sequence[int], rounds: int) -> None:
+    def add(script: Sequence[int], times: int) -> None:
         for storage in script:
             if storage < 0:
-                live[kind_of[~storage]] -= rounds
+                live[kind_of[~storage]] -= times
             else:
-                live[kind_of[storage]] += rounds
+                live[kind_of[storage]] += times
 
     for number in range(peak.stretch + 1):
         script = stream.scripts[number]
-        for begin, end, rounds in stream.segments[number]:
+        for begin, end, times in stream.segments(number, rounds):
             if number == peak.stretch and peak.position <= end:
                 if peak.last:
-                    add(script[begin:end], rounds - 1)
+                    add(script[begin:end], times - 1)
                 add(script[begin : peak.position], 1)
-                return {kind: count for kind, count in enumerate(live) if count}
-            add(script[begin:end], rounds)
-    raise ValueError(peak)
+                break
+            add(script[begin:end], times)
+    return {kind: count for kind, count in enumerate(live) if count}

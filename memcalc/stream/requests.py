@@ -5,11 +5,11 @@ A step's requests do not depend on the allocator, so one list serves every setti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from memcalc.allocator.pytorch.bound import most_reserved
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
@@ -84,6 +84,18 @@ class SteadyStep(NamedTuple):
     storage: int
 
 
+class NamedRounds(int):
+    """A number of rounds that each run of a recorded stream sets anew, by a name."""
+
+    name: Hashable
+
+    def __new__(cls, rounds: int, name: Hashable) -> Self:
+        """Return so many rounds with a name."""
+        found = super().__new__(cls, rounds)
+        found.name = name
+        return found
+
+
 class Loop(NamedTuple):
     """Consecutive requests of a stretch that stand for several equal rounds.
 
@@ -156,7 +168,7 @@ class Requests:
         """
         begin = len(self._script)
         yield
-        if rounds > 1:
+        if rounds > 1 or isinstance(rounds, NamedRounds):
             self.loops.append(Loop(len(self.stretches) - 1, begin, len(self._script), rounds))
 
     def empty_cache(self) -> None:

@@ -199,7 +199,7 @@ class StageSums:
             points: list[tuple[RecordedPasses, StretchPeak]] = []
             heights: list[Matrix] = []
             for recorded in span.recorded:
-                found = Heights(recorded.stream, span.phase)
+                found = Heights(recorded.stream, span.phase, recorded.rounds)
                 points += [(recorded, point) for point in found.points]
                 heights.append(found.sums @ _sizes(recorded, count, first=span.first))
             rows = np.concatenate(heights)
@@ -272,7 +272,7 @@ def _sized(recorded: RecordedPasses, label: TensorLabel) -> tuple[ArraySized, in
 def _components(recorded: RecordedPasses, point: StretchPeak, cells: Indices, *, first: bool) -> Matrix:
     """Return the bytes by component at a point in the step. [components, cells]"""
     found = np.zeros((len(COMPONENTS), len(cells)))
-    for number, storages in live_at(recorded.stream, point).items():
+    for number, storages in live_at(recorded.stream, point, recorded.rounds).items():
         kind = recorded.stream.kinds[number]
         if isinstance(kind.label, TensorLabel):
             sized, size = _sized(recorded, kind.label)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ class Heights:
     Args:
         stream: the requests of a step.
         phase: the pass.
+        rounds: the rounds of loops with names.
 
     Attributes:
         points: the points; their bytes are not set.
@@ -25,7 +26,7 @@ class Heights:
             [points, kinds]
     """
 
-    def __init__(self, stream: SizelessStream, phase: str) -> None:
+    def __init__(self, stream: SizelessStream, phase: str, rounds: Mapping[Hashable, int]) -> None:
         self.points: list[StretchPeak] = []
         self._kind_of = stream.kind_of
         self._level: Counter[int] = Counter()  # live storages by kind
@@ -34,8 +35,8 @@ class Heights:
         for number, (each, script) in enumerate(zip(stream.phases, stream.scripts, strict=True)):
             if each == phase:
                 self._note(number, 0)
-            for begin, end, rounds in stream.segments[number]:
-                self._add(number, begin, script[begin:end], rounds, noted=each == phase)
+            for begin, end, times in stream.segments(number, rounds):
+                self._add(number, begin, script[begin:end], times, noted=each == phase)
             if each == EXISTING:
                 existing = self._level.copy()
             if each == phase:
