@@ -12,8 +12,8 @@ from memcalc.layout.local_parameters import LocalParameters, stage_parameters
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.component import Component
 from memcalc.programs.sized_program import run_sizer
-from memcalc.simulation.recorded_step import recorded_step
-from memcalc.stream.peaks import SizelessStream, peaks
+from memcalc.simulation.recorded_step import RecordedPasses, recorded_step
+from memcalc.stream.peaks import peaks
 
 # Llama-3.2-1B: a table of 128256 x 2048, which is the head, too; a layer of 2 norms of 2048, qkv 3072 x 2048,
 # output 2048 x 2048 and three matrices of 8192 x 2048.
@@ -27,14 +27,14 @@ def parameters_of(preset: str, *overrides: str) -> LocalParameters:
     return stage_parameters(spec, stages_of(spec)[0])
 
 
-def stream_of(preset: str, *words: str) -> SizelessStream:
+def recorded(preset: str, *words: str) -> RecordedPasses:
     spec = memcalc.load(preset, *words)
-    return recorded_step(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False).stream
+    return recorded_step(spec, stages_of(spec)[0], lambda run: run_sizer(run, None), exist=False)
 
 
 def flattened(preset: str, *words: str) -> list[int]:
     """Bytes of each bucket that is flattened before its reduction in a backward, in order."""
-    stream = stream_of(preset, "recipe=mixed-16", "engine=deepspeed", "data_parallel=8", "b=1", "s=64", *words)
+    stream = recorded(preset, "recipe=mixed-16", "engine=deepspeed", "data_parallel=8", "b=1", "s=64", *words).stream
     made = [stream.kinds[number] for number in stream.kind_of]
     return [kind.requested for kind in made if getattr(kind.label, "tensor", "") == "flattened bucket"]
 
@@ -73,10 +73,11 @@ def test_the_first_rank_s_share() -> None:
 def gathered(preset: str, *words: str) -> dict[str, int]:
     """The most bytes of gathered parameters in each pass."""
     given = ("recipe=mixed-16", "engine=deepspeed", "zero_stage=3", "data_parallel=8", "b=1", "s=64", *words)
-    stream = stream_of(preset, *given)
+    passes = recorded(preset, *given)
+    stream = passes.stream
     is_gathered = [getattr(kind.label, "tensor", "") == "parameters, gathered" for kind in stream.kinds]
     sizes = [kind.requested if gathered else 0 for kind, gathered in zip(stream.kinds, is_gathered, strict=True)]
-    return {phase: peak.bytes for phase, peak in zip(stream.phases, peaks(stream, sizes), strict=True)}
+    return {phase: peak.bytes for phase, peak in zip(stream.phases, peaks(stream, sizes, passes.rounds), strict=True)}
 
 
 def test_a_small_model_is_gathered_whole_and_freed_layer_by_layer() -> None:
