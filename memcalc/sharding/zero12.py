@@ -47,7 +47,9 @@ def reduction_labels(options: StateOptions) -> ReductionLabels:
         label("reduce bucket", size, "setup_buckets: allocated whole at the first gradient", communicated),
         label("flattened bucket", "P_bucket", "reduce_independent_p_g_buckets_and_remove_grads", communicated),
         label("gradients of the rank's partition", "P_touched", "copy_grads_in_partition", Component.GRADIENTS),
-        label("gradients of the rank's partition", "P_touched", "recipe", Component.GRADIENTS)._replace(dtype="fp32"),
+        label(
+            "gradients of the rank's partition", "P_touched", "copy_grads_in_partition", Component.GRADIENTS
+        )._replace(dtype="fp32"),
     )
 
 

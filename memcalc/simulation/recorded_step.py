@@ -487,7 +487,8 @@ def of_engine(label: EngineTensor, sizes: Sequence[tuple[int, int]]) -> RowDraft
         count = 1
     each, item = requested // count, DTYPE_BYTES[label.dtype]
     # _fsdp_collectives.py, _get_all_gather_input_metadatas: one uint8 buffer for several dtypes
-    formula = f"{label.symbol}, each in its own dtype" if label.dtype == "uint8" else f"{item}·{label.symbol}"
+    mixed = label.dtype == "uint8" and label.symbol.startswith("P")
+    formula = f"{label.symbol}, each in its own dtype" if mixed else f"{item}·{label.symbol}"
     tensor = (label.component, "engine", label.tensor, (each // item,), label.dtype)
     return RowDraft(*tensor, count, each, blocks // count, 0, formula, label.source)
 
