@@ -38,7 +38,7 @@ from memcalc.stream.requests import EngineTensor, NamedRounds, Requests, TensorL
 EXISTING, IN_FLIGHT = "existing", "in flight"  # what earlier micro-batches have left; what others hold meanwhile
 POLICY, REFERENCE = "policy", "reference"  # the model that trains, and one that scores its outputs
 THREADS = ("forward", "backward")  # with a cuBLAS workspace each
-MOST_RECORDED = 64  # steps that are remembered
+MOST_RECORDED = 256  # steps that are remembered
 
 
 class Layers(NamedTuple):
@@ -394,7 +394,8 @@ class RecordedPasses:
             elif not (self.recording.takes_over and label is Component.GRADIENTS):
                 raise ValueError(label)
         for label, sizes in engine.items():
-            yield of_engine(label, sizes)
+            if sum(count for _, count in sizes):  # a label's storages may come from several units
+                yield of_engine(label, sizes)
 
     def _of_block(self, label: TensorLabel, count: int) -> Iterator[RowDraft]:
         sized, block, at = self.sized[label.block], self.recording.blocks[label.block], label.storage

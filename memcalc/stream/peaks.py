@@ -76,15 +76,23 @@ class SizelessStream:
         self.phases = [interval.phase for interval in requests.stretches]
         self.scripts: list[list[int]] = []
         self.kind_of: list[int] = []
-        kinds: dict[StorageKind, int] = {}
+        kinds: list[StorageKind] = []
+        known: dict[tuple[int, int, bool], int] = {}  # storages of one label object, size and life -> their kind
+        labels, once, kind_of, number = requests.labels, requests.once, self.kind_of, 0
         for interval in requests.stretches:
             script = []
             for change in interval.script:
-                if change >= 0:
-                    number = len(self.kind_of)
-                    kind = StorageKind(requests.labels[number], change & SIZE, number in requests.once)
-                    self.kind_of.append(kinds.setdefault(kind, len(kinds)))
-                script.append(len(self.kind_of) - 1 if change >= 0 else change)
+                if change < 0:
+                    script.append(change)
+                    continue
+                key = id(labels[number]), change, number in once
+                kind = known.get(key)
+                if kind is None:
+                    kind = known[key] = len(kinds)
+                    kinds.append(StorageKind(labels[number], change & SIZE, number in once))
+                kind_of.append(kind)
+                script.append(number)
+                number += 1
             self.scripts.append(script)
         self.kinds = tuple(kinds)
 
