@@ -17,7 +17,7 @@ from memcalc.sharding.engine import ROOT, Engine, Gradient
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states.state_options import StateOptions
-from memcalc.stream.requests import EngineTensor, Requests
+from memcalc.stream.requests import EngineTensor, NamedRounds, Requests
 from memcalc.workspaces.reductions import ReductionShape, reduction
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
@@ -32,6 +32,7 @@ class ReductionLabels(NamedTuple):
     flattened: EngineTensor
     own: EngineTensor
     main: EngineTensor
+    whole: EngineTensor
 
 
 def reduction_labels(options: StateOptions) -> ReductionLabels:
@@ -42,14 +43,15 @@ def reduction_labels(options: StateOptions) -> ReductionLabels:
     def label(tensor: str, symbol: str, rule: str, component: Component) -> EngineTensor:
         return EngineTensor(component, tensor, options.compute, symbol, f"{SOURCE}{file}: {rule}")
 
-    communicated = Component.COMMUNICATION_BUFFERS
+    communicated, gradients = Component.COMMUNICATION_BUFFERS, Component.GRADIENTS
     return ReductionLabels(
         label("reduce bucket", size, "setup_buckets: allocated whole at the first gradient", communicated),
         label("flattened bucket", "P_bucket", "reduce_independent_p_g_buckets_and_remove_grads", communicated),
-        label("gradients of the rank's partition", "P_touched", "copy_grads_in_partition", Component.GRADIENTS),
-        label(
-            "gradients of the rank's partition", "P_touched", "copy_grads_in_partition", Component.GRADIENTS
-        )._replace(dtype="fp32"),
+        label("gradients of the rank's partition", "P_touched", "copy_grads_in_partition", gradients),
+        label("gradients of the rank's partition", "P_touched", "copy_grads_in_partition", gradients)._replace(
+            dtype="fp32"
+        ),
+        label("gradients that are not reduced yet", "P", "process_gradients", gradients),
     )
 
 
@@ -105,9 +107,10 @@ class ZeRO12(Engine):
         self.inside = 0  # elements that wait for reduction
         self.own: int | None = None  # the gradients of the rank's own partition
         self.positions: dict[
-            LocalParameter, deque[int]
-        ] = {}  # parameter -> positions of gradients that are not ready yet
+            tuple[str, str], deque[int]
+        ] = {}  # module and tensor -> positions of gradients not ready yet
         self.ready: list[tuple[int, int]] = []  # positions and storages of unreduced gradients (stage 1)
+        self.ready_rounds: list[int] = []  # how many equal gradients each of them stands for
         self.order: list[int] = []  # their positions, after the first backward
         self.pieces = 0  # gradients that make up the rank's partition
         self.stepping: list[int] = []  # storages of gradients that the step frees
@@ -143,6 +146,15 @@ class ZeRO12(Engine):
         sizes = [self.bucket_size, *(self.trained[position].elements for position in self.order)]
         return [self.requests.take(size * self.dtype_bytes, 0, Component.GRADIENTS) for size in sizes]
 
+    def _one_by_one(self, storages: Sequence[int]) -> list[int]:
+        """Return all gradients of the stage in place of those that stand for the gradients of several layers."""
+        for storage, rounds in zip(storages, self.ready_rounds, strict=True):
+            with self.requests.repeat(rounds):
+                self.requests.drop((storage,))
+        self.order = [*reversed(range(len(self.trained)))]
+        sizes = (self.trained[position].elements * self.dtype_bytes for position in self.order)
+        return [self.requests.take(size, 0, self.labels.whole) for size in sizes]
+
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def begin(self, *, have_gradients: bool, last: bool) -> None:
@@ -151,16 +163,18 @@ class ZeRO12(Engine):
         self.have_gradients = have_gradients
         self.positions = {}
         for position in reversed(range(len(self.trained))):
-            self.positions.setdefault(self.trained[position], deque()).append(position)
+            held = self.trained[position]
+            self.positions.setdefault((held.module, held.tensor), deque()).append(position)
 
     def gradient_ready(self, gradient: Gradient) -> None:
         """Put a ready gradient into the bucket (stage 2), or keep it (stage 1). Source: process_gradients."""
         assert gradient.parameter is not None
         if self.bucket is None:
             self.bucket = self.requests.take(self.bucket_size * self.dtype_bytes, 0, self.labels.bucket)
-        position = self.positions[gradient.parameter].popleft()
+        position = self.positions[gradient.parameter.module, gradient.parameter.tensor].popleft()
         if self.keeps_gradients:
             self.ready.append((position, gradient.storage))
+            self.ready_rounds.append(self.requests.rounds)
             if self.main and not self.have_gradients:
                 self.requests.take(self.trained[position].elements * FLOAT, 0, self.labels.main)
         else:
@@ -191,6 +205,9 @@ class ZeRO12(Engine):
         if not self.keeps_gradients:
             return gradients
         self.bucket, *storages = gradients
+        if any(isinstance(rounds, NamedRounds) for rounds in self.ready_rounds):
+            storages = self._one_by_one(storages)
+        self.ready_rounds = []
         for position, storage in sorted(zip(self.order, storages, strict=True)):
             self._into_bucket(position, storage)
         self._reduce()

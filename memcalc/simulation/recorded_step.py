@@ -48,11 +48,13 @@ class Layers(NamedTuple):
         played: loops of items of the recomputation plan.
         numbers: the layers in them.
         ordered: the parameters of these layers and of the chunk's ends, in registration order.
+        of_engine: those that the engine works on: DeepSpeed flattens the parameters of all layers.
     """
 
     played: tuple[LayerLoop, ...]
     numbers: tuple[int, ...]
     ordered: tuple[LocalParameter, ...]
+    of_engine: tuple[LocalParameter, ...]
 
 
 def layers_of(spec: Spec, chunk: Stage, *, loops: bool, model: str = POLICY) -> Layers:
@@ -65,17 +67,21 @@ def layers_of(spec: Spec, chunk: Stage, *, loops: bool, model: str = POLICY) -> 
         model: which model they are of; part of the loops' names.
     """
     options, plan = state_options(spec), plan_of(spec, chunk)
-    as_loops = loops and not options.partitions_gradients  # DeepSpeed's buckets and prefetches span layers
+    # DeepSpeed's buckets and prefetches span layers; its stage 1 reduces only after backward.
+    as_loops = loops and not (options.partitions_gradients and options.zero_stage > 1)
     played = loops_of(spec, plan) if as_loops else (LayerLoop(plan),)
     played = tuple(
         loop._replace(rounds=NamedRounds(loop.rounds, (model, index))) if loop.rounds > 1 else loop
         for index, loop in enumerate(played)
     )
     numbers = tuple(layer for loop in played for item in loop.items for layer in leaves(item))
-    parameters = of_layers(without_companions(stage_parameters(spec, chunk)), spec, chunk, numbers)
-    return Layers(
-        played, numbers, tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, numbers)))
-    )
+    whole, family = without_companions(stage_parameters(spec, chunk)), options.update.family
+    some = of_layers(whole, spec, chunk, numbers)
+    ordered = tuple(in_order(some, family, layer_prefixes(spec.model, numbers)))
+    if not options.partitions_gradients or len(numbers) == chunk.stop - chunk.first:
+        return Layers(played, numbers, ordered, ordered)
+    prefixes = layer_prefixes(spec.model, range(chunk.first, chunk.stop))
+    return Layers(played, numbers, ordered, tuple(in_order(whole, family, prefixes)))
 
 
 class UnitSizes(SizedProgram):
@@ -161,7 +167,7 @@ class StepRecorder:
         options, plan = state_options(spec), plan_of(spec, self.chunk)
         layers = layers_of(spec, self.chunk, loops=self.loops, model=model)
         units = by_unit(layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head)
-        engine = engine_of(self.requests, layers.ordered, units, spec, plan)
+        engine = engine_of(self.requests, layers.of_engine, units, spec, plan)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
         existing = engine.existing() if exist else []
         parts = StageBlocks(
@@ -283,7 +289,7 @@ def _key(spec: Spec, chunk: Stage, *, exist: bool) -> Hashable:
         (chunk.has_embedding, chunk.has_head),
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
-        (options, layers.ordered, spec.model.tie_word_embeddings) if takes_gradients_over(options) else None,
+        (options, layers.of_engine, spec.model.tie_word_embeddings) if takes_gradients_over(options) else None,
     )
 
 

@@ -140,6 +140,7 @@ class Requests:
     def __init__(self) -> None:
         self.stretches: list[RequestInterval] = []
         self.steady: list[SteadyStep] = []  # the last one is the end of the run
+        self.rounds = 1  # of the loop that is being recorded
         self.loops: list[Loop] = []  # in order; a replay has none
         self.labels: list[Label] = []
         # A subclass may inspect every request, so its requests are never copied from recorded ones.
@@ -166,8 +167,9 @@ class Requests:
         What a round allocates and does not free stays once for each round; what it frees of earlier rounds, or of
         another loop, it frees once in each round. Only `peaks` knows loops.
         """
-        begin = len(self._script)
+        begin, before, self.rounds = len(self._script), self.rounds, rounds
         yield
+        self.rounds = before
         if rounds > 1 or isinstance(rounds, NamedRounds):
             self.loops.append(Loop(len(self.stretches) - 1, begin, len(self._script), rounds))
 
