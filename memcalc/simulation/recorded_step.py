@@ -119,7 +119,7 @@ class StepRecorder:
         self.blocks: list[SizedBlock] = []
         self.spec, self.chunk, self.workspace, self.loops = spec, chunk, workspace, loops
 
-    def step(self, *, exist: bool) -> Recording:
+    def step(self, *, exist: bool) -> RecordedStream:
         """Record forward, loss and backward; `exist`: whether gradients of earlier micro-batches exist."""
         self.requests.begin(EXISTING)
         walk, gradients = self._walk(self.spec, exist=exist)
@@ -144,14 +144,14 @@ class StepRecorder:
         self.requests.begin("backward")
         gradients += walk.backward(self._received_gradient(walk))
         walk.engine.after_last_backward(gradients)
-        return Recording(SizelessStream(self.requests), tuple(self.blocks), of_reference, takes_over=takes_over)
+        return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), of_reference, takes_over=takes_over)
 
-    def evaluation(self) -> Recording:
+    def evaluation(self) -> RecordedStream:
         """Record forward and loss of a batch outside autograd, between steps."""
         self.requests.begin(EXISTING)
         self.requests.begin(EVALUATION)
         self._forward_alone(evaluated(self.spec))
-        return Recording(SizelessStream(self.requests), tuple(self.blocks), range(0), takes_over=False)
+        return RecordedStream(SizelessStream(self.requests), tuple(self.blocks), range(0), takes_over=False)
 
     def _walk(
         self, spec: Spec, *, exist: bool, gradients: bool = True, model: str = POLICY
@@ -231,7 +231,7 @@ class StepRecorder:
         return storage
 
 
-class Recording(NamedTuple):
+class RecordedStream(NamedTuple):
     """A recorded step or evaluation, of any sizes.
 
     Args:
@@ -257,7 +257,7 @@ class Asked:
 
     __slots__ = ("key", "record")
 
-    def __init__(self, key: Hashable, record: Callable[[], Recording]) -> None:
+    def __init__(self, key: Hashable, record: Callable[[], RecordedStream]) -> None:
         self.key = key
         self.record = record
 
@@ -271,7 +271,7 @@ class Asked:
 
 
 @lru_cache(maxsize=MOST_RECORDED)
-def _recorded(asked: Asked) -> Recording:
+def _recorded(asked: Asked) -> RecordedStream:
     return asked.record()
 
 
@@ -331,7 +331,7 @@ class RecordedPasses:
         self,
         spec: Spec,
         chunk: Stage,
-        recording: Recording,
+        recording: RecordedStream,
         rounds: Mapping[Hashable, int],
         sizer: ProgramSizer,
         of_reference: ProgramSizer | None = None,
@@ -435,7 +435,7 @@ def recorded_step(
     with_workspace = workspace is not None
     reference = reference_run(spec) if scored_by_reference(spec) else None
 
-    def record() -> Recording:
+    def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops).step(exist=exist)
 
     of_reference = None if reference is None else _key(reference, chunk, exist=False)
@@ -451,7 +451,7 @@ def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], Pro
     """Return forward and loss of a batch outside autograd, between steps; as for `recorded_step`."""
     run = evaluated(spec)
 
-    def record() -> Recording:
+    def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=False, loops=True).evaluation()
 
     key = "evaluation", _key(run, chunk, exist=False)
