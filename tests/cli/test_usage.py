@@ -20,9 +20,7 @@ WRONG = {
     "estimate": MISSING,
     "estimat gpt3": "error: No such command 'estimat'. Did you mean 'estimate'? Try `memcalc --help`.\n",
     "predict gpt3": "error: No such command 'predict'. Try `memcalc estimate CONFIG`.\n",
-    "infer gpt3": (
-        "error: No such command 'infer'. Try `memcalc estimate CONFIG --set inference.new_tokens=N`.\n"
-    ),
+    "infer gpt3": ("error: No such command 'infer'. Try `memcalc estimate CONFIG --set inference.new_tokens=N`.\n"),
     "estimate gpt2 --set max_new_tokens=64": (
         "error: --set max_new_tokens=64: unknown field 'max_new_tokens'. "
         "Set inference.new_tokens and inference.prompt_length.\n"
