@@ -53,6 +53,7 @@ def test_records_are_of_families_with_formulas_each_once() -> None:
         assert entry.config["model_type"] == record["family"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", sorted(TOWERS))
 def test_the_traced_vision_language_model_has_the_published_count(family: str) -> None:
     """Its class may have other defaults than the family of its language model, whose defaults are left out of keys."""
