@@ -19,6 +19,7 @@ import memcalc
 from memcalc.api.sources import load
 from memcalc.catalogue.shipped import CatalogueEntry, find_shipped, shipped_entries
 from memcalc.spec.model_families.conversion import known_families
+from memcalc.spec.model_families.multimodal import language_config
 from memcalc.spec.towers import TOWERS
 
 RECORDS = Path(__file__).parent / "recordings" / "catalogue" / "families.jsonl"
@@ -32,7 +33,8 @@ def smallest() -> dict[str, CatalogueEntry]:
     found: dict[str, CatalogueEntry] = {}
     for entry in shipped_entries():
         family = entry.config["model_type"]
-        if family not in {*known_families(), *TOWERS} or entry.parameters < LEAST:
+        language = language_config(entry.config) if family in TOWERS else entry.config
+        if language is None or language["model_type"] not in known_families() or entry.parameters < LEAST:
             continue
         if family not in found or entry.parameters < found[family].parameters:
             found[family] = entry

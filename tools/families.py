@@ -7,9 +7,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import memcalc
+from memcalc.ledger.component import Component
 from tools.markdown import table
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings" / "families"
+PUBLISHED = RECORDINGS.parent / "catalogue" / "families.jsonl"
 GIB = 2**30
 
 
@@ -65,4 +68,33 @@ def other_table() -> str:
     )
 
 
-TABLES = {"families-summary": summary, "families-traced": traced_table, "families-other": other_table}
+def published_table() -> str:
+    """One line for each family with formulas: the trace of a published model beside its estimate, largest last."""
+    rows = []
+    for line in PUBLISHED.read_text().splitlines():
+        record = json.loads(line)
+        ledger = memcalc.estimate(record["hub_id"], *record["settings"]).replayed.ledger
+        kept = max(ledger.components(phase).get(Component.ACTIVATIONS, 0) for phase in record["activations"])
+        peak, activations = record["peak_bytes"], max(record["activations"].values())
+        rows.append(
+            (
+                peak,
+                [
+                    f"`{record['family']}`",
+                    record["hub_id"],
+                    f"{peak / GIB:,.2f}",
+                    f"{ledger.peak_bytes / peak - 1:+.2%}",
+                    f"{kept / activations - 1:+.2%}",
+                ],
+            )
+        )
+    header = ["family", "model", "peak of the trace, GiB", "peak of the estimate", "activations of the estimate"]
+    return table(header, [row for _, row in sorted(rows)])
+
+
+TABLES = {
+    "families-published": published_table,
+    "families-summary": summary,
+    "families-traced": traced_table,
+    "families-other": other_table,
+}

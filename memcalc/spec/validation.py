@@ -41,9 +41,12 @@ def validate(
     # In generation the training block is derived from the inference block, and only the latter has keys of the user.
     findings = [each for each in findings if each["loc"][0] == "inference"] or findings
     absent = {each["loc"][0] for each in findings if each["type"] == "missing"}
-    # Other errors of a block with a missing size are consequences, so only its first missing size is reported.
-    first = [each for each in findings if each["type"] == "missing"][: int(missing)]
-    findings = [*first, *(each for each in findings if each["loc"][0] not in absent)]
+    # Derived sizes are missing or wrong where a stated one is: the stated one is reported. Without one, only the first
+    # missing size is.
+    wrong = [each for each in findings if each["type"] != "missing" and source.states(_location(each))]
+    stated = {each["loc"][0] for each in wrong}
+    first = [each for each in findings if each["type"] == "missing" and each["loc"][0] not in stated][: int(missing)]
+    findings = [*first, *(each for each in findings if each["loc"][0] not in absent or each in wrong)]
     by_field: dict[Path, list[Any]] = {}
     for each in findings:
         names = tuple(takewhile(lambda part: isinstance(part, str), _location(each)))

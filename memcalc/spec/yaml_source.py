@@ -45,6 +45,10 @@ class YamlSource:
     overridden: dict[Path, str] = field(default_factory=dict)  # keys given outside the file, and how
     faults: list[InputError] = field(default_factory=list)  # found while keys were read; the loader raises them
 
+    def states(self, path: Path) -> bool:
+        """Return whether the user has given this key: in the file, or outside it."""
+        return path in self.lines or path in self.overridden
+
     def where(self, path: Path) -> str:
         """Return the place of a key as precisely as it is known, such as "gpt3.yaml:12: model.num_layers"."""
         key = ".".join(str(part) for part in path)

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from memcalc.errors import InputError
 from memcalc.spec.layers import masks_images
 from memcalc.spec.model import ModelSpec
-from memcalc.spec.model_families.conversion import family_of, rules_of
+from memcalc.spec.model_families.conversion import defaults_of, family_of, put_at, rules_of
 from memcalc.spec.model_families.field_types import PROBABILITIES
 from memcalc.spec.model_families.inverse import write_hf_config
 from memcalc.spec.model_families.multimodal import LANGUAGE_FAMILIES
@@ -257,10 +257,17 @@ def vision_language_config(text: str, language: dict[str, Any], rotary_dim: int)
     own = whole.get("text_config") or {}
     if "model_type" in own and family not in LANGUAGE_FAMILIES:
         language["model_type"] = own["model_type"]
+    if family in LANGUAGE_FAMILIES:  # its class has other defaults than the family, whose defaults the keys leave out
+        filled: dict[str, Any] = {}
+        for key, value in defaults_of(LANGUAGE_FAMILIES[family]).items():
+            if value is not None:
+                put_at(filled, key, value)
+        language = filled | language
     third = rotary_dim // 2 // 3  # any sections take the same memory
     if family in SECTIONED:
         sections = [rotary_dim // 2 - 2 * third, third, third]
-        language["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections}
+        language["rope_parameters"] = language.get("rope_parameters", {}) | rope
     tied = language.pop("tie_word_embeddings", None)
     kept = {key: whole[key] for key in ("vision_config", *PROJECTOR) if key in whole}
     built = transformers.AutoConfig.for_model(family, text_config=language, **kept)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.catalogue.shipped import find_shipped
+from memcalc.api.sources import load
+from memcalc.catalogue.shipped import find_shipped, shipped_entries
 from memcalc.ledger.component import Component
 from memcalc.spec.model_families.conversion import known_families
 from memcalc.spec.towers import TOWERS
@@ -50,3 +51,18 @@ def test_records_are_of_families_with_formulas_each_once() -> None:
         entry = find_shipped(record["hub_id"])
         assert entry is not None
         assert entry.config["model_type"] == record["family"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted(TOWERS))
+def test_the_traced_vision_language_model_has_the_published_count(family: str) -> None:
+    """Its class may have other defaults than the family of its language model, whose defaults are left out of keys."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from memcalc.step.huggingface import build_config
+
+    entry = next(each for each in shipped_entries() if each.config["model_type"] == family)
+    config = build_config(load(entry.hub_id, "sequence_length=64"))
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+
+    assert sum(parameter.numel() for parameter in model.parameters()) == entry.parameters

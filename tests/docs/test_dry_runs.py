@@ -28,15 +28,15 @@ def test_every_record_is_of_a_case_that_is_listed_with_its_command(group: str) -
         assert not record["good"] or record["ranks"], name
 
 
-def test_twenty_one_programs_of_fifteen_packages_have_a_verdict() -> None:
+def test_programs_of_fifteen_packages_have_a_verdict() -> None:
     """The others say why: their reason is one sentence."""
     published = dry_runs.cases("scripts")
     found = published + dry_runs.drawn()
     decided = [case for case in found if case["record"]["verdict"] in {"fits", "does-not-fit"}]
 
-    assert len(decided) >= 21
+    assert len(decided) >= 27
     assert len({case["package"] for case in decided}) >= 15
-    assert len(found) - len(decided) <= 3
+    assert len(found) - len(decided) <= 1
     assert all(bool(case["record"]["doubt"]) == (case not in decided) for case in published)
     assert all(rank["steps"] for case in decided for rank in case["record"]["ranks"])
 

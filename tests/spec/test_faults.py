@@ -69,6 +69,18 @@ def test_a_model_that_is_not_there_hides_no_other_fault(tmp_path: Path) -> None:
     assert "Did you mean llama-3-8b?" in found[2]
 
 
+def test_wrong_sizes_are_told_and_not_what_derives_from_them(tmp_path: Path) -> None:
+    """num_key_value_heads derives from num_attention_heads: without this number it is missing, by no fault of its own."""
+    found = faults(tmp_path, "model: {l: 4, d: -5, h: twelve, V: 100, n_hed: 3}\ntraining: {dtype: bf17}\n")
+
+    assert [line.partition(" is ")[0].partition(": ")[2] for line in found] == [
+        "model.n_hed: unknown field 'n_hed' in model. Did you mean n_head?",
+        "model.hidden_size: hidden_size = -5",
+        "model.num_attention_heads: num_attention_heads = 'twelve'",
+        "training.dtype: dtype = 'bf17'",
+    ]
+
+
 def test_one_fault_has_one_message(tmp_path: Path) -> None:
     """A size that is misspelled is not told to be missing, too, and a rule of a wrong value is not checked."""
     assert len(faults(tmp_path, "model: {l: 4, hiden_size: 64, h: 4, V: 100}\n")) == 1
