@@ -26,7 +26,7 @@ def phase_grid(result: Sizing, unit: Unit) -> TextTable:
 
 
 def rank_grid(result: Sizing, unit: Unit) -> TextTable:
-    """One line for each type of rank, the one that needs most marked; consecutive stages with equal figures share it."""
+    """One line for each type of rank, or for consecutive stages with equal figures; the one that needs most marked."""
     ordered = sorted(result.ranks, key=lambda kind: tuple(kind.rank.values()))
     axes = list(result.headline.rank)
     columns = [Column(axis.removeprefix("pipeline_"), right=True) for axis in axes] + [

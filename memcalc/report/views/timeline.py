@@ -89,7 +89,7 @@ def _limit(result: Result) -> int | None:
 
 
 def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, formulas: bool) -> Section:
-    peak = curve["peak"]
+    peak, points = curve["peak"], curve["points"]
     names = curve["points"]["component_bytes"]
     return {
         "kind": "timeline",
@@ -102,6 +102,7 @@ def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, fo
         },
         "formulas": _formulas(result) if formulas else {},
         "limit": "usable GPU memory, less context and NCCL",
+        "highest": max((*points["allocated_bytes"], *(points["reserved_bytes"] or ())), default=0),
         "document": curve,
     }
 
