@@ -154,13 +154,15 @@ def command(
 
 def _write_plots(result: Result, plots: Sequence[Path], unit: Unit) -> None:
     """Draw memory over three steps of the estimated run."""
+    from memcalc.report.labels import rank_text
     from memcalc.report.phase_log import phase_log_table
     from memcalc.report.plots.files import write_plot
     from memcalc.report.verdict import subject
     from memcalc.verdict.timeline import timeline_of
 
-    course = timeline_of(result.spec, result.headline.device_bytes)
-    title = subject(result).partition("\n")[0]
+    course = timeline_of(result.spec, result.headline)
+    stage = [rank_text(result.headline.rank)] if len(result.ranks) > 1 else []
+    title = ", ".join((subject(result).partition("\n")[0], *stage))
     for path in plots:
         write_plot(path, course, title, unit, lambda: [phase_log_table(course, unit)], result.source)
 

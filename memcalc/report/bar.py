@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+BAR_MARK = "#"
+
 
 def letter_bar(parts: Sequence[tuple[str, int]], width: int) -> str:
     """Return the letters of `parts` in proportion to their sizes; at least one per part if there is room.
@@ -28,4 +30,4 @@ def letter_bar(parts: Sequence[tuple[str, int]], width: int) -> str:
 
 def small_bar(size: int, largest: int, width: int) -> str:
     """Return a bar of one size relative to the largest."""
-    return "#" * (round(width * size / largest) if largest > 0 else 0)
+    return BAR_MARK * (round(width * size / largest) if largest > 0 else 0)

@@ -78,7 +78,7 @@ def _plot(result: Result, unit: Unit) -> str:
     if result.source != "estimate" or result.spec.inference is not None:
         return ""
     try:
-        course = timeline_of(result.spec, result.headline.device_bytes)
+        course = timeline_of(result.spec, result.headline)
     except InputError:  # the order of its requests is not known
         return ""
     return curve_plot(course, unit)

@@ -26,7 +26,7 @@ def phase_grid(result: Sizing, unit: Unit) -> TextTable:
 
 
 def rank_grid(result: Sizing, unit: Unit) -> TextTable:
-    """One line for each type of rank, the one that needs most marked; consecutive equal stages share a line."""
+    """One line for each type of rank, or for consecutive stages with equal figures; the one that needs most marked."""
     ordered = sorted(result.ranks, key=lambda rank_result: tuple(rank_result.rank.values()))
     axes = list(result.headline.rank)
     columns = [Column(axis.removeprefix("pipeline_"), right=True) for axis in axes] + [

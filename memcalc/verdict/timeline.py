@@ -5,6 +5,8 @@ from __future__ import annotations
 from memcalc.errors import InputError, OutOfMemory
 from memcalc.estimation.outside_allocator import outside_bytes
 from memcalc.events.memory_curve import MemoryCurve
+from memcalc.layout.stages import stages_of
+from memcalc.ledger.result import RankResult
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
@@ -12,14 +14,15 @@ from memcalc.spec.spec import Spec
 from memcalc.stream.memory_curve import memory_curve
 
 
-def timeline_of(spec: Spec, device_bytes: int | None = None) -> MemoryCurve:
-    """Return the memory curve of three steps on the GPU of the run, after every request.
+def timeline_of(spec: Spec, rank: RankResult | None = None) -> MemoryCurve:
+    """Return the memory curve of three steps of a rank on the GPU of the run, after every request.
 
     On a GPU that the run fills, the allocator frees cached blocks; a run that does not fit is replayed without a limit.
 
     Args:
         spec: the run.
-        device_bytes: the need that its replay has found, if known: then a GPU with less is not tried.
+        rank: whose memory: its pipeline stage, and its device memory if a replay has found it: then a GPU with less is
+            not tried. None: the first stage.
 
     Raises:
         InputError: the order of the run's requests is not modelled, or there are no formulas for its family.
@@ -31,7 +34,9 @@ def timeline_of(spec: Spec, device_bytes: int | None = None) -> MemoryCurve:
     gpu = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
     capacity = None if gpu is None else gpu.usable_bytes
     room = None if gpu is None else gpu.usable_bytes - outside_bytes(spec, gpu)
-    training, requests = spec.training, run_requests(spec)
+    stage = stages_of(spec)[0 if rank is None else rank.rank.get("pipeline_stage", 0)]
+    device_bytes = None if rank is None else rank.device_bytes
+    training, requests = spec.training, run_requests(spec, stage)
     torch = training.torch_version.removeprefix("v")
     holds = gpu is None or device_bytes is None or device_bytes <= gpu.usable_bytes
     try:

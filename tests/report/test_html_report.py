@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.check import write
 from memcalc.report.grid import Column, TextTable, markdown_grid
 from memcalc.report.html_report import MOST_BYTES, report_page
 from memcalc.report.notebook import sections_html
@@ -143,6 +144,36 @@ def test_a_screen_is_kept_as_it_is_drawn() -> None:
             "legend": "",
         },
     ]
+
+
+def test_a_column_of_bars_becomes_shares() -> None:
+    grid = TextTable("sizes", (Column("t"), Column("")), [("2", "##"), ("8", "########"), ("0", "")])
+    (section,) = drawn_sections(lambda screen: draw_grid(screen, grid))
+    assert (section["rows"], section["shares"]) == ([["2"], ["8"], ["0"]], [0.25, 1.0, 0.0])
+    assert [column["head"] for column in section["columns"]] == ["t"]
+
+
+def test_two_timelines_have_one_scale(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: F811
+    path = tmp_path / "report.html"
+    run("diff", "gpt2", "gpt2", "--gpu", "t4", "--set-b", "b=8", "--html", str(path))
+    sides = data_of(path.read_text())["sections"][0]["views"]
+    first, second = (side["sections"][-1] for side in sides)
+    reserved = [max(each["document"]["points"]["reserved_bytes"]) for each in (first, second)]
+    assert reserved[0] < reserved[1] == first["highest"] == second["highest"]
+
+
+@pytest.mark.long
+def test_a_report_on_1001_configs_is_small_enough(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: F811
+    """All of them in the table, the details of those that fail or nearly fill their GPU, at most 1 MB."""
+    configs, path = tmp_path / "configs", tmp_path / "report.html"
+    configs.mkdir()
+    write(configs, 1000)
+    assert run("check", str(configs), "--gpu", "h100-80gb", "--html", str(path)).code == 2
+    assert path.stat().st_size <= MOST_BYTES
+    note, table, *_, details = data_of(path.read_text())["sections"]
+    assert note["lines"][0]["text"].startswith("Left out, to keep this file small: 900 runs that the table lists")
+    assert len(table["rows"]) == 1001
+    assert sum(view["sections"][-1]["kind"] == "timeline" for view in details["views"]) >= 80
 
 
 @pytest.mark.long

@@ -109,3 +109,14 @@ def test_a_run_that_its_gpu_cannot_hold_is_shown_to_its_end() -> None:
 def test_a_run_whose_requests_are_not_known_says_why() -> None:
     with pytest.raises(InputError, match=r"cannot be shown: .* pipeline parallelism.*\n?.*memcalc trace"):
         timeline_of(memcalc.load("gpt2", "pipeline_parallel=2", gpu=H100))
+
+
+def test_a_pipeline_shows_the_stage_of_the_headline() -> None:
+    """The last of eight stages, with the head and the loss, reserves most."""
+    words = ("num_layers=8", "pipeline_parallel=8", "schedule=gpipe", "gradient_accumulation=8", "recipe=pure")
+    result = memcalc.estimate("gpt2", *words, gpu="t4").replayed
+    course = timeline_of(result.spec, result.headline)
+    assert result.headline.rank == {"pipeline_stage": 7}
+    assert course.peak_bytes == result.ledger.peak_bytes
+    assert course.reserved is not None
+    assert max(course.reserved) == result.headline.reserved_bytes

@@ -197,10 +197,12 @@ function timeline(section) {
     "aria-label": `${section.title}. ${section.summary} Arrow keys move through the run.` });
   const tip = make("div", { class: "tip", hidden: true });
   const spoken = make("p", { class: "spoken", role: "status" });
+  const highest = section.highest;
+  const limit = run.limit_bytes && run.limit_bytes <= NEAR * highest ? run.limit_bytes : 0; // 0: not drawn
   const legend = make("ul", { class: "legend" },
     [...names].reverse().map((name) => make("li", {}, swatch(section.components[name].color), section.components[name].label)),
     points.reserved_bytes ? make("li", {}, make("span", { class: "dashes", "aria-hidden": "true" }), "reserved") : null,
-    run.limit_bytes ? make("li", {}, make("span", { class: "dashes red", "aria-hidden": "true" }), section.limit) : null);
+    limit ? make("li", {}, make("span", { class: "dashes red", "aria-hidden": "true" }), section.limit) : null);
   const made = make(
     "section", {}, heading(section), make("p", { class: "soft" }, section.summary, section.note ? ` ${section.note}` : ""),
     make("div", { class: "frame" }, plot, tip), legend, spoken);
@@ -211,8 +213,7 @@ function timeline(section) {
   const stacks = [];
   names.forEach((name, at) => stacks.push(points.component_bytes[name].map((bytes, index) => bytes + (at ? stacks[at - 1][index] : 0))));
   const phaseAt = (event) => phases.findLast((phase) => phase.begin <= event)?.phase ?? "";
-  const highest = Math.max(...points.allocated_bytes, ...(points.reserved_bytes ?? [0]));
-  const top = Math.max(highest, run.limit_bytes && run.limit_bytes <= NEAR * highest ? run.limit_bytes : 0) * 1.06;
+  const top = Math.max(highest, limit) * 1.06;
   const data = [x, ...stacks.map(extended).reverse(), ...(points.reserved_bytes ? [extended(points.reserved_bytes)] : [])];
   let chart;
 
@@ -267,7 +268,7 @@ function timeline(section) {
       cursor: { drag: { x: true, y: false }, points: { show: false }, y: false },
       hooks: {
         drawClear: [(u) => fill(u, style.getPropertyValue("--field").trim())],
-        draw: [(u) => { limitLine(u, run.limit_bytes, top, red); words(u, phases, soft, ink, grid); }],
+        draw: [(u) => { limitLine(u, limit, red); words(u, phases, soft, ink, grid); }],
         setCursor: [(u) => {
           const { idx, left, top: y } = u.cursor;
           if (idx === null || idx === undefined || left < 0) { tip.hidden = true; return; }
@@ -308,8 +309,8 @@ function fill(u, color) {
   u.ctx.restore();
 }
 
-function limitLine(u, limit, top, color) {
-  if (!limit || limit > top) return;
+function limitLine(u, limit, color) {
+  if (!limit) return;
   const y = u.valToPos(limit, "y", true);
   u.ctx.save();
   u.ctx.strokeStyle = color;

@@ -63,9 +63,8 @@ def _thin_timelines(view: View) -> Steps:
 
 def _drop_formulas(view: View) -> Steps:
     rows = [row for section in _sections(view, "components") for row in section["rows"]]
-    held: list[tuple[Any, str, Any]] = [(section, "formulas", {}) for section in _sections(view, "timeline")] + [
-        (row, "groups", []) for row in rows
-    ]
+    held: list[tuple[dict[str, Any], str, Any]] = [(each, "formulas", {}) for each in _sections(view, "timeline")]
+    held += [(row, "groups", []) for row in rows]
     found = [(each, name, nothing) for each, name, nothing in held if each[name]]
     for each, name, nothing in found:
         each[name] = nothing

@@ -55,6 +55,8 @@ def difference_view(difference: Comparison, unit: Unit, timelines: Sequence[Sect
     """Two runs side by side, each with its timeline; then their components and phases."""
     from memcalc.report.diff import difference_grids
 
+    highest = max((section["highest"] for section in timelines), default=0)
+    timelines = [section | {"highest": highest} for section in timelines]  # one scale, to be compared by eye
     both = [
         view(name, [verdict_section(result, unit), bars_section(result, unit), timeline])
         for name, result, timeline in zip(("A", "B"), difference.results, timelines, strict=True)
@@ -86,7 +88,8 @@ def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section
 def checks_view(report: CheckReport, unit: Unit, results: Mapping[str, Result]) -> View:
     """The table of all configs, as `memcalc check` shows it; then each with its verdict and timeline.
 
-    Those that fail come first, then those with the least free memory; the first MOST_TIMELINES have a timeline.
+    Those that fail come first, of them and of the others the closest to their limit; the first MOST_TIMELINES have a
+    timeline.
     `write_report` leaves out more if the file would be large.
 
     Args:
@@ -99,7 +102,7 @@ def checks_view(report: CheckReport, unit: Unit, results: Mapping[str, Result]) 
     sections = drawn_sections(lambda screen: draw_checks(screen, report, unit))
     ordered = sorted(
         (each for each in report.outcomes if each.path in results),
-        key=lambda each: (not report.fails(each), -_filled(each)),
+        key=lambda each: (not report.fails(each), abs(_filled(each) - 1)),
     )
     points = min(POINTS, POINTS_OF_ALL // max(min(len(ordered), MOST_TIMELINES), 1))
     each = [
@@ -111,7 +114,7 @@ def checks_view(report: CheckReport, unit: Unit, results: Mapping[str, Result]) 
         for at, outcome in enumerate(ordered)
     ]
     more = (
-        [group("Configs: those that fail first, then those with the least free memory", each, folded=True)]
+        [group("Configs: those that fail first, and then the closest to their limit", each, folded=True)]
         if each
         else []
     )

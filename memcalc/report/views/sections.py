@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from memcalc.report.bar import BAR_MARK
 from memcalc.report.grid import TextTable
 from memcalc.report.screen import BAD, GOOD, UNSURE, LetterBar, ProseLine, Screen, Span
 from memcalc.text import harmless
@@ -57,17 +58,25 @@ def drawn_sections(draw: Callable[[Screen], None]) -> list[Section]:
 
 
 def table_section(grid: TextTable) -> Section:
-    """A table; a list where it has no head. The column of letters, which only terminals need, is left out."""
+    """A table; a list where it has no head. The column of letters, which only terminals need, is left out.
+
+    A last column of bars, which terminals draw as characters, becomes `shares` of the longest.
+    """
     first = 1 if grid.letters else 0
-    return {
+    bars = [row[-1] if row else "" for row in grid.rows]
+    longest = max(map(len, bars), default=0)
+    drawn = longest > 0 and all(set(bar) <= {BAR_MARK} for bar in bars)
+    last = -1 if drawn else None
+    section = {
         "kind": "table",
         "title": harmless(grid.title),
-        "columns": [{"head": column.head, "right": column.right} for column in grid.columns[first:]],
-        "rows": [[harmless(cell) for cell in row[first:]] for row in grid.rows],
+        "columns": [{"head": column.head, "right": column.right} for column in grid.columns[first:last]],
+        "rows": [[harmless(cell) for cell in row[first:last]] for row in grid.rows],
         "strong": sorted(grid.strong),
         "head": grid.head,
         "legend": harmless(grid.legend),
     }
+    return section | {"shares": [round(len(bar) / longest, 4) for bar in bars]} if drawn else section
 
 
 def list_section(title: str, items: Iterable[str]) -> list[Section]:

@@ -11,7 +11,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.explanation import row_formula
 from memcalc.report.formula_values import symbol_values
-from memcalc.report.labels import label
+from memcalc.report.labels import label, rank_text
 from memcalc.report.plots.palette import colour
 from memcalc.report.views.sections import Section
 from memcalc.units import BYTES_PER_UNIT, DECIMALS, Unit, format_bytes
@@ -32,7 +32,7 @@ def memory_section(result: Result, unit: Unit, points: int = POINTS, *, formulas
     if result.source != "estimate" or result.spec.inference is not None:
         return phases_section(result, unit, "")
     try:
-        course = timeline_of(result.spec, result.headline.device_bytes)
+        course = timeline_of(result.spec, result.headline)
     except InputError as error:
         return phases_section(result, unit, error.problem[:1].upper() + error.problem[1:])
     return timeline_section(course, result, unit, points, formulas=formulas)
@@ -43,7 +43,8 @@ def timeline_section(
 ) -> Section:
     """Memory after every event of a run; see `memory_section`."""
     document = timeline_document(curve, result.spec.name, result.source, points)
-    return _section("Memory over the run", document, result, unit, formulas=formulas)
+    where = f", {rank_text(result.headline.rank)}" if len(result.ranks) > 1 else ""
+    return _section(f"Memory over the run{where}", document, result, unit, formulas=formulas)
 
 
 def phases_section(result: Result, unit: Unit, note: str) -> Section:
@@ -89,7 +90,7 @@ def _limit(result: Result) -> int | None:
 
 
 def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, formulas: bool) -> Section:
-    peak = curve["peak"]
+    peak, points = curve["peak"], curve["points"]
     names = curve["points"]["component_bytes"]
     return {
         "kind": "timeline",
@@ -102,6 +103,7 @@ def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, fo
         },
         "formulas": _formulas(result) if formulas else {},
         "limit": "usable GPU memory, less context and NCCL",
+        "highest": max((*points["allocated_bytes"], *(points["reserved_bytes"] or ())), default=0),
         "document": curve,
     }
 
