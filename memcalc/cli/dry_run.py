@@ -136,7 +136,7 @@ def command(
         **options,
     )
     from memcalc.documents.dry_run import dry_run_document
-    from memcalc.report.dry_run import draw_dry_run
+    from memcalc.report.screens.dry_run import draw_dry_run
 
     files = WrittenFiles()
     if record is not None:

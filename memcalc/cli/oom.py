@@ -52,7 +52,7 @@ def command(
 
         print_json(diagnosis_document(diagnosis))
     else:
-        from memcalc.report.oom import draw_diagnosis
         from memcalc.report.screen import make_screen
+        from memcalc.report.screens.oom import draw_diagnosis
 
         draw_diagnosis(make_screen(), diagnosis, units)

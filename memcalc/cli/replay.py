@@ -78,8 +78,8 @@ def command(
             device=device,
             progress=progress,
         )
-    from memcalc.report.recorded_run import curve_tables
-    from memcalc.report.replay import draw_replay, shown_point_text, subject
+    from memcalc.report.screens.replay import draw_replay, shown_point_text, subject
+    from memcalc.report.tables.recorded_run import curve_tables
 
     files = WrittenFiles()
     with files.writing():

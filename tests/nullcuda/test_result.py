@@ -24,8 +24,8 @@ from memcalc.nullcuda.result import (
     Usage,
     process_from_report,
 )
-from memcalc.report.dry_run import draw_dry_run
 from memcalc.report.screen import Screen
+from memcalc.report.screens.dry_run import draw_dry_run
 from memcalc.spec.hardware.gpus import find_gpu
 
 GIB = 2**30

@@ -12,9 +12,9 @@ from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.phases import phase_names
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, Result, Source, known
 from memcalc.ledger.row import Row
-from memcalc.report.comparison import comparison_grids, draw_comparison, source_label
 from memcalc.report.grid import TextTable
 from memcalc.report.screen import Screen
+from memcalc.report.tables.comparison import comparison_grids, draw_comparison, source_label
 
 Golden = Callable[[str, str], None]
 MIB = 2**20

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from memcalc.diagnosis.diagnosis import Diagnosis, diagnose
 from memcalc.report.color_screen import ColorScreen
-from memcalc.report.oom import draw_diagnosis
 from memcalc.report.screen import Screen
+from memcalc.report.screens.oom import draw_diagnosis
 from memcalc.spec.loading import load
 from memcalc.suggestions.run_overrides import written_out
 

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 
 from memcalc.ledger.result import Result
-from memcalc.report.breakdown import component_grid
 from memcalc.report.color_screen import ColorScreen
 from memcalc.report.ledger_csv import ledger_csv
 from memcalc.report.markdown import sizing_markdown
-from memcalc.report.phases import rank_grid
 from memcalc.report.screen import Screen
-from memcalc.report.sizing import draw_sizing
+from memcalc.report.screens.sizing import draw_sizing
+from memcalc.report.tables.breakdown import component_grid
+from memcalc.report.tables.phases import rank_grid
 
 Golden = Callable[[str, str], None]
 

@@ -9,7 +9,7 @@ import memcalc
 from memcalc.ledger.result import Result
 from memcalc.report import labels
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
-from memcalc.report.sizing import MOST_LINES, MOST_LINES_OF_MANY, draw_short
+from memcalc.report.screens.sizing import MOST_LINES, MOST_LINES_OF_MANY, draw_short
 from memcalc.spec.presets import preset_names
 from memcalc.verdict.other_modules import with_transformers
 from memcalc.verdict.reasons import reason_of

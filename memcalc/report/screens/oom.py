@@ -12,9 +12,9 @@ from memcalc.diagnosis.sizes import PrintedSize
 from memcalc.report.bar import letter_bar
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import HEADROOM, percent, plural
-from memcalc.report.oom_changes import draw_explained
-from memcalc.report.oom_verdict import verdict
 from memcalc.report.screen import BAD, Screen
+from memcalc.report.screens.oom_changes import draw_explained
+from memcalc.report.screens.oom_verdict import verdict
 from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
