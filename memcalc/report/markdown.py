@@ -56,7 +56,7 @@ def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
         return markdown_grid(recipe_grid(result.spec))
     if word == PARAMETERS:
         return markdown_grid(parameter_grid(result.spec.model))
-    columns = (Column("tensor"), Column("bytes", right=True), Column("formula"), Column("alive"), Column("source"))
+    columns = (Column("tensor"), Column("bytes", right=True), Column("formula"), Column("live"), Column("source"))
     lines: list[str] = []
     for chapter in chapters(result, word, unit):
         rows = [(*entry, group.phases, group.citation) for group in chapter.groups for entry in group.entries]

@@ -54,7 +54,7 @@ def usage_grid(run: DryRun, unit: Unit) -> TextTable:
         for usage in process.usages
     ]
     names = (f"allocated {unit}", "reserved", "device", "free")
-    columns = (Column("process"), Column("card"), Column("steps", right=True))
+    columns = (Column("process"), Column("GPU"), Column("steps", right=True))
     return TextTable("Peaks", (*columns, *(Column(name, right=True) for name in names)), rows)
 
 
