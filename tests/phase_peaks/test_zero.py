@@ -76,7 +76,7 @@ def test_stage_1_goes_through_all_gradients_from_the_first() -> None:
     assert first.copied + end.copied == TABLE + 4 * LAYER + NORM
 
 
-def test_a_small_model_is_gathered_whole_and_let_go_layer_by_layer() -> None:
+def test_a_small_model_is_gathered_at_once_and_released_layer_by_layer() -> None:
     """All is used again before 1e9 other elements; the norms, 9 x 2048, always stay.
 
     One layer is what is gathered ahead, in one buffer, beside its five copies.

@@ -111,7 +111,7 @@ def test_an_estimate_shows_its_ledger_and_memory_over_the_run() -> None:
     assert len(html) < 200_000  # a notebook keeps the text of every output
 
 
-def test_a_run_whose_requests_are_not_known_has_no_picture() -> None:
+def test_a_run_without_known_requests_has_no_plot() -> None:
     page = Page(memcalc.estimate("llama-3-8b", pipeline_parallel=2)._repr_html_() or "")
 
     assert "svg" not in page.tags

@@ -95,7 +95,7 @@ def test_the_verdict_comes_first_and_says_it_in_words(result: Result, fitting: R
 
 
 @pytest.mark.parametrize("name", ["result", "fitting", "too_large", "two_stages"])
-def test_colour_changes_no_letter(name: str, request: pytest.FixtureRequest) -> None:
+def test_color_changes_no_letter(name: str, request: pytest.FixtureRequest) -> None:
     result = request.getfixturevalue(name)
     plain = screen(result, 80, all_ranks=True, explain="all")
     file = io.StringIO()

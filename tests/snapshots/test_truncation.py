@@ -119,7 +119,7 @@ def two_devices() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_devices_are_told_apart(protocol: int) -> None:
+def test_devices_are_distinguished(protocol: int) -> None:
     """The first one's history is whole, the second has none, the third's is cut: in batches of 1,000, and beyond."""
     content = pickle.dumps(two_devices(), protocol)
 
