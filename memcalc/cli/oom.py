@@ -9,7 +9,7 @@ import typer
 from memcalc.cli.options import Gpu, Set, Units, complete_config
 
 LOG_HELP = "A log of any size, plain, gzip or UTF-16; - for standard input."
-CONFIG_HELP = "The configuration of the run, as for `memcalc estimate`: advice becomes numbers."
+CONFIG_HELP = "The configuration of the run, as for `memcalc estimate`; adds numbers to the remedies."
 
 
 def command(

@@ -32,7 +32,9 @@ def command(
     ] = "optimal",
     plan: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Of a chain: evaluate the plan that saves the outputs of these blocks."),
+        typer.Option(
+            metavar="N,N,...", help="Evaluate this plan of a chain: numbers of the blocks that save their outputs."
+        ),
     ] = None,
     maximize: Annotated[
         Literal["micro_batch_size", "batch"] | None,
@@ -50,7 +52,7 @@ def command(
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PYTHON", help="For null: a Python interpreter with a CUDA build of torch."),
+        typer.Option(metavar="PYTHON", help="Python interpreter with a CUDA build of torch, for --device null."),
     ] = None,
     host_bandwidth: Annotated[
         float,

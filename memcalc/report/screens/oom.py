@@ -158,9 +158,9 @@ def reports_grid(diagnosis: Diagnosis, unit: Unit) -> TextTable:
         )
         for number, finding in enumerate(diagnosis.findings[:SHOWN], start=1)
     ]
-    heads = ("asked", "live", "cached", "room")
+    heads = ("requested", "live", "cached", "available")
     columns = (Column(""), Column("line", right=True), Column("times", right=True), Column("device"))
-    sizes = tuple(Column(f"{head} {unit}" if head == "asked" else head, right=True) for head in heads)
+    sizes = tuple(Column(f"{head} {unit}" if head == "requested" else head, right=True) for head in heads)
     return TextTable("All reports (* explained above)", (*columns, *sizes, Column("cause", wrap=True)), rows)
 
 

@@ -134,7 +134,7 @@ def _trial_row(number: int, trial: Trial, result: ReplayResult, unit: Unit) -> t
         format_number(idle, unit),
         percent(idle, result.peak_reserved),
         f"{result.device_allocations + result.device_frees:,}",
-        f"out at {result.failure.event:,}" if result.failure else "asked" if number == 0 else "runs",
+        f"out at {result.failure.event:,}" if result.failure else "requested" if number == 0 else "runs",
     )
 
 
