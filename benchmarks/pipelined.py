@@ -20,13 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.spec.spec import Spec
 from memcalc.step.causal_lm import default_dtype, loss
-from memcalc.step.decoder import Layer
 from memcalc.step.dtypes import compute_dtype, weight_dtype
-from memcalc.step.norms import norm
 from memcalc.step.optimizers import build_optimizer, hidden_matrices
-from memcalc.step.positions import prepare
 from memcalc.step.recipes import Copies
 from memcalc.step.recompute import contexts_of, plan_of, run_plan
+from memcalc.step.reference.decoder import Layer
+from memcalc.step.reference.norms import norm
+from memcalc.step.reference.positions import prepare
 
 MESH = ("pipeline", "data")
 SCHEDULES: dict[str, Any] = {

@@ -20,7 +20,7 @@ from memcalc.simulation.simulated_run import unsupported_reason
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.optimizers import OPTIMIZERS
 from memcalc.spec.spec import Spec
-from memcalc.step.decoder import refuse_unsupported
+from memcalc.step.reference.decoder import refuse_unsupported
 
 GIB = 2**30
 SMALLEST, LARGEST = 1 * GIB, 68 * GIB  # of an estimate: below, the libraries' workspaces are most of it

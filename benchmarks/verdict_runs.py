@@ -32,7 +32,7 @@ from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY
 from memcalc.nullcuda import run as dry_run
 from memcalc.search.maxima import maximum
 from memcalc.spec.spec import Spec
-from memcalc.step.decoder import refuse_unsupported
+from memcalc.step.reference.decoder import refuse_unsupported
 from memcalc.verdict.judge import gpu_of
 from memcalc.verdict.needs import can_replay, need_of
 

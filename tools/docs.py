@@ -179,9 +179,9 @@ def presets_table() -> str:
 
 
 def cards_table() -> str:
-    """Every card with its memory, from the table of GPUs."""
+    """Every GPU with its memory, from the table of GPUs."""
     return table(
-        ["card", "maker's name", "advertised bytes", "usable bytes"],
+        ["GPU", "maker's name", "advertised bytes", "usable bytes"],
         [[f"`{card.name}`", card.label, f"{card.advertised_bytes:,}", f"{card.usable_bytes:,}"] for card in all_gpus()],
     )
 
@@ -464,7 +464,7 @@ def policies_table() -> str:
         for column in columns
     ]
     rows.append(["median of those that run", "", "", "", *middle])
-    return table(["run", "card", "events", "allocated, GiB", *heads], rows)
+    return table(["run", "GPU", "events", "allocated, GiB", *heads], rows)
 
 
 NEXT_TO_NOTHING = 20_000  # bytes of a peak of gigabytes

@@ -25,8 +25,8 @@ def cases(group: str) -> list[dict[str, Any]]:
 
 
 def peaks(group: str) -> str:
-    """One line a case: what its fullest card held."""
-    head = ["run", "card", "allocated GiB", "reserved GiB", "device GiB", "seconds"]
+    """One line a case: the memory of its fullest GPU."""
+    head = ["run", "GPU", "allocated GiB", "reserved GiB", "device GiB", "seconds"]
     return table(head, [_row(case) for case in cases(group)])
 
 
@@ -59,8 +59,8 @@ def drawn() -> list[dict[str, Any]]:
 
 
 def programs(group: str) -> str:
-    """One line a program: its verdict, and what its fullest card held."""
-    head = ["program", "package", "card", "verdict", "allocated GiB", "reserved GiB", "device GiB"]
+    """One line a program: its verdict, and the memory of its fullest GPU."""
+    head = ["program", "package", "GPU", "verdict", "allocated GiB", "reserved GiB", "device GiB"]
     rows: list[list[object]] = []
     for case in drawn() if group == "drawn" else cases(group):
         record = case["record"]

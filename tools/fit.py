@@ -30,7 +30,7 @@ def systems() -> str:
         links = [node, system.link, f"{system.link_bytes / 1e9:g}", network]
         return [", ".join(cards[system.name]), *links, system.source]
 
-    head = ["cards", "a node", "link", "GB/s, one direction", "Gbit/s per GPU", "source"]
+    head = ["GPUs", "a node", "link", "GB/s, one direction", "Gbit/s per GPU", "source"]
     return table(head, [row(system) for system in known.values()])
 
 

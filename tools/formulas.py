@@ -172,7 +172,7 @@ def copies_table() -> str:
         for row in _matrix(f"recipe={recipe}", *NEEDED.get(recipe, ()))
         if row.component in STATES
     ]
-    return table(["recipe", "copy of an F×d matrix", "bytes", "alive", "source"], rows)
+    return table(["recipe", "copy of an F×d matrix", "bytes", "live", "source"], rows)
 
 
 VARIANTS: list[tuple[str, tuple[str, ...]]] = [
@@ -306,7 +306,7 @@ def loss_table(preset: str, *overrides: str) -> str:
         if "s" not in storage.shape or "V" not in storage.shape or not any(alive.values()):
             continue
         item_bytes = DTYPE_BYTES[storage.dtype]
-        rows.append([storage.name, item_bytes, *("alive" if is_there else "" for is_there in alive.values())])
+        rows.append([storage.name, item_bytes, *("live" if is_there else "" for is_there in alive.values())])
         totals = {phase: totals[phase] + item_bytes * alive[phase] for phase in moments}
     rows.append(["**bytes per logit, together**", "", *(f"**{total}**" for total in totals.values())])
     return table(["tensor", "bytes per logit", *(f"peak of {phase}" for phase in moments)], rows)
@@ -357,7 +357,7 @@ def buffers_table(preset: str) -> str:
         for item, when in dict.fromkeys(found):
             each = f"{item.each:,}"
             rows.append([f"`{engine}`, {stage}", item.tensor, item.formula, each, when, item.citation])
-    return table(["engine, ZeRO stage", "buffer", "bytes in symbols", "bytes", "alive", "source"], rows)
+    return table(["engine, ZeRO stage", "buffer", "bytes in symbols", "bytes", "live", "source"], rows)
 
 
 def outside_table() -> str:

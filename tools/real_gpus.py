@@ -32,7 +32,7 @@ def card_of(file: Path) -> str:
 
 @lru_cache(maxsize=1)
 def runs() -> tuple[tuple[str, str, PredictedRecord], ...]:
-    """Every measured run that ended and has formulas, with its list and card."""
+    """Every measured run that ended and has formulas, with its list and GPU."""
     return tuple(
         (name, card_of(file), found)
         for name in LISTS
@@ -51,7 +51,7 @@ def real_summary() -> str:
             figures = (errors.median, errors.p95, errors.worst)
             head = [f"`{name}`", f"`{card}`", str(len(several))] if errors.name == "allocated" else ["", "", ""]
             rows.append([*head, errors.name, *(f"{figure:+.3%}" for figure in figures), f"{errors.exact:.0%}"])
-    return table(["list", "card", "runs", "figure", "median", "p95", "worst", "exact"], rows)
+    return table(["list", "GPU", "runs", "figure", "median", "p95", "worst", "exact"], rows)
 
 
 def real_sentence() -> str:
@@ -114,7 +114,7 @@ def real_null() -> str:
             )
     heads = [
         "list",
-        "card",
+        "GPU",
         "runs",
         "alike in every phase",
         "peak allocated alike",
@@ -181,7 +181,7 @@ def real_largest() -> str:
         fits = max((batch for batch, record in tried.items() if record["outcome"] == DONE), default=0)
         fails = min((batch for batch, record in tried.items() if record["outcome"] != DONE), default=None)
         rows.append([f"`{run}`", f"`{card}`", str(next(iter(tried))), str(fits), "-" if fails is None else str(fails)])
-    return table(["run", "card", "predicted", "ran", "ran out of memory"], rows)
+    return table(["run", "GPU", "predicted", "ran", "ran out of memory"], rows)
 
 
 def real_scripts() -> str:
@@ -204,7 +204,7 @@ def real_scripts() -> str:
                 )
                 figures = [format_bytes(record["allocated_bytes"], "GiB"), release, f"{held:+.3%}", f"{reserved:+.3%}"]
                 rows.append([case["title"], f"`{card_of(file)}`", *figures])
-    return table(["script", "card", "allocated", "dry run by torch", "allocated", "reserved"], rows)
+    return table(["script", "GPU", "allocated", "dry run by torch", "allocated", "reserved"], rows)
 
 
 def dry_peaks(file: Path) -> dict[str, tuple[str, dict[str, int]]]:
@@ -227,7 +227,7 @@ def real_outside() -> str:
             for of in (context, grown)
         ]
         rows.append([f"`{card_of(file)}`", f"`{file.stem}`", str(len(several)), *words])
-    return table(["card", "list", "runs", "context", "at the end, outside the allocator"], rows)
+    return table(["GPU", "list", "runs", "context", "at the end, outside the allocator"], rows)
 
 
 TABLES = {

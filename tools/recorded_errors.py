@@ -105,7 +105,7 @@ def _alone() -> Iterator[Recorded]:
 
 
 def _sampled() -> Iterator[Recorded]:
-    """Runs as benchmarks/verdict_runs.py records them, with allocator settings. Those near their card stay out."""
+    """Runs as benchmarks/verdict_runs.py records them, with allocator settings. Runs near their limit stay out."""
     for path in (path for folder in SAMPLED for path in sorted(RECORDINGS.glob(f"{folder}/*.jsonl"))):
         for record in _lines(path):
             if record.get("outcome") == "done" and "case" in record:

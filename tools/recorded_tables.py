@@ -38,7 +38,7 @@ def errors_table() -> str:
 
 
 def replay_sentence() -> str:
-    """What README says of replayed reserved memory, and of verdicts near their card."""
+    """What README says of replayed reserved memory, and of verdicts near the limit of their GPU."""
     alone = [abs(each.error) for each in _replayed() if each.run.spec.parallelism.ranks == 1]
     ranks = [abs(each.error) for each in _replayed() if each.run.spec.parallelism.ranks > 1]
     answers = [(result.verdict, record["outcome"] == DONE) for record, result in near_runs()]
@@ -94,7 +94,7 @@ def _replayed() -> tuple[Compared, ...]:
 
 @lru_cache(maxsize=1)
 def near_runs() -> tuple[tuple[dict[str, Any], Any], ...]:
-    """Sampled runs near their card, each with its result; those that PyTorch refused are left out.
+    """Sampled runs near the limit of their GPU, each with its result; those that PyTorch refused are left out.
 
     And ranks of DDP that were recorded without the memory of NCCL's buffers, which they have beside them.
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 
-from memcalc.allocator.free_ranges import Holes
+from memcalc.allocator.free_ranges import FreeRanges
 from memcalc.allocator.sizes import MIB, multiple
 
 CHUNK = 32 * MIB
@@ -30,7 +30,7 @@ class AddressSpace:
     def __init__(self, end: int) -> None:
         self._end = end
         self._begins: list[int] = []  # of the chunks, sorted
-        self._chunks: dict[int, tuple[int, Holes]] = {}  # begin of each chunk -> its end and its free ranges
+        self._chunks: dict[int, tuple[int, FreeRanges]] = {}  # begin of each chunk -> its end and its free ranges
         self._room: dict[int, int] = {}  # begin of each chunk that is not full -> its largest free range
         self._roomy: list[int] = []  # the keys of `_room`, sorted
         self._too_large = 0  # no chunk has a free range of this size or larger
@@ -44,19 +44,19 @@ class AddressSpace:
             if found is None:
                 self._too_large = size
         begin = self._new(multiple(size, CHUNK)) if found is None else found
-        holes = self._chunks[begin][1]
-        address = holes.allocate(size)
+        ranges = self._chunks[begin][1]
+        address = ranges.allocate(size)
         assert address is not None
-        self._note_room(begin, holes.largest)
+        self._note_room(begin, ranges.largest)
         return address
 
     def free(self, address: int, size: int) -> None:
         """Free a range, and release its chunk if it is empty."""
         begin = self._begins[bisect_right(self._begins, address) - 1]
-        holes = self._chunks[begin][1]
-        holes.free(address, size)
-        if not holes.is_whole:
-            self._note_room(begin, holes.largest)
+        ranges = self._chunks[begin][1]
+        ranges.free(address, size)
+        if not ranges.is_whole:
+            self._note_room(begin, ranges.largest)
             return
         self._note_room(begin, 0)
         self._begins.remove(begin)
@@ -68,9 +68,9 @@ class AddressSpace:
         end = 0
         for begin in self._begins:
             assert begin >= end
-            end, holes = self._chunks[begin]
-            holes.check()
-            assert self._room.get(begin, 0) == holes.largest < max(self._too_large, 1)
+            end, ranges = self._chunks[begin]
+            ranges.check()
+            assert self._room.get(begin, 0) == ranges.largest < max(self._too_large, 1)
         assert sorted(self._room) == self._roomy
 
     def _note_room(self, begin: int, largest: int) -> None:
@@ -96,5 +96,5 @@ class AddressSpace:
             end = self._begins[0]
         begin = multiple(end - wanted, CHUNK)
         insort(self._begins, begin)
-        self._chunks[begin] = (begin + size, Holes(begin, begin + size))
+        self._chunks[begin] = (begin + size, FreeRanges(begin, begin + size))
         return begin

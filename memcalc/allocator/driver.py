@@ -7,7 +7,7 @@ addresses, with one exception: up to 2.11 the address decides which of two equal
 from __future__ import annotations
 
 from memcalc.allocator.addresses import AddressSpace
-from memcalc.allocator.free_ranges import Holes
+from memcalc.allocator.free_ranges import FreeRanges
 from memcalc.allocator.sizes import MIB, multiple
 
 GRANULE = 2 * MIB  # cuMemGetAllocationGranularity on all GPUs so far
@@ -28,12 +28,12 @@ class Driver:
     """
 
     def __init__(
-        self, capacity: int | None = None, used: int = 0, addresses: AddressSpace | Holes | None = None
+        self, capacity: int | None = None, used: int = 0, addresses: AddressSpace | FreeRanges | None = None
     ) -> None:
         self.capacity = UNKNOWN_CAPACITY if capacity is None else capacity
         self.free_bytes = self.least_free_bytes = self.capacity - used
         self._addresses = AddressSpace(END_OF_ADDRESSES) if addresses is None else addresses
-        self._shared: dict[int, Holes] = {}  # address of each granule with several small ranges -> its free ranges
+        self._shared: dict[int, FreeRanges] = {}  # address of each granule with several small ranges -> its free ranges
         self._reserved_end = FIRST_RESERVED
 
     def malloc(self, size: int) -> int | None:
@@ -44,15 +44,15 @@ class Driver:
         if size >= GRANULE:
             return self._take(multiple(size, GRANULE))
         size = multiple(size, SMALL_ALIGNMENT)
-        for holes in self._shared.values():
-            address = holes.allocate(size)
+        for ranges in self._shared.values():
+            address = ranges.allocate(size)
             if address is not None:
                 return address
         granule = self._take(GRANULE)
         if granule is None:
             return None
-        self._shared[granule] = holes = Holes(granule, granule + GRANULE)
-        return holes.allocate(size)
+        self._shared[granule] = ranges = FreeRanges(granule, granule + GRANULE)
+        return ranges.allocate(size)
 
     def free(self, address: int, size: int) -> None:
         """Free a range."""
@@ -60,9 +60,9 @@ class Driver:
         if size >= GRANULE:
             self._put(address, multiple(size, GRANULE))
             return
-        holes = self._shared[granule]
-        holes.free(address, multiple(size, SMALL_ALIGNMENT))
-        if holes.is_whole:
+        ranges = self._shared[granule]
+        ranges.free(address, multiple(size, SMALL_ALIGNMENT))
+        if ranges.is_whole:
             del self._shared[granule]
             self._put(granule, GRANULE)
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from itertools import pairwise
 
 
-class Holes:
+class FreeRanges:
     """The free ranges of an address space, sorted by address, never adjacent."""
 
     def __init__(self, begin: int, end: int) -> None:

@@ -45,7 +45,7 @@ __all__ = [
 
 def _html(result: object) -> str:
     """Return what a notebook shows of a result: its reports are loaded when a notebook asks."""
-    from memcalc.report.notebook import result_html
+    from memcalc.report.html.notebook import result_html
 
     return result_html(result)
 

@@ -9,7 +9,7 @@ from typing import Any
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.recorder.run_analysis import RunAnalysis
 from memcalc.recorder.trace import ModuleTrace, Trace
-from memcalc.report.phase_log import PhaseLog
+from memcalc.report.tables.phase_log import PhaseLog
 from memcalc.units import Unit
 
 

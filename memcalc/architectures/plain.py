@@ -1,4 +1,4 @@
-"""The plain implementation on a tape: the reference decoder (memcalc/step/decoder.py), operator by operator.
+"""The plain implementation on a tape: the reference decoder (memcalc/step/reference/decoder.py), operator by operator.
 
 A GPT layer sums to the 34bsd + 5bs²h bytes of Korthikanti et al. (arXiv 2205.05198), section 4.1, plus the statistics
 of its norms; with tensor and sequence parallelism to their table 2.

@@ -59,7 +59,7 @@ class PlainMlp(PlainModule):
         return ops.pointwise(up, f"{prefix}{self.c.mlp}", saves="output" if self.c.mlp == "relu" else "input")
 
     def routed(self, x: Tensor) -> Tensor:
-        """Top-k experts with balanced routing (memcalc/step/mlp.py)."""
+        """Top-k experts with balanced routing (memcalc/step/reference/mlp.py)."""
         c, ops = self.c, self.ops
         if c.implementation == "huggingface":
             return self.with_shared_expert(x, grouped_products(ops, c, x))

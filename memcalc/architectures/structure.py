@@ -99,7 +99,7 @@ class BlockStructure(NamedTuple):
     selective: bool
     split: bool  # t > 1
     sequence_sharded: bool  # sequence parallelism
-    dtensor: bool  # sharded by DTensor (memcalc/step/tensor_parallel.py); else by Megatron-LM's modules
+    dtensor: bool  # sharded by DTensor (memcalc/step/reference/tensor_parallel.py); else by Megatron-LM's modules
     unsharded_embedding_gradient: (
         bool  # the gradient of a sharded embedding is unsharded, see `table_gradient_is_unsharded`
     )

@@ -1,7 +1,7 @@
 """Tensor-parallel communication in a block's tape, outside the linear layers themselves.
 
 Megatron-LM's linear layers gather and scatter inside (`operators.linear`), so this class adds nothing for them.
-PyTorch's DTensor communicates between modules, by the plan of memcalc/step/tensor_parallel.py, which is torchtitan's
+PyTorch's DTensor communicates between modules, by the plan of step/reference/tensor_parallel.py, which is torchtitan's
 (torchtitan/models/llama3/infra/parallelize.py, apply_tp).
 """
 

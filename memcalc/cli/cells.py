@@ -130,8 +130,8 @@ def show_cells(cells: GridCells, file: Path, form: str, unit: Unit, outputs: Seq
     """Print the cells as a table, JSON or CSV, and write them to files."""
     from memcalc.cli.output import WrittenFiles, print_json, print_text
     from memcalc.documents.cells import cells_document
-    from memcalc.report.cells import cells_csv, draw_cells
     from memcalc.report.screen import make_screen
+    from memcalc.report.screens.cells import cells_csv, draw_cells
 
     files = WrittenFiles()
     for path in outputs:

@@ -68,7 +68,7 @@ def command(
 
     reports = parse_reports(also or ())
     if html is not None:
-        from memcalc.report.html_report import check_report
+        from memcalc.report.html.html_report import check_report
 
         check_report(html)
     with shown_progress() as progress:
@@ -90,7 +90,7 @@ def command(
     with files.writing():
         write_reports(report, reports, units)
         if html is not None:
-            from memcalc.report.html_report import write_report
+            from memcalc.report.html.html_report import write_report
             from memcalc.report.views.runs import checks_view
 
             results = api.checked_results(report, overrides=overrides or (), gpu=gpu, settings=settings)

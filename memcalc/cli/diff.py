@@ -33,7 +33,7 @@ def command(
     from memcalc.cli.output import WrittenFiles
 
     if html is not None:
-        from memcalc.report.html_report import check_report
+        from memcalc.report.html.html_report import check_report
 
         check_report(html)
     shared = overrides or []
@@ -43,7 +43,7 @@ def command(
     )
     files = WrittenFiles()
     if html is not None:
-        from memcalc.report.html_report import write_report
+        from memcalc.report.html.html_report import write_report
         from memcalc.report.views.runs import difference_view
         from memcalc.report.views.timeline import memory_section
 
@@ -57,12 +57,12 @@ def command(
         print_json(difference_document(difference))
     elif form == "markdown":
         from memcalc.cli.output import print_text
-        from memcalc.report.diff import difference_markdown
+        from memcalc.report.screens.diff import difference_markdown
 
         print_text(difference_markdown(difference, units))
     else:
-        from memcalc.report.diff import draw_difference
         from memcalc.report.screen import make_screen
+        from memcalc.report.screens.diff import draw_difference
 
         draw_difference(make_screen(), difference, units)
     files.complain()

@@ -63,7 +63,7 @@ def command(
     routing: Annotated[
         Literal["balanced", "worst-case"],
         typer.Option(
-            help="Experts and tokens chosen by scores that no kernel computes. `balanced`: each as often as any other. "
+            help="Choice of experts and tokens; no kernel computes their scores. `balanced`: all equally often. "
             "`worst-case`: the same for every token."
         ),
     ] = "balanced",
@@ -136,7 +136,7 @@ def command(
         **options,
     )
     from memcalc.documents.dry_run import dry_run_document
-    from memcalc.report.dry_run import draw_dry_run
+    from memcalc.report.screens.dry_run import draw_dry_run
 
     files = WrittenFiles()
     if record is not None:

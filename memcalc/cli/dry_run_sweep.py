@@ -29,7 +29,7 @@ def run_sweep(
     **options: Unpack[Options],
 ) -> None:
     """Run, report, and end with the exit code."""
-    from memcalc.report.dry_run import draw_sweep
+    from memcalc.report.screens.dry_run import draw_sweep
 
     if flag is None:
         raise InputError(

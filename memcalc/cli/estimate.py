@@ -38,7 +38,7 @@ CommandClass = EstimateCommand  # see memcalc/cli/tree.py
 
 def complete_component(incomplete: str) -> list[str]:
     """What --explain takes, for the shell's completion."""
-    from memcalc.report.explanation import EXPLAINABLE
+    from memcalc.report.tables.explanation import EXPLAINABLE
 
     return [word for word in EXPLAINABLE if word.startswith(incomplete)]
 
@@ -95,7 +95,7 @@ def command(
     from memcalc.report.progress import shown_progress
 
     if explain is not None:
-        from memcalc.report.explanation import explainable
+        from memcalc.report.tables.explanation import explainable
 
         explain = explainable(explain)
     if plot:
@@ -103,7 +103,7 @@ def command(
 
         check_files(plot, ())
     if html is not None:
-        from memcalc.report.html_report import check_report
+        from memcalc.report.html.html_report import check_report
 
         check_report(html)
     spec = api.load(config, *(overrides or ()), gpu=gpu)
@@ -129,7 +129,7 @@ def command(
             other = with_transformers(result)
     advice = _advice(result, config, overrides or (), gpu)
     if html is not None:
-        from memcalc.report.html_report import write_report
+        from memcalc.report.html.html_report import write_report
         from memcalc.report.views.estimate import estimate_view
         from memcalc.report.views.timeline import memory_section
 
@@ -155,9 +155,9 @@ def command(
 def _write_plots(result: Result, plots: Sequence[Path], unit: Unit) -> None:
     """Draw memory over three steps of the estimated run."""
     from memcalc.report.labels import rank_text
-    from memcalc.report.phase_log import phase_log_table
     from memcalc.report.plots.files import write_plot
-    from memcalc.report.verdict import subject
+    from memcalc.report.screens.verdict import subject
+    from memcalc.report.tables.phase_log import phase_log_table
     from memcalc.verdict.timeline import timeline_of
 
     course = timeline_of(result.spec, result.headline)

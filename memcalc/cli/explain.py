@@ -19,7 +19,7 @@ def fill_in_explain(args: list[str]) -> list[str]:
 
 def _is_word(following: list[str]) -> bool:
     """Return whether an argument is the value of --explain, even if misspelled, not an option or the CONFIG."""
-    from memcalc.report.explanation import EXPLAINABLE
+    from memcalc.report.tables.explanation import EXPLAINABLE
     from memcalc.spec.presets import preset_names
 
     if not following or following[0].startswith("-"):

@@ -95,7 +95,7 @@ def command(
 
         check_target(plot, PICTURES)
     if html is not None:
-        from memcalc.report.html_report import check_report
+        from memcalc.report.html.html_report import check_report
 
         check_report(html)
     with shown_progress() as progress:
@@ -129,7 +129,7 @@ def command(
         with files.writing():
             save_bars(plot, fit_title(answer, units), fit_blocks(answer, units))
     if html is not None:
-        from memcalc.report.html_report import write_report
+        from memcalc.report.html.html_report import write_report
         from memcalc.report.views.runs import fit_view
 
         with files.writing():
@@ -140,13 +140,13 @@ def command(
 
         print_json(fit_document(answer, written, write))
     else:
-        from memcalc.report.fit import draw_fit
         from memcalc.report.screen import make_screen
+        from memcalc.report.screens.fit import draw_fit
 
         draw_fit(make_screen(), answer, units, why=why)
         if written is not None and write is not None:
             from memcalc.cli.output import print_text
-            from memcalc.report.exported import written_text
+            from memcalc.report.screens.exported import written_text
 
             print_text(written_text(written, write))
     files.complain()

@@ -18,7 +18,7 @@ def command(
     Advertised memory, total memory in nvidia-smi, and memory usable by frameworks, which verdicts use.
     """
     from memcalc.cli.render import print_listing
-    from memcalc.report.listings import gpu_rows, gpu_table
+    from memcalc.report.screens.listings import gpu_rows, gpu_table
 
     rows = gpu_rows()
     print_listing(form, rows, gpu_table(rows, units))

@@ -152,7 +152,7 @@ def _measure_suite(suite: Path, record: Path | None, device: str | None, python:
     from memcalc.documents.measure import suite_document
     from memcalc.report.progress import shown_progress
     from memcalc.report.screen import make_screen
-    from memcalc.report.suite import draw_suite
+    from memcalc.report.screens.suite import draw_suite
 
     file = record or Path(f"{suite.stem}-records.jsonl")
     try:
@@ -176,8 +176,8 @@ def _compare(records: Path, record: Path | None, traces: tuple[str, ...], python
     from memcalc.cli.output import print_json
     from memcalc.documents.measure import records_document
     from memcalc.report.progress import shown_progress
-    from memcalc.report.record_comparison import draw_compared
     from memcalc.report.screen import make_screen
+    from memcalc.report.screens.record_comparison import draw_compared
 
     _trace_here()
     with shown_progress() as progress:

@@ -30,7 +30,7 @@ def write_measured_report(path: Path | None, files: WrittenFiles, found: Predict
     if path is None:
         return
     from memcalc.events.memory_curve import MemoryCurve
-    from memcalc.report.html_report import write_report
+    from memcalc.report.html.html_report import write_report
     from memcalc.report.views.runs import measured_view
     from memcalc.report.views.timeline import timeline_section
 
@@ -49,7 +49,7 @@ def print_measured(found: PredictedVsMeasured, form: str, unit: Unit, ranks: Seq
 
         print_json(measured_document(found, ranks))
     elif form == "markdown":
-        from memcalc.report.measurement import measured_grids, measured_verdict, prediction_verdict, rank_grid
+        from memcalc.report.screens.measurement import measured_grids, measured_verdict, prediction_verdict, rank_grid
         from memcalc.validation.summary import as_result
 
         *predictions, measured = found.results
@@ -61,8 +61,8 @@ def print_measured(found: PredictedVsMeasured, form: str, unit: Unit, ranks: Seq
         tables = [line for grid in grids for line in markdown_grid(grid)]
         print_text("\n".join([*lines, "", *tables]).rstrip())
     else:
-        from memcalc.report.measurement import draw_measured, draw_ranks
         from memcalc.report.screen import make_screen
+        from memcalc.report.screens.measurement import draw_measured, draw_ranks
 
         screen = make_screen()
         draw_measured(screen, found.results, unit, found.missing)

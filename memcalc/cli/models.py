@@ -27,7 +27,7 @@ def command(
 
     if query:
         from memcalc.catalogue.shipped import search_shipped
-        from memcalc.report.published import MOST_ROWS, published_grid, published_rows, search_summary
+        from memcalc.report.screens.published import MOST_ROWS, published_grid, published_rows, search_summary
 
         found = search_shipped(" ".join(query))
         rows = published_rows(found if every or form == "json" else found[:MOST_ROWS])
@@ -36,7 +36,7 @@ def command(
             words = search_summary(" ".join(query), len(found), len(rows))
             print_text(words if form == "table" else f"\n{words}")
         return
-    from memcalc.report.listings import family_list, model_grid, model_rows
+    from memcalc.report.screens.listings import family_list, model_grid, model_rows
 
     rows = model_rows()
     print_listing(form, rows, model_grid(rows))

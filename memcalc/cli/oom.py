@@ -9,7 +9,7 @@ import typer
 from memcalc.cli.options import Gpu, Set, Units, complete_config
 
 LOG_HELP = "A log of any size, plain, gzip or UTF-16; - for standard input."
-CONFIG_HELP = "The configuration of the run, as for `memcalc estimate`: advice becomes numbers."
+CONFIG_HELP = "The configuration of the run, as for `memcalc estimate`; adds numbers to the remedies."
 
 
 def command(
@@ -52,7 +52,7 @@ def command(
 
         print_json(diagnosis_document(diagnosis))
     else:
-        from memcalc.report.oom import draw_diagnosis
         from memcalc.report.screen import make_screen
+        from memcalc.report.screens.oom import draw_diagnosis
 
         draw_diagnosis(make_screen(), diagnosis, units)

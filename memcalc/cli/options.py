@@ -59,7 +59,5 @@ PLOT_HELP = (
 Plot = Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)]
 HTML_HELP = "Write a report: one self-contained .html file that opens offline."
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help=HTML_HELP)]
-AcceptUnknown = Annotated[
-    bool, typer.Option("--accept-unknown", help="Exit 0 also where memcalc cannot say whether it fits.")
-]
+AcceptUnknown = Annotated[bool, typer.Option("--accept-unknown", help="Exit 0 if the verdict is CANNOT SAY.")]
 Device = Annotated[str | None, typer.Option("--device", metavar="cuda|cpu", help="Device to run on; default: the GPU.")]

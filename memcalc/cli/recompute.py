@@ -32,7 +32,9 @@ def command(
     ] = "optimal",
     plan: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Of a chain: evaluate the plan that saves the outputs of these blocks."),
+        typer.Option(
+            metavar="N,N,...", help="Evaluate this plan of a chain: numbers of the blocks that save their outputs."
+        ),
     ] = None,
     maximize: Annotated[
         Literal["micro_batch_size", "batch"] | None,
@@ -50,7 +52,7 @@ def command(
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PYTHON", help="For null: a Python interpreter with a CUDA build of torch."),
+        typer.Option(metavar="PYTHON", help="Python interpreter with a CUDA build of torch, for --device null."),
     ] = None,
     host_bandwidth: Annotated[
         float,
@@ -103,7 +105,7 @@ def command(
 
         check_target(plot, PICTURES)
     if html is not None:
-        from memcalc.report.html_report import check_report
+        from memcalc.report.html.html_report import check_report
 
         check_report(html)
     with shown_progress() as progress:
@@ -125,11 +127,11 @@ def command(
 
             write_text(write, planned_yaml(planned))
         if plot is not None:
-            from memcalc.report.pareto_plot import save_front
+            from memcalc.report.plots.pareto_plot import save_front
 
             save_front(plot, planned, units)
         if html is not None:
-            from memcalc.report.html_report import write_report
+            from memcalc.report.html.html_report import write_report
             from memcalc.report.views.runs import recompute_view
             from memcalc.report.views.timeline import memory_section
 
@@ -141,8 +143,8 @@ def command(
 
         print_json(planning_document(planned, checked))
     else:
-        from memcalc.report.recompute import draw_planning
         from memcalc.report.screen import make_screen
+        from memcalc.report.screens.recompute import draw_planning
 
         draw_planning(make_screen(), planned, units, checked)
     files.complain()
@@ -173,7 +175,7 @@ def _print_chain(planning: ChainPlanning, form: str, units: Unit) -> None:
 
         print_json(chain_document(planning))
     else:
-        from memcalc.report.chain import draw_chain
         from memcalc.report.screen import make_screen
+        from memcalc.report.screens.chain import draw_chain
 
         draw_chain(make_screen(), planning, units)

@@ -54,7 +54,7 @@ def print_sizing(
 
         print_text(sizing_markdown(result, unit, all_ranks=all_ranks, explain=explain, brief=brief, reason=reason))
         if measurement is not None:
-            from memcalc.report.comparison import comparison_grids
+            from memcalc.report.tables.comparison import comparison_grids
 
             for grid in comparison_grids((result, measurement.to_result()), unit):
                 print_text("\n" + "\n".join(markdown_grid(grid)).rstrip())
@@ -64,7 +64,7 @@ def print_sizing(
         print_text(ledger_csv(result))
     else:
         from memcalc.report.screen import make_screen
-        from memcalc.report.sizing import draw_short, draw_sizing
+        from memcalc.report.screens.sizing import draw_short, draw_sizing
 
         screen = make_screen()
         if short:
@@ -82,7 +82,7 @@ def print_sizing(
                 advice=advice,
             )
         if measurement is not None:
-            from memcalc.report.comparison import draw_comparison
+            from memcalc.report.tables.comparison import draw_comparison
 
             draw_comparison(screen, (result, measurement.to_result()), unit)
 

@@ -21,7 +21,11 @@ def command(
     *,
     allocator: Annotated[Policy, typer.Option("--allocator", "-a", help="Allocator to replay.")] = "pytorch",
     alloc_conf: Annotated[
-        str, typer.Option(metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF, or the framework's flags.")
+        str,
+        typer.Option(
+            metavar="SETTINGS",
+            help="Allocator settings: the value of PYTORCH_CUDA_ALLOC_CONF, or the framework's flags.",
+        ),
     ] = "",
     release: Annotated[
         str | None, typer.Option(metavar="X.Y", help="Version of the framework; default: the newest known.")
@@ -32,7 +36,7 @@ def command(
     ] = None,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=V,V", help="Try these values of a setting; none leaves it out. Repeatable."),
+        typer.Option(metavar="KEY=V,V", help="Try these values of a setting; `none`: unset. Repeatable."),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also replay the other allocators.")] = False,
     device: Annotated[int | None, typer.Option(metavar="N", help="Device index in a snapshot.")] = None,
@@ -78,8 +82,8 @@ def command(
             device=device,
             progress=progress,
         )
-    from memcalc.report.recorded_run import curve_tables
-    from memcalc.report.replay import draw_replay, shown_point_text, subject
+    from memcalc.report.screens.replay import draw_replay, shown_point_text, subject
+    from memcalc.report.tables.recorded_run import curve_tables
 
     files = WrittenFiles()
     with files.writing():

@@ -52,13 +52,13 @@ def command(
     python: Annotated[
         str | None, typer.Option(metavar="PYTHON", help="With --by null: a Python with a CUDA build of torch.")
     ] = None,
-    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="Of a command: GPUs of the simulated machine.")] = 1,
+    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs of the simulated machine (--by dry-run).")] = 1,
     timeout: Annotated[
-        float | None, typer.Option(metavar="S", min=0.1, help="Of a command: end each run after S seconds.")
+        float | None, typer.Option(metavar="S", min=0.1, help="End each run after S seconds (--by dry-run).")
     ] = None,
-    skip_init: Annotated[bool, typer.Option("--skip-init", help="Of a command: as for `memcalc dry-run`.")] = False,
+    skip_init: Annotated[bool, typer.Option("--skip-init", help="Skip weight initialization (--by dry-run).")] = False,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Of a command: as for `memcalc dry-run`.")
+        bool, typer.Option("--random-weights", help="Build from_pretrained models without a checkpoint (--by dry-run).")
     ] = False,
 ) -> None:
     """Estimate or run a grid of configurations, and show what fits.

@@ -45,7 +45,7 @@ def command(
     inputs: Annotated[str | None, typer.Option(metavar="FILE.py:NAME", help=INPUTS_HELP)] = None,
     optimizer: Annotated[str | None, typer.Option(metavar="NAME", help=OPTIMIZER_HELP)] = None,
     inference: Annotated[
-        bool, typer.Option("--inference", help="Of a module: forward only, under torch.inference_mode().")
+        bool, typer.Option("--inference", help="Run only the forward of a module, under torch.inference_mode().")
     ] = False,
     device: Annotated[
         Literal["fake", "null"],
@@ -56,7 +56,10 @@ def command(
         Literal["cuda", "cpu"], typer.Option(help="Kernels to emulate. cpu omits block rounding and CUDA workspaces.")
     ] = "cuda",
     alloc_conf: Annotated[
-        str, typer.Option("--alloc-conf", metavar="SETTINGS", help="As PYTORCH_CUDA_ALLOC_CONF.")
+        str,
+        typer.Option(
+            "--alloc-conf", metavar="SETTINGS", help="Allocator settings: the value of PYTORCH_CUDA_ALLOC_CONF."
+        ),
     ] = "",
     world_size: Annotated[
         int | None,
@@ -66,7 +69,7 @@ def command(
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PYTHON", help="For null: a Python interpreter with a CUDA build of torch."),
+        typer.Option(metavar="PYTHON", help="Python interpreter with a CUDA build of torch, for --device null."),
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare with the estimate and, for null, with the trace on fake tensors.")

@@ -16,13 +16,13 @@ from memcalc.units import Unit
 if TYPE_CHECKING:
     from memcalc.recorder.run_analysis import RunAnalysis
     from memcalc.recorder.trace import ModuleTrace, Trace
-    from memcalc.report.recorded_run import RecordedRun
+    from memcalc.report.tables.recorded_run import RecordedRun
     from memcalc.spec.spec import Spec
 
 
 def recorded(traced: Trace | ModuleTrace) -> RecordedRun:
     """Return the traced run, with the memory limit of the GPU if one is given."""
-    from memcalc.report.recorded_run import RecordedRun
+    from memcalc.report.tables.recorded_run import RecordedRun
 
     gpu = traced.result.gpu
     return RecordedRun(traced.timeline, traced.replay, None if gpu is None else gpu.usable_bytes - gpu.context_bytes)
@@ -31,7 +31,7 @@ def recorded(traced: Trace | ModuleTrace) -> RecordedRun:
 def check_files(plots: Iterable[Path], exports: Iterable[Path], html: Path | None = None) -> None:
     """Refuses files that could not be written, before the run is traced."""
     if html is not None:
-        from memcalc.report.html_report import check_report
+        from memcalc.report.html.html_report import check_report
 
         check_report(html)
     for path in plots:
@@ -70,8 +70,8 @@ def write_run(
     judged: RunAnalysis, result: Result | ModuleResult, plots: Iterable[Path], exports: Iterable[Path], unit: Unit
 ) -> None:
     """Write the plots and exports of a recorded run, with the result as the title."""
-    from memcalc.report.recorded_run import RecordedRun, run_grids
-    from memcalc.report.verdict import subject
+    from memcalc.report.screens.verdict import subject
+    from memcalc.report.tables.recorded_run import RecordedRun, run_grids
 
     gpu = result.gpu
     limit = None if gpu is None else gpu.usable_bytes - gpu.context_bytes
@@ -90,8 +90,8 @@ def write_run(
 
 def write_trace_report(path: Path, traced: Trace, unit: Unit, compared: tuple[Result, ...]) -> None:
     """Write the report of a traced run: the view of an estimate, its own tables, and the results compared with."""
-    from memcalc.report.html_report import write_report
-    from memcalc.report.recorded_run import run_grids
+    from memcalc.report.html.html_report import write_report
+    from memcalc.report.tables.recorded_run import run_grids
     from memcalc.report.views.runs import trace_view
     from memcalc.report.views.sections import table_section
     from memcalc.report.views.timeline import timeline_section
@@ -129,13 +129,13 @@ def print_trace(traced: Trace | ModuleTrace, form: str, unit: Unit, *, compared:
     run = recorded(traced)
     if form == "json":
         from memcalc.documents.result import document_with_sources
-        from memcalc.report.comparison import source_label
+        from memcalc.report.tables.comparison import source_label
 
         print_json(document_with_sources(traced.result, **{source_label(other): other for other in compared}))
     elif form == "markdown":
-        from memcalc.report.comparison import comparison_grids
         from memcalc.report.markdown import sizing_markdown
-        from memcalc.report.recorded_run import run_grids
+        from memcalc.report.tables.comparison import comparison_grids
+        from memcalc.report.tables.recorded_run import run_grids
 
         grids = run_grids(run, unit)
         if isinstance(traced.result, Result) and compared:
@@ -147,10 +147,10 @@ def print_trace(traced: Trace | ModuleTrace, form: str, unit: Unit, *, compared:
 
         print_text(ledger_csv(traced.result))
     else:
-        from memcalc.report.comparison import draw_comparison
-        from memcalc.report.recorded_run import draw_run
         from memcalc.report.screen import make_screen
-        from memcalc.report.sizing import draw_sizing
+        from memcalc.report.screens.sizing import draw_sizing
+        from memcalc.report.tables.comparison import draw_comparison
+        from memcalc.report.tables.recorded_run import draw_run
 
         screen = make_screen()
         draw_sizing(screen, traced.result, unit)

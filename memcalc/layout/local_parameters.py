@@ -194,7 +194,7 @@ def _stage_parameters(
 
 
 def _apart(row: Parameter) -> tuple[Parameter, ...]:
-    """Split routed experts' gate_up_proj: two tensors in the reference decoder (memcalc/step/mlp.py), one elsewhere."""
+    """Split gate_up_proj of routed experts: two tensors in the reference decoder (step/reference/mlp.py), else one."""
     if not row.module.endswith(".experts.gate_up_proj"):
         return (row,)
     shape = tuple((symbol.removeprefix("2·"), size // 2 if symbol == "2·F_e" else size) for symbol, size in row.shape)

@@ -26,7 +26,7 @@ MACHINERY = tuple(
 )
 
 # Files that call a user's module: frames above them do not belong to the module.
-CALLERS = tuple(str(OURS / "memcalc" / "step" / file) for file in ("module_run.py", "placing.py"))
+CALLERS = tuple(str(OURS / "memcalc" / "step" / file) for file in ("module_run.py", "meta_modules.py"))
 
 # The part of the machinery that replicates or shards a model over ranks.
 ENGINES = tuple(str(Path(torch.__file__).parent / part) for part in ("distributed/fsdp", "nn/parallel"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memcalc.errors import InputError
 from memcalc.report.plots.files import check_target
-from memcalc.report.recorded_run import RecordedRun
+from memcalc.report.tables.recorded_run import RecordedRun
 
 SUFFIXES = (".pickle", ".json", ".jsonl")
 

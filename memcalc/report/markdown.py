@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memcalc.ledger.result import ModuleResult, Result
-from memcalc.report.breakdown import component_grid
 from memcalc.report.grid import Column, TextTable, markdown_grid
 from memcalc.report.labels import shortened
-from memcalc.report.phases import phase_grid, rank_grid
-from memcalc.report.sizing import published_grid
-from memcalc.report.verdict import assumed, because, error_bars, figures, subject, verdict
+from memcalc.report.screens.sizing import published_grid
+from memcalc.report.screens.verdict import assumed, because, error_bars, figures, subject, verdict
+from memcalc.report.tables.breakdown import component_grid
+from memcalc.report.tables.phases import phase_grid, rank_grid
 from memcalc.text import harmless
 from memcalc.units import Unit
 from memcalc.verdict.reasons import Reason
@@ -47,16 +47,16 @@ def sizing_markdown(
 
 
 def _explanation(result: Result, unit: Unit, word: str) -> list[str]:
-    from memcalc.report.explanation import PARAMETERS, RECIPE, chapters
-    from memcalc.report.parameters import parameter_grid
+    from memcalc.report.tables.explanation import PARAMETERS, RECIPE, chapters
+    from memcalc.report.tables.parameters import parameter_grid
 
     if word == RECIPE:
-        from memcalc.report.recipe import recipe_grid
+        from memcalc.report.tables.recipe import recipe_grid
 
         return markdown_grid(recipe_grid(result.spec))
     if word == PARAMETERS:
         return markdown_grid(parameter_grid(result.spec.model))
-    columns = (Column("tensor"), Column("bytes", right=True), Column("formula"), Column("alive"), Column("source"))
+    columns = (Column("tensor"), Column("bytes", right=True), Column("formula"), Column("live"), Column("source"))
     lines: list[str] = []
     for chapter in chapters(result, word, unit):
         rows = [(*entry, group.phases, group.citation) for group in chapter.groups for entry in group.entries]

@@ -192,7 +192,7 @@ def _size(found: Nearest) -> tuple[float, ...]:
 def _larger_gpus(gpu: GpuSpec) -> Iterator[ChangeCandidate]:
     larger = [other for other in all_gpus() if other.usable_bytes > gpu.usable_bytes and other.vendor == gpu.vendor]
     for other in sorted(larger, key=lambda other: (other.usable_bytes, other.name)):
-        yield ChangeCandidate("larger card", (f"hardware.gpu={other.name}",), "another card", OTHER_CARD)
+        yield ChangeCandidate("larger card", (f"hardware.gpu={other.name}",), "another GPU", OTHER_CARD)
 
 
 def _slowdown(change: SuggestedChange, base: Spec, system: System, before: float) -> float | None:

@@ -20,12 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from memcalc.spec.model_families.transformers_fallback import DIFFUSERS, architecture_of
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
-from memcalc.step.attention import CPU_BACKENDS
 from memcalc.step.causal_lm import CausalLM
 from memcalc.step.dtypes import weight_dtype
 from memcalc.step.huggingface import foreign_config, one_sequence_a_row, switch_recompute
 from memcalc.step.model_inputs import batch_for
 from memcalc.step.module_run import default_loss
+from memcalc.step.reference.attention import CPU_BACKENDS
 from memcalc.step.unsupported import stopped
 
 # PyTorch's preferred backends, in its order; a mask or a dtype can rule out flash.

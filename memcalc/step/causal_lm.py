@@ -16,11 +16,11 @@ from memcalc.errors import InputError
 from memcalc.spec.model_families.transformers_fallback import has_published_formulas
 from memcalc.spec.spec import Spec
 from memcalc.step.adapters import add_adapters
-from memcalc.step.decoder import Decoder
 from memcalc.step.dtypes import weight_dtype
 from memcalc.step.float8 import convert
 from memcalc.step.losses import Head, tokenwise_loss, vocab_parallel
 from memcalc.step.quantization import quantise
+from memcalc.step.reference.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memcalc.ledger.component import Component
 from memcalc.spec.spec import Spec
-from memcalc.step.attention import CUDA_BACKENDS
 from memcalc.step.causal_lm import CausalLM, build_base
 from memcalc.step.huggingface import one_sequence_a_row
 from memcalc.step.loop import Observer
+from memcalc.step.reference.attention import CUDA_BACKENDS
 from memcalc.step.sizes import sizes_of
 
 

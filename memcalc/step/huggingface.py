@@ -26,11 +26,11 @@ from memcalc.spec.model_families.transformers_fallback import configuration, fal
 from memcalc.spec.recompute_plan import Segment, has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import tower_trains
-from memcalc.step.attention import CPU_BACKENDS, CUDA_BACKENDS
 from memcalc.step.causal_lm import CausalLM
 from memcalc.step.dtypes import weight_dtype
 from memcalc.step.liger import liger_modules
 from memcalc.step.recompute import plan_of, recomputed_layers, run_plan
+from memcalc.step.reference.attention import CPU_BACKENDS, CUDA_BACKENDS
 from memcalc.step.unsupported import stopped
 
 

@@ -39,7 +39,7 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
     quantised = spec.training.finetune == "qlora"  # quantization runs kernels, so it needs a device
     model = build(spec, device, place=torch.device("meta"))
     if spec.parallelism.tensor_parallel > 1:
-        from memcalc.step.tensor_parallel import split_over
+        from memcalc.step.reference.tensor_parallel import split_over
 
         model = split_over(model, spec, mesh["tensor"])
     if spec.parallelism.data_parallel > 1:

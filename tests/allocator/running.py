@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.free_ranges import Holes
+from memcalc.allocator.free_ranges import FreeRanges
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version
@@ -18,7 +18,7 @@ def allocator(
     version: str = "2.13",
     capacity: int | None = None,
     fraction: float | None = None,
-    addresses: Holes | None = None,
+    addresses: FreeRanges | None = None,
 ) -> CachingAllocator:
     """One with these settings, on a device of `capacity` bytes, with ranges where the driver puts them or first-fit."""
     parsed = parse_version(version)

@@ -90,7 +90,7 @@ def test_a_rest_of_one_mebibyte_is_not_split_off() -> None:
     assert figures(subject) == (19922432, 20 * MIB, 1049088)
 
 
-def test_a_new_segment_may_be_handed_out_whole() -> None:
+def test_a_new_segment_may_be_allocated_as_one_block() -> None:
     """Worked C: 11.5 MiB need a segment of 12; its remainder is too small to be split off."""
     subject = allocator()
     subject.malloc(11 * MIB + MIB // 2)

@@ -68,7 +68,7 @@ def test_a_fragmentation_fraction_takes_its_place() -> None:
     assert subject.malloc(200 * MIB).size == 320 * MIB
 
 
-def test_free_regions_are_given_back_before_it_gives_up() -> None:
+def test_free_regions_are_freed_to_the_device_before_it_fails() -> None:
     subject = allocator("allow_growth=true", limit=100 * MIB)
     subject.free(subject.malloc(40 * MIB))  # a region of 64
     subject.malloc(70 * MIB)

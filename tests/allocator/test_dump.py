@@ -122,7 +122,7 @@ def test_on_another_device() -> None:
     assert {segment["device"] for segment in found["segments"]} == {1}
 
 
-def test_settings_are_told() -> None:
+def test_settings_are_reported() -> None:
     given = "max_split_size_mb:128,roundup_power2_divisions:4,expandable_segments:True"
     told = snapshot(history([], given))["allocator_settings"]
 

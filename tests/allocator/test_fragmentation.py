@@ -46,7 +46,7 @@ def test_neighbours_merge_and_serve_it() -> None:
     assert result.device_allocations == 1
 
 
-def test_blocks_that_may_not_be_split_can_be_given_back() -> None:
+def test_unsplittable_blocks_can_be_freed_to_the_device() -> None:
     """P and Q are one oversize block that nothing small may break up; for R it and c's go back to the device."""
     result = replay(APART, "max_split_size_mb:200", capacity=DEVICE)
 

@@ -10,7 +10,7 @@ import pytest
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.driver import Driver
-from memcalc.allocator.free_ranges import Holes
+from memcalc.allocator.free_ranges import FreeRanges
 from memcalc.allocator.pytorch.caching import CachingAllocator
 from memcalc.allocator.pytorch.settings import parse_settings
 from memcalc.allocator.pytorch.versions import parse_version
@@ -44,7 +44,7 @@ def test_every_counter_and_address_after_every_operation(version: str, case: dic
     allocator = CachingAllocator(
         parse_settings(config.get("alloc_conf", ""), torch_version, config.get("fraction")),
         torch_version,
-        Driver(GOLDEN["device_total"], addresses=Holes(2**46, END)),  # as the driver below the wheels gave them
+        Driver(GOLDEN["device_total"], addresses=FreeRanges(2**46, END)),  # as the driver below the wheels gave them
     )
     blocks: dict[int, Block] = {}
     first: int | None = None

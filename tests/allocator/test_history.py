@@ -139,7 +139,7 @@ def test_a_free_that_completes_later_waits_at_that_moment() -> None:
     assert waiting[0] == "active_pending_free"
 
 
-def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memcalc.allocator.pytorch.history.EVERY", 3)
     told: list[tuple[str, int, int | None]] = []
     history(STEP, progress=lambda *call: told.append(call))

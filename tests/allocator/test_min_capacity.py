@@ -15,7 +15,7 @@ def alloc(storage: int, mib: int) -> Event:
     return Event(EventType.ALLOC, storage, mib * MIB)
 
 
-def test_cached_blocks_are_given_back_before_it_fails() -> None:
+def test_cached_blocks_are_freed_to_the_device_before_it_fails() -> None:
     """40 cached and 42 more are reserved where there is room; 42 suffice."""
     events = [alloc(1, 40), Event(EventType.FREE, 1), alloc(2, 42)]
 
@@ -23,7 +23,7 @@ def test_cached_blocks_are_given_back_before_it_fails() -> None:
     assert least_memory(events) == 42 * MIB
 
 
-def test_what_is_split_cannot_be_given_back() -> None:
+def test_split_segments_cannot_be_freed_to_the_device() -> None:
     """30, and 20 of which 5 are free and 11.5 in use, and 40 that fit into no hole."""
     events = [alloc(1, 30), alloc(2, 5), alloc(3, 11), Event(EventType.FREE, 2), alloc(4, 40)]
 

@@ -65,7 +65,7 @@ def test_a_strategy_that_contradicts_the_flags_is_refused() -> None:
         parse_settings("FLAGS_allocator_strategy=naive_best_fit", "auto_growth")
 
 
-def test_flags_without_effect_are_named() -> None:
+def test_flags_that_have_no_effect_are_named() -> None:
     notes = parse_settings("gpu_allocator_retry_time=0,initial_gpu_memory_in_mb=5").notes
 
     assert notes == (

@@ -110,7 +110,7 @@ def test_the_smallest_sufficient_oversize_block_goes() -> None:
     assert reserved_mib(subject) == 300 + 100
 
 
-def test_what_was_released_in_vain_stays_released() -> None:
+def test_segments_released_unnecessarily_stay_released() -> None:
     """100 oversize MiB do not suffice for 500; then all goes, and it is a retry."""
     subject = allocator("max_split_size_mb:64", capacity=520 * MIB)
     for block in [subject.malloc(size * MIB) for size in (100, 50)]:

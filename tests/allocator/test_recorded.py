@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memcalc.allocator.blocks import Block
-from memcalc.allocator.free_ranges import Holes
+from memcalc.allocator.free_ranges import FreeRanges
 from memcalc.allocator.views import SegmentView
 from memcalc.errors import OutOfMemory
 from tests.allocator.running import END, allocator
@@ -34,7 +34,7 @@ def as_recorded(view: SegmentView, first: int) -> list[object]:
 @pytest.mark.parametrize(("version", "case", "result"), RUNS)
 def test_everything_that_was_reported(version: str, case: dict[str, Any], result: dict[str, Any]) -> None:
     # The driver below those wheels gave addresses first-fit.
-    subject = allocator(case["alloc_conf"], version, RECORDED["device_total"], case["fraction"], Holes(2**46, END))
+    subject = allocator(case["alloc_conf"], version, RECORDED["device_total"], case["fraction"], FreeRanges(2**46, END))
     alive: dict[int, Block] = {}
     first = 0
     messages: list[list[object]] = []

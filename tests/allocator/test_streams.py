@@ -70,7 +70,7 @@ def test_emptying_the_cache_waits_for_all_streams() -> None:
     assert subject.counters.num_sync_all_streams == 1
 
 
-def test_a_completion_that_is_told() -> None:
+def test_a_completion_that_is_reported() -> None:
     """As recorded streams of events have it: freed now, done later, whatever is allocated in between."""
     subject = allocator()
     block = subject.malloc(30 * MIB)

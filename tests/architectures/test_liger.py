@@ -33,7 +33,7 @@ def test_other_modules_than_transformers_have_no_such_kernels() -> None:
     assert "implementation: huggingface" in (caught.value.remedy or "")
 
 
-def test_families_without_them_are_told() -> None:
+def test_families_without_liger_kernels_are_named() -> None:
     found = memcalc.estimate("gpt2", "implementation=huggingface", "kernels=liger")
 
     assert "Liger's kernels in modules of gpt2: PyTorch's are counted" in found.not_modelled

@@ -32,7 +32,7 @@ def test_all_logits_exist_four_times_without_a_special_loss() -> None:
     assert sum(logits(ledger("materialized"), "backward_1").values()) == (2 + 4 + 4 + 4) * T * V
 
 
-def test_a_loop_that_keeps_the_loss_alone_lets_logits_go_before_backward() -> None:
+def test_a_loop_that_keeps_only_the_loss_frees_logits_before_backward() -> None:
     """Log-probabilities 4, their gradient 4 and that of the logits in fp32 4; in the loss nothing changes."""
     named, dropped = ledger("materialized"), ledger("materialized", "logits_until=loss")
 
@@ -42,7 +42,7 @@ def test_a_loop_that_keeps_the_loss_alone_lets_logits_go_before_backward() -> No
 
 
 @pytest.mark.parametrize("implementation", ["megatron", "torchtitan"])
-def test_loops_that_let_logits_go_are_not_told_otherwise(implementation: str) -> None:
+def test_loops_that_free_logits_get_no_note(implementation: str) -> None:
     run = ("llama-3-8b", f"implementation={implementation}", "data_parallel=8")
     silent, told = memcalc.estimate(*run), memcalc.estimate(*run, "logits_until=backward")
 

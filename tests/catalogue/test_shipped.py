@@ -130,7 +130,7 @@ def test_mistral_without_a_window_is_not_given_the_default_of_its_class() -> Non
         ("microsoft/Phi-3-mini-4k-instruct", False, 3_821_079_552),
     ],
 )
-def test_models_whose_source_does_not_say_whether_they_are_tied(hub_id: str, tied: bool, published: int) -> None:
+def test_models_with_a_source_that_omits_tying(hub_id: str, tied: bool, published: int) -> None:
     """LitGPT's table has no such field; the published totals decide."""
     entry = find_shipped(hub_id)
 

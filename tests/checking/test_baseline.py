@@ -92,7 +92,7 @@ def test_a_broken_one_has_no_change(baseline: Path) -> None:
     assert report.exit_code == 2
 
 
-def test_judged_by_a_card_then_and_by_a_budget_now(baseline: Path) -> None:
+def test_judged_by_a_gpu_then_and_by_a_budget_now(baseline: Path) -> None:
     """Compared in the number that both have: without a GPU there is no device memory."""
     (outcome,) = check("a.yaml", budget="1GiB", baseline=baseline).outcomes
     stored = json.loads(baseline.read_text())["configs"][0]

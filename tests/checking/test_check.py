@@ -61,7 +61,7 @@ def test_all_are_sized_even_if_one_is_broken(folder: Path) -> None:
     assert summary(report) == "3 configs checked: 1 fit, 1 too large, 1 broken; 1 other file skipped"
 
 
-def test_no_card_and_no_budget(folder: Path) -> None:
+def test_no_gpu_and_no_budget(folder: Path) -> None:
     (folder / "a.yaml").write_text(SMALL)
     (folder / "b.yaml").write_text(f"{SMALL}hardware: {{gpu: t4}}\n")
     first, second = check("configs").outcomes
@@ -230,12 +230,12 @@ def test_a_report_that_cannot_be_written_costs_no_result(folder: Path, capsys: p
     assert shown.err.startswith("error: no/such/folder.xml could not be written: No such file or directory.")
 
 
-def test_an_unknown_card_is_wrong_input(folder: Path) -> None:
+def test_an_unknown_gpu_is_wrong_input(folder: Path) -> None:
     with pytest.raises(InputError, match="not a known GPU"):
         check("configs", gpu="h9000")
 
 
-def test_the_smaller_of_card_and_budget_counts(folder: Path) -> None:
+def test_the_smaller_of_gpu_and_budget_counts(folder: Path) -> None:
     (folder / "a.yaml").write_text(SMALL)
     (outcome,) = check("configs", gpu="h100-80gb", budget=1024).outcomes
 
@@ -308,7 +308,7 @@ def test_how_another_frameworks_file_was_read_is_said_in_every_format(
         assert words in " ".join(capsys.readouterr().out.replace("\\_", "_").split()), form
 
 
-def test_settings_that_match_nothing_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_match_nothing_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A typo would give another limit; where files are named, as hooks do, it is no matter."""
     (folder / "run.yaml").write_text(SMALL)
     text = 'paths = ["configs"]\ngpu = "t4"\n[[rules]]\npaths = ["config/**"]\nbudget = "1GiB"\n'
@@ -320,7 +320,7 @@ def test_settings_that_match_nothing_are_told(folder: Path, capsys: pytest.Captu
     assert "matches no configuration" not in capsys.readouterr().out
 
 
-def test_a_baseline_of_other_configurations_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_of_other_configurations_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "run.yaml").write_text(SMALL)
     main(["check", "configs", "--gpu", "t4", "--format", "json"])
     (folder.parent / "main.json").write_text(capsys.readouterr().out)

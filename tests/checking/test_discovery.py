@@ -57,7 +57,7 @@ def test_others(name: str, tmp_path: Path) -> None:
     assert not is_config(str(tmp_path / name))
 
 
-def test_folders_are_searched_in_order_and_the_rest_is_counted(tmp_path: Path) -> None:
+def test_directories_are_searched_in_order_and_the_rest_is_counted(tmp_path: Path) -> None:
     for folder in ("b", "a", ".git"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "run.yaml").write_text(CONFIGS["block.yaml"])
@@ -100,7 +100,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert named.message == "it is a pipe or a device, not a file. Pass it on standard input, as `-`."
 
 
-def test_what_must_not_be_read_is_told_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_reported_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that cannot be listed, and a file that cannot be opened, may hold what does not fit."""
     closed = tmp_path / "closed"
     closed.mkdir()
@@ -128,7 +128,7 @@ def test_what_must_not_be_read_is_told_not_skipped(tmp_path: Path, monkeypatch: 
     )
 
 
-def test_folders_behind_links_are_told(tmp_path: Path) -> None:
+def test_directories_behind_links_are_reported(tmp_path: Path) -> None:
     """They may lead to data sets, or back: they are not entered, and nobody is to think that they were."""
     (tmp_path / "in").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -146,7 +146,7 @@ def test_folders_behind_links_are_told(tmp_path: Path) -> None:
         ("lit.yaml", "checkpoint_dir: checkpoints/gpt2\ntrain: {micro_batch_size: 1}\n"),
     ],
 )
-def test_what_is_read_where_it_is_named_is_found_in_a_folder(name: str, text: str, tmp_path: Path) -> None:
+def test_what_is_read_where_it_is_named_is_found_in_a_directory(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
 
     assert find_configs([tmp_path]).files == [str(tmp_path / name)]

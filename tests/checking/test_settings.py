@@ -74,7 +74,7 @@ def test_the_margin_is_kept_free(repository: Path) -> None:
     assert (outcome.margin_bytes, outcome.limit_bytes) == (50_000_000, 950_000_000)
 
 
-def test_the_command_line_goes_over_the_settings(repository: Path) -> None:
+def test_the_command_line_overrides_the_settings(repository: Path) -> None:
     (repository / "memcalc.toml").write_text(SETTINGS)
     (outcome,) = check("configs/large/last.yaml", gpu="h200", budget="2GiB", overrides=["b=5"]).outcomes
 
@@ -84,7 +84,7 @@ def test_the_command_line_goes_over_the_settings(repository: Path) -> None:
     assert outcome.sizes.allocated == check("configs/small.yaml", overrides=["b=5"]).outcomes[0].sizes.allocated  # type: ignore[union-attr]
 
 
-def test_a_card_that_is_set_as_a_field(repository: Path) -> None:
+def test_a_gpu_that_is_set_as_a_field(repository: Path) -> None:
     """It is the GPU to judge by, level by level: a rule's over that of the rest, and the command line's over both."""
     settings = SETTINGS.replace('gpu = "t4"\nset = ["b=2"]', 'set = ["gpu=t4", "b=2"]')
     (repository / "memcalc.toml").write_text(settings)
@@ -117,7 +117,7 @@ def test_a_project_that_does_not_use_it(repository: Path) -> None:
     assert check("configs/small.yaml", budget="1GiB").exit_code == 0
 
 
-def test_from_a_folder_below(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_directory_below(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings are found above; their paths stay theirs, and are shown as seen from here."""
     (repository / "memcalc.toml").write_text(SETTINGS)
     monkeypatch.chdir(repository / "configs" / "large")
@@ -191,7 +191,7 @@ def test_wrong_settings_of_a_project(repository: Path) -> None:
         check("configs")
 
 
-def test_named_settings_that_are_not_there(repository: Path) -> None:
+def test_named_settings_that_are_missing(repository: Path) -> None:
     with pytest.raises(InputError, match=r"absent.toml: cannot be read: No such file or directory"):
         check("configs", settings="absent.toml")
     (repository / "pyproject.toml").write_text("[project]\n")

@@ -20,14 +20,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return code, captured.err
 
 
-def test_a_card_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     code, message = refused(capsys, "--", "python", "train.py")
 
     assert code == 2
     assert "--gpu" in message
 
 
-def test_an_unknown_card_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_gpu_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
     code, message = refused(capsys, "--gpu", "h1000", "--", sys.executable, "train.py")
 
     assert code == 2

@@ -23,7 +23,7 @@ def document(run: Callable[..., Run], *arguments: str) -> tuple[int, dict[str, A
     return code, json.loads(out)
 
 
-def test_layouts_over_given_cards(run: Callable[..., Run]) -> None:
+def test_layouts_over_given_gpus(run: Callable[..., Run]) -> None:
     code, found = document(run, *SMALL, "--gpus", "4", "--top", "2")
     layouts = found["layouts"]
 
@@ -120,7 +120,7 @@ def test_wrong_questions(run: Callable[..., Run], arguments: tuple[str, ...], me
     assert run("fit", *arguments) == Run(2, "", message)
 
 
-def test_cards_that_the_run_cannot_be_spread_over(run: Callable[..., Run]) -> None:
+def test_gpus_that_the_run_cannot_be_spread_over(run: Callable[..., Run]) -> None:
     code, found = document(run, *SMALL, "--set", "tensor_parallel=3", "--gpus", "4")
 
     assert code == 0
@@ -163,7 +163,7 @@ def test_a_larger_model_by_its_fields(run: Callable[..., Run]) -> None:
     assert "as options: " + " ".join(word.partition(".")[2] for word in largest["set"]) in printed
 
 
-def test_most_cards_of_a_search(run: Callable[..., Run]) -> None:
+def test_most_gpus_of_a_search(run: Callable[..., Run]) -> None:
     code, out, _ = run("fit", "llama-3-8b", "--gpu", "t4", "--minimize", "gpus", "--gpus", "4")
 
     assert code == 1

@@ -211,7 +211,7 @@ def test_annotations_cannot_be_forged(tmp_path: Path, capsys: pytest.CaptureFixt
 
 WRAPPED = """
 import os, signal, sys
-import memcalc.report.listings as m
+import memcalc.report.screens.listings as m
 
 class Name:
     def __set_name__(self, owner, name):

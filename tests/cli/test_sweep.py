@@ -244,7 +244,7 @@ def test_plans_of_recomputation_are_varied(run: Callable[..., Run]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["estimate", "fit", "check", "sweep", "recompute"])
-def test_a_card_that_is_named_twice(run: Callable[..., Run], tmp_path: Path, verb: str) -> None:
+def test_a_gpu_that_is_named_twice(run: Callable[..., Run], tmp_path: Path, verb: str) -> None:
     """By --gpu and as a field that is set: each verb says so in the same words."""
     config = tmp_path / "run.yaml"
     config.write_text("preset: gpt2\n")
@@ -254,7 +254,7 @@ def test_a_card_that_is_named_twice(run: Callable[..., Run], tmp_path: Path, ver
     assert (code, "--gpu: gpu is set twice. Keep one of the two." in " ".join(err.split())) == (2, True)
 
 
-def test_a_card_that_is_set_is_named_above_the_map(run: Callable[..., Run]) -> None:
+def test_a_gpu_that_is_set_is_named_above_the_map(run: Callable[..., Run]) -> None:
     assert "on Tesla T4" in run("sweep", "gpt2", "--set", "gpu=t4", "--vary", "b=1,2").out
 
 

@@ -13,7 +13,7 @@ from memcalc.api import load
 from memcalc.cli.trace_output import results_to_compare
 from memcalc.documents.schema import result_schema
 from memcalc.events import read_events, timeline
-from memcalc.report.comparison import source_label
+from memcalc.report.tables.comparison import source_label
 
 pytest.importorskip("torch")
 

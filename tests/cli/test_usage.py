@@ -79,7 +79,7 @@ def test_interruption_is_130(run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memcalc.report.listings.gpu_rows", interrupted)
+    monkeypatch.setattr("memcalc.report.screens.listings.gpu_rows", interrupted)
 
     assert run("gpus").code == 130
 
@@ -110,7 +110,9 @@ def test_a_full_disk(command: str) -> None:
 
 
 def test_a_bug_does_not_read_as_a_no(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import memcalc.report.listings as m; m.gpu_rows = lambda: 1 / 0\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import memcalc.report.screens.listings as m; m.gpu_rows = lambda: 1 / 0\n"
+    )
     process = shell("memcalc gpus", PYTHONPATH=f"{tmp_path}:{ROOT}")
 
     assert process.returncode == 70
@@ -123,7 +125,7 @@ def test_an_error_of_ours_is_shown_as_it_is(run, monkeypatch: pytest.MonkeyPatch
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("memcalc.report.listings.gpu_rows", broken)
+    monkeypatch.setattr("memcalc.report.screens.listings.gpu_rows", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run("gpus")
 

@@ -108,7 +108,7 @@ def test_changes_that_the_run_contradicts_are_not_offered() -> None:
     assert "flash attention" not in many
 
 
-def test_without_figures_the_card_is_the_budget() -> None:
+def test_without_figures_the_gpu_is_the_budget() -> None:
     spec = load("gpt2-large", ["b=8"], gpu="v100-16gb")
     found = diagnose("a.log", io.BytesIO(b"RuntimeError: CUDA error: out of memory\n"), written_out(spec)).explained
 

@@ -1,7 +1,7 @@
 """No text of the repository has the phrases that the language guide calls never right.
 
 Read are pages and workflows; of the package the strings, docstrings, comments, C sources and data files; of the tests,
-tools and benchmarks the docstrings and comments.
+tools and benchmarks the docstrings and comments; and the names of the tests.
 """
 
 import ast
@@ -134,3 +134,14 @@ def test_strings_docstrings_and_comments_are_read() -> None:
     source = '''"""Made anew."""\nNOTE = f"{1} lets go"\nX = 1  # in vain\n'''
 
     assert [phrase for text in texts(source) for phrase in found(text)] == ["anew", "lets go", "in vain"]
+
+
+def test_names_of_tests() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and found(node.name.replace("_", " "))
+    ]
+
+    assert wrong == []

@@ -78,7 +78,7 @@ each = pytest.mark.parametrize("index", DONE, ids=lambda index: str(recordings()
 each_plain = pytest.mark.parametrize("index", PLAIN, ids=lambda index: str(recordings()[index]))
 
 
-def test_there_are_recordings_of_two_cards_and_both_implementations() -> None:
+def test_there_are_recordings_of_two_gpus_and_both_implementations() -> None:
     done = [recordings()[index] for index in DONE]
 
     assert len(done) >= 75

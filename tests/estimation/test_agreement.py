@@ -24,7 +24,7 @@ def test_the_record_covers_the_presets(found: list[Agreement]) -> None:
 
 
 @pytest.mark.parametrize("name", ["activations", "peak"])
-def test_within_one_percent_and_a_fifth_in_the_median(found: list[Agreement], name: str) -> None:
+def test_within_one_percent_and_a_median_of_a_fifth(found: list[Agreement], name: str) -> None:
     errors = {(run.preset, run.implementation): abs(error(getattr(run, name))) for run in found}
     if name == "activations":  # of a model of 1 B with filled windows the mask is a part that the two name otherwise
         assert errors.pop(("gemma-3-1b", "huggingface")) < 0.015

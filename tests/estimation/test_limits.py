@@ -91,7 +91,7 @@ def test_a_forward_pass_of_more_sequences_than_a_step_holds_memory(words: tuple[
 
 
 @pytest.mark.parametrize(("gpu", "name"), [("t4", "Tesla T4"), ("v100-16gb", "Tesla V100 16GB")])
-def test_what_the_card_lacks_is_said(gpu: str, name: str) -> None:
+def test_what_the_gpu_lacks_is_said(gpu: str, name: str) -> None:
     """Turing and Volta have no bf16 matrix units, and FlashAttention-2 needs Ampere; fp16 and eager attention do."""
     said = memcalc.estimate("gpt2", gpu=gpu).notes
     for lack in ("bf16 matrix units", "flash attention"):

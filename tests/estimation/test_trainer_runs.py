@@ -29,7 +29,7 @@ def test_the_peak_is_the_estimates(run: Compared) -> None:
         for run in compared()
     ],
 )
-def test_what_is_reserved_is_the_rehearsals(run: Compared) -> None:
+def test_reserved_memory_is_the_replays(run: Compared) -> None:
     reserved = run.error("reserved", 2)
     assert reserved is not None
     assert abs(reserved) < RESTS[1]

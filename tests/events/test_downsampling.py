@@ -25,7 +25,7 @@ STREAM = [
 ]
 
 
-def test_each_stretch_keeps_its_highest_moment() -> None:
+def test_each_interval_keeps_its_peak() -> None:
     """Three stretches of three events: 100, 100, 150 - 158, 150, 150 - 100, 148, 148."""
     found = downsample(timeline(STREAM), 3)
 

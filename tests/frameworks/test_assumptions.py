@@ -84,7 +84,7 @@ def test_a_version_that_yaml_reads_as_a_number_is_refused(tmp_path: Path) -> Non
 
 
 def test_small_shares_stay_out_of_the_headline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from memcalc.report.verdict import assumed
+    from memcalc.report.screens.verdict import assumed
 
     result = memcalc.estimate(spec_of(tmp_path, FILE))
     sentence = assumed(result, "GiB")
@@ -124,7 +124,7 @@ def test_a_run_that_may_be_a_smaller_one_is_not_said_not_to_fit(gpu: str, answer
 
 def test_a_configuration_of_our_own_is_no_program_s_run() -> None:
     """Its fields say what runs; a name alone brings no defaults, so the headline does not claim them."""
-    from memcalc.report.verdict import subject
+    from memcalc.report.screens.verdict import subject
 
     named = memcalc.estimate({"preset": "llama-3.2-1b", "training": {"framework": "sft"}})
     assert "as plain modules" in subject(named)

@@ -59,7 +59,7 @@ def test_axolotl_renamed_its_splits_of_the_sequence(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("value", "told"), [("true", False), ("offload", True), ("offload_disk", True)])
-def test_checkpoints_of_axolotl_that_leave_the_device_are_told(value: str, told: bool, tmp_path: Path) -> None:
+def test_checkpoints_of_axolotl_that_leave_the_device_are_reported(value: str, told: bool, tmp_path: Path) -> None:
     text = f"base_model: x/llama-3-8b\nmicro_batch_size: 1\ngradient_checkpointing: {value}\n"
     found = imported(tmp_path, "a.yml", text)
 
@@ -243,7 +243,7 @@ def test_litgpt_over_several_gpus(tmp_path: Path) -> None:
     assert trained["parallelism"]["data_parallel_replicate"] == 2
 
 
-def test_what_deepspeed_keeps_in_16_bits_is_told(tmp_path: Path) -> None:
+def test_deepspeeds_16_bit_copies_are_reported(tmp_path: Path) -> None:
     text = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": true, '
     text += '"bf16_master_weights_and_grads": true}, "data_types": {"grad_accum_dtype": "fp32"}}'
     found = imported(tmp_path, "ds.json", text)
@@ -344,7 +344,7 @@ def test_torchtitan_by_its_parallelism(
         assert getattr(getattr(spec, block), name) == value, field
 
 
-def test_checkpointing_by_operator_is_not_told_to_save_little(tmp_path: Path) -> None:
+def test_checkpointing_by_operator_has_no_note_on_small_savings(tmp_path: Path) -> None:
     notes = memcalc.estimate(spec_of(tmp_path, "run.toml", LLAMA_TITAN, "data_parallel=8")).notes
 
     assert not any("saves little" in note for note in notes)
@@ -444,7 +444,7 @@ def test_deepspeeds_batch_is_one_step_where_nothing_else_is_said(tmp_path: Path)
     assert any("no optimizer in the DeepSpeed config; assuming adamw" in note for note in alone.origin.notes)
 
 
-def test_optimizers_of_deepspeed_that_compress_are_told(tmp_path: Path) -> None:
+def test_optimizers_of_deepspeed_that_compress_are_reported(tmp_path: Path) -> None:
     text = '{"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "OneBitLamb"}}'
     spec = spec_of(tmp_path, "run.json", text, "preset=gpt2", "data_parallel=8", "s=128")
 
@@ -452,7 +452,7 @@ def test_optimizers_of_deepspeed_that_compress_are_told(tmp_path: Path) -> None:
     assert any("the compression errors" in note for note in spec.origin.notes)
 
 
-def test_what_accelerates_script_says_is_told(tmp_path: Path) -> None:
+def test_settings_in_accelerates_script_are_reported(tmp_path: Path) -> None:
     text = "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 2\n"
     given = ("preset=gpt2", "b=1", "s=128")
     notes = " ".join(spec_of(tmp_path, "run.yaml", text, *given).origin.notes)

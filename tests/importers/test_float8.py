@@ -36,7 +36,7 @@ filter_fqns = ["output", "attention.wk", "auto_filter_small_kn"]
 """
 
 
-def test_torchtitan_converts_what_it_is_told_to(tmp_path: Path) -> None:
+def test_torchtitan_converts_the_configured_modules(tmp_path: Path) -> None:
     text = TORCHTITAN.replace("[model]", '[model]\nconverters = ["quantize.linear.float8"]') + FLOAT8
     found, notes = read(tmp_path, "run.toml", text.format(recipe="tensorwise"), "data_parallel=8")
 
@@ -52,7 +52,7 @@ def test_a_section_without_its_converter_does_nothing(tmp_path: Path) -> None:
     assert found == fields("none")
 
 
-def test_other_converters_are_told(tmp_path: Path) -> None:
+def test_other_converters_are_reported(tmp_path: Path) -> None:
     text = TORCHTITAN.replace("[model]", '[model]\nconverters = ["quantize.linear.mx", "float8"]')
     found, notes = read(tmp_path, "run.toml", text, "data_parallel=8")
 
@@ -90,7 +90,7 @@ def test_axolotl(tmp_path: Path) -> None:
     assert found == fields("tensorwise", gathers=True)
 
 
-def test_beside_adapters_it_is_told(tmp_path: Path) -> None:
+def test_with_adapters_it_is_reported(tmp_path: Path) -> None:
     found = imported(tmp_path, "run.yaml", AXOLOTL + "\nadapter: lora\nlora_r: 8\nfp8: true\n", "data_parallel=8")
 
     assert any("FP8 matmuls with adapters" in note for note in found.notes)

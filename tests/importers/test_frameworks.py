@@ -259,7 +259,7 @@ def test_targets_of_adapters(targets: str, expected: object, tmp_path: Path) -> 
     assert lora.target_modules == expected
 
 
-def test_adapters_beside_layers_without_a_name_of_ours_are_told(tmp_path: Path) -> None:
+def test_adapters_on_unknown_layers_are_reported(tmp_path: Path) -> None:
     text = QLORA.replace("lora_target_linear: true", "lora_target_modules: [q_proj, in_proj]")
     imported = import_file(written(tmp_path, "run.yaml", text))
 

@@ -58,7 +58,7 @@ def test_estimate_and_check_read_them(tmp_path: Path) -> None:
         ("h.yaml", "checkpoint_dir: x\ntrain:\n  micro_batch_size: 1\n", True),
     ],
 )
-def test_which_files_of_a_folder_are_sized(name: str, text: str, expected: bool, tmp_path: Path) -> None:
+def test_which_files_of_a_directory_are_sized(name: str, text: str, expected: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
 
     assert is_config(str(tmp_path / name)) is expected

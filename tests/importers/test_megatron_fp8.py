@@ -31,7 +31,7 @@ def test_format_and_recipe(words: str, expected: str, tmp_path: Path) -> None:
     assert read(tmp_path, ARGUMENTS + words).training.fp8 == expected
 
 
-def test_a_recipe_that_is_not_modelled_is_told(tmp_path: Path) -> None:
+def test_a_recipe_that_is_not_modelled_is_reported(tmp_path: Path) -> None:
     spec = read(tmp_path, ARGUMENTS + " --fp8-recipe custom")
 
     assert spec.training.fp8 == "none"

@@ -165,7 +165,7 @@ def test_several_commands_that_train_must_agree(tmp_path: Path) -> None:
     assert load(script(tmp_path, text), ["b=2"]).training.micro_batch_size == 2
 
 
-def test_options_of_a_name_that_is_never_set_are_told(tmp_path: Path) -> None:
+def test_options_with_an_unset_variable_are_reported(tmp_path: Path) -> None:
     found = imported(tmp_path, f'python pretrain_gpt.py {SMALL} --swiglu $EXTRA_ARGS "$@"')
 
     assert found.unknown == ("$EXTRA_ARGS", "$@")

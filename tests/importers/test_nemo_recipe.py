@@ -81,7 +81,7 @@ def test_silence_is_what_nemo_does(tmp_path: Path) -> None:
     assert (spec.training.dtype, spec.training.gradient_dtype, spec.training.dropout) == ("bf16", None, 0.0)
 
 
-def test_what_is_not_modelled_is_told(tmp_path: Path) -> None:
+def test_unmodelled_features_are_reported(tmp_path: Path) -> None:
     """Adapters, other strategies, several instances of the optimizer, and plugins that come as a list."""
     trainer = {
         "_target_": "nemo.lightning.pytorch.trainer.Trainer",

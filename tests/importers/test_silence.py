@@ -175,7 +175,7 @@ def test_paged_optimizers_of_litgpt(path: str, optimizer: str, paged: bool, tmp_
     assert (training.optimizer, training.optimizer_options.paged) == (optimizer, paged)
 
 
-def test_two_words_for_one_thing_are_told(tmp_path: Path) -> None:
+def test_two_names_of_one_field_are_reported(tmp_path: Path) -> None:
     config = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
     text = f"{LLAMA}fp16: true\nfsdp: full_shard\ndeepspeed: {json.dumps(config)}\n"
     spec = spec_of(tmp_path, text, "data_parallel=2")

@@ -97,7 +97,7 @@ def test_a_record_tells_who_held_the_peak_and_how_long_it_took(found: Measuremen
     assert seconds["all"] >= seconds["build"] + seconds["steps"] - 0.01
 
 
-def test_components_are_told_apart(found: Measurement) -> None:
+def test_components_are_distinguished(found: Measurement) -> None:
     """In a loss: 2 bytes of weights, 4 of masters, and the states 8 bytes and two counters of 4 for each tensor."""
     parts = {kind.value: size for kind, size in found.result.ledger.components("loss_2").items()}
 
@@ -186,7 +186,7 @@ def test_a_driver_that_is_too_old_is_named_with_both_versions(run: Any, monkeypa
         run(spec(), device="cuda")
 
 
-def test_a_gpu_that_is_not_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
 

@@ -67,7 +67,7 @@ def test_no_file_no_records(tmp_path: Path) -> None:
         ('{"record": 99}', r"records\.jsonl:2: a record of version 99\. Upgrade memcalc\."),
     ],
 )
-def test_what_is_no_record_is_told_with_its_line(line: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_record_is_reported_with_its_line(line: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     RECORDS.append((record(1),), path)
     with path.open("a") as file:
@@ -137,7 +137,7 @@ def test_a_lock_that_is_kept_is_not_waited_for_without_end(tmp_path: Path, monke
     assert [found["number"] for found in RECORDS.read(path)] == [1, 3]
 
 
-def test_a_link_to_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+def test_a_link_to_a_missing_directory(tmp_path: Path) -> None:
     link = tmp_path / "records.jsonl"
     link.symlink_to(tmp_path / "new" / "records.jsonl")
     RECORDS.check(link)

@@ -89,7 +89,7 @@ def test_a_cache_that_cannot_be_made_is_named(torch_build: TorchBuild, tmp_path:
         device_folder(torch_build, tmp_path / "file" / "cache")
 
 
-def test_a_user_without_a_home_is_told_to_name_a_folder(
+def test_a_user_without_a_home_is_asked_for_a_directory(
     torch_build: TorchBuild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pathlib says it where HOME is not set and the user's number is in no list of users."""

@@ -17,7 +17,7 @@ GIB = 2**30
 ROOT = Path(__file__).parents[2]
 
 
-def test_functions_and_commands_find_the_card(dry_run_here: Path, null_python: str) -> None:
+def test_functions_and_commands_find_the_gpu(dry_run_here: Path, null_python: str) -> None:
     before = dict(os.environ)
     with memcalc.null_device("h100-80gb", python=null_python) as device:
         assert device.call(hold, 3) == f"{3 * GIB} on NVIDIA H100 80GB HBM3"
@@ -44,7 +44,7 @@ def test_what_goes_wrong_in_the_child_is_raised(dry_run_here: Path, null_python:
     assert device.result.fits is False
 
 
-def test_an_unknown_card_is_refused_at_once() -> None:
+def test_an_unknown_gpu_is_refused_at_once() -> None:
     with pytest.raises(InputError, match="h1000"):
         memcalc.null_device("h1000")
 

@@ -13,7 +13,7 @@ H100 = find_gpu("h100-80gb")
 GIB = 2**30
 
 
-def test_the_card_is_full_where_it_should_be(on_device: Any) -> None:
+def test_the_gpu_is_full_where_it_should_be(on_device: Any) -> None:
     """Usable 79.10 GiB, 748 MiB of them in use from the start: 78 GiB can be had, 79 cannot."""
     result = on_device("result = [malloc(78 << 30)[0], malloc(1 << 30)[0]]")
 
@@ -124,7 +124,7 @@ def test_delayed_events_are_complete_when_the_host_has_waited(on_device: Any) ->
     assert on_device(EVENT.format(wait="cudaStreamSynchronize(None)"), delayed=True) == [600, 600]
 
 
-def test_cards_that_are_hidden_are_not_there(on_device: Any) -> None:
+def test_gpus_that_are_hidden_are_not_there(on_device: Any) -> None:
     code = "n = c_int(); rt.cudaGetDeviceCount(byref(n)); m = c_int(); nvml.nvmlDeviceGetCount_v2(byref(m)); result = [n.value, m.value]"
 
     assert on_device(code, gpus=8, CUDA_VISIBLE_DEVICES="0,1,2,3") == [4, 8]
@@ -132,7 +132,7 @@ def test_cards_that_are_hidden_are_not_there(on_device: Any) -> None:
     assert on_device(code, gpus=8, CUDA_VISIBLE_DEVICES="1,-1,2") == [1, 8]
 
 
-def test_nvidia_smi_knows_the_cards(device: Path) -> None:
+def test_nvidia_smi_knows_the_gpus(device: Path) -> None:
     """748 MiB of an A100 are a context's; what is not known is said not to be."""
 
     def asked(*words: str) -> tuple[int, str]:

@@ -15,7 +15,7 @@ PROMISED = """a100-40gb a100-80gb h100-pcie h100-80gb h100-nvl h200 b200 l4 a10g
 
 
 @pytest.mark.parametrize("name", PROMISED)
-def test_promised_cards_have_a_null_device(name: str) -> None:
+def test_promised_gpus_have_a_null_device(name: str) -> None:
     figures = properties(find_null_gpu(name), 2)
 
     assert "=None" not in figures
@@ -31,12 +31,12 @@ def test_figures_are_bytes() -> None:
     assert figures.endswith(" name=NVIDIA A100-SXM4-80GB")
 
 
-def test_another_makers_card_has_none() -> None:
+def test_another_makers_gpu_has_none() -> None:
     with pytest.raises(InputError, match="AMD Instinct MI300X is not an NVIDIA GPU"):
         find_null_gpu("mi300x")
 
 
-def test_a_card_that_is_not_known_for_certain_has_none() -> None:
+def test_a_gpu_that_is_not_known_for_certain_has_none() -> None:
     with pytest.raises(InputError, match="How many multiprocessors"):
         find_null_gpu("gb200")
 

@@ -53,7 +53,7 @@ def test_a_shell_script_runs_what_is_on_the_path(script: Path) -> None:
     assert interpreters(("launch",))[-1] == sys.executable
 
 
-def test_a_command_that_is_not_there_is_wrong_input() -> None:
+def test_a_missing_command_is_invalid_input() -> None:
     with pytest.raises(InputError, match="'no-such-command' is not an executable command"):
         interpreters(("no-such-command",))
 

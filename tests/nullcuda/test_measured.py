@@ -46,7 +46,7 @@ def test_three_numbers_in_every_phase_and_each_allocation(null_python: str, tmp_
 
 
 @pytest.mark.long
-def test_workspaces_are_told_from_tensors_of_their_size(null_python: str) -> None:
+def test_workspaces_are_distinguished_from_tensors_of_their_size(null_python: str) -> None:
     """Hopper's, 32 MiB, beside products of 2·2048·8192 bytes: every component is the trace's."""
     sizes = ("l=2", "V=4096", "b=1", "s=2048", "recipe=pure")
     found = memcalc.measure("llama-3.2-1b", *sizes, device="null:h100-80gb", python=null_python, steps=2)
@@ -89,7 +89,7 @@ def test_a_run_that_dies_says_what_would_have_lived(null_python: str, tmp_path: 
 
 
 @pytest.mark.long
-def test_a_model_that_is_larger_than_the_card_is_not_started(null_python: str) -> None:
+def test_a_model_that_is_larger_than_the_gpu_is_not_started(null_python: str) -> None:
     with pytest.raises(memcalc.MemcalcError, match=r"alone need .* before the first step.*--force") as caught:
         memcalc.measure("llama-3-8b", "s=8", device="null:t4", python=null_python)
     assert caught.value.exit_code == 3

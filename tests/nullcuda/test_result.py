@@ -24,8 +24,8 @@ from memcalc.nullcuda.result import (
     Usage,
     process_from_report,
 )
-from memcalc.report.dry_run import draw_dry_run
 from memcalc.report.screen import Screen
+from memcalc.report.screens.dry_run import draw_dry_run
 from memcalc.spec.hardware.gpus import find_gpu
 
 GIB = 2**30
@@ -51,7 +51,7 @@ TWO_RANKS = DryRun(
 )
 
 
-def test_the_fullest_card_decides() -> None:
+def test_the_fullest_gpu_decides() -> None:
     assert TWO_RANKS.peak == usage(12, 1, 1, 30)
     assert (TWO_RANKS.allocated_bytes, TWO_RANKS.reserved_bytes, TWO_RANKS.device_bytes) == (
         30 * GIB,
@@ -62,7 +62,7 @@ def test_the_fullest_card_decides() -> None:
     assert TWO_RANKS.headroom_bytes == CARD.usable_bytes - 33 * GIB
 
 
-def test_cards_with_room_are_named_smallest_first() -> None:
+def test_gpus_with_room_are_named_smallest_first() -> None:
     """33 GiB: more than an RTX 5090 (31.36) and a V100 (31.73) let a process use."""
     names = [card.name for card in TWO_RANKS.would_fit]
 
@@ -326,7 +326,7 @@ def test_the_screen_answers_first() -> None:
     assert screen_of(TWO_RANKS).startswith(SCREEN)
 
 
-def test_the_lines_that_hold_most_are_shown_for_the_fullest_card() -> None:
+def test_the_lines_that_hold_most_are_shown_for_the_fullest_gpu() -> None:
     first, second = TWO_RANKS.processes
     mine = Allocation(12, 1, "train.py:7 forward", 9 * GIB, 3)
     theirs = Allocation(11, 0, "train.py:8 forward", 10 * GIB, 3)

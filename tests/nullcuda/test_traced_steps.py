@@ -153,7 +153,7 @@ def test_the_replay_holds_what_the_real_allocator_held(null_python: str) -> None
 
 
 @pytest.mark.long
-def test_a_run_that_dies_is_told_with_pytorchs_own_words(null_python: str) -> None:
+def test_an_out_of_memory_run_is_reported_with_pytorchs_message(null_python: str) -> None:
     """The ledger is that of a GPU which has the memory; the message is that of the one which has not."""
     overrides = ("b=8", "s=1024", "l=8", "training.attention=eager")
     trace = memcalc.trace("gpt2-xl", *overrides, gpu="t4", steps=1, device="null", python=null_python)

@@ -106,7 +106,7 @@ def test_a_difference_shows_both_runs() -> None:
     assert json.loads(copies["document"])["totals"]["allocated"]["difference"] > 0
 
 
-def test_a_run_whose_requests_are_not_known_is_shown_by_phase() -> None:
+def test_a_run_without_known_requests_is_shown_by_phase() -> None:
     run = {"model": "gpt2", "gpu": "t4", "fields": {"parallelism.pipeline_parallel": "2"}}
     _, timeline, _, copies = answer(kind="estimate", run=run)
     section = timeline["section"]

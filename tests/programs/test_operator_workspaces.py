@@ -62,12 +62,12 @@ def test_a_column_sum_is_split_over_blocks_that_meet_in_a_staging_buffer(
         (4096, 4096 * 128),  # enough columns to fill the GPU
     ],
 )
-def test_a_column_sum_that_fills_the_card_needs_no_buffer(rows: int, columns: int) -> None:
+def test_a_column_sum_that_fills_the_gpu_needs_no_buffer(rows: int, columns: int) -> None:
     """The first is a reading; the others follow from the rule."""
     assert column_sum(rows, columns, H100) == 0
 
 
-def test_a_smaller_card_splits_a_column_over_fewer_blocks() -> None:
+def test_a_smaller_gpu_splits_a_column_over_fewer_blocks() -> None:
     """A100: 108·2048/128 = 1728 blocks, 1728/32 = 54 a column: 4 · 4096 · 54 · 128. It follows from the rule."""
     assert column_sum(8192, 4096, A100) == 113_246_208 + block(128)
 

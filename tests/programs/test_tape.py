@@ -8,7 +8,7 @@ from memcalc.ledger.component import Component
 from tests.estimation.stories import AXES, block, compile_, names, story
 
 
-def test_forward_keeps_what_backward_needs_and_backward_lets_it_go() -> None:
+def test_forward_saves_tensors_and_backward_frees_them() -> None:
     """gelu keeps its input x, relu its output z; y, which neither needs, goes with its last reader."""
     ops, x = block()
     z = ops.pointwise(ops.pointwise(x, "y"), "z", saves="output")

@@ -73,7 +73,7 @@ def test_a_cast_hands_back_a_gradient_in_the_old_dtype() -> None:
     assert dtype["gradient of fc.weight in bf16 (autocast cache)"] == "bf16"
 
 
-def test_each_use_of_an_activation_is_cast_anew() -> None:
+def test_each_use_of_an_activation_is_cast_again() -> None:
     """Only casts of leaves are cached: q and k of the same x each keep a cast of it."""
     ops, x = block(parameters="fp32", autocast=True)
     q = ops.linear(x, "q", ("m", "k"), ("n", "m"), bias=False)

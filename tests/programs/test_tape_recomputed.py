@@ -100,7 +100,7 @@ def test_what_something_outside_a_segment_still_keeps_is_made_a_second_time() ->
     assert names(done, done.left) == ["c"]
 
 
-def test_what_the_rest_has_let_go_of_by_then_is_made_in_its_own_place() -> None:
+def test_tensors_freed_by_then_are_allocated_separately() -> None:
     """gelu behind the segment keeps c, but its backward is over when the segment runs again."""
     ops, x = block()
     a = ops.pointwise(x, "a")

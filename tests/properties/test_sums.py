@@ -68,7 +68,7 @@ def test_a_row_is_as_large_as_its_shape_says(config: Config) -> None:
 
 @examples(60)
 @given(configs(adapters=True, optimizers=tuple(OPTIMIZERS)))
-def test_the_allocator_hands_out_multiples_of_512_bytes(config: Config) -> None:
+def test_the_allocator_returns_multiples_of_512_bytes(config: Config) -> None:
     """What is requested and what rounding adds come to whole blocks in every phase."""
     for rank in estimate(config).ranks:
         assert all(total % 512 == 0 for total in rank.ledger.totals.values())

@@ -72,7 +72,7 @@ def test_its_plan(written: Callable[[str], str]) -> None:
     assert with_card.plan.evaluation.recompute_flops == 8
 
 
-def test_the_budget_of_a_gpu_is_what_may_be_allocated_at_worst(
+def test_the_budget_of_a_gpu_assumes_the_maximum_ratio(
     run: Callable[..., Run],  # noqa: F811
     written: Callable[[str], str],
 ) -> None:

@@ -296,7 +296,7 @@ def test_what_a_plan_buys() -> None:
     assert slower.offload.waited_seconds > third.offload.waited_seconds
 
 
-def test_a_larger_batch_pays_where_a_card_is_not_full() -> None:
+def test_a_larger_batch_pays_where_a_gpu_is_not_full() -> None:
     """At b_half = 4 a GPU reaches 1/2 of its rate with 4 sequences and 4/5 with 16: 1.6 times, over 4/3 of the work."""
     assert gain(Machine(100.0, half_batch=4.0), (4, 0), (16, 16 * 100), 100, 0) == pytest.approx(1.6 * 3 / 4)
     assert gain(Machine(100.0), (4, 0), (16, 16 * 100), 100, 0) == pytest.approx(3 / 4)

@@ -93,7 +93,7 @@ def test_what_fits_as_it_is_is_not_planned(configured: ConfigChain) -> None:
     assert len(judged.asked) == 1
 
 
-def test_plans_whose_layers_run_again_one_by_one_may_reserve_less(configured: ConfigChain) -> None:
+def test_plans_that_recompute_layers_separately_may_reserve_less(configured: ConfigChain) -> None:
     """Segments of several layers that leave fragments: the search goes down to the smallest, and is not content."""
     chain = configured.chain
     limit = round(evaluate(chain, every_layer(chain)).peak_bytes * 1.05)
@@ -154,7 +154,7 @@ def test_the_verdict_is_that_of_every_command(
     assert cheaper.evaluation.recompute_flops == planning.plan.evaluation.recompute_flops
 
 
-def test_a_budget_beyond_the_card_is_the_cards() -> None:
+def test_a_budget_beyond_the_gpu_is_the_gpus() -> None:
     planning = memcalc.recompute("gpt2", *GPT2, gpu="t4", budget="100GiB")
 
     assert planning.limit == memcalc.recompute("gpt2", *GPT2, gpu="t4").limit < 16 * GIB

@@ -19,7 +19,7 @@ def free(number: int) -> Event:
     return Event(EventType.FREE, number)
 
 
-def test_what_the_watched_run_took_beyond_is_passed_over() -> None:
+def test_memory_of_the_instrumentation_is_ignored() -> None:
     """100, 200, 100 against 100, (100), 200, 100: the first of the two is the sum of gradients, or the second; the
     sizes that follow tell."""
     watched = [

@@ -76,7 +76,7 @@ def test_scripts_stand_where_the_kernel_runs_them() -> None:
     del y
 
 
-def test_backward_belongs_to_the_module_whose_forward_it_undoes() -> None:
+def test_backward_belongs_to_the_module_of_its_forward() -> None:
     """Modules have no backward of their own: autograd's numbers tell."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
     with Recorder() as recorder:
@@ -96,7 +96,7 @@ def test_backward_belongs_to_the_module_whose_forward_it_undoes() -> None:
     assert "test_recorder.py" in made["forward_1", "aten.sigmoid"].line
 
 
-def test_the_ledger_sums_to_the_highest_moment_of_each_phase() -> None:
+def test_the_ledger_sums_to_the_peak_of_each_phase() -> None:
     """Two phases; what the allocator adds is a row of its own."""
     events = (
         Event(EventType.PHASE, phase="model"),

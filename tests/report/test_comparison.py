@@ -12,9 +12,9 @@ from memcalc.ledger.ledger import Ledger, Rows
 from memcalc.ledger.phases import phase_names
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, Result, Source, known
 from memcalc.ledger.row import Row
-from memcalc.report.comparison import comparison_grids, draw_comparison, source_label
 from memcalc.report.grid import TextTable
 from memcalc.report.screen import Screen
+from memcalc.report.tables.comparison import comparison_grids, draw_comparison, source_label
 
 Golden = Callable[[str, str], None]
 MIB = 2**20
@@ -110,7 +110,7 @@ def test_differences_of_three_results_have_their_own_table(estimate: Result, fak
     assert cells(differences, "allocated") == ("allocated", f"{-2 * MIB:,}", "-2.02%", "0", "+0.00%")
 
 
-def test_each_component_is_told_where_it_differs_most(estimate: Result, fake: Result, null: Result) -> None:
+def test_each_component_is_listed_with_its_largest_difference(estimate: Result, fake: Result, null: Result) -> None:
     """512 bytes in three backwards; 1, 1 and 2 MiB of activations in three losses."""
     assert largest_differences(compare(fake, null), 0, 1) == [("backward_1", ComparisonLine("temporaries", (0, 512)))]
     assert largest_differences(compare(estimate, null), 0, 1) == [

@@ -5,8 +5,8 @@ import pytest
 from memcalc.errors import InputError
 from memcalc.ledger.phases import phase_names
 from memcalc.ledger.result import Result
-from memcalc.report.explanation import chapters, explainable, phase_runs
-from memcalc.report.parameters import parameter_grid
+from memcalc.report.tables.explanation import chapters, explainable, phase_runs
+from memcalc.report.tables.parameters import parameter_grid
 from memcalc.spec.loading import load
 
 PHASES = phase_names(2)

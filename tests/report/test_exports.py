@@ -12,7 +12,7 @@ from memcalc.errors import InputError
 from memcalc.events import read_events, timeline
 from memcalc.events.chrome import chrome_trace
 from memcalc.report.exports import write_export
-from memcalc.report.recorded_run import RecordedRun
+from memcalc.report.tables.recorded_run import RecordedRun
 from tests.report.runs import asked_for, replayed, two_steps
 
 

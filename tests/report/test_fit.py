@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.report.fit import draw_fit
 from memcalc.report.screen import Screen
+from memcalc.report.screens.fit import draw_fit
 from memcalc.search.result import FitResult
 
 Golden = Callable[[str, str], None]

@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks.check import write
 from memcalc.report.grid import Column, TextTable, markdown_grid
-from memcalc.report.html_report import MOST_BYTES, report_page
-from memcalc.report.notebook import sections_html
+from memcalc.report.html.html_report import MOST_BYTES, report_page
+from memcalc.report.html.notebook import sections_html
 from memcalc.report.plots.html import html_table
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
 from memcalc.report.terminal import draw_bar, draw_grid, draw_line

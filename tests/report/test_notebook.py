@@ -10,8 +10,8 @@ import pytest
 
 import memcalc
 from memcalc.ledger.ledger import Ledger
+from memcalc.report.html.notebook import result_html
 from memcalc.report.labels import label
-from memcalc.report.notebook import result_html
 from memcalc.units import format_number
 
 
@@ -111,7 +111,7 @@ def test_an_estimate_shows_its_ledger_and_memory_over_the_run() -> None:
     assert len(html) < 200_000  # a notebook keeps the text of every output
 
 
-def test_a_run_whose_requests_are_not_known_has_no_picture() -> None:
+def test_a_run_without_known_requests_has_no_plot() -> None:
     page = Page(memcalc.estimate("llama-3-8b", pipeline_parallel=2)._repr_html_() or "")
 
     assert "svg" not in page.tags
@@ -134,7 +134,7 @@ def test_what_has_no_screen_is_refused() -> None:
 def test_reports_are_loaded_by_the_first_output() -> None:
     program = (
         "import sys, memcalc; result = memcalc.estimate('gpt2'); "
-        "assert 'memcalc.report.notebook' not in sys.modules; result._repr_html_(); "
-        "assert 'memcalc.report.notebook' in sys.modules"
+        "assert 'memcalc.report.html.notebook' not in sys.modules; result._repr_html_(); "
+        "assert 'memcalc.report.html.notebook' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from memcalc.diagnosis.diagnosis import Diagnosis, diagnose
 from memcalc.report.color_screen import ColorScreen
-from memcalc.report.oom import draw_diagnosis
 from memcalc.report.screen import Screen
+from memcalc.report.screens.oom import draw_diagnosis
 from memcalc.spec.loading import load
 from memcalc.suggestions.run_overrides import written_out
 
@@ -89,7 +89,7 @@ def test_the_verdict_has_the_figures() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_colour_changes_no_letter(name: str) -> None:
+def test_color_changes_no_letter(name: str) -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
     draw_diagnosis(ColorScreen(console), CASES[name], "GiB")

@@ -93,7 +93,7 @@ def test_a_search_for_layouts_tells_how_many_are_done() -> None:
     assert len(counts) > 10
 
 
-def test_the_fewest_cards_tell_which_number_is_tried() -> None:
+def test_the_fewest_gpus_tell_which_number_is_tried() -> None:
     watcher = Watcher()
     memcalc.fit("gpt2", gpu="t4", minimize="gpus", progress=watcher)
 

@@ -4,8 +4,8 @@ import io
 from dataclasses import replace
 
 from memcalc.ledger.result import DeviceMemory, OutsideMemory, Result, known
-from memcalc.report.measurement import draw_ranks
 from memcalc.report.screen import Screen
+from memcalc.report.screens.measurement import draw_ranks
 
 
 def drawn(ranks: list[Result]) -> list[str]:

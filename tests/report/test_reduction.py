@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from memcalc.errors import NotWritten
-from memcalc.report import html_report
-from memcalc.report.html_report import MOST_BYTES, report_page, write_report
+from memcalc.report.html import html_report
+from memcalc.report.html.html_report import MOST_BYTES, report_page, write_report
 from memcalc.report.views.reduction import reductions
 from memcalc.report.views.sections import group, list_section, view
 

@@ -10,11 +10,11 @@ from memcalc.allocator.fragmentation import pool_uses
 from memcalc.events import Event, EventType, timeline
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
-from memcalc.report.fragmentation import fragmentation_grids
-from memcalc.report.phase_log import phase_log_table
-from memcalc.report.recorded_run import RecordedRun, draw_run, run_grids
 from memcalc.report.screen import Screen
-from memcalc.report.tensors import tensor_grid
+from memcalc.report.tables.fragmentation import fragmentation_grids
+from memcalc.report.tables.phase_log import phase_log_table
+from memcalc.report.tables.recorded_run import RecordedRun, draw_run, run_grids
+from memcalc.report.tables.tensors import tensor_grid
 from tests.report.runs import MIB, asked_for, two_steps
 
 Golden = Callable[[str, str], None]

@@ -25,7 +25,7 @@ def test_columns_of_a_terminal(text: str, width: int) -> None:
         ({"TERM": "dumb"}, True, False),
     ],
 )
-def test_who_gets_colour(
+def test_who_gets_color(
     environment: dict[str, str], terminal: bool, colour: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):

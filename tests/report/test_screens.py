@@ -9,14 +9,14 @@ from rich.console import Console
 
 from memcalc import estimate
 from memcalc.ledger.result import Result
-from memcalc.report.breakdown import component_grid
 from memcalc.report.color_screen import ColorScreen
 from memcalc.report.labels import signed_percent
 from memcalc.report.ledger_csv import ledger_csv
 from memcalc.report.markdown import sizing_markdown
-from memcalc.report.phases import rank_grid
 from memcalc.report.screen import Screen
-from memcalc.report.sizing import draw_sizing
+from memcalc.report.screens.sizing import draw_sizing
+from memcalc.report.tables.breakdown import component_grid
+from memcalc.report.tables.phases import rank_grid
 from memcalc.units import format_number
 
 Golden = Callable[[str, str], None]
@@ -98,7 +98,7 @@ def test_the_verdict_comes_first_and_says_it_in_words(result: Result, fitting: R
 
 
 @pytest.mark.parametrize("name", ["result", "fitting", "too_large", "two_stages"])
-def test_colour_changes_no_letter(name: str, request: pytest.FixtureRequest) -> None:
+def test_color_changes_no_letter(name: str, request: pytest.FixtureRequest) -> None:
     result = request.getfixturevalue(name)
     plain = screen(result, 80, all_ranks=True, explain="all")
     file = io.StringIO()

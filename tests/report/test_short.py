@@ -9,7 +9,7 @@ import memcalc
 from memcalc.ledger.result import Result
 from memcalc.report import labels
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
-from memcalc.report.sizing import MOST_LINES, MOST_LINES_OF_MANY, draw_short
+from memcalc.report.screens.sizing import MOST_LINES, MOST_LINES_OF_MANY, draw_short
 from memcalc.spec.presets import preset_names
 from memcalc.verdict.other_modules import with_transformers
 from memcalc.verdict.reasons import reason_of
@@ -88,7 +88,7 @@ def _is_part(row: list[str]) -> bool:
     return len(row) > 3 and len(row[0]) == 1 and row[0] != "." and any("%" in cell for cell in row)
 
 
-def test_it_says_whose_modules_run_where_that_matters() -> None:
+def test_it_names_the_modules_if_they_matter() -> None:
     """CodeGen 350M: 7.99 GiB as plain modules; transformers' attend eagerly and allocate 15.75 GiB."""
     plain = memcalc.estimate("codegen-350m")
     other = with_transformers(plain)

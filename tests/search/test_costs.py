@@ -27,7 +27,7 @@ def costs(*overrides: str) -> Costs:
     return costs_of(memcalc.load(GPT, *overrides), SYSTEM)
 
 
-def test_the_terms_are_those_that_are_told() -> None:
+def test_the_terms_are_the_documented_ones() -> None:
     assert tuple(TERMS) == Costs._fields
 
 
@@ -115,7 +115,7 @@ def test_groups_talk_over_what_lies_between_them() -> None:
     assert SYSTEM.group_bytes(8, 4) == 2 * 1e8
 
 
-def test_every_card_stands_in_a_system() -> None:
+def test_every_gpu_stands_in_a_system() -> None:
     """Its rate is that of the table of GPUs, where that has one."""
     for card in all_gpus():
         system = system_of(card)
@@ -133,7 +133,7 @@ def test_every_system_says_where_its_figures_were_read() -> None:
         assert all(address.startswith(("https://", "http://")) for address in row["read"]), name
 
 
-def test_what_the_user_knows_goes_over_the_table() -> None:
+def test_user_values_override_the_table() -> None:
     card = find_gpu("l40s")
     known = system_of(card, node=4, nic_gbit=200)
 

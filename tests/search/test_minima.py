@@ -18,7 +18,7 @@ from memcalc.spec.hardware.interconnect import system_of
         ("llama-3.2-1b", ("implementation=huggingface",), "rtx-3090", None),
     ],
 )
-def test_with_one_card_less_no_layout_fits(
+def test_with_one_gpu_less_no_layout_fits(
     name: str, overrides: tuple[str, ...], card: str, expected: int | None
 ) -> None:
     answer = memcalc.fit(name, *overrides, gpu=card, minimize="gpus")
@@ -47,7 +47,7 @@ def test_the_last_number_is_tried() -> None:
     assert memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=2).verdict == "does-not-fit"
 
 
-def test_none_is_passed_over() -> None:
+def test_none_is_skipped() -> None:
     """Splits that fail with more replicas are not estimated again; every number has the answer of all its layouts."""
     card = find_gpu("l4")
     spec, system = memcalc.load("llama-3.2-3b", "recipe=mixed-16", gpu="l4"), system_of(card)
@@ -69,13 +69,13 @@ def test_what_stays_is_held_at_least_once() -> None:
     assert resident_bytes(spec) == pytest.approx(14 * 124_439_808, rel=0.001)
 
 
-def test_numbers_of_cards() -> None:
+def test_numbers_of_gpus() -> None:
     assert list(node_counts(4, 20)) == [1, 2, 3, 4, 8, 12, 16, 20]
     assert list(node_counts(8, 20)) == [1, 2, 3, 4, 5, 6, 7, 8, 16, 20]
     assert list(node_counts(8, 6)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_smallest_card() -> None:
+def test_the_smallest_gpu() -> None:
     answer = memcalc.fit("llama-3.2-1b", "dtype=fp16", "attention=eager", gpu="t4", minimize="gpu_kind")
     assert answer.smallest is not None
     smallest = answer.smallest.gpu
@@ -90,7 +90,7 @@ def test_the_smallest_card() -> None:
     assert memcalc.estimate("llama-3.2-1b", "dtype=fp16", "attention=eager", gpu=smallest.name).fits
 
 
-def test_a_card_that_lacks_what_the_run_needs() -> None:
+def test_a_gpu_that_lacks_what_the_run_needs() -> None:
     """A V100's memory is enough, but it has no bf16 units and no flash attention; another maker's card is not asked."""
     answer = memcalc.fit("llama-3.2-1b", "recipe=pure", gpu="h100-80gb", minimize="gpu_kind")
     passed_over = {sized.gpu.name: sized.lacks for sized in answer.gpu_verdicts if sized.fits and sized.lacks}

@@ -7,7 +7,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.report.fit_text import amount
+from memcalc.report.screens.fit_text import amount
 from memcalc.search.costs import costs_of
 from memcalc.search.layouts import Space
 from memcalc.search.offers import parse_prices

@@ -80,7 +80,7 @@ def gathered(preset: str, *words: str) -> dict[str, int]:
     return {phase: peak.bytes for phase, peak in zip(stream.phases, peaks(stream, sizes, passes.rounds), strict=True)}
 
 
-def test_a_small_model_is_gathered_whole_and_freed_layer_by_layer() -> None:
+def test_a_small_model_is_gathered_whole_and_released_layer_by_layer() -> None:
     """All is used again before 1e9 other elements: in the loss everything is gathered, 2 bytes each."""
     found = gathered("llama-3.2-1b", "num_layers=4")
 

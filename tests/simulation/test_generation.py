@@ -118,7 +118,7 @@ def test_several_gpus_are_not_replayed() -> None:
     assert unsupported_reason(spec) == "the order of requests is not known with generation over several GPUs"
 
 
-def test_the_largest_batch_is_the_one_whose_replay_fits() -> None:
+def test_the_replay_of_the_largest_batch_fits() -> None:
     given: tuple[Any, ...] = ("inference.prompt_length=512", "inference.new_tokens=8")
     found = memcalc.estimate("llama-3.2-1b", *given, "inference.batch_size=2", gpu="a10g").generation
     assert found is not None

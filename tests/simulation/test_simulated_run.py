@@ -59,7 +59,7 @@ def test_settings_of_the_allocator_hold() -> None:
 
 
 @pytest.mark.parametrize("settings", ["", "roundup_power2_divisions:4"])
-def test_on_a_card_cached_blocks_go_before_it_fails(settings: str) -> None:
+def test_on_a_gpu_cached_blocks_go_before_it_fails(settings: str) -> None:
     """24 MiB find no place in a free segment of 20: without end there are two, in 32 MiB the first one goes."""
     requests = Requests()
     requests.drop((requests.take(20 * MIB),))
@@ -71,7 +71,7 @@ def test_on_a_card_cached_blocks_go_before_it_fails(settings: str) -> None:
         replay(requests, settings, room=32 * MIB)
 
 
-def test_a_run_that_fills_its_card_reserves_what_the_card_has() -> None:
+def test_a_run_that_fills_its_gpu_reserves_what_the_gpu_has() -> None:
     """Llama-3-8B on 80 GB, as recorded on the null device; on a smaller GPU it runs out of memory, and has no end."""
     run = ("b=1", "s=2048", "attention=flash", "recipe=pure")
     large, small = (memcalc.estimate("llama-3-8b", *run, gpu=gpu) for gpu in ("a100-80gb", "a100-40gb"))
@@ -92,7 +92,7 @@ def test_a_storage_is_freed_by_its_last_owner() -> None:
     assert replay(requests).asked == {"forward_1": 1024}
 
 
-def test_buffers_of_an_operator_are_given_back_inside_it_or_with_what_it_leaves() -> None:
+def test_buffers_of_an_operator_are_freed_inside_it_or_with_its_results() -> None:
     """Two MiB stay of five, and go together; an operator without any leaves a storage all the same."""
     requests = Requests()
     requests.begin("forward_1")
@@ -136,7 +136,7 @@ def test_what_comes_again_makes_new_storages_and_leaves_out_what_stays() -> None
         ("mixed-20", [[0, [1, 2]], [3, [4, [5, 6]]]], ()),
     ],
 )
-def test_what_is_rehearsed_is_what_is_estimated(recipe: str, recompute: str | list[object], keep: tuple[str]) -> None:
+def test_the_replay_equals_the_estimate(recipe: str, recompute: str | list[object], keep: tuple[str]) -> None:
     """Phase by phase the most that is requested at once is the estimate but for what blocks keep beside it."""
     spec = with_recompute(memcalc.load("gpt2", f"recipe={recipe}", *GPT2), recompute, keep)
     requests = simulate(spec)
@@ -201,7 +201,7 @@ def test_no_run_reserves_more_than_the_bound(config: str, overrides: tuple[str, 
         ("optimizer=galore",),
     ],
 )
-def test_what_allocates_more_is_not_rehearsed(overrides: tuple[str, ...]) -> None:
+def test_runs_that_allocate_more_are_not_replayed(overrides: tuple[str, ...]) -> None:
     """Then the estimate stands as it is, and says so."""
     spec = memcalc.load("gpt2", *overrides)
     result = size(spec)

@@ -24,7 +24,7 @@ TABLE = 50_000 * 64
         ("amp", {"embed_tokens gradient before the sum": 4 * TABLE}),
     ],
 )
-def test_the_sum_is_a_third_tensor_unless_autocast_made_the_first_one_anew(recipe: str, tables: dict[str, int]) -> None:
+def test_the_sum_is_a_third_tensor_unless_autocast_copied_the_first_one(recipe: str, tables: dict[str, int]) -> None:
     run = {"model": SIZES, "training": {"b": 1, "s": 8, "recipe": recipe}}
 
     alive = memcalc.estimate(run).ledger.live_rows("backward_1")

@@ -117,7 +117,7 @@ def nonsense(draw: st.DrawFn) -> dict[str, Any]:
 
 @examples(150)
 @given(nonsense(), st.sampled_from(CONFIGS))
-def test_nonsense_of_the_right_shape_is_told_apart_and_no_traceback(found: dict[str, Any], config: str) -> None:
+def test_nonsense_of_the_right_shape_is_rejected_without_a_traceback(found: dict[str, Any], config: str) -> None:
     found["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = config
     snapshot = opened(found)
 

@@ -187,7 +187,7 @@ def test_the_payloads_would_run_elsewhere(monkeypatch: pytest.MonkeyPatch) -> No
         ("has an unknown state", "the state of a block is 'melted'"),
     ],
 )
-def test_the_reason_is_told(name: str, words: str, run: Any, tmp_path: Path) -> None:
+def test_the_reason_is_reported(name: str, words: str, run: Any, tmp_path: Path) -> None:
     (tmp_path / "crafted.pickle").write_bytes(CORPUS[name])
 
     assert words in run("replay", str(tmp_path / "crafted.pickle")).err

@@ -119,7 +119,7 @@ def two_devices() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_devices_are_told_apart(protocol: int) -> None:
+def test_devices_are_distinguished(protocol: int) -> None:
     """The first one's history is whole, the second has none, the third's is cut: in batches of 1,000, and beyond."""
     content = pickle.dumps(two_devices(), protocol)
 
@@ -156,7 +156,7 @@ def test_it_is_said_what_is_missing(run: Any, tmp_path: Path) -> None:
         "THE FILE IS TRUNCATED. Missing: the history after its first 150 entries, the allocator's settings (name them "
         "with --alloc-conf) and the marks of steps. The report covers the rest."
     ) in words
-    assert "over 150 entries the model fetched, returned and held the same 12 segments" in words
+    assert "over 150 entries the model allocated, freed and kept the same 12 segments" in words
     assert document["lacks"] == ["device_traces", "allocator_settings", "external_annotations"]
     assert (document["entries"], document["agrees"], document["from_first_allocation"]) == (150, True, True)
 
@@ -170,7 +170,7 @@ def test_where_the_beginning_is_lost_too_nothing_is_compared(run: Any, tmp_path:
     document = json.loads(run("replay", str(path), "--format", "json").out)["recording"]
 
     assert screen.code == 0
-    assert "Not checked against the recording: neither what was held before" in " ".join(screen.out.split())
+    assert "Not checked against the recording: neither the blocks in use before" in " ".join(screen.out.split())
     assert document["agrees"] is None
 
 

@@ -27,7 +27,7 @@ from tests.spec.files import LLAMA, refusal
         ),
     ],
 )
-def test_a_base_that_is_not_there_is_refused_where_it_is_named(folder: Path, key: str, name: str, rest: str) -> None:
+def test_a_missing_base_is_rejected_at_its_place(folder: Path, key: str, name: str, rest: str) -> None:
     message = refusal(folder, f"name: x\n{key}: {name}\n")
 
     assert message == f"run.yaml:2: {key}: {rest.format(key=key)}"
@@ -67,7 +67,7 @@ def test_a_config_json_of_no_known_family_is_refused(folder: Path) -> None:
     assert message.startswith("their.json: model_type: 'lama' is not a model family that memcalc has formulas for, nor")
 
 
-def test_a_config_json_without_a_model_type_is_told_what_is_missing(folder: Path) -> None:
+def test_a_config_json_without_a_model_type_is_rejected_with_the_missing_key(folder: Path) -> None:
     without = {key: value for key, value in LLAMA.items() if key != "model_type"}
 
     assert refusal(folder, json.dumps(without, indent=1), name="their.json") == (

@@ -56,7 +56,7 @@ def test_each_is_a_line_on_standard_error(tmp_path: Path, run: Callable[..., Run
     assert [line.startswith("error: six.yaml:") for line in done.err.splitlines()] == [True] * 6
 
 
-def test_a_model_that_is_not_there_hides_no_other_fault(tmp_path: Path) -> None:
+def test_a_missing_model_hides_no_other_fault(tmp_path: Path) -> None:
     found = faults(tmp_path, SIX.replace("llama-3-8b", "lama-3-8b"))
 
     assert [line.partition(": ")[0] for line in found] == [
@@ -89,7 +89,7 @@ def test_one_fault_has_one_message(tmp_path: Path) -> None:
     assert len(faults(tmp_path, "preset: gpt2\nparallelism: {gpus: two}\n")) == 1
 
 
-def test_overrides_are_told_with_the_file(tmp_path: Path) -> None:
+def test_overrides_are_reported_with_the_file(tmp_path: Path) -> None:
     found = faults(tmp_path, "preset: gpt2\ntraining: {zzz: 1}\n", "b=0")
 
     assert found[0].startswith("six.yaml:2: training.zzz: unknown field 'zzz' in training.")

@@ -25,7 +25,7 @@ def test_promised_names_stay(name: str) -> None:
 
 
 @pytest.mark.parametrize("card", all_gpus(), ids=lambda card: card.name)
-def test_a_card_never_offers_more_than_it_has(card: GpuSpec) -> None:
+def test_a_gpu_never_offers_more_than_it_has(card: GpuSpec) -> None:
     """Usable <= what the tool shows <= what the label says (in GiB), and not absurdly less."""
     assert card.usable_bytes < card.advertised_bytes
     assert card.usable_bytes > 0.9 * card.advertised_bytes
@@ -36,7 +36,7 @@ def test_a_card_never_offers_more_than_it_has(card: GpuSpec) -> None:
 
 
 @pytest.mark.parametrize("card", [card for card in all_gpus() if card.vendor == "nvidia"], ids=lambda card: card.name)
-def test_cuda_cards_know_their_capability(card: GpuSpec) -> None:
+def test_cuda_gpus_know_their_capability(card: GpuSpec) -> None:
     """Threads of one multiprocessor: 1024 on Turing (7.5), 1536 on 8.6, 8.9 and 12.0, 2048 elsewhere."""
     assert card.compute_capability is not None
     threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
@@ -82,11 +82,11 @@ def test_usable_bytes_are_the_lowest_total_that_frameworks_state() -> None:
         ("TPU v5e", "tpu-v5e"),
     ],
 )
-def test_device_names_find_their_card(spelling: str, name: str) -> None:
+def test_device_names_find_their_gpu(spelling: str, name: str) -> None:
     assert find_gpu(spelling).name == name
 
 
-def test_no_name_stands_for_two_cards() -> None:
+def test_no_name_stands_for_two_gpus() -> None:
     names = [name for card in all_gpus() for name in (card.name, *card.aliases)]
 
     assert len(names) == len(set(names))
@@ -97,7 +97,7 @@ def test_no_name_stands_for_two_cards() -> None:
     ("name", "nearest"),
     [("a100-sxm", "a100-40gb, a100-80gb"), ("h1000", "h100-80gb"), ("rtx3091", "rtx-3090")],
 )
-def test_an_unknown_card_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+def test_an_unknown_gpu_is_refused_with_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(InputError) as caught:
         find_gpu(name)
 
@@ -117,7 +117,7 @@ def test_an_unknown_card_is_refused_with_the_nearest(name: str, nearest: str) ->
         ("4090 48GB", "'4090 48GB' is not a known GPU. Nearest: "),
     ],
 )
-def test_a_name_of_several_cards_asks_which(name: str, message: str) -> None:
+def test_a_name_of_several_gpus_asks_which(name: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         find_gpu(name)
 

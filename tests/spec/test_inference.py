@@ -51,7 +51,7 @@ def test_modules_follow_the_cache() -> None:
     assert block().block == 1
 
 
-def test_its_forward_stands_in_the_words_of_training() -> None:
+def test_its_forward_uses_the_terms_of_training() -> None:
     spec = load({"preset": "llama-3-8b", "inference": {"batch_size": 3, "prompt_length": 70, "dtype": "fp16"}})
 
     assert (spec.training.micro_batch_size, spec.training.sequence_length, spec.training.dtype) == (3, 70, "fp16")

@@ -215,7 +215,7 @@ def test_a_value_that_cannot_be_is_refused_where_it_was_given(assignment: str, m
     assert refusal(assignment) == message
 
 
-def test_a_file_and_an_override_are_told_apart(tmp_path: Path) -> None:
+def test_a_file_and_an_override_are_distinguished(tmp_path: Path) -> None:
     """The value that is wrong came from --set, the file is right; and the other way round."""
     file = tmp_path / "run.yaml"
     file.write_text("model: {l: 4, d: 64, h: 4, V: 100}\ntraining:\n  dropout: 2\n")
@@ -243,14 +243,14 @@ def test_null_unsets_a_field_so_that_its_default_holds_again() -> None:
     assert (spec.model.head_dim, spec.model.intermediate_size, spec.training.sequence_length) == (16, 256, 2048)
 
 
-def test_null_unsets_a_card_a_block_and_a_preset() -> None:
+def test_null_unsets_a_gpu_a_block_and_a_preset() -> None:
     given = {"preset": "mixtral-8x7b", "hardware": {"gpu": "t4"}}
     assert load(given, ["gpu=null"]).hardware.gpu is None
     assert load({"model": MODEL | {"moe": MOE}}, ["moe=null"]).model.moe is None
     assert load({"preset": "gpt2", "model": MODEL}, ["preset=null"]).model.max_position_embeddings == 2048
 
 
-def test_unsetting_a_field_of_a_block_that_is_not_there_changes_nothing() -> None:
+def test_unsetting_a_field_of_a_missing_block_changes_nothing() -> None:
     """Above all it makes no latent attention out of nothing."""
     assert load({"model": MODEL}, ["mla.q_lora_rank=null", "moe.num_experts="]) == load({"model": MODEL})
 

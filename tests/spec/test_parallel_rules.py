@@ -107,7 +107,7 @@ def test_there_are_experts_to_spread(field: str) -> None:
     )
 
 
-def test_experts_are_spread_evenly_over_ranks_that_are_there() -> None:
+def test_experts_are_distributed_evenly_over_the_ranks() -> None:
     moe = {"moe": MOE}
     assert "expert_parallel = 3 does not divide num_experts = 8." in refusal(
         model=moe, parallelism={"expert_parallel": 3}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import memcalc
 from memcalc.errors import InputError
-from memcalc.report.verdict import subject
+from memcalc.report.screens.verdict import subject
 from memcalc.spec.recompute_plan import Segment, as_recompute, items_of, words
 
 

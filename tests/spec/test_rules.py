@@ -267,14 +267,14 @@ def test_transformers_modules_are_not_split() -> None:
 # -- cards -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_card_is_refused_with_the_nearest_ones() -> None:
+def test_an_unknown_gpu_is_refused_with_the_nearest_ones() -> None:
     message = refusal(hardware={"gpu": "a100-sxm"})
 
     assert message.startswith("configuration: hardware.gpu: 'a100-sxm' is not a known GPU. Nearest: a100-40gb, ")
     assert message.endswith(". `memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other GPU.")
 
 
-def test_an_unknown_card_of_an_option_is_named_after_it() -> None:
+def test_an_unknown_gpu_of_an_option_is_named_after_it() -> None:
     with pytest.raises(InputError) as caught:
         load({"model": SIZES, "hardware": {"gpu": "t4"}}, gpu="abacus")
 

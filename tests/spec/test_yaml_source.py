@@ -82,7 +82,7 @@ def test_every_key_has_its_line() -> None:
     assert source.where(("list", 1)) == "run.yaml:8: list.1"
 
 
-def test_a_key_that_is_not_there_has_the_line_of_its_block() -> None:
+def test_a_missing_key_has_the_line_of_its_block() -> None:
     """ "num_layers is missing" points to where it would stand."""
     source = parse_yaml("name: x\nmodel:\n  d: 64\n", "run.yaml")
 
@@ -116,7 +116,7 @@ def test_a_mapping_in_memory_has_no_lines() -> None:
         ("m: {x: 1, x: 1}\n", "run.yaml:1: m.x: the key 'x' is repeated, first on line 1. Keep one of the two."),
     ],
 )
-def test_a_key_that_stands_twice_is_refused_with_both_lines(text: str, message: str) -> None:
+def test_a_repeated_key_is_rejected_with_both_lines(text: str, message: str) -> None:
     assert refusal(text) == message
 
 

@@ -335,7 +335,7 @@ def test_what_the_update_makes_hides_what_clipping_makes() -> None:
     assert made("adamw", "foreach", gradient_clipping=1.0) == made("adamw", "foreach")
 
 
-def test_asgds_mean_is_told_apart_from_an_average_beside_it() -> None:
+def test_asgds_mean_is_distinguished_from_a_separate_average() -> None:
     rows = [row for row in ledger("asgd", ema="fp32").rows if row.component is STATE]
 
     assert len({(row.module, row.tensor) for row in rows}) == len(rows)

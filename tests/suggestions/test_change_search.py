@@ -122,7 +122,7 @@ def test_more_replicas_take_over_what_there_is(batch: tuple[str, ...], expected:
     assert offered[-1].result == OTHER_RESULT
 
 
-def test_every_kind_of_pair_is_told() -> None:
+def test_every_kind_of_pair_is_listed() -> None:
     """Without more GPUs, adapters over recomputed layers are listed, regardless of how many layouts also fit."""
     found = finder("llama-3-70b", (), "a100-80gb").pairs()
 
@@ -174,7 +174,7 @@ STAGES = [(1, ()), (3, ("engine=fsdp2",))]
         ),
     ],
 )
-def test_what_the_ranks_that_are_there_can_share(
+def test_changes_that_shard_over_the_existing_ranks(
     name: str, overrides: tuple[str, ...], card: str, expected: dict[str, object]
 ) -> None:
     """Megatron-Core's distributed optimizer from plain DDP; all on the host from where DeepSpeed shards gradients."""

@@ -128,13 +128,13 @@ def test_blocks_are_the_table_cut_into_pieces():
     assert pieces[2].point(1) == whole.point(6)
 
 
-def test_a_card_is_an_axis_like_any_other():
+def test_a_gpu_is_an_axis_like_any_other():
     table = evaluate("gpt2", {"gpu": ["t4", "h100-80gb"]}, "b=8")
     assert_same("gpt2", table, "b=8")
     assert table.usable_bytes[0] < table.usable_bytes[1]
 
 
-def test_without_a_card_nothing_fits_or_does_not():
+def test_without_a_gpu_nothing_fits_or_does_not():
     table = evaluate("gpt2", {"b": [1]})
     with pytest.raises(ValueError, match="no card was named"):
         _ = table.fits
@@ -183,7 +183,7 @@ def test_what_is_not_modelled_is_pruned_among_what_is(monkeypatch):
 
 
 @pytest.mark.parametrize("b", [[1, 10_000], [1, 2, 3, 5_000, 10_000, 20_000, 2**31 - 1]])
-def test_more_than_a_pebibyte_of_one_gpu_is_told_not_written(b):
+def test_more_than_a_pebibyte_of_one_gpu_is_reported_not_written(b):
     """Bytes that int64 does not hold are no numbers of a table; some that it would hold are not asked for one by one."""
     axes = {"s": [1024, 10_000_000], "b": b}
     table = evaluate("llama-3-8b", axes, "max_position_embeddings=10000000", gpu="h100-80gb")

@@ -122,7 +122,7 @@ def test_no_more_replays_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [("replays", 1), ("replays", 2), ("replays", 3)]
 
 
-def test_several_ranks_and_runs_without_a_card_are_not_replayed() -> None:
+def test_several_ranks_and_runs_without_a_gpu_are_not_replayed() -> None:
     grid = {"b": [1, 2, 4, 8, 16]}
 
     assert not memcalc.sweep("gpt2", grid, "data_parallel=8", gpu="t4", replay=5).replayed.any()

@@ -20,7 +20,7 @@ def test_the_release_that_ran_takes_the_place_of_the_configurations(torch: str, 
     assert under(memcalc.load("gpt2"), torch).training.torch_version == release
 
 
-def test_what_an_h200_reserved_under_2_11_is_rehearsed_to_the_byte() -> None:
+def test_the_replay_of_an_h200_run_under_2_11_is_byte_exact() -> None:
     """PyTorch 2.13 breaks ties between blocks otherwise: 9,321,840,640 bytes, a tenth less."""
     words = "llama-3.2-1b --set b=1 --set s=2048 --set lora.rank=8"
     (record,) = (each for path in of_gpus("finetune") for each in RECORDS.read(path) if words in each["command"])

@@ -52,7 +52,7 @@ def test_a_trace_is_the_measured_run_and_is_made_once(record: dict[str, Any], tm
     assert records_document(second)["traces"][0]["misses"] == []
 
 
-def test_a_miss_is_told_with_its_operator(record: dict[str, Any], tmp_path: Path) -> None:
+def test_a_miss_is_reported_with_its_operator(record: dict[str, Any], tmp_path: Path) -> None:
     """Had the run held 100 bytes more, in products, the trace would be 100 bytes under."""
     other = json.loads(json.dumps(record))
     peak = max(other["phases"], key=lambda phase: phase["peak_allocated_bytes"])
@@ -77,13 +77,13 @@ def test_runs_that_died_are_counted_by_what_the_trace_says(record: dict[str, Any
     assert compared.of("fake") == []
 
 
-def test_what_cannot_be_traced_is_told_and_the_others_go_on(record: dict[str, Any], tmp_path: Path) -> None:
+def test_untraceable_runs_are_reported_and_the_others_continue(record: dict[str, Any], tmp_path: Path) -> None:
     compared = compare_records(file_of(tmp_path, record), "null", "fake")
 
     assert compared.missing == (("null: gpt2 l=1", "a null device simulates CUDA, but the run was on a CPU."),)
     assert len(compared.of("fake")) == 1
 
 
-def test_records_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_records(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.jsonl: no records\. Name a file"):
         compare_records(tmp_path / "none.jsonl", "fake")

@@ -60,7 +60,7 @@ def test_a_file_that_is_no_suite(text: str, message: str, tmp_path: Path) -> Non
         load_suite(tmp_path / "suite.yaml")
 
 
-def test_a_suite_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_suite(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.yaml: cannot be read: No such file"):
         load_suite(tmp_path / "none.yaml")
 
@@ -94,7 +94,7 @@ def test_the_search_finds_the_largest_that_fits(truth: int, guess: int | None, m
         assert tried == [truth, truth + 1]
 
 
-def test_the_predicted_batch_is_the_last_whose_estimate_fits() -> None:
+def test_the_predicted_batch_is_the_last_with_an_estimate_that_fits() -> None:
     spec = memcalc.load("gpt2", "recipe=pure")
     room = CARD.total_bytes - CARD.context_bytes  # type: ignore[operator] # both are given above
     batch = estimated(spec, room)
@@ -124,7 +124,7 @@ def test_the_lock_is_beside_the_records_and_goes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / ".records.jsonl.lock").symlink_to("/dev/null")
 
     with (

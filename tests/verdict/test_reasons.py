@@ -2,7 +2,7 @@
 
 import memcalc
 from memcalc.ledger.component import Component
-from memcalc.report.verdict import because
+from memcalc.report.screens.verdict import because
 from memcalc.verdict.reasons import Reason, Remedy, reason_of
 
 GIB = 2**30

@@ -106,7 +106,7 @@ def test_a_run_that_its_gpu_cannot_hold_is_shown_to_its_end() -> None:
     assert course.limit < 16 * 8.03e9 < course.peak_bytes
 
 
-def test_a_run_whose_requests_are_not_known_says_why() -> None:
+def test_a_run_without_known_requests_says_why() -> None:
     with pytest.raises(InputError, match=r"cannot be shown: .* pipeline parallelism.*\n?.*memcalc trace"):
         timeline_of(memcalc.load("gpt2", "pipeline_parallel=2", gpu=H100))
 

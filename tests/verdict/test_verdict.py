@@ -183,7 +183,7 @@ def test_fragmentation_decides() -> None:
     assert memcalc.estimate(*FRAGMENTED, gpu="a100-80gb", alloc_conf="expandable_segments:True").fits is True
 
 
-def test_cached_blocks_are_freed_on_a_card_that_is_full() -> None:
+def test_cached_blocks_are_freed_on_a_gpu_that_is_full() -> None:
     """Llama-3-8B reserves 84,162,904,064 bytes on 80 GB, as the null device recorded, and more without an end."""
     spec = memcalc.load("llama-3-8b", "b=1", "s=2048", "recipe=pure", gpu="a100-80gb")
     on_card, endless = need_of(spec, find_gpu("a100-80gb")), need_of(spec, None)

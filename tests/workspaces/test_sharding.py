@@ -16,7 +16,7 @@ def test_tables_have_a_number_for_each_parameter_and_each_block() -> None:
     assert chunk_cat(parts) == (8 * (4 * 3 + 2 * 4 + 8), -8 * (4 * 3 + 2 * 4 + 8))
 
 
-def test_large_copies_are_shared_out_over_the_card() -> None:
+def test_large_copies_are_shared_out_over_the_gpu() -> None:
     """132 · 2048 / 128 · 2 = 4,224 blocks at once: 16,896 of them take four rounds, two of them on other ranks' parts."""
     tiles = 16896 // 8
     numbers = 3 + tiles // 2 + 2

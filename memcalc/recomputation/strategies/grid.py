@@ -16,7 +16,7 @@ import numpy as np
 from memcalc.errors import InputError
 from memcalc.recomputation.chain import Chain
 from memcalc.recomputation.plan import Segment
-from memcalc.recomputation.strategies.interval_costs import NEVER, Memory, Numbers, Stretches, moved
+from memcalc.recomputation.strategies.interval_costs import NEVER, Memory, Numbers, RecomputableIntervals, moved
 
 SLOTS = 80  # for recomputed intervals
 MOST_FLOPS = int(NEVER) // 2  # of a forward: not fitting must cost more than any plan
@@ -56,9 +56,9 @@ class BudgetGrid:
         self.slots = -(-room // unit)
         coarse = Memory(unit * self.parts, base, up=up)
         count = -(-self.slots // self.parts)
-        self.intervals: dict[int, Stretches] = {}
+        self.intervals: dict[int, RecomputableIntervals] = {}
         for start, stop in _runs(chain):
-            run = Stretches(chain, start, stop, coarse, count)
+            run = RecomputableIntervals(chain, start, stop, coarse, count)
             self.intervals |= dict.fromkeys(range(start, stop), run)
         self.costs = np.concatenate([[0], np.cumsum([block.flops for block in blocks], dtype=np.int64)])
         self._flops = np.diff(self.costs)

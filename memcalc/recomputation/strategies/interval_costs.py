@@ -44,7 +44,7 @@ class Memory:
         return max(-(-(need - self.base) // self.unit), 0)
 
 
-class Stretches:
+class RecomputableIntervals:
     """Return the intervals between two borders in which all blocks are recomputable.
 
     Args:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict
-from memcalc.report.breakdown import breakdown, folded
-from memcalc.report.fit_tables import CARD_WORDS, shown_gpus
-from memcalc.report.fit_text import amount, layouts_sentence, minimum_sentence, short_layout, unchanged_sentence
 from memcalc.report.labels import REST, label
-from memcalc.report.oom_changes import settings
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar
 from memcalc.report.plots.palette import colour
-from memcalc.report.verdict import because
+from memcalc.report.screens.fit_tables import CARD_WORDS, shown_gpus
+from memcalc.report.screens.fit_text import amount, layouts_sentence, minimum_sentence, short_layout, unchanged_sentence
+from memcalc.report.screens.oom_changes import settings
+from memcalc.report.screens.verdict import because
+from memcalc.report.tables.breakdown import breakdown, folded
 from memcalc.search.costs import TERMS
 from memcalc.search.maxima import Maximum
 from memcalc.search.ranking import BestLayout

@@ -7,15 +7,15 @@ from typing import Any
 
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
-from memcalc.report.breakdown import breakdown, host_grid
-from memcalc.report.explanation import chapters
 from memcalc.report.grid import Column, TextTable
-from memcalc.report.kv_cache import generation_grid
 from memcalc.report.labels import label, meaning, percent, rank_text, shortened
-from memcalc.report.phases import rank_grid
 from memcalc.report.plots.palette import colour
-from memcalc.report.textbook import textbook_grid
-from memcalc.report.verdict import assumed, because, error_bars, figures, subject, verdict
+from memcalc.report.screens.verdict import assumed, because, error_bars, figures, subject, verdict
+from memcalc.report.tables.breakdown import breakdown, host_grid
+from memcalc.report.tables.explanation import chapters
+from memcalc.report.tables.kv_cache import generation_grid
+from memcalc.report.tables.phases import rank_grid
+from memcalc.report.tables.textbook import textbook_grid
 from memcalc.report.views.sections import Section, list_section, table_section, view
 from memcalc.text import harmless
 from memcalc.units import Unit, format_bytes, format_number

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.documents.timeline import POINTS
 from memcalc.report.labels import label
-from memcalc.report.verdict import subject
+from memcalc.report.screens.verdict import subject
 from memcalc.report.views.estimate import bars_section, verdict_section
 from memcalc.report.views.sections import Section, drawn_sections, group, list_section, table_section, view
 from memcalc.report.views.timeline import memory_section
@@ -35,8 +35,8 @@ def fit_view(answer: FitResult, unit: Unit, *, why: bool = False) -> View:
 
     `why` adds the excluded layouts.
     """
-    from memcalc.report.fit import draw_fit
-    from memcalc.report.fit_text import subject_lines
+    from memcalc.report.screens.fit import draw_fit
+    from memcalc.report.screens.fit_text import subject_lines
 
     sections = drawn_sections(lambda screen: draw_fit(screen, answer, unit, why=why))
     head, rest = sections[:2], sections[2:]  # the run, and whether it and which layouts fit
@@ -53,7 +53,7 @@ def _layout(result: Result) -> str:
 
 def difference_view(difference: Comparison, unit: Unit, timelines: Sequence[Section]) -> View:
     """Two runs side by side, each with its timeline; then their components and phases."""
-    from memcalc.report.diff import difference_grids
+    from memcalc.report.screens.diff import difference_grids
 
     highest = max((section["highest"] for section in timelines), default=0)
     timelines = [section | {"highest": highest} for section in timelines]  # one scale, to be compared by eye
@@ -69,7 +69,7 @@ def recompute_view(
     planning: RecomputeResult, unit: Unit, checked: list[DeviceVerification], more: Sequence[Section] = ()
 ) -> View:
     """A plan of activation recomputation, as `memcalc recompute` shows it; `more` is the timeline of the run."""
-    from memcalc.report.recompute import draw_planning
+    from memcalc.report.screens.recompute import draw_planning
 
     sections = drawn_sections(lambda screen: draw_planning(screen, planning, unit, checked))
     head, rest = sections[:2], sections[2:]
@@ -78,7 +78,7 @@ def recompute_view(
 
 def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section] = ()) -> View:
     """A measured run next to its predictions, as `memcalc measure` shows it; `more` is its timeline."""
-    from memcalc.report.measurement import draw_measured
+    from memcalc.report.screens.measurement import draw_measured
 
     measured = found.results[-1]
     sections = drawn_sections(lambda screen: draw_measured(screen, found.results, unit, found.missing))
@@ -134,7 +134,7 @@ def _short_sections(result: Result, unit: Unit, points: int) -> list[Section]:
 
 def trace_view(result: Result, unit: Unit, sections: Sequence[Section], references: Sequence[Result] = ()) -> View:
     """A traced run: `sections` are its timeline and tables; `references` are the results it is compared with."""
-    from memcalc.report.comparison import comparison_grids, source_label
+    from memcalc.report.tables.comparison import comparison_grids, source_label
     from memcalc.report.views.estimate import estimate_sections
 
     compared = [*map(table_section, comparison_grids((*references, result), unit))] if references else []

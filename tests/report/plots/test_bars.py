@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import memcalc
-from memcalc.report.pareto_plot import front_figure, plan_bars, save_front, together
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar, bars_figure, save_bars
 from memcalc.report.plots.fit_bars import fit_blocks, fit_title
+from memcalc.report.plots.pareto_plot import front_figure, plan_bars, save_front, together
 from memcalc.search.result import FitResult
 
 pytest.importorskip("matplotlib")

@@ -39,7 +39,7 @@ def test_the_peak_is_marked_with_its_value() -> None:
     assert [tuple(dot.get_xydata()[0])[1] for dot in dots] == [pytest.approx(516.03125)]
 
 
-def test_each_component_has_its_colour_and_reaches_its_height() -> None:
+def test_each_component_has_its_color_and_reaches_its_height() -> None:
     """Stacked over the stretch of the peak: weights to 96, optimizer state to 288, activations to 416."""
     from matplotlib.colors import to_hex
 
@@ -66,7 +66,7 @@ def test_the_legend_tells_the_bytes_at_the_peak() -> None:
     assert "reserved" not in words(asked_for(two_steps()))
 
 
-def test_the_end_of_the_card_is_a_line() -> None:
+def test_the_end_of_the_gpu_is_a_line() -> None:
     near, far = (replace(replayed(two_steps()), limit=size * MIB) for size in (500, 5000))
 
     assert "usable GPU memory" in words(near)

@@ -46,7 +46,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     assert re.findall(r"%[A-Z]+%", page) == []
 
 
-def test_the_pointer_is_told_every_byte() -> None:
+def test_the_pointer_shows_every_byte() -> None:
     """78 events, one stretch each; the parts of each sum to its total."""
     found = data(curve_page(replayed(two_steps()), "tiny", "MiB"))
     peak = max(found["stretches"], key=lambda stretch: stretch[3])
@@ -81,7 +81,7 @@ def test_the_peak_the_phases_and_the_steps_are_named() -> None:
     assert {"peak 516.0 MiB in loss_2", "forward", "backward", "setup", "step 1", "step 2", "MiB", "500"} <= set(found)
 
 
-def test_the_end_of_the_card_is_a_line() -> None:
+def test_the_end_of_the_gpu_is_a_line() -> None:
     near, far = (replace(asked_for(two_steps()), limit=size * MIB) for size in (500, 5000))
 
     assert "usable GPU memory" in words(svg(curve_page(near, "tiny", "MiB")))

@@ -55,7 +55,7 @@ def distance(one: Triple, other: Triple) -> float:
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-def test_any_two_colours_can_be_told_apart(vision: str) -> None:
+def test_any_two_colors_can_be_told_apart(vision: str) -> None:
     close = {
         (name(one), name(other)): round(distance(seen(one, vision), seen(other, vision)), 1)
         for one, other in combinations(ALL, 2)
@@ -71,7 +71,7 @@ def test_the_distance_is_that_of_the_standard() -> None:
     assert lab((0, 0, 0)) == pytest.approx((0, 0, 0), abs=1e-9)
 
 
-def test_every_component_has_a_colour_a_name_and_a_letter() -> None:
+def test_every_component_has_a_color_a_name_and_a_letter() -> None:
     assert len({colour(component) for component in ALL}) == len(ALL)
     assert len({mark(component) for component in ALL}) == len(ALL)
     assert name(None) == "unattributed"

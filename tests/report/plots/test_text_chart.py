@@ -97,7 +97,7 @@ def test_reserved_lies_over_allocated() -> None:
     assert not any("-" in column for column in columns(drawn(asked_for(two_steps()))))
 
 
-def test_the_end_of_the_card_is_a_line_of_its_own() -> None:
+def test_the_end_of_the_gpu_is_a_line_of_its_own() -> None:
     """600 of 600 MiB are the top row; 5,000 would make the picture small."""
     near, far = (drawn(replace(asked_for(two_steps()), limit=size * MIB)) for size in (600, 5000))
 
@@ -115,7 +115,7 @@ def test_a_very_narrow_terminal() -> None:
     assert max(len(column) for column in columns(drawn(asked_for(two_steps()), 5))) == 16
 
 
-def test_colour_changes_no_letter() -> None:
+def test_color_changes_no_letter() -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
     draw_curve(ColorScreen(console), replayed(two_steps()), "MiB")

@@ -8,12 +8,12 @@ from memcalc.allocator import History
 from memcalc.allocator.fragmentation import pool_uses
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.events.timeline import Timeline
-from memcalc.report.fragmentation import fragmentation_grids
 from memcalc.report.grid import TextTable
-from memcalc.report.phase_log import phase_log_table
 from memcalc.report.plots.text_chart import draw_curve
 from memcalc.report.screen import Screen
-from memcalc.report.tensors import tensor_grid
+from memcalc.report.tables.fragmentation import fragmentation_grids
+from memcalc.report.tables.phase_log import phase_log_table
+from memcalc.report.tables.tensors import tensor_grid
 from memcalc.report.terminal import draw_grid
 from memcalc.units import Unit
 

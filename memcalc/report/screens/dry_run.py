@@ -9,7 +9,7 @@ from memcalc.nullcuda.result import NOT_MODELLED, WHOLE, Allocation, DryRun, Pyt
 from memcalc.nullcuda.sweep import Sweep
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.screen import BAD, GOOD, Screen
-from memcalc.report.sizing import VERDICT_STYLES
+from memcalc.report.screens.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -54,7 +54,7 @@ def usage_grid(run: DryRun, unit: Unit) -> TextTable:
         for usage in process.usages
     ]
     names = (f"allocated {unit}", "reserved", "device", "free")
-    columns = (Column("process"), Column("card"), Column("steps", right=True))
+    columns = (Column("process"), Column("GPU"), Column("steps", right=True))
     return TextTable("Peaks", (*columns, *(Column(name, right=True) for name in names)), rows)
 
 

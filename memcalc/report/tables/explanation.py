@@ -9,8 +9,8 @@ from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.ledger.row import Row
-from memcalc.report.formula_values import symbol_values, with_numbers
 from memcalc.report.labels import label, meaning
+from memcalc.report.tables.formula_values import symbol_values, with_numbers
 from memcalc.units import Unit, format_bytes
 
 ALL = "all"

@@ -14,7 +14,7 @@ from memcalc.recomputation.recommendation import RecomputeResult
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar, save_bars
 from memcalc.report.plots.markup import heading
 from memcalc.report.plots.palette import LIMIT, colour
-from memcalc.report.verdict import subject
+from memcalc.report.screens.verdict import subject
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
 if TYPE_CHECKING:

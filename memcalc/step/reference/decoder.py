@@ -13,13 +13,13 @@ from memcalc.errors import InputError
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
-from memcalc.step.attention import Attention
-from memcalc.step.dropout import dropout
 from memcalc.step.dtypes import compute_dtype
-from memcalc.step.mlp import MixtureOfExperts, Mlp
-from memcalc.step.norms import norm
-from memcalc.step.positions import Shared, prepare
 from memcalc.step.recompute import contexts_of, plan_of, run_plan
+from memcalc.step.reference.attention import Attention
+from memcalc.step.reference.dropout import dropout
+from memcalc.step.reference.mlp import MixtureOfExperts, Mlp
+from memcalc.step.reference.norms import norm
+from memcalc.step.reference.positions import Shared, prepare
 
 
 class Layer(nn.Module):

@@ -8,8 +8,8 @@ from memcalc.diagnosis.changes import ExplainedReport
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, letter, meaning, percent, shortened
 from memcalc.report.screen import Screen
+from memcalc.report.screens.verdict import subject
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.report.verdict import subject
 from memcalc.suggestions.change_search import SuggestedChange
 from memcalc.units import Unit, format_bytes, format_number
 

@@ -52,14 +52,14 @@ def verification_text(found: Verification | None) -> str:
     """Whether the model made what the real run made."""
     if found is None:
         return (
-            "Not checked against the recording: neither what was held before its history nor its end is known. What "
-            "was allocated before it and is not freed in what is left of it is missing here."
+            "Not checked against the recording: neither the blocks in use before its history nor its end are known. "
+            "Blocks allocated earlier and not freed in the remaining history are missing."
         )
     rules = f"with the rules of torch {found.version}"
     if found.agrees:
         return (
-            f"Checked against the recording, {rules}: over {found.entries:,} entries the model fetched, returned and "
-            f"held the same {found.segments:,} segments, with every block at its address."
+            f"Checked against the recording, {rules}: over {found.entries:,} entries the model allocated, freed and "
+            f"kept the same {found.segments:,} segments, with every block at its address."
         )
     start = "" if found.from_start else " The history does not begin with the first allocation."
     return f"The model differs from the recording, {rules}, {found.difference}.{start}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from memcalc.allocator.fragmentation import pool_uses
 from memcalc.allocator.result import CounterSample, ReplayResult
 from memcalc.replaying import ReplayComparison, Trial
-from memcalc.report.address_space import draw_address_space
-from memcalc.report.fragmentation import fragmentation_grids
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.text_chart import draw_curve
 from memcalc.report.screen import BAD, GOOD, UNSURE, Screen
-from memcalc.report.snapshot import draw_recording, truncation_text
+from memcalc.report.screens.snapshot import draw_recording, truncation_text
+from memcalc.report.tables.address_space import draw_address_space
+from memcalc.report.tables.fragmentation import fragmentation_grids
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -134,7 +134,7 @@ def _trial_row(number: int, trial: Trial, result: ReplayResult, unit: Unit) -> t
         format_number(idle, unit),
         percent(idle, result.peak_reserved),
         f"{result.device_allocations + result.device_frees:,}",
-        f"out at {result.failure.event:,}" if result.failure else "asked" if number == 0 else "runs",
+        f"out at {result.failure.event:,}" if result.failure else "requested" if number == 0 else "runs",
     )
 
 

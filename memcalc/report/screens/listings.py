@@ -88,4 +88,4 @@ def gpu_table(rows: list[dict[str, Any]], unit: Unit) -> TextTable:
         for row in rows
     ]
     heads = (f"sold as {unit}", "nvidia-smi", "usable")
-    return TextTable("", (Column("card"), Column("", wrap=True), *(Column(head, right=True) for head in heads)), cells)
+    return TextTable("", (Column("GPU"), Column("", wrap=True), *(Column(head, right=True) for head in heads)), cells)

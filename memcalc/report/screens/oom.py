@@ -12,9 +12,9 @@ from memcalc.diagnosis.sizes import PrintedSize
 from memcalc.report.bar import letter_bar
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import HEADROOM, percent, plural
-from memcalc.report.oom_changes import draw_explained
-from memcalc.report.oom_verdict import verdict
 from memcalc.report.screen import BAD, Screen
+from memcalc.report.screens.oom_changes import draw_explained
+from memcalc.report.screens.oom_verdict import verdict
 from memcalc.report.terminal import draw_bar, draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
@@ -158,9 +158,9 @@ def reports_grid(diagnosis: Diagnosis, unit: Unit) -> TextTable:
         )
         for number, finding in enumerate(diagnosis.findings[:SHOWN], start=1)
     ]
-    heads = ("asked", "live", "cached", "room")
+    heads = ("requested", "live", "cached", "available")
     columns = (Column(""), Column("line", right=True), Column("times", right=True), Column("device"))
-    sizes = tuple(Column(f"{head} {unit}" if head == "asked" else head, right=True) for head in heads)
+    sizes = tuple(Column(f"{head} {unit}" if head == "requested" else head, right=True) for head in heads)
     return TextTable("All reports (* explained above)", (*columns, *sizes, Column("cause", wrap=True)), rows)
 
 

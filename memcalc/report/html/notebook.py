@@ -12,19 +12,19 @@ from memcalc.diagnosis.diagnosis import Diagnosis
 from memcalc.errors import InputError
 from memcalc.ledger.result import Result
 from memcalc.recomputation.recommendation import RecomputeResult
-from memcalc.report.breakdown import component_grid
 from memcalc.report.checks.table import draw_checks
-from memcalc.report.diff import draw_difference
-from memcalc.report.fit import draw_fit
-from memcalc.report.kv_cache import generation_grid
-from memcalc.report.oom import draw_diagnosis
 from memcalc.report.plots.html import curve_plot
 from memcalc.report.plots.markup import markup
-from memcalc.report.recompute import draw_planning
 from memcalc.report.screen import Screen
-from memcalc.report.sizing import VERDICT_STYLES
-from memcalc.report.textbook import short_textbook_grid
-from memcalc.report.verdict import assumed, because, subject, verdict
+from memcalc.report.screens.diff import draw_difference
+from memcalc.report.screens.fit import draw_fit
+from memcalc.report.screens.oom import draw_diagnosis
+from memcalc.report.screens.recompute import draw_planning
+from memcalc.report.screens.sizing import VERDICT_STYLES
+from memcalc.report.screens.verdict import assumed, because, subject, verdict
+from memcalc.report.tables.breakdown import component_grid
+from memcalc.report.tables.kv_cache import generation_grid
+from memcalc.report.tables.textbook import short_textbook_grid
 from memcalc.report.views.sections import CLASSES, Section, drawn_sections, list_section, table_section
 from memcalc.search.result import FitResult
 from memcalc.units import Unit

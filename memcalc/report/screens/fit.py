@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from memcalc.report.fit_tables import (
+from memcalc.report.screen import BAD, GOOD, Screen
+from memcalc.report.screens.fit_tables import (
     cost_grid,
     gpu_grid,
     layout_grid,
@@ -13,7 +14,7 @@ from memcalc.report.fit_tables import (
     pruned_grid,
     term_grid,
 )
-from memcalc.report.fit_text import (
+from memcalc.report.screens.fit_text import (
     change_lines,
     changes_title,
     kind_of_change,
@@ -27,8 +28,7 @@ from memcalc.report.fit_text import (
     subject_lines,
     unchanged_sentence,
 )
-from memcalc.report.screen import BAD, GOOD, Screen
-from memcalc.report.sizing import VERDICT_STYLES
+from memcalc.report.screens.sizing import VERDICT_STYLES
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.search.result import FitResult
 from memcalc.units import Unit

@@ -6,8 +6,8 @@ from math import floor, inf, log10
 
 from memcalc.ledger.verdict import Answer, Verdict, holding_memory
 from memcalc.report.labels import count, listed, plural, shortened
-from memcalc.report.oom_changes import as_typed, settings
-from memcalc.report.verdict import because, subject, verdict
+from memcalc.report.screens.oom_changes import as_typed, settings
+from memcalc.report.screens.verdict import because, subject, verdict
 from memcalc.search.maxima import Maximum
 from memcalc.search.minima import MOST_GPUS
 from memcalc.search.result import FitResult, Nearest

@@ -10,12 +10,12 @@ from memcalc.recomputation.recommendation import RecomputeResult
 from memcalc.recomputation.verification import DeviceVerification
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import listed
-from memcalc.report.recompute_gain import bought
-from memcalc.report.recompute_tables import front_grid, layers_grid, plans_grid, slower
 from memcalc.report.screen import Screen
-from memcalc.report.sizing import VERDICT_STYLES
+from memcalc.report.screens.recompute_gain import bought
+from memcalc.report.screens.recompute_tables import front_grid, layers_grid, plans_grid, slower
+from memcalc.report.screens.sizing import VERDICT_STYLES
+from memcalc.report.screens.verdict import error_bars, subject
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
-from memcalc.report.verdict import error_bars, subject
 from memcalc.units import Unit, format_bytes, format_number
 
 SCHEMA_VERSION = 2  # of `recompute`: what it says of a run; a chain's file has no verdict, and keeps 1

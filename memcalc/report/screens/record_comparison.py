@@ -6,7 +6,7 @@ from memcalc.documents.measure import missed, off_by
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import plural, signed_percent
 from memcalc.report.screen import Screen
-from memcalc.report.suite import error_grid
+from memcalc.report.screens.suite import error_grid
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.validation.record_comparison import RecordComparison, operator_differences, run_of
 from memcalc.validation.summary import PredictedRecord, errors_of, summary

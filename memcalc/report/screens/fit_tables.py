@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from memcalc.ledger.component import Component
-from memcalc.report.breakdown import breakdown
-from memcalc.report.fit_text import amount, layout_legend, short_layout
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import letter
+from memcalc.report.screens.fit_text import amount, layout_legend, short_layout
+from memcalc.report.tables.breakdown import breakdown
 from memcalc.search.costs import TERMS
 from memcalc.search.minima import GpuVerdict
 from memcalc.search.result import FitResult

@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.training import TrainingSpec
-from memcalc.step.dropout import dropout
-from memcalc.step.norms import HeadNorm
-from memcalc.step.positions import Shared, rotate
+from memcalc.step.reference.dropout import dropout
+from memcalc.step.reference.norms import HeadNorm
+from memcalc.step.reference.positions import Shared, rotate
 
 CUDA_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION}
 CPU_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # the CPU's fused kernel does not support dropout

@@ -1,0 +1,1 @@
+"""Results as self-contained HTML: a file, and the output of a notebook's cell."""

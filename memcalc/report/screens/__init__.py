@@ -1,0 +1,1 @@
+"""The screen of each command: its sentences and tables, drawn on a `Screen`."""

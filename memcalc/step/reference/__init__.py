@@ -1,0 +1,1 @@
+"""The reference decoder ("plain"): PyTorch modules arranged as the block of the papers."""
