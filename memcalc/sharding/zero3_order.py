@@ -149,7 +149,7 @@ def _turns(
 
 
 def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Module:
-    """Return the module tree of a layer. Source: memcalc/step/decoder.py, Layer; step/norms.py, HeadNorm."""
+    """Return the module tree of a layer. Source: memcalc/step/reference/decoder.py, Layer; norms.py, HeadNorm."""
     known: dict[str, list[LocalParameter]] = {}
     for parameter in parameters:
         known.setdefault(parameter.module.rpartition("*.")[2], []).append(parameter)
