@@ -257,7 +257,7 @@ def vision_language_config(text: str, language: dict[str, Any], rotary_dim: int)
     own = whole.get("text_config") or {}
     if "model_type" in own and family not in LANGUAGE_FAMILIES:
         language["model_type"] = own["model_type"]
-    if family in LANGUAGE_FAMILIES:  # its class has other defaults than the family, whose defaults the keys leave out
+    if family in LANGUAGE_FAMILIES:  # the keys lack values equal to the defaults of the family, not of the class
         filled: dict[str, Any] = {}
         for key, value in defaults_of(LANGUAGE_FAMILIES[family]).items():
             if value is not None:

@@ -56,7 +56,7 @@ def test_records_are_of_families_with_formulas_each_once() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("family", sorted(TOWERS))
 def test_the_traced_vision_language_model_has_the_published_count(family: str) -> None:
-    """Its class may have other defaults than the family of its language model, whose defaults are left out of keys."""
+    """The class of its language model may have other defaults than the family, and keys lack the defaults of the family."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from memcalc.step.huggingface import build_config
 
