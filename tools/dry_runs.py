@@ -65,6 +65,8 @@ def programs(group: str) -> str:
     for case in drawn() if group == "drawn" else cases(group):
         record = case["record"]
         verdict = (record["verdict"] or "nothing measured").replace("-", " ").replace("unknown", "cannot say")
+        if verdict == "fits" and not record["good"]:
+            verdict = "fits, as far as it came"
         rows.append([case["title"], case["package"], _card(record), verdict, *_figures(record)])
     return table(head, rows)
 
@@ -80,9 +82,13 @@ def drawn_releases() -> str:
 
 
 def reasons() -> str:
-    """The programs without a verdict, each with its reason."""
-    found = [case for case in cases("scripts") if case["record"]["doubt"]]
-    return "\n".join(f"- {case['title']}: {case['record']['doubt']}." for case in found) + "\n" if found else "None.\n"
+    """The programs that did not finish with a verdict, each with its reason."""
+    found = [
+        (case["title"], case["record"]["doubt"] or ": ".join(case["record"]["failures"][0]))
+        for case in cases("scripts")
+        if case["record"]["doubt"] or not case["record"]["good"]
+    ]
+    return "\n".join(f"- {title}: {why.rstrip('.')}." for title, why in found) + "\n" if found else "None.\n"
 
 
 def environments() -> str:

@@ -32,12 +32,16 @@ def test_programs_of_fifteen_packages_have_a_verdict() -> None:
     """The others say why: their reason is one sentence."""
     published = dry_runs.cases("scripts")
     found = published + dry_runs.drawn()
-    decided = [case for case in found if case["record"]["verdict"] in {"fits", "does-not-fit"}]
+    decided = [
+        case for case in found if case["record"]["good"] and case["record"]["verdict"] in {"fits", "does-not-fit"}
+    ]
 
     assert len(decided) >= 27
     assert len({case["package"] for case in decided}) >= 15
-    assert len(found) - len(decided) <= 1
-    assert all(bool(case["record"]["doubt"]) == (case not in decided) for case in published)
+    assert len(found) - len(decided) <= 2
+    assert all(
+        bool(case["record"]["doubt"] or case["record"]["failures"]) == (case not in decided) for case in published
+    )
     assert all(rank["steps"] for case in decided for rank in case["record"]["ranks"])
 
 
