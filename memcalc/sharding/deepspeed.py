@@ -42,7 +42,8 @@ def deepspeed_engine(
     if options.zero_stage < 3:
         return ZeRO12(requests, ordered, options, rank)
     stops_inside = not block_structure(spec).residual_dropout
-    order = Order(ordered, units, tied=spec.model.tie_word_embeddings, stops_inside=stops_inside)
+    tied, detached = spec.model.tie_word_embeddings, options.detached
+    order = Order(ordered, units, tied=tied, stops_inside=stops_inside, detached=detached)
     return ZeRO3(requests, ordered, [*order.turns(plan)], options)
 
 

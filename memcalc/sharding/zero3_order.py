@@ -46,6 +46,7 @@ class Module(NamedTuple):
     names: frozenset[str] = frozenset()
     parameters: tuple[int, ...] = ()
     children: tuple[Module, ...] = ()
+    trains: bool = False
 
     def forward(self) -> Iterator[Module]:
         """Yield the module and its submodules in forward order."""
@@ -68,6 +69,7 @@ class Order:
         units: the same by unit.
         tied: whether the LM head has the embedding's weight.
         stops_inside: whether recomputation of a layer stops at the last module that saves something.
+        detached: whether the first layer's input needs no gradient, since nothing before it trains.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class Order:
         *,
         tied: bool,
         stops_inside: bool,
+        detached: bool = False,
     ) -> None:
         self.stops_inside = stops_inside
+        self.detached = detached
         numbers = iter(range(len(ordered)))
         root = units[ROOT]
         before = _modules([parameter for parameter in root if parameter.where == "embedding"], numbers)
@@ -100,7 +104,8 @@ class Order:
         yield from _turns(ROOT, (module for module in self.after.forward() if module.names))
         yield from _turns(ROOT, self.after.backward(), backward=True)
         yield from self._back(plan)
-        for turn in _turns(ROOT, (module for module in self.before.backward() if module.names), backward=True):
+        ends = () if self.detached else (module for module in self.before.backward() if module.names)
+        for turn in _turns(ROOT, ends, backward=True):
             yield turn._replace(releases=False)  # their inputs need no gradient
 
     def _back(self, items: Segment) -> Iterator[ModuleTurn]:
@@ -111,7 +116,10 @@ class Order:
                 yield from self._backward(item)
 
     def _backward(self, layer: int) -> Iterator[ModuleTurn]:
-        yield from _turns(layer, self.layers[layer].backward(), backward=True)
+        if self.detached and layer == min(self.layers):
+            yield from _turns(layer, reversed([*_reached(self.layers[layer].forward())]), backward=True)
+        else:
+            yield from _turns(layer, self.layers[layer].backward(), backward=True)
 
     def _again(self, items: Segment) -> Iterator[ModuleTurn]:
         """Yield the turns of a checkpoint segment: all is recomputed except what follows the last layer's last module.
@@ -141,6 +149,21 @@ class Order:
         yield from self._back(before)
 
 
+def _reached(modules: Iterable[Module]) -> Iterator[Module]:
+    """Yield the modules of the first layer that backward reaches although the layer's input needs no gradient.
+
+    Modules that read the input, or what follows from it, are not reached until a trained module has run.
+    """
+    branch = stream = False  # whether the hidden state needs a gradient: inside attention or MLP, and after it
+    for module in modules:
+        name = next(iter(module.names), "")
+        stream = stream or (branch and bool(name) and not name.startswith("attention."))
+        needed = branch if name.endswith(("o_proj", "down_proj")) else stream
+        if module.trains or needed or not name:
+            yield module
+        branch = branch or module.trains
+
+
 def _turns(
     unit: int, modules: Iterable[Module], *, backward: bool = False, again: bool = False
 ) -> Iterator[ModuleTurn]:
@@ -157,18 +180,20 @@ def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Modu
 
     def module(name: str) -> Module:
         held, own = made[name]
-        leaf = Module(frozenset(module_names(held[0])), own)
-        if adapters := holder(name).children:  # PEFT's wrapper runs the linear layer, a dropout, and the adapter
-            return Module(children=(leaf, Module(), *adapters))
+        leaf = Module(frozenset(module_names(held[0])), own, trains=any(each.trains for each in held))
         return Module(children=(leaf,)) if name.endswith(HEAD_NORMS) else leaf
 
     def holder(name: str) -> Module:
         inside = [each for each in made if each.startswith(f"{name}.")]
         parts = dict.fromkeys(each.removeprefix(f"{name}.").partition(".")[0] for each in inside)
-        return Module(children=tuple(part_of(f"{name}.{part}") for part in parts))
+        return Module(children=tuple(each for part in parts for each in parts_of(f"{name}.{part}")))
 
-    def part_of(name: str) -> Module:
-        return module(name) if name in made else holder(name)
+    def parts_of(name: str) -> Iterator[Module]:
+        if name not in made:
+            yield holder(name)
+            return
+        adapters = holder(name).children
+        yield from (Module(), module(name), Module(), *adapters) if adapters else (module(name),)  # PEFT's wrapper
 
     def norm(name: str) -> Module:
         return module(name) if name in made else Module()
@@ -177,7 +202,7 @@ def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Modu
     fed = (holder("mlp"), norm("mlp_output_norm"))
     named = ("input_norm", "attention", "attention_output_norm", "post_attention_norm", "mlp", "mlp_output_norm")
     others = dict.fromkeys(name.partition(".")[0] for name in made if name.partition(".")[0] not in named)
-    mixers = (part_of(name) for name in others)  # in place of attention, or beside it
+    mixers = (each for name in others for each in parts_of(name))  # in place of attention, or beside it
     return Module(children=(norm("input_norm"), *attention, *mixers, norm("post_attention_norm"), *fed))
 
 
