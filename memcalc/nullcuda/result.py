@@ -422,7 +422,10 @@ def process_from_report(
         steps=max(report["steps"], 0 if books is None else books.steps),
         failure=None if report["failure"] is None else (report["failure"][0], report["failure"][1]),
         usages=tuple(usages),
-        allocations=tuple(Allocation(process=number, **allocation) for allocation in report["allocations"]),
+        allocations=tuple(
+            Allocation(number, each["device"], each["where"], each["bytes"], each["count"])
+            for each in report["allocations"]
+        ),
         reads=counts["reads"],
         small_reads=counts["small_reads"],
         unmodelled=tuple(report["unmodelled"]),

@@ -171,7 +171,11 @@ class ZeRO12(Engine):
         assert gradient.parameter is not None
         if self.bucket is None:
             self.bucket = self.requests.take(self.bucket_size * self.dtype_bytes, 0, self.labels.bucket)
-        position = self.positions[gradient.parameter.module, gradient.parameter.tensor].popleft()
+        positions = self.positions[gradient.parameter.module, gradient.parameter.tensor]
+        if not positions:  # a loss in chunks adds to the gradient of its first chunk
+            self.requests.drop((gradient.storage,))
+            return
+        position = positions.popleft()
         if self.keeps_gradients:
             self.ready.append((position, gradient.storage))
             self.ready_rounds.append(self.requests.rounds)

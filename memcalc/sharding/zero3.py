@@ -290,6 +290,9 @@ class ZeRO3(Engine):
         Source: stage3.py, reduce_independent_p_g_buckets_and_remove_grads.
         """
         assert gradient.parameter is not None
+        if not self.positions[gradient.parameter]:  # a loss in chunks adds to the gradient of its first chunk
+            self.requests.drop((gradient.storage,))
+            return
         number = self.positions[gradient.parameter].popleft()
         if self.inside + self.elements[number] > self.choice.zero.reduce_bucket_size:
             self._reduce()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.architectures.structure import block_structure
+from memcalc.errors import InputError
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters, without_companions
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import READERS, Stage, first_recomputed_layer, layer_modules
@@ -27,7 +28,7 @@ from memcalc.simulation.layer_loops import LayerLoop, loops_of, of_layers
 from memcalc.simulation.plans import plan_of
 from memcalc.simulation.stage_blocks import SizedBlock, StageBlocks, module_of
 from memcalc.spec.recipes import DTYPE_BYTES
-from memcalc.spec.recompute_plan import Segment, leaves
+from memcalc.spec.recompute_plan import Segment, has_segments, leaves
 from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
@@ -85,7 +86,7 @@ def layers_of(spec: Spec, chunk: Stage, *, loops: bool, model: str = POLICY) -> 
 
 
 class UnitSizes(SizedProgram):
-    """A program whose storages all have one byte: what is requested is recorded, not how much."""
+    """A program with storages of one byte each: what is requested is recorded, not how much."""
 
     @cached_property
     def exact(self) -> list[int]:
@@ -162,7 +163,7 @@ class StepRecorder:
             spec: the run.
             exist: whether gradients of earlier micro-batches exist.
             gradients: whether autograd is on.
-            model: whose layers these are.
+            model: which model the layers are of.
         """
         options, plan = state_options(spec), plan_of(spec, self.chunk)
         layers = layers_of(spec, self.chunk, loops=self.loops, model=model)
@@ -431,7 +432,17 @@ def recorded_step(
         exist: whether gradients of earlier micro-batches exist.
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of its passes.
         loops: whether equal rounds of layers are one loop.
+
+    Raises:
+        InputError: layers share a checkpoint segment under an engine with per-layer shards or buckets.
     """
+    if has_segments(spec.training.recompute) and takes_gradients_over(state_options(spec)):
+        raise InputError(
+            f"recompute has segments of several layers, but engine = {spec.parallelism.engine} has "
+            "per-layer buffers, which are not modelled for such segments.",
+            "Recompute each layer separately: full, every-k or a list of numbers.",
+            "training.recompute",
+        )
     with_workspace = workspace is not None
     reference = reference_run(spec) if scored_by_reference(spec) else None
 

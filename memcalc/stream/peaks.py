@@ -59,7 +59,7 @@ class StretchPeak(NamedTuple):
 
 
 class SizelessStream:
-    """A recorded stream whose storages have kinds in place of sizes.
+    """A recorded stream: its storages have kinds in place of sizes.
 
     Args:
         requests: the recorded requests.

@@ -85,7 +85,7 @@ class SteadyStep(NamedTuple):
 
 
 class NamedRounds(int):
-    """A number of rounds that each run of a recorded stream sets anew, by a name."""
+    """A number of rounds of a recorded stream that each run sets for itself, by a name."""
 
     name: Hashable
 

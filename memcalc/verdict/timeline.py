@@ -21,8 +21,8 @@ def timeline_of(spec: Spec, rank: RankResult | None = None) -> MemoryCurve:
 
     Args:
         spec: the run.
-        rank: whose memory: its pipeline stage, and its device memory if a replay has found it: then a GPU with less is
-            not tried. None: the first stage.
+        rank: the rank: its pipeline stage, and its device memory if a replay has found it; then a GPU with less is not
+            tried. None: the first stage.
 
     Raises:
         InputError: the order of the run's requests is not modelled, or there are no formulas for its family.

@@ -42,6 +42,7 @@ REASONS = {
     "validation/preflight.py": "`measure --headroom`",
     "validation/suite.py": "another process that writes the same records",
     "recorder/history.py": "its version lacks a required feature",
+    "report/html/html_report.py": "A result could not be written",
     "report/plots/files.py": "an extra of memcalc",
     "report/sweeps/files.py": "an extra of memcalc",
     "spec/hardware/local_gpu.py": "`--gpu auto`",

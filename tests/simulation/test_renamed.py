@@ -14,6 +14,7 @@ from memcalc.architectures.catalogue import compiled_part
 from memcalc.programs import tape as tapes
 from memcalc.programs.program import Storage
 from memcalc.programs.tape import Tape
+from memcalc.simulation import recorded_step, simulated_run
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.states.parameter_copies import ParameterCopy
@@ -80,9 +81,15 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "__new__",
         lambda kind, component, _, *rest, **more: make_copy(kind, component, any_name(), *rest, **more),
     )
-    compiled_part.cache_clear()
+    _forget()
     yield
-    compiled_part.cache_clear()
+    _forget()
+
+
+def _forget() -> None:
+    """Clear what is remembered of programs and of recorded steps."""
+    for remembered in (compiled_part, recorded_step._recorded, simulated_run._recorded):
+        remembered.cache_clear()
 
 
 @pytest.mark.parametrize(("preset", "words"), RUNS, ids=[f"{preset} {words[0]}" for preset, words in RUNS])

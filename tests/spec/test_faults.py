@@ -69,7 +69,7 @@ def test_a_missing_model_hides_no_other_fault(tmp_path: Path) -> None:
     assert "Did you mean llama-3-8b?" in found[2]
 
 
-def test_wrong_sizes_are_told_and_not_what_derives_from_them(tmp_path: Path) -> None:
+def test_wrong_sizes_are_reported_and_not_what_derives_from_them(tmp_path: Path) -> None:
     """num_key_value_heads derives from num_attention_heads: without this number it is missing, by no fault of its own."""
     found = faults(tmp_path, "model: {l: 4, d: -5, h: twelve, V: 100, n_hed: 3}\ntraining: {dtype: bf17}\n")
 

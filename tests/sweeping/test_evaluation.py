@@ -136,7 +136,7 @@ def test_a_gpu_is_an_axis_like_any_other():
 
 def test_without_a_gpu_nothing_fits_or_does_not():
     table = evaluate("gpt2", {"b": [1]})
-    with pytest.raises(ValueError, match="no card was named"):
+    with pytest.raises(ValueError, match="no GPU was given"):
         _ = table.fits
 
 
