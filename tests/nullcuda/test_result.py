@@ -307,7 +307,7 @@ SCREEN = """\
 torchrun train.py on 2 x NVIDIA A100 40GB, a null device: done
 
 Peaks
-  process  card    steps  allocated GiB  reserved  device   free
+  process  GPU     steps  allocated GiB  reserved  device   free
   rank 0   cuda:0      3          20.00     21.00   23.00  16.38
   rank 1   cuda:1      3          30.00     31.00   33.00   6.38
 
