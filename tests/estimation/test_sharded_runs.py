@@ -36,19 +36,15 @@ def of_rests(run: ShardedRun) -> float:
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
 def test_each_peak(run: ShardedRun) -> None:
     """The remaining error is unsplit block remainders."""
-    assert -WORST - of_rests(run) <= run.error <= WORST + of_other_ranks(run) + of_packed_prefetch(run)
+    assert -WORST - of_rests(run) <= run.error <= WORST + of_other_ranks(run)
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if "finetune=lora" in run.case], ids=lambda run: run.case)
 def test_what_a_backward_beside_adapters_asks_for(run: ShardedRun) -> None:
-    """To a part in a hundred thousand, but for what other ranks hold."""
+    """To a part in a hundred thousand, but for what other ranks hold; once stage 3 has gathered an adapter less."""
     estimated = asked(run.ledger, "backward_2")
-    assert -1e-5 <= estimated / run.asked_for["backward_2"] - 1 <= 1e-5 + of_other_ranks(run)
-
-
-def of_packed_prefetch(run: ShardedRun) -> float:
-    """Of a base in 4 bits stage 3 gathers three layers ahead at once, and is taken to copy all of them at one moment."""
-    return 0.011 if "finetune=qlora" in run.case and "zero_stage=3" in run.case and run.engine == "deepspeed" else 0.0
+    one_adapter = 5e-5 if run.case.startswith("qwen2.5-7b") and "zero_stage=3" in run.case else 0.0  # 64 x 3584, bf16
+    assert -1e-5 - one_adapter <= estimated / run.asked_for["backward_2"] - 1 <= 1e-5 + of_other_ranks(run)
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)
