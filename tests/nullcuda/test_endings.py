@@ -315,6 +315,7 @@ transformers.LlamaForCausalLM.from_pretrained("model").cuda()
 """
 
 
+@pytest.mark.long
 def test_a_program_without_weights_gets_the_remedy_random_weights(dry_run: Script) -> None:
     """It fails before it comes to the GPU."""
     result = dry_run(NO_WEIGHTS)

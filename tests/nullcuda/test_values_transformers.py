@@ -129,6 +129,7 @@ print(json.dumps(peaks))
 )
 
 
+@pytest.mark.long
 def test_programs_that_generate_hold_what_they_hold_with_values(dry_run: Script, dry_run_here: Any) -> None:
     """Generation of 32 tokens, two steps of GRPO, evaluation with generation: on the null device and on the CPU.
 
@@ -168,6 +169,7 @@ print(json.dumps(shapes))
 )
 
 
+@pytest.mark.long
 def test_images_of_several_sizes_are_split_as_on_a_cpu(dry_run: Script, dry_run_here: Any, null_python: str) -> None:
     """Qwen2.5-VL reads the sizes of its images from the device (grid_thw); every module gives the CPU's shapes."""
     result = dry_run(IMAGES, "cuda")

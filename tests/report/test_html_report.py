@@ -46,7 +46,10 @@ def data_of(page: str) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+MEASURES = pytest.param("measure", marks=pytest.mark.long)  # it runs the step
+
+
+@pytest.mark.parametrize("name", [MEASURES if name == "measure" else name for name in COMMANDS])
 def test_each_command_writes_a_report_that_stands_alone(run: Callable[..., Run], name: str, tmp_path: Path) -> None:  # noqa: F811
     words, kinds = COMMANDS[name]
     if name in ("trace", "measure"):
