@@ -276,10 +276,9 @@ def _recorded(asked: Asked) -> RecordedStream:
     return asked.record()
 
 
-def _key(spec: Spec, chunk: Stage, *, exist: bool) -> Hashable:
+def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
     """Return all that a recorded micro-batch depends on."""
     options = state_options(spec)
-    layers = layers_of(spec, chunk, loops=True)
     recomputes = spec.training.recompute not in ("none", "selective")
     return (
         block_structure(spec),
@@ -344,6 +343,11 @@ class RecordedPasses:
             (of_reference if of_reference and number in recording.of_reference else sizer).sized(block.program)
             for number, block in enumerate(recording.blocks)
         ]
+
+    @cached_property
+    def modules(self) -> list[str]:
+        """The module of each block in rows."""
+        return [module_of(self.spec, self.chunk, block) for block in self.recording.blocks]
 
     @property
     def stream(self) -> SizelessStream:
@@ -410,8 +414,9 @@ class RecordedPasses:
         if each:
             _, name, dtype, formula, citation = block.program.labels[at]
             shape = sized.shapes[at] or (each // DTYPE_BYTES[dtype],)
-            module = module_of(self.spec, self.chunk, block)
-            yield RowDraft(label.component, module, name, shape, dtype, count, each, size, 0, formula, citation)
+            yield RowDraft(
+                label.component, self.modules[label.block], name, shape, dtype, count, each, size, 0, formula, citation
+            )
 
 
 def recorded_step(
@@ -449,11 +454,12 @@ def recorded_step(
     def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=with_workspace, loops=loops).step(exist=exist)
 
-    of_reference = None if reference is None else _key(reference, chunk, exist=False)
-    key = "step", _key(spec, chunk, exist=exist), with_workspace, of_reference
-    recording = _recorded(Asked(key, record)) if loops else record()
+    layers = layers_of(spec, chunk, loops=loops)
     others = None if reference is None else layers_of(reference, chunk, loops=loops)
-    rounds = rounds_of(chunk, layers_of(spec, chunk, loops=loops), others)
+    of_reference = None if reference is None or others is None else _key(reference, chunk, others, exist=False)
+    key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_reference
+    recording = _recorded(Asked(key, record)) if loops else record()
+    rounds = rounds_of(chunk, layers, others)
     sizer = None if reference is None else sizer_of(reference)
     return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), sizer, workspace)
 
@@ -465,8 +471,9 @@ def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], Pro
     def record() -> RecordedStream:
         return StepRecorder(spec, chunk, workspace=False, loops=True).evaluation()
 
-    key = "evaluation", _key(run, chunk, exist=False)
-    rounds = rounds_of(chunk, layers_of(run, chunk, loops=True))
+    layers = layers_of(run, chunk, loops=True)
+    key = "evaluation", _key(run, chunk, layers, exist=False)
+    rounds = rounds_of(chunk, layers)
     return RecordedPasses(run, chunk, _recorded(Asked(key, record)), rounds, sizer_of(run))
 
 
