@@ -169,6 +169,9 @@ class ZeRO12(Engine):
     def gradient_ready(self, gradient: Gradient) -> None:
         """Put a ready gradient into the bucket (stage 2), or keep it (stage 1). Source: process_gradients."""
         assert gradient.parameter is not None
+        if self.keeps_gradients and self.have_gradients:  # added to the gradient of earlier micro-batches
+            self.requests.drop((gradient.storage,))
+            return
         if self.bucket is None:
             self.bucket = self.requests.take(self.bucket_size * self.dtype_bytes, 0, self.labels.bucket)
         positions = self.positions[gradient.parameter.module, gradient.parameter.tensor]

@@ -58,13 +58,13 @@ def test_axolotl_renamed_its_splits_of_the_sequence(name: str, tmp_path: Path) -
     assert found.blocks["parallelism"]["context_parallel"] == 4
 
 
-@pytest.mark.parametrize(("value", "told"), [("true", False), ("offload", True), ("offload_disk", True)])
-def test_checkpoints_of_axolotl_that_leave_the_device_are_reported(value: str, told: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "stated"), [("true", False), ("offload", True), ("offload_disk", True)])
+def test_checkpoints_of_axolotl_that_leave_the_device_are_reported(value: str, stated: bool, tmp_path: Path) -> None:
     text = f"base_model: x/llama-3-8b\nmicro_batch_size: 1\ngradient_checkpointing: {value}\n"
     found = imported(tmp_path, "a.yml", text)
 
     assert found.blocks["training"]["recompute"] == "full"
-    assert any("its checkpoints leave the device" in note for note in found.notes) is told
+    assert any("its checkpoints leave the device" in note for note in found.notes) is stated
 
 
 def test_trl_has_defaults_of_its_own(tmp_path: Path) -> None:

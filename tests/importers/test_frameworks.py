@@ -304,19 +304,19 @@ def test_inner_sizes_of_gpt_neox(fields: str, inner: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kinds", "attention", "told"),
+    ("kinds", "attention", "stated"),
     [
         ('[[["flash"], 2]]', "flash", False),
         ('[[["global"], 2]]', "eager", False),
         ('[[["flash", "local"], 1]]', "flash", True),
     ],
 )
-def test_attention_of_gpt_neox(kinds: str, attention: str, told: bool, tmp_path: Path) -> None:
+def test_attention_of_gpt_neox(kinds: str, attention: str, stated: bool, tmp_path: Path) -> None:
     text = '{"num_layers": 2, "hidden_size": 64, "pipe_parallel_size": 1, "attention_config": ' + kinds + "}"
     found = imported(tmp_path, "7B.yml", text)
 
     assert found.blocks["training"]["attention"] == attention
-    assert any("other attention types" in note for note in found.notes) is told
+    assert any("other attention types" in note for note in found.notes) is stated
 
 
 def test_parameters_of_gpt_neox_20b(tmp_path: Path) -> None:

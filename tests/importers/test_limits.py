@@ -199,7 +199,7 @@ def test_sft_holds_nothing_beside(tmp_path: Path) -> None:
         ("finetuning_type: full\n", True),
         ("finetuning_type: lora\n", False),
         ("finetuning_type: full\npref_loss: orpo\n", False),
-        ("finetuning_type: full\nref_model: another\n", False),  # told as another model, of no known size
+        ("finetuning_type: full\nref_model: another\n", False),  # stated as another model, of no known size
     ],
 )
 def test_stages_of_llama_factory(more: str, reference: bool, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_an_evaluation_is_sized_by_its_batch(more: str, batch: int | None, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "stated"),
     [
         ("adapter: lora\n", True),
         ("adapter: lora\nlora_mlp_kernel: false\nlora_qkv_kernel: false\nlora_o_kernel: false\n", False),
@@ -253,10 +253,10 @@ def test_an_evaluation_is_sized_by_its_batch(more: str, batch: int | None, tmp_p
         ("", False),
     ],
 )
-def test_axolotl_turns_its_kernels_of_adapters_on_by_itself(more: str, told: bool, tmp_path: Path) -> None:
+def test_axolotl_turns_its_kernels_of_adapters_on_by_itself(more: str, stated: bool, tmp_path: Path) -> None:
     limits = loaded(tmp_path, AXOLOTL + more).origin.limits
 
-    assert ("fused kernels of adapters" in [limit.feature for limit in limits]) is told
+    assert ("fused kernels of adapters" in [limit.feature for limit in limits]) is stated
     assert not any(limit.holds_memory for limit in limits)
 
 

@@ -226,6 +226,15 @@ def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
     assert simulate(spec, rank=0).reserved_bytes == max(record["reserved"].values())
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_loss_in_chunks_is_estimated(stage: int, steps: int) -> None:
+    """Its head's gradient is produced chunk by chunk: one gradient, and with earlier micro-batches none."""
+    words = (f"zero_stage={stage}", f"gradient_accumulation_steps={steps}", "loss=chunked")
+
+    assert memcalc.estimate(small(*words)).ledger.peak_bytes > 0
+
+
 OTHERS = "null-h100-80gb-torch-2.13.0-other-ranks.jsonl"
 
 
