@@ -39,7 +39,7 @@ class GenerationBlock:
     @property
     def top(self) -> tuple[int, tuple[int, ...]]:
         """The peak of its forward: bytes, and the live storages."""
-        storages = self.program.alive("forward", self.sized.highest("forward")[0])
+        storages = self.program.alive("forward", self.sized.highest("forward"))
         return self.sized.bytes_of(storages), storages
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
-from itertools import groupby, pairwise
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from memcalc.layout.adapters import adapters_of
@@ -278,41 +277,9 @@ def _traits_of(spec: Spec, layer: int) -> LayerTraits:
     return LayerTraits(experts, again, has_mask(spec, layer), applies_no_rope(spec, layer), linear)
 
 
-def runs_of(spec: Spec, stage: Stage) -> Iterator[LayerType]:
-    """Yield the layers of a stage in order, as runs of identical neighbors, where the plan is a list of layers."""
-    if are_mixed(spec):
-        for kind, layers in groupby(range(stage.first, stage.stop), partial(_traits_of, spec)):
-            run = list(layers)
-            yield LayerType(*kind, len(run), run[0], run[-1])
-        return
-    dense = dense_layers(spec.model)
-    named = set() if isinstance(spec.training.recompute, str) else {*leaves(spec.training.recompute)}
-    borders = {stage.first, stage.stop} | {edge for layer in named for edge in (layer, layer + 1)} | {dense}
-    shared = has_mask(spec, 0), applies_no_rope(spec, 0), spec.model.is_linear(0)
-    edges = sorted(edge for edge in borders if stage.first <= edge <= stage.stop)
-    for lo, hi in pairwise(edges):
-        yield LayerType(lo >= dense, lo in named, *shared, hi - lo, lo, hi - 1)
-
-
 def dense_layers(model: ModelSpec) -> int:
     """Return the number of leading layers with a dense MLP, where all dense layers come first."""
     return model.num_layers if model.moe is None else min(model.moe.first_dense_layers, model.num_layers)
-
-
-def count_between(spec: Spec, layer_type: LayerType, lo: int, hi: int) -> int:
-    """Return the number of layers of a type in [lo, hi)."""
-    if layer_type.detached:
-        return int(lo <= 0 < hi)
-    if starts_detached(spec):
-        lo = max(lo, 1)
-    if are_mixed(spec):
-        return sum(_traits_of(spec, layer) == layer_type.traits for layer in range(lo, hi))
-    dense = dense_layers(spec.model)
-    lo, hi = (max(lo, dense), hi) if layer_type.experts else (lo, min(hi, dense))
-    if hi <= lo:
-        return 0
-    recomputed = recomputed_count(spec.training, lo, hi)
-    return recomputed if layer_type.recomputed else hi - lo - recomputed
 
 
 def recomputed_count(training: TrainingSpec, lo: int, hi: int) -> int:

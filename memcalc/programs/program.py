@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from memcalc.ledger.component import Component
 from memcalc.spec.recipes import DTYPE_BYTES
@@ -163,7 +163,6 @@ class Program:
     region: tuple[int, ...] = ()
     names: tuple[int, ...] = ()
     packed: tuple[int, ...] = ()  # storages kept in host memory between forward and backward
-    named_output: tuple[int, ...] = ()  # the output, if it is in `names` although the next block counts it
     # further outputs that are not saved: referenced by a Python variable until the next layer returns
     handed: tuple[int, ...] = ()
     read_by: tuple[tuple[int, str], ...] = ()  # storages kept for recomputed layers, and which layers read them
@@ -213,21 +212,6 @@ class Program:
         """The storage of the block's input, the first one live in forward."""
         return next(event.storage for event in self.forward if event.operator.when is Activity.START)
 
-    @cached_property
-    def first_matmul(self) -> int:
-        """Number of backward events until the first matmul has allocated its result."""
-        events = enumerate(self.backward, 1)
-        return next((at for at, event in events if event.operator.multiplies), len(self.backward) + 1)
-
-    @cached_property
-    def gradients(self) -> frozenset[int]:
-        """Positions in backward at which a parameter's gradient is allocated."""
-        return frozenset(
-            position
-            for position, event in enumerate(self.backward, 1)
-            if event.sign > 0 and self.storages[event.storage].component is Component.GRADIENTS
-        )
-
     def sizes(self, values: Mapping[str, int]) -> list[int]:
         """Return the requested bytes of each storage, not rounded."""
         of_kind = [size_class.bytes(values) for size_class in self.kinds]
@@ -237,11 +221,6 @@ class Program:
         """Return the sizes of the axes of each storage; empty where a rule gives the bytes."""
         of_kind = [tuple([values[axis] for axis in size_class.axes]) for size_class in self.kinds]
         return [of_kind[kind] for kind in self.kind_of]
-
-    @cached_property
-    def findings(self) -> dict[object, Any]:
-        """Results that callers cache on the program."""
-        return {}
 
     @cached_property
     def _live(self) -> dict[tuple[Stream, int], tuple[int, ...]]:
@@ -294,31 +273,14 @@ class Program:
         return tuple(index for index in self.left if self.storages[index].component is not Component.GRADIENTS)
 
 
-def highest(events: Iterable[StorageEvent], sizes: list[int], since: int = 0) -> StreamPeak:
-    """Return the peak of a stream at event `since` or later; with `since`, also where all is below the start."""
-    current = 0
-    best, position = 0, since
-    begun = not since
-    for index, (storage, sign, _) in enumerate(events, 1):
-        if sign > 0:
-            current += sizes[storage]
-            if index >= since and (current > best or not begun):
-                best, position, begun = current, index, True
-        else:
-            current -= sizes[storage]
-    return StreamPeak(best, position)
-
-
-def highest_among(events: Iterable[StorageEvent], sizes: list[int], positions: frozenset[int]) -> StreamPeak:
-    """Return the highest of some positions of a stream; there must be at least one."""
-    current = 0
-    heights: dict[int, int] = {}
+def highest(events: Iterable[StorageEvent], sizes: list[int]) -> StreamPeak:
+    """Return the peak of a stream: the first of equal ones, or its start where nothing is higher."""
+    current = best = position = 0
     for index, (storage, sign, _) in enumerate(events, 1):
         current += sign * sizes[storage]
-        if index in positions:
-            heights[index] = current
-    position = max(heights, key=heights.__getitem__)
-    return StreamPeak(heights[position], position)
+        if current > best:
+            best, position = current, index
+    return StreamPeak(best, position)
 
 
 def live_storages_after(events: Iterable[StorageEvent], start: Iterable[int] = ()) -> tuple[int, ...]:

@@ -5,13 +5,13 @@ Many runs share both: layouts that differ only in data parallelism or pipeline s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
 
 from memcalc.allocator.pytorch.block_sizes import rounded
 from memcalc.layout.symbols import symbol_values
 from memcalc.programs.operator_workspaces import script_of
-from memcalc.programs.program import Program, Stream, highest, highest_among
+from memcalc.programs.program import Program, Stream, highest
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.workspaces import Script
@@ -29,7 +29,6 @@ class SizedProgram:
         self.program = program
         self._values = values
         self._sums: dict[tuple[int, ...], int] = {}
-        self._positions: dict[tuple[Stream, int | frozenset[int]], int] = {}
 
     @cached_property
     def exact(self) -> list[int]:
@@ -59,23 +58,13 @@ class SizedProgram:
             self._sums[storages] = sum([sizes[storage] for storage in storages])
         return self._sums[storages]
 
-    def highest(self, stream: Stream, since: int = 0) -> tuple[int, ...]:
-        """Return the positions where a stream may peak, at event `since` or later: exactly one for known sizes."""
-        key = (stream, since)
-        if key not in self._positions:
-            self._positions[key] = highest(self.program.stream(stream), self.sizes, since).position
-        return (self._positions[key],)
-
-    def highest_among(self, stream: Stream, positions: frozenset[int]) -> tuple[int, ...]:
-        """Return which of some positions of a stream may be the highest; there must be at least one."""
-        key = (stream, positions)
-        if key not in self._positions:
-            self._positions[key] = highest_among(self.program.stream(stream), self.sizes, positions).position
-        return (self._positions[key],)
+    def highest(self, stream: Stream) -> int:
+        """Return the position of a stream's peak."""
+        return highest(self.program.stream(stream), self.sizes).position
 
 
 class ProgramSizer:
-    """Cache of sized programs for one set of symbols, and comparisons of their sizes.
+    """Cache of sized programs for one set of symbols.
 
     `memcalc.sweeping` has a subclass for symbols with one value per batch.
 
@@ -92,10 +81,6 @@ class ProgramSizer:
         if program not in self._known:
             self._known[program] = SizedProgram(program, self._values)
         return self._known[program]
-
-    def largest(self, sums: Sequence[int]) -> tuple[int, ...]:
-        """Return the indices of the sums that may be the largest: for known sizes, the first of equal ones."""
-        return (sums.index(max(sums)),)
 
 
 def sizer_of(values: Mapping[str, int]) -> ProgramSizer:

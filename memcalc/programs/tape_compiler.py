@@ -46,7 +46,6 @@ def compiled(
     forward += [
         StorageEvent(index, -1, END) for index in head if index not in stays
     ]  # the next block counts it as its input
-    named = tuple(index for index in head if index in tape.names - stays)
     backward: list[StorageEvent] = []
     reads: dict[str, int] = {}
     checkpoint_end = -1
@@ -62,22 +61,21 @@ def compiled(
     packed, handed = tuple(tape.packed), tuple(sorted(tape.handed - kept - tape.region - tape.names))
     read_by = tuple(sorted((index, layers) for index, layers in tape.read_by.items() if index in kept))
     return Program(
-        storages,
-        tuple(forward),
-        tuple(loss),
-        tuple(backward),
-        region,
-        names,
-        packed,
-        named,
-        handed,
-        read_by,
-        tuple(reads.items()),
-        checkpoint_end,
-        tuple(sorted(tape.held.difference(*(node.saved for node in tape.nodes)))),
-        -1 if output is None else output.storage,
-        tape.tied_gradient,
-        tape.tied_sum,
+        storages=storages,
+        forward=tuple(forward),
+        loss=tuple(loss),
+        backward=tuple(backward),
+        region=region,
+        names=names,
+        packed=packed,
+        handed=handed,
+        read_by=read_by,
+        reads=tuple(reads.items()),
+        checkpoint_end=checkpoint_end,
+        held=tuple(sorted(tape.held.difference(*(node.saved for node in tape.nodes)))),
+        output=-1 if output is None else output.storage,
+        tied_gradient=tape.tied_gradient,
+        tied_sum=tape.tied_sum,
     )
 
 
