@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, wider
 from memcalc.operators.lora_linear import LoraLinear
 from memcalc.programs import operator_workspaces
@@ -36,7 +37,11 @@ class Routing(LoraLinear):
         x = self.cast(x, "fp32", f"{module} input in fp32")
         if self.parameters == "fp32":
             return self.linear(x, module, weight, out, bias=False)
-        wide = tape.new(f"{module}.weight in fp32", weight, "fp32", "aten::_to_copy", grad=trains)
+        # A copy of a parameter is no activation: a temporary, as in the trace.
+        copied = tape.store(
+            f"{module}.weight in fp32", weight, "fp32", "aten::_to_copy", component=Component.TEMPORARIES
+        )
+        wide = Tensor(copied, weight, "fp32", grad=trains)
         gradients = (self.parameter_gradient(module, "weight", weight, self.parameters),) if trains else ()
         tape.record(Node(f"{module}.weight cast", (), (wide,), (), (), parameters=gradients))
         y = tape.new(f"{module} output", out, "fp32", "torch.nn.functional.linear")

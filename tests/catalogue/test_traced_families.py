@@ -23,17 +23,7 @@ def records() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(line) for line in RECORDS.read_text().splitlines())
 
 
-# Known differences: the test fails when one of them is gone.
-APART = {"glm4_moe": "activations of GLM-4.5-Air are 1.03 % above the trace; the peak agrees"}
-
-
-def marked(record: dict[str, Any]) -> Any:
-    reason = APART.get(record["family"])
-    marks = () if reason is None else pytest.mark.xfail(reason=reason, strict=True)
-    return pytest.param(record, marks=marks, id=record["family"])
-
-
-@pytest.mark.parametrize("record", [marked(record) for record in records()])
+@pytest.mark.parametrize("record", records(), ids=lambda record: record["family"])
 def test_peak_and_activations_are_within_a_percent(record: dict[str, Any]) -> None:
     ledger = memcalc.estimate(record["hub_id"], *record["settings"]).replayed.ledger
     kept = {phase: ledger.components(phase).get(Component.ACTIVATIONS, 0) for phase in record["activations"]}
