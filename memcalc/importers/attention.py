@@ -10,14 +10,14 @@ from memcalc.importers.file_format import Meaning
 
 
 class Kernel(NamedTuple):
-    """Our words: `training.attention`, and `training.attention_windows` where that is not the default."""
+    """Our words: `training.attention` ("sdpa": the default of the model and the dtype), and `training.attention_windows` where that is not the default."""
 
     attention: str
     windows: str | None = None
 
 
 FLASH = Kernel("flash", "kernel")  # of packages that receive the window's length
-SDPA = Kernel("flash")  # PyTorch picks its flash kernel where it can: it cannot with a window's mask
+SDPA = Kernel("sdpa")  # PyTorch picks the kernel: flash where the model and the dtype allow it
 EAGER = Kernel("eager")
 
 # The words of transformers (modeling_utils.py, attn_implementation) and of axolotl. None: the default.

@@ -22,6 +22,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 MEGATRON = {"recipe": "mixed-18", "optimizer_implementation": "fused", "loss": "vocab-parallel"}
 MEGATRON_IN_FP32 = {"recipe": "fp32-main", "attention": "eager"}  # neither --bf16 nor --fp16; fused kernels lack fp32
 
+SDPA = "sdpa"  # transformers' word for the fused kernel that PyTorch picks
 _ENGINE_OF_STAGE = {0: "ddp", 1: "deepspeed", 2: "deepspeed", 3: "fsdp2"}
 
 
@@ -86,8 +87,14 @@ def _default_attention(training: dict[str, Any], model: dict[str, Any]) -> None:
     16-bit dtypes only. If transformers passes grouped heads (enable_gqa), it falls back to the math kernel, because the
     memory-efficient one does not support them (torch 2.13 ATen sdp_utils.cpp; transformers 5.23
     integrations/sdpa_attention.py, use_gqa_in_sdpa). The math kernel uses as much memory as eager attention.
+
+    `attention: sdpa` is this default. A family with eager attention only rejects sdpa, as transformers does.
     """
     implementation = training.get("implementation")
+    if training.get("attention") == SDPA:
+        del training["attention"]
+        if attends_eagerly(model.get("architecture"), implementation):
+            training["attention"] = "flash"
     if attends_eagerly(model.get("architecture"), implementation):
         training.setdefault("attention", "eager")
     if implementation == "huggingface" and (kernel := fused_attention(model.get("architecture"))) != "flash":

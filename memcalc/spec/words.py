@@ -103,7 +103,7 @@ _OPTIMIZERS: dict[Any, dict[str, Any]] = {
 }
 _ATTENTIONS = {
     **dict.fromkeys(("flash_attention_2", "flash_attention_3", "fa2", "fa3", "flash"), _FLASH),
-    "sdpa": {"training.attention": "flash"},
+    "sdpa": {"training.attention": "sdpa"},
     "eager": {"training.attention": "eager"},
     "xformers": {"training.attention": "memory-efficient", "training.attention_windows": "kernel"},
 }

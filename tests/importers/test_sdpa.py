@@ -1,0 +1,38 @@
+"""`sdpa` in a file or a setting: the kernel that PyTorch picks for the model's modules and dtype."""
+
+from pathlib import Path
+
+import pytest
+
+import memcalc
+from memcalc.errors import InputError
+
+# flash has no kernel for DeepSeek's heads nor for Falcon's masks (memcalc/data/families); Falcon-7B takes the math
+# kernel, which uses as much memory as eager attention
+KERNELS = {"deepseek-ai/DeepSeek-V2-Lite": "memory-efficient", "tiiuae/falcon-7b": "eager", "Qwen/Qwen3-8B": "flash"}
+FILES = {
+    "axolotl": "base_model: {}\nattn_implementation: sdpa\nmicro_batch_size: 1\nsequence_len: 64\nbf16: true\n",
+    "trainer": "model_name_or_path: {}\nattn_implementation: sdpa\nper_device_train_batch_size: 1\noutput_dir: out\nbf16: true\n",
+}
+
+
+@pytest.mark.parametrize("program", FILES)
+@pytest.mark.parametrize("hub_id", KERNELS)
+def test_a_file_with_sdpa_takes_the_kernel_of_the_model(tmp_path: Path, program: str, hub_id: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(FILES[program].format(hub_id))
+
+    assert memcalc.load(path).training.attention == KERNELS[hub_id]
+
+
+@pytest.mark.parametrize("hub_id", KERNELS)
+def test_a_setting_with_sdpa_takes_it_too(hub_id: str) -> None:
+    assert memcalc.load(hub_id, "attn_implementation=sdpa").training.attention == KERNELS[hub_id]
+
+
+def test_a_family_without_a_fused_kernel_rejects_sdpa_as_transformers_does(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(FILES["axolotl"].format("google/gemma-2-2b"))
+
+    with pytest.raises(InputError, match="eager attention only"):
+        memcalc.estimate(path)
