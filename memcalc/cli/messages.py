@@ -72,8 +72,10 @@ def _meant(error: Exception, text: str) -> str:
 
 def _field_set(name: str, value: str) -> str:
     from memcalc.spec.fields import find_field  # only on the way to a message
-    from memcalc.spec.words import advice_for, is_foreign_name
+    from memcalc.spec.words import advice_for, field_of, is_foreign_name
 
+    if name in ("config", "query", "search") or "preset" in (name, field_of(name)):
+        return "Give it as the argument, without an option name."
     if find_field(name) is not None or is_foreign_name(name):
         return f"Fields are set with --set: --set {name}={value}."
     return advice_for(name) or ""

@@ -228,11 +228,14 @@ def _unknown(key: str, block: str, fields: list[str], where: str, unlisted: Sequ
 
 
 def nearest(name: str, known: list[str]) -> str | None:
-    """Return the known name closest to `name`; None if none is close."""
+    """Return the known name closest to `name`, by its words, then by its letters; None if none is close."""
     import difflib  # imported late: only for error messages
 
-    matches = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    name = name[:80]
+    words = set(name.split("_"))
+    matches = difflib.get_close_matches(name, known, n=8, cutoff=0.6)  # the closest first, which max() keeps
+    whole = max((each for each in known if name.startswith(f"{each}_")), key=len, default=None)
+    return max(matches, key=lambda each: len(words.intersection(each.split("_"))), default=whole)
 
 
 def describe(value: Any) -> str:

@@ -81,3 +81,21 @@ def test_files_are_guessed_too(run: Callable[..., Run], tmp_path: Path) -> None:
 
 def test_there_are_forty() -> None:
     assert len(ACCEPTED) + len(CORRECTED) == 40
+
+
+# Of ninety further guesses, those that led elsewhere at first.
+FURTHER = {
+    "estimate gpt2 --set context_window=512": "Did you mean context_length?",
+    "estimate gpt2 --set fsdp_sharding_strategy=FULL_SHARD": "Did you mean fsdp?",
+    "estimate gpt2 --set sharding=full": "Set zero_stage (3 shards",
+    "estimate --model gpt2": "Give it as the argument, without an option name.",
+    "models --search llama": "Give it as the argument, without an option name.",
+}
+
+
+@pytest.mark.parametrize("line", FURTHER)
+def test_a_further_guess_leads_to_what_was_meant(line: str, run: Callable[..., Run]) -> None:
+    done = run(*line.split())
+
+    assert (done.code, done.out) == (2, "")
+    assert FURTHER[line] in done.err
