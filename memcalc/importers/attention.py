@@ -10,7 +10,10 @@ from memcalc.importers.file_format import Meaning
 
 
 class Kernel(NamedTuple):
-    """Our words: `training.attention` ("sdpa": the default of the model and the dtype), and `training.attention_windows` where that is not the default."""
+    """Our words: `training.attention`, and `training.attention_windows` where that is not the default.
+
+    `attention` is "sdpa" for the kernel that PyTorch picks for the model and the dtype.
+    """
 
     attention: str
     windows: str | None = None
