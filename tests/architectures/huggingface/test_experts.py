@@ -114,8 +114,7 @@ def test_minimax_gathers_weights_from_scores() -> None:
 def test_glm_routes_in_fp32_and_adds_an_expert_that_all_tokens_visit() -> None:
     shared = F
     terms = (
-        4 * BSD,  # tokens in fp32
-        4 * E * D,  # the router's weight in fp32
+        4 * BSD,  # tokens in fp32; the fp32 copy of the router's weight is a temporary
         3 * 2 * BS * shared,  # gate, silu(gate) and up of the shared expert
         2 * BS * shared,  # silu(gate) * up
     )
