@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from memcalc.ledger.result import LargestBatchAndContext
 from memcalc.spec.spec import Spec
@@ -12,7 +13,7 @@ MOST_TOKENS = 2**24
 NEAREST = 16  # the first step below a bound is this fraction of it
 
 
-def largest(spec: Spec, possible: Callable[[Spec], bool], fits: Callable[[Spec], bool]) -> LargestBatchAndContext:
+def largest(spec: Spec, possible: Callable[[Spec], bool], left: Callable[[Spec], float]) -> LargestBatchAndContext:
     """Return the largest batch at the run's context length, and the longest context at its batch size.
 
     The context is limited by the model's positions. Rotary positions can be extended, so a run that is already beyond
@@ -21,7 +22,7 @@ def largest(spec: Spec, possible: Callable[[Spec], bool], fits: Callable[[Spec],
     Args:
         spec: the generation.
         possible: returns whether a lower bound admits the run with another batch or prompt.
-        fits: returns whether it fits, which takes longer.
+        left: returns the bytes that it leaves free, negative if it does not fit; takes longer.
     """
     inference = spec.inference
     assert inference is not None
@@ -35,8 +36,8 @@ def largest(spec: Spec, possible: Callable[[Spec], bool], fits: Callable[[Spec],
     def prompts(value: int) -> Spec:
         return with_sizes(spec, prompt_length=value)
 
-    batch = _most_below(lambda value: fits(batches(value)), _most(lambda n: possible(batches(n)), MOST_SEQUENCES))
-    prompt = _most_below(lambda value: fits(prompts(value)), _most(lambda n: possible(prompts(n)), most_tokens))
+    batch = _most_below(lambda value: left(batches(value)), _most(lambda n: possible(batches(n)), MOST_SEQUENCES))
+    prompt = _most_below(lambda value: left(prompts(value)), _most(lambda n: possible(prompts(n)), most_tokens))
     return LargestBatchAndContext(
         batch_size=batch,
         context_length=prompt + inference.new_tokens if prompt else 0,
@@ -76,19 +77,38 @@ def _most(fits: Callable[[int], bool], most: int) -> int:
     return known
 
 
-def _most_below(fits: Callable[[int], bool], most: int) -> int:
+def _most_below(left: Callable[[int], float], most: int) -> int:
     """Return a value up to `most` that fits although the next does not; 0 if 1 does not fit.
 
-    Downward from `most` in steps that double, then bisection: a bound is usually close.
+    First downward from `most` in steps that double: a bound is usually close. Then by interpolation: the bytes left are
+    nearly linear in the value. Fragmentation makes them uneven, so the values that follow on the same side are also
+    moved to the other side, in steps that double. Where the bytes do not help, by bisection.
+
+    Args:
+        left: returns the bytes that a value leaves free, negative if it does not fit; 0 if it fits because cached
+            blocks are freed; -inf if they are unknown and it does not fit.
+        most: at least 0.
     """
-    if not most or fits(most):
+    if not most or (beyond_left := left(most)) >= 0:
         return most
-    step, beyond = max(most // NEAREST, 1), most
-    while beyond > 1 and not fits(known := max(beyond - step, 1)):
-        beyond, step = known, 2 * step
-    if beyond == 1:
-        return 0
+    beyond, step = most, max(most // NEAREST, 1)
+    while (known_left := left(known := max(beyond - step, 1))) < 0:
+        if known == 1:
+            return 0
+        beyond, beyond_left, step = known, known_left, 2 * step
+    step, fits = 1, True
     while beyond - known > 1:
-        middle = (known + beyond) // 2
-        known, beyond = (middle, beyond) if fits(middle) else (known, middle)
+        if known_left and beyond_left > -inf:
+            value = known + int((beyond - known) * known_left / (known_left - beyond_left))
+            value = max(value, known + step) if fits else min(value, beyond - step)
+            value = min(max(value, known + 1), beyond - 1)
+        else:
+            value = (known + beyond) // 2
+        found = left(value)
+        step = 2 * step if (found >= 0) is fits else 1
+        fits = found >= 0
+        if fits:
+            known, known_left = value, found
+        else:
+            beyond, beyond_left = value, found
     return known

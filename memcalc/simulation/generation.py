@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import islice
+from typing import NamedTuple
 
 from memcalc.generation.forward_peak import ForwardBlocks, GenerationBlock
 from memcalc.generation.forwards import Forward, all_forwards
@@ -20,7 +21,7 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.states.persistent import workspace
 from memcalc.states.state_options import state_options
-from memcalc.stream.requests import Requests
+from memcalc.stream.requests import RecordedRequests, Requests
 
 # A forward pass of one layer takes about 70 microseconds to record and replay: a second in all.
 MOST_LAYERS_PLAYED = 16_384
@@ -47,6 +48,32 @@ def unsupported_generation_reason(spec: Spec) -> str:
             f"{MOST_LAYERS_PLAYED:,} layers that are replayed"
         )
     return ""
+
+
+class _RecordedLayer(NamedTuple):
+    """The recorded requests of one layer's forward, for layers of the same type.
+
+    Args:
+        requests: the requests.
+        given: the storage of its input.
+        caches: its KV cache before this pass.
+        output: the storage of its output.
+        live: the storages that are still live after it, and their indices in the program.
+    """
+
+    requests: RecordedRequests
+    given: int
+    caches: tuple[int, ...]
+    output: int
+    live: dict[int, int]
+
+    def again(self, requests: Requests, given: int, caches: Collection[int]) -> tuple[int, dict[int, int]]:
+        """Record another layer with its own input and caches; return its output and the storages still live."""
+        new = {self.given: given, **dict(zip(self.caches, caches, strict=True))}
+        requests.again(self.requests, new)
+        for shared in self.live.values() - new.keys():
+            requests.hold(shared)
+        return new[self.output], {at: new.get(storage, storage) for at, storage in self.live.items()}
 
 
 class GenerationRequests:
@@ -94,13 +121,21 @@ class GenerationRequests:
         self.shared = {table: storage for table, storage in tables if table is not None}
         left = [live]
         kinds: dict[tuple[bool, bool], GenerationBlock] = {}
+        recorded: dict[tuple[bool, bool], _RecordedLayer] = {}
         for layer in range(self.spec.model.num_layers):
             kind = blocks.experts(layer), self.spec.model.has_window(layer)
-            if kind not in kinds:
-                kinds[kind] = blocks.layer(*kind, several=False)
-            block = kinds[kind]
-            hidden, live = self._block(block, hidden, self.caches.get(layer, ()))
-            self.caches[layer] = [live.pop(at) for at in block.written]
+            caches = self.caches.get(layer, ())
+            if kind in recorded:
+                hidden, live = recorded[kind].again(self.requests, hidden, caches)
+            else:
+                if kind not in kinds:
+                    kinds[kind] = blocks.layer(*kind, several=False)
+                mark, given = self.requests.mark(), hidden
+                hidden, live = self._block(kinds[kind], given, caches)
+                if layer:  # the input of the first one is the embedding's, which others may reference
+                    requests = self.requests.since(mark)
+                    recorded[kind] = _RecordedLayer(requests, given, tuple(caches), hidden, dict(live))
+            self.caches[layer] = [live.pop(at) for at in kinds[kind].written]
             left.append(live)
         _, live = self._block(blocks.block("head", "head"), hidden, (), selects=True)
         for each in (*left, live):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from math import inf
 
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.limits import limits_of
@@ -194,7 +195,7 @@ def _with_largest(result: Result) -> Result:
     def search() -> LargestBatchAndContext:
         from memcalc.estimation.max_batch import largest
 
-        return largest(result.spec, _is_possible, _fits)
+        return largest(result.spec, _is_possible, _left_bytes)
 
     return replace(result, generation=replace(result.generation, search=search))
 
@@ -206,8 +207,16 @@ def _is_possible(spec: Spec) -> bool:
     return _decided(least_bytes(spec, gpu, gpu.usable_bytes), gpu.usable_bytes, limits_of(spec)) is None
 
 
-def _fits(spec: Spec) -> bool:
-    return judge(spec).answer == "fits"
+def _left_bytes(spec: Spec) -> float:
+    """Return the bytes that the upper end of a run's interval leaves free, negative if and only if it does not fit.
+
+    0 if it fits because cached blocks are freed; -inf if bounds alone decided.
+    """
+    verdict = judge(spec)
+    if verdict.interval is None or verdict.device_bytes is None:
+        return -inf
+    left = verdict.limit_bytes - verdict.device_bytes * (1 + verdict.interval.errors.high)
+    return max(left, 0.0) if verdict.answer == "fits" else min(left, -1.0)
 
 
 def _with_memory(spec: Spec, gpu: GpuSpec | None, rank: RankResult, need: MemoryNeed | None) -> RankResult:
