@@ -282,4 +282,4 @@ def checked_results(
     from memcalc.verdict.judge import size
 
     asked = Limits(gpu=gpu, overrides=tuple(overrides))
-    return {path: size(spec) for path, spec in checked_specs(report, asked, policy_for(settings))}
+    return {path: size(spec, limit) for path, spec, limit in checked_specs(report, asked, policy_for(settings))}

@@ -86,13 +86,14 @@ def check(
     )
 
 
-def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterator[tuple[str, Spec]]:
-    """Yield the valid configurations of a check with their paths; standard input cannot be read twice."""
+def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterator[tuple[str, Spec, int]]:
+    """Yield the valid configurations of a check with their paths and limits in bytes; standard input is read once."""
     asked = asked.with_gpu()
     for outcome in report.outcomes:
         if outcome.sizes is not None and outcome.path != _STANDARD_INPUT:
             limits = policy.limits_of(outcome.path, asked)
-            yield outcome.path, load(outcome.path, limits.overrides, gpu=limits.gpu)
+            assert outcome.limit_bytes is not None
+            yield outcome.path, load(outcome.path, limits.overrides, gpu=limits.gpu), outcome.limit_bytes
 
 
 def _remarks(found: DiscoveredFiles, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:

@@ -198,9 +198,16 @@ class Sizing:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """Usable GPU memory minus device memory of the headline rank; negative if the run does not fit."""
+        """The limit minus device memory of the headline rank; negative if the run does not fit."""
         device_bytes = self.headline.device_bytes
-        return None if self.gpu is None or device_bytes is None else self.gpu.usable_bytes - device_bytes
+        return None if self.limit_bytes is None or device_bytes is None else self.limit_bytes - device_bytes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """What the run may use: the memory usable on its GPU, or the limit of a check; None without either."""
+        if self.decision is not None:
+            return self.decision.limit_bytes
+        return None if self.gpu is None else self.gpu.usable_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,6 +165,35 @@ def test_two_timelines_have_one_scale(run: Callable[..., Run], tmp_path: Path) -
     assert reserved[0] < reserved[1] == first["highest"] == second["highest"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        (("--gpu", "h100-80gb", "--margin", "77GiB"), "but 2.10 GiB are allowed"),
+        (("--gpu", "h100-80gb", "--budget", "5GiB"), " of 5.00 GiB allowed ("),
+        (("--budget", "2GiB"), "but 2.00 GiB are allowed"),
+        (("--gpu", "h100-80gb"), " of 79.10 GiB usable on NVIDIA H100"),
+    ],
+)
+def test_each_config_is_judged_by_the_limit_of_its_check(
+    run: Callable[..., Run],  # noqa: F811
+    limits: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+) -> None:
+    """gpt2 needs 4.32 GiB with its device context, 3.54 without: table, title, verdict and bars agree."""
+    path = tmp_path / "report.html"
+    fails = run("check", "configs/gpt2.yaml", *limits, "--html", str(path)).code
+    table, *_, details = data_of(path.read_text())["sections"]
+    (shown,) = details["views"]
+    verdict, bars, *_ = shown["sections"]
+
+    assert table["rows"][0][0].strip() == ("too large" if fails else "fits")
+    assert shown["title"].endswith("does not fit" if fails else ": fits")
+    assert verdict["answer"] == ("does-not-fit" if fails else "fits")
+    assert told in verdict["text"]
+    assert bars["limit"]["text"] in verdict["text"].replace("are allowed", "allowed")
+
+
 @pytest.mark.long
 def test_a_report_on_1001_configs_is_small_enough(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: F811
     """All of them in the table, the details of those that fail or nearly fill their GPU, at most 1 MB."""

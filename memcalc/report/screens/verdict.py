@@ -96,18 +96,17 @@ def needed_bytes(result: Sizing) -> tuple[int, str]:
 
 def verdict(result: Sizing, unit: Unit) -> str:
     """One sentence: FITS, DOES NOT FIT, CANNOT SAY, or what the run needs where no GPU is given."""
-    gpu, decision = result.gpu, result.decision
+    decision = result.decision
     missing = holding_memory(result.limits)
     without = f" Not modelled: {listed([limit.feature for limit in missing])}." if missing else ""
-    if gpu is None or decision is None:
+    if decision is None:
         allocated = format_bytes(result.ledger.peak_bytes, unit)
         needed, name = needed_bytes(result)
         reserved = f", {format_bytes(needed, unit)} {name}" if name != "allocated" else ""
         bound = "at least " if missing else ""
         hint = "" if result.source == "measure" else " Add --gpu to check whether it fits."
         return f"Peak per GPU: {bound}{allocated} allocated{reserved}.{without}{hint}"
-    usable = f"{format_bytes(gpu.usable_bytes, unit)} usable on {gpu.label}"
-    least = format_bytes(decision.least_bytes, unit)
+    usable, least = limit_text(result, unit), format_bytes(decision.least_bytes, unit)
     if decision.answer == "unknown":
         interval = decision.interval
         if decision.assumed:
@@ -117,14 +116,24 @@ def verdict(result: Sizing, unit: Unit) -> str:
             return f"CANNOT SAY: needs at least {least} of {usable}.{without}"
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
         return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}."
-    device = result.headline.device_bytes or 0
-    needs, headroom = format_bytes(device, unit), gpu.usable_bytes - device
+    needed, _ = needed_bytes(result)
+    needs, headroom = format_bytes(needed, unit), decision.limit_bytes - needed
     if decision.answer == "fits":
         return f"FITS: needs {needs} of {usable} ({format_bytes(headroom, unit)} free)."
     if headroom >= 0:  # only with what is known of the parts that are not modelled
-        return f"DOES NOT FIT: needs at least {least}, but {gpu.label} has {usable.partition(' on ')[0]}.{without}"
+        return f"DOES NOT FIT: needs at least {least}, but {limit_text(result, unit, clause=True)}.{without}"
     over = format_bytes(-headroom, unit)
-    return f"DOES NOT FIT: needs {needs}, but {gpu.label} has {usable.partition(' on ')[0]} ({over} over).{without}"
+    return f"DOES NOT FIT: needs {needs}, but {limit_text(result, unit, clause=True)} ({over} over).{without}"
+
+
+def limit_text(result: Sizing, unit: Unit, *, clause: bool = False) -> str:
+    """Return what the run may use: the memory usable on its GPU, or a lower limit of a check; `clause`: with a verb."""
+    limit, gpu = result.limit_bytes, result.gpu
+    assert limit is not None
+    text = format_bytes(limit, unit)
+    if gpu is None or limit != gpu.usable_bytes:
+        return f"{text} are allowed" if clause else f"{text} allowed"
+    return f"{gpu.label} has {text} usable" if clause else f"{text} usable on {gpu.label}"
 
 
 def assumed(result: Sizing, unit: Unit) -> str:

@@ -55,10 +55,10 @@ def bar_lines(result: Sizing, unit: Unit, width: int, parts: Breakdown | None = 
     if parts.headroom is not None and parts.headroom >= 0:
         return letter_bar([*cells, (HEADROOM, parts.headroom)], width), ""
     below = ""
-    if result.gpu is not None and parts.headroom is not None:
-        needed = result.gpu.usable_bytes - parts.headroom
-        at = min(width - 1, width * result.gpu.usable_bytes // needed)
-        text = f"usable GPU memory: {format_bytes(result.gpu.usable_bytes, unit)}"
+    if result.limit_bytes is not None and parts.headroom is not None:
+        needed = result.limit_bytes - parts.headroom
+        at = min(width - 1, width * result.limit_bytes // needed)
+        text = f"usable GPU memory: {format_bytes(result.limit_bytes, unit)}"
         below = f"{' ' * at}^ {text}" if at + 2 + len(text) <= width else f"{text} ^".rjust(at + 1)
     return letter_bar(cells, width), below
 

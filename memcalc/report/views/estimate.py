@@ -10,7 +10,7 @@ from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, meaning, percent, rank_text, shortened
 from memcalc.report.plots.palette import colour
-from memcalc.report.screens.verdict import assumed, because, error_bars, figures, subject, verdict
+from memcalc.report.screens.verdict import assumed, because, error_bars, figures, limit_text, subject, verdict
 from memcalc.report.tables.breakdown import breakdown, host_grid
 from memcalc.report.tables.explanation import chapters
 from memcalc.report.tables.kv_cache import generation_grid
@@ -75,7 +75,7 @@ def verdict_section(result: Result, unit: Unit, reason: Reason | None = None, ad
 
 def bars_section(result: Result, unit: Unit) -> Section:
     """Device, reserved and allocated memory against the GPU, with the interval of device memory."""
-    headline, gpu, interval = result.headline, result.gpu, result.interval
+    headline, interval = result.headline, result.interval
     sizes = {
         "device": headline.device_bytes,
         "reserved": headline.reserved_bytes,
@@ -86,8 +86,8 @@ def bars_section(result: Result, unit: Unit) -> Section:
         "kind": "bars",
         "title": "Three numbers",
         "limit": None
-        if gpu is None
-        else {"bytes": gpu.usable_bytes, "text": f"{format_bytes(gpu.usable_bytes, unit)} usable on {gpu.label}"},
+        if result.limit_bytes is None
+        else {"bytes": result.limit_bytes, "text": limit_text(result, unit)},
         "bars": [
             {"name": name, "bytes": size, "text": format_bytes(size, unit), "note": meanings[name]}
             for name, size in sizes.items()

@@ -82,11 +82,11 @@ def phases_section(result: Result, unit: Unit, note: str) -> Section:
 
 
 def _limit(result: Result) -> int | None:
-    """What the GPU has for the allocator."""
-    if result.gpu is None:
+    """What the limit leaves for the allocator."""
+    if result.limit_bytes is None:
         return None
     outside = result.headline.outside
-    return result.gpu.usable_bytes - outside.device_context - outside.communication_library
+    return result.limit_bytes - outside.device_context - outside.communication_library
 
 
 def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, formulas: bool) -> Section:
