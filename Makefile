@@ -16,8 +16,9 @@ PAGE_VENV := .venv-page
 PAGE_PLATFORMS := --platform pyemscripten_2026_0_wasm32 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64
 PAGE := build/page-modules/.stamp build/page-wheels/.stamp build/page-memcalc/.stamp
 NULL := $(NULL_VENV)/.stamp
-# Parallel test processes, each with a copy of torch in memory. Without them: make test WORKERS=
-WORKERS ?= -n auto --maxprocesses 4 --dist worksteal
+# Parallel test processes, each with a copy of torch in memory: one more than cores, since some tests wait for processes.
+# Without them: make test WORKERS=
+WORKERS ?= -n $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))') --dist worksteal
 # Always empty (off): the tests start Python hundreds of times, and byte code saves compiling each time.
 export PYTHONDONTWRITEBYTECODE :=
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)

@@ -36,10 +36,21 @@ def _raise_again(ignored: Any) -> None:
     if not issubclass(ignored.exc_type, ENDINGS):
         sys.__unraisablehook__(ignored)
         return
+    import threading
+
+    threading.Timer(_SOON, _interrupt_main).start()  # by then the callback has returned
+
+
+def _interrupt_main() -> None:
+    """Interrupt the main thread, also where it waits in a system call: `_thread.interrupt_main` would wait for it."""
     import _thread
     import threading
 
-    threading.Timer(_SOON, _thread.interrupt_main).start()  # by then the callback has returned
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 def exit_code() -> int | None:

@@ -28,7 +28,7 @@ SLOW = {
         "verdicts.md",
         "programs.md",
     ),
-    *("trace.md", "replay.md", "recompute.md", "recomputation.md"),
+    *("trace.md", "replay.md", "recompute.md", "recomputation.md", "generation.md"),
 }
 SLOW_PARTS = {"real-sentence", "replay-sentence"}
 

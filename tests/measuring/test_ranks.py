@@ -55,7 +55,7 @@ def free_port() -> int:
 @pytest.mark.parametrize(
     ("ranks", "overrides", "start"),
     [
-        (2, "engine=ddp", torchrun),
+        pytest.param(2, "engine=ddp", torchrun, marks=pytest.mark.long),
         (4, "engine=fsdp2 zero_stage=3", forked),
         pytest.param(2, "engine=fsdp2 zero_stage=3", torchrun, marks=pytest.mark.long),
         pytest.param(2, "tensor_parallel=2 sequence_parallel=true loss=vocab-parallel", forked, marks=pytest.mark.long),

@@ -67,6 +67,7 @@ def test_a_disk_that_is_full_when_the_process_ends(dry_run: Script) -> None:
     assert (result.outcome, result.allocated_bytes, result.lost) == (DONE, GIB, 0)
 
 
+@pytest.mark.long
 def test_a_report_that_is_lost_all_the_same_is_said(
     dry_run_here: Path, null_python: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +176,7 @@ raise ImportError("install more")
 """
 
 
+@pytest.mark.long
 def test_the_first_failure_is_that_of_the_program_and_not_of_its_launcher(dry_run: Script) -> None:
     result = dry_run(FAILS_BELOW_A_LAUNCHER)
 
@@ -281,6 +283,7 @@ except torch.OutOfMemoryError:
 """
 
 
+@pytest.mark.long
 def test_memory_that_ran_out_before_the_time_does_not_fit_as_far_as_it_came(dry_run: Script) -> None:
     result = dry_run(CATCHES_AND_WAITS, timeout=20)
 

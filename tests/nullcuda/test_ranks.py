@@ -157,6 +157,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.long
 def test_the_first_bucket_of_ddp_is_freed_before_the_second_step(dry_run: Script, dry_run_here: Path) -> None:
     """8 weights of 2048 x 2048 x 4 bytes = 16 MiB each, and buckets of as many bytes: 256 MiB, and 64 of workspaces.
 

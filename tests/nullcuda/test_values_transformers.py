@@ -205,7 +205,11 @@ print(json.dumps(rows))
 
 
 @pytest.mark.parametrize(
-    ("routing", "rows"), [("balanced", [32] * 8 * 2), ("worst-case", [128] * 2 * 2)], ids=["balanced", "worst-case"]
+    ("routing", "rows"),
+    [
+        pytest.param("balanced", [32] * 8 * 2, id="balanced"),
+        pytest.param("worst-case", [128] * 2 * 2, id="worst-case", marks=pytest.mark.long),
+    ],
 )
 def test_experts_get_balanced_counts_or_all_tokens(
     dry_run: Script, dry_run_here: Any, routing: str, rows: list[int]

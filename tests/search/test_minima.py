@@ -47,6 +47,7 @@ def test_the_last_number_is_tried() -> None:
     assert memcalc.fit(*run, gpu="a100-40gb", minimize="gpus", gpus=2).verdict == "does-not-fit"
 
 
+@pytest.mark.long
 def test_none_is_skipped() -> None:
     """Splits that fail with more replicas are not estimated again; every number has the answer of all its layouts."""
     card = find_gpu("l4")

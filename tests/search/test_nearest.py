@@ -81,6 +81,7 @@ def test_changes_of_the_run_with_all_layers_recomputed() -> None:
     pasted_as_promised(answer, "llama-3.2-1b", words, "t4")
 
 
+@pytest.mark.long
 def test_a_configuration_of_another_framework(tmp_path: Path) -> None:
     """It does not say over how many GPUs: the question does, and so do the changes."""
     path = tmp_path / "ds.json"

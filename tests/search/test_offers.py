@@ -44,6 +44,7 @@ def test_costs_are_prices_times_gpus_times_seconds() -> None:
     assert answer.best == (first.layouts and first.layouts.best)
 
 
+@pytest.mark.long
 def test_more_gpus_are_chosen_where_a_token_costs_less_on_them() -> None:
     """From the fewest that are enough, doubled as long as a token costs less: sized here one by one."""
     spec, card = memcalc.load(*RUN, gpu="rtx-4090"), find_gpu("rtx-4090")
@@ -76,6 +77,7 @@ def test_a_price_moves_the_order_and_nothing_else() -> None:
         assert offer.of_tokens / offer.price == pytest.approx(other.of_tokens / other.price)
 
 
+@pytest.mark.long
 def test_a_budget_holds_for_every_gpu() -> None:
     answer = memcalc.fit("llama-3.2-1b", "hardware.budget=16GiB", minimize="cost", prices={"h100": 2, "a100-80gb": 1})
 

@@ -15,9 +15,9 @@ NOTHING: frozenset[str] = frozenset()
 @pytest.mark.parametrize(
     ("name", "overrides", "gpus", "gpu"),
     [
-        ("gpt2-xl", ("attention=eager", "b=2"), 4, "rtx-4090"),
+        pytest.param("gpt2-xl", ("attention=eager", "b=2"), 4, "rtx-4090", marks=pytest.mark.long),
         ("llama-3.2-1b", ("s=8192",), 4, "l40s"),
-        ("granite-3.0-1b-a400m", ("b=4",), 4, "rtx-4090"),
+        pytest.param("granite-3.0-1b-a400m", ("b=4",), 4, "rtx-4090", marks=pytest.mark.long),
         ("gpt2-large", ("b=4",), 1, "rtx-4090"),
     ],
 )

@@ -22,8 +22,8 @@ MIB = 2**20
 
 def asked(preset: str, *words: str, gpu: str | None = None) -> Result:
     """The estimate, words of the inference block without its name."""
-    parallel = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "data_parallel")
-    return memcalc.estimate(preset, *(w if w.startswith(parallel) else f"inference.{w}" for w in words), gpu=gpu)
+    others = ("model.", "tensor_parallel", "pipeline_parallel", "expert_parallel", "data_parallel")
+    return memcalc.estimate(preset, *(w if w.startswith(others) else f"inference.{w}" for w in words), gpu=gpu)
 
 
 def cache(result: Result, phase: str) -> int:
@@ -173,8 +173,8 @@ def test_the_longest_context_fits_and_one_more_token_does_not(preset: str) -> No
 
 def test_a_run_beyond_the_models_positions_is_asked_what_memory_allows() -> None:
     """Rotary positions can be stretched: 9,000 tokens of 8,192 are estimated, and the longest context is no shorter."""
-    beyond = asked("llama-3-8b", "context_length=9000", gpu="a100-80gb").generation
-    within = asked("llama-3-8b", "context_length=8000", gpu="a100-80gb").generation
+    beyond = asked("llama-3-8b", "model.num_layers=4", "context_length=9000", gpu="a100-80gb").generation
+    within = asked("llama-3-8b", "model.num_layers=4", "context_length=8000", gpu="a100-80gb").generation
 
     assert beyond is not None and beyond.largest is not None  # noqa: PT018 -- for the type checker
     assert within is not None and within.largest is not None  # noqa: PT018 -- for the type checker
