@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from memcalc.frameworks.releases import RELEASES
 from memcalc.spec.limits import Limit
+from memcalc.spec.optimizers import ALIASES
 from memcalc.spec.programs import number
 
-FRAMEWORK = "training.framework"
+FRAMEWORK, OPTIMIZER = "training.framework", "training.optimizer"
 
 
 class DeferredValue(str):
@@ -101,6 +102,22 @@ class Draft:
         """What the user or the file sets a field of ours to; None: neither does."""
         found = self.overridden.get(path)
         return self.values.get(path) if found is None else found
+
+    @property
+    def optimizer(self) -> str:
+        """The canonical name of the optimizer that the user or the file sets; PyTorch's AdamW if neither does."""
+        name = str(self.given(OPTIMIZER) or "adamw")
+        return ALIASES.get(name, name)
+
+    def release_optimizer(self) -> None:
+        """Remove the implementation and the paging of the file's optimizer if the user sets another one."""
+        own = str(self.values.get(OPTIMIZER, "adamw"))
+        pages = f"{OPTIMIZER}_options.paged"
+        if OPTIMIZER not in self.overridden:
+            return
+        if self.optimizer != ALIASES.get(own, own) or pages in self.overridden:
+            self.values.pop(f"{OPTIMIZER}_implementation", None)
+        self.values.pop(pages, None)
 
     def choose(self, path: str, what: str, candidates: tuple[str, ...]) -> str:
         """The value of a field that decides which program runs; where nothing settles it, it is an open question."""

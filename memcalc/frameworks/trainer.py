@@ -31,12 +31,9 @@ def place_trainers_loop(draft: Draft) -> None:
     if clipping:
         draft.default("training.gradient_clipping", clipping)
     masters = str(values.get("training.recipe", "")).startswith("mixed")  # which bitsandbytes does not know
-    own = (
-        not {"training.optimizer", "training.recipe"} & draft.overridden.keys()
-    )  # of another optimizer it is no option
+    masters = masters or "training.recipe" in draft.overridden
     # trainer.py, create_optimizer: until 4.51 of an optimizer named Adam8bit alone, which none is.
-    keeps = values.get("training.optimizer") in ("adam-8bit", "lion-8bit") and own and not masters
-    if keeps and draft.has("transformers", "4.52"):
+    if draft.optimizer in ("adam-8bit", "lion-8bit") and not masters and draft.has("transformers", "4.52"):
         draft.default("training.optimizer_options.embeddings_32bit", True)
     _place_liger(draft)
     place_padding(draft)

@@ -167,6 +167,7 @@ def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
         draft.default(FRAMEWORK, framework.framework)
     for path in (open_fields - placed) | _of_the_model(draft):
         draft.values.pop(path, None)
+    draft.release_optimizer()
 
 
 def unique_limits(limits: Iterable[Limit]) -> tuple[Limit, ...]:

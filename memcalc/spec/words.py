@@ -88,7 +88,7 @@ _PRECISIONS = {  # precision strings of Lightning, pytorch_lightning/plugins/pre
     "32-true": {"training.dtype": "fp32"},
 }
 _OPTIMIZERS: dict[Any, dict[str, Any]] = {
-    "adamw_torch": {"training.optimizer": "adamw"},
+    "adamw_torch": {"training.optimizer": "adamw", "training.optimizer_implementation": "foreach"},
     "adamw_torch_fused": {"training.optimizer": "adamw", "training.optimizer_implementation": "fused"},
     "adamw_bnb_8bit": {"training.optimizer": "adam-8bit"},
     "adamw_8bit": {"training.optimizer": "adam-8bit"},

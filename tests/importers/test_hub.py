@@ -35,6 +35,27 @@ def test_it_is_the_run_of_a_file_of_training_arguments_that_says_no_more(tmp_pat
     assert named.ledger.totals == written.ledger.totals
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"),
+        *("adafactor", "lion_32bit", "lion_8bit", "paged_lion_8bit", "sgd", "rmsprop", "adagrad"),
+    ],
+)
+def test_an_optimizer_that_is_set_is_that_of_a_file(name: str, tmp_path: Path) -> None:
+    """With the implementation and the options of that optimizer, not those of Trainer's default or of the file."""
+    for optim in (name, "paged_adamw_8bit"):
+        text = f"model_name_or_path: {LLAMA}\nper_device_train_batch_size: 1\noptim: {optim}\n"
+        (tmp_path / f"{optim}.yaml").write_text(text)
+    published = "versions.transformers=v5.23"
+    for_a_hub_id = load(LLAMA, [f"optim={name}"]).training
+    in_a_file = load(tmp_path / f"{name}.yaml", [published]).training
+    for_a_file = load(tmp_path / "paged_adamw_8bit.yaml", [published, f"optim={name}"]).training
+
+    assert for_a_hub_id.model_dump(exclude={"versions"}) == in_a_file.model_dump(exclude={"versions"})
+    assert for_a_file == in_a_file
+
+
 def test_in_a_file_it_is_the_model_alone(tmp_path: Path) -> None:
     for key in ("preset", "hf_config"):
         path = tmp_path / f"{key}.yaml"
