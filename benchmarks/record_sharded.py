@@ -3,10 +3,11 @@
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
     python benchmarks/record_sharded.py known cuda PYTHON benchmarks/recordings/gpu/new/FILE.jsonl
 
-`cuda` is this machine's GPU. PYTHON is an interpreter with PyTorch's CUDA build (and DeepSpeed,
-or torchao and Triton, for their cases). The other ranks are PyTorch's fake process group: collectives return at once,
-buffers are real. Cases are a list in sharded_cases.yaml; recorded ones are skipped. The step is the reference
-decoder's (memcalc/step); the engine is put around it as its documentation says.
+`cuda` is this machine's GPU: cases then run beside each other, as many as its memory has room for. PYTHON is an
+interpreter with PyTorch's CUDA build (and DeepSpeed, or torchao and Triton, for their cases). The other ranks are
+PyTorch's fake process group: collectives return at once, buffers are real. Cases are lists in sharded_cases.yaml,
+with commas between their names; recorded ones are skipped. The step is the reference decoder's (memcalc/step); the
+engine is put around it as its documentation says.
 """
 
 from __future__ import annotations
@@ -16,29 +17,38 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Condition
 from typing import Any
 
 CASES = Path(__file__).with_name("sharded_cases.yaml")
 STEPS = 3
 GPU = "cuda"  # this machine's GPU in place of a simulated one
+READY = "ready\n"  # what a case prints once its packages are loaded; it then waits for a line
+MARGIN = 2**29  # bytes, of what an estimate may be wrong
 RANK = "rank="  # a word of a case: which of the ranks it is, if not the first
 
 
 def main() -> None:
     """Parse the command line, then run one case (inside) or all of them (outside)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", help="a list in sharded_cases.yaml")
+    parser.add_argument("cases", help="lists in sharded_cases.yaml, with commas between them")
     parser.add_argument("card")
     parser.add_argument("python")
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--case", help="run this one here, on whatever CUDA device is there")
     parser.add_argument("--outside", type=int, default=0, help="bytes to hold beside PyTorch, as NCCL would")
+    parser.add_argument("--wait", action="store_true", help="with --case: load the packages, then wait for a line")
     arguments = parser.parse_args()
     if arguments.case is not None:
+        if arguments.wait:
+            load_packages(arguments.case)
+            print(READY, end="", flush=True)
+            sys.stdin.readline()
         hold_outside(arguments.outside)
         run(arguments.case, arguments.card, arguments.recordings)
         return
@@ -47,15 +57,56 @@ def main() -> None:
     from memcalc.nullcuda import run as dry_run
 
     known = recorded(arguments.recordings)
-    for case in yaml.safe_load(CASES.read_text())[arguments.cases]:
-        if case not in known:
-            command = [arguments.python, *sys.argv, "--case", case]
-            if arguments.card == GPU:
-                done = subprocess.run(command, stdout=subprocess.DEVNULL, timeout=600, check=False)
-                outcome = f"exit code {done.returncode}"
-            else:
-                outcome = dry_run(command, arguments.card, timeout=600, stdout=subprocess.DEVNULL).outcome
-            print(f"{case}: {outcome}", flush=True)
+    lists = yaml.safe_load(CASES.read_text())
+    named = dict.fromkeys(case for name in arguments.cases.split(",") for case in lists[name])
+    cases = [case for case in named if case not in known]
+    command = [arguments.python, *sys.argv, "--case"]
+    if arguments.card == GPU:
+        side_by_side(cases, command)
+        return
+    for case in cases:
+        ran = dry_run([*command, case], arguments.card, timeout=600, stdout=subprocess.DEVNULL)
+        print(f"{case}: {ran.outcome}", flush=True)
+
+
+def side_by_side(cases: Sequence[str], command: Sequence[str]) -> None:
+    """Run cases on this machine's GPU, each once there is room for what it is estimated to need."""
+    free, change = gpu_bytes() - MARGIN, Condition()
+
+    def run_case(case: str) -> None:
+        nonlocal free
+        needed = estimated_bytes(case)
+        process = subprocess.Popen([*command, case, "--wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        while process.stdout.readline() not in {READY, ""}:
+            pass
+        with change:
+            change.wait_for(lambda: free >= needed)
+            free -= needed
+        process.communicate("\n")
+        with change:
+            free += needed
+            change.notify_all()
+        print(f"{case}: exit code {process.returncode}", flush=True)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(run_case, cases))
+
+
+def gpu_bytes() -> int:
+    """The memory of the GPU that is there."""
+    words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+
+
+def estimated_bytes(case: str) -> int:
+    """The device memory that a case is estimated to need, and some more; at most what a GPU of its own has."""
+    from memcalc.spec.loading import load
+    from memcalc.verdict.needs import need_of
+
+    preset, *words = case.split()
+    found = need_of(load(preset, [word for word in words if not word.startswith(RANK)]), None)
+    return min(int((found.reserved_bytes + found.outside_bytes) * 1.05) + MARGIN, gpu_bytes() - MARGIN)
 
 
 def recorded(recordings: Path) -> set[str]:
@@ -63,6 +114,18 @@ def recorded(recordings: Path) -> set[str]:
     if not recordings.exists():
         return set()
     return {json.loads(line)["case"] for line in recordings.read_text().splitlines()}
+
+
+def load_packages(case: str) -> None:
+    """Import what takes longest, none of which starts CUDA; nothing where PyTorch is yet to read its settings."""
+    if "alloc_conf=" in case:
+        return
+    import torch.distributed.fsdp  # noqa: F401
+
+    import memcalc.step.loop  # noqa: F401
+
+    if "engine=deepspeed" in case:
+        import deepspeed  # noqa: F401
 
 
 def hold_outside(size: int) -> None:
@@ -121,8 +184,9 @@ def run(case: str, card: str, recordings: Path) -> None:
         **({"pinned_bytes": pinned_peak()} if spec.training.offload_activations != "none" else {}),
     }
     recordings.parent.mkdir(parents=True, exist_ok=True)
-    with recordings.open("a") as file:
-        file.write(json.dumps(record, separators=(",", ":")) + "\n")
+    line = json.dumps(record, separators=(",", ":")) + "\n"
+    with recordings.open("ab", buffering=0) as file:  # one write: others may be writing
+        file.write(line.encode())
 
 
 def stage_of(spec: Any, rank: int) -> int:

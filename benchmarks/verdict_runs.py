@@ -4,10 +4,11 @@
     python benchmarks/verdict_runs.py largest SEED COUNT > cases.txt    # each run at the largest micro-batch and above
     python benchmarks/verdict_runs.py ranks SEED COUNT > cases.txt      # one rank of many, within 12 % of the GPU
     python benchmarks/verdict_runs.py record cases.txt PYTHON FILE.jsonl
+    python benchmarks/verdict_runs.py record cases.txt python3 FILE.jsonl --cuda    # on this machine's GPU
 
-The runs are whole models as users train them: presets, cards, recipes, implementations, optimizers, adapters. PYTHON is
-an interpreter with PyTorch's CUDA build. Recorded cases are skipped; each is three steps in a process of its own, and
-one that runs out of memory is recorded as such.
+With --gpu the drawn runs are of that GPU alone. The runs are whole models as users train them: presets, cards,
+recipes, implementations, optimizers, adapters. PYTHON is an interpreter with PyTorch's CUDA build. Recorded cases are
+skipped; each is three steps in a process of its own, and one that runs out of memory is recorded as such.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import memcalc
 from benchmarks.record_reference import variables_of
+from benchmarks.record_sharded import GPU as THIS_GPU
 from benchmarks.sample_cases import WHOLE
 from memcalc.errors import InputError, MemcalcError, OutOfMemory
 from memcalc.estimation.outside_allocator import communication_library_bytes
@@ -61,6 +64,7 @@ ADAPTERS = (
     "lora.rank=16 qlora.block_size=64",
 )
 MOST_BATCH = 4096
+RANKS_CARDS = ("a100-80gb", "h100-80gb")
 SHARDINGS = (
     "engine=ddp",
     "engine=fsdp2 zero_stage=2",
@@ -73,8 +77,8 @@ SHARDINGS = (
 )
 
 
-def drawn(lot: random.Random) -> Spec | None:
-    """A run without its micro-batch; None: these settings do not go together."""
+def drawn(lot: random.Random, cards: Sequence[str]) -> Spec | None:
+    """A run on one of some GPUs, without its micro-batch; None: these settings do not go together."""
     recipe = lot.choice(RECIPES)
     kernels = ["eager", "memory-efficient", *(["flash"] * 3 if recipe != "fp32" else [])]
     words = [
@@ -91,7 +95,7 @@ def drawn(lot: random.Random) -> Spec | None:
     if lot.random() < 0.2:
         words.append(f"gradient_accumulation_steps={lot.choice([2, 4])}")
     try:
-        spec = memcalc.load(lot.choice(PRESETS), *words, gpu=lot.choice(CARDS))
+        spec = memcalc.load(lot.choice(PRESETS), *words, gpu=lot.choice(cards))
         refuse_unsupported(spec)
     except InputError:
         return None
@@ -107,10 +111,10 @@ def _in_transformers(spec: Spec) -> bool:
     return spec.model.architecture != "codegen" or spec.training.attention == "eager"
 
 
-def near_their_card(lot: random.Random, count: int) -> Iterator[str]:
+def near_their_card(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator[str]:
     """Runs with a micro-batch at which the estimate is within NEAR of the GPU."""
     while count:
-        spec = drawn(lot)
+        spec = drawn(lot, cards)
         batches = [] if spec is None else near_batches(spec)
         if batches and spec is not None:
             count -= 1
@@ -148,10 +152,10 @@ def with_batch(spec: Spec, batch: int) -> Spec:
     return spec.model_copy(update={"training": spec.training.model_copy(update={"micro_batch_size": batch})})
 
 
-def largest_and_above(lot: random.Random, count: int) -> Iterator[str]:
+def largest_and_above(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator[str]:
     """Runs at the largest micro-batch that `fit` names, and at the next larger one."""
     while count:
-        spec = drawn(lot)
+        spec = drawn(lot, cards)
         largest = None if spec is None else largest_batch(spec)
         if largest is not None and spec is not None:
             count -= 1
@@ -184,8 +188,8 @@ def loaded(line: str) -> Spec:
     return memcalc.load(preset, *words, gpu=gpu.removeprefix("gpu="))
 
 
-def record(cases: Path, python: str, recordings: Path) -> None:
-    """Run the cases that have no record yet."""
+def record(cases: Path, python: str, recordings: Path, device: str | None) -> None:
+    """Run the cases that have no record yet: each on its own GPU, simulated, or all on this machine's (THIS_GPU)."""
     known = set()
     if recordings.exists():
         known = {json.loads(line)["case"] for line in recordings.read_text(encoding="utf-8").splitlines()}
@@ -196,9 +200,9 @@ def record(cases: Path, python: str, recordings: Path) -> None:
             if not line or line in known:
                 continue
             spec = loaded(line)
-            card = spec.hardware.gpu or ""
+            card = device or spec.hardware.gpu or ""
             if spec.parallelism.ranks > 1:
-                found = {"case": line, **outcome_of_rank(line, python)}
+                found = {"case": line, **outcome_of_rank(line, python, card)}
             else:
                 if card not in workers:
                     workers[card] = stack.enter_context(Worker((python, *WORKER), variables_of(card, python)))
@@ -208,7 +212,7 @@ def record(cases: Path, python: str, recordings: Path) -> None:
             print(line, found["outcome"], file=sys.stderr, flush=True)
 
 
-def near_ranks(lot: random.Random, count: int) -> Iterator[str]:
+def near_ranks(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator[str]:
     """One rank of 2 to 64, at a micro-batch at which device memory is within NEAR of what is usable."""
     while count:
         sharding = lot.choice(SHARDINGS)
@@ -224,7 +228,7 @@ def near_ranks(lot: random.Random, count: int) -> Iterator[str]:
             *sharding.split(),
             f"data_parallel={lot.choice([2, 8, 8, 64])}",
         ]
-        preset, gpu = lot.choice(WHOLE), lot.choice(("a100-80gb", "h100-80gb"))
+        preset, gpu = lot.choice(WHOLE), lot.choice(cards)
         try:
             spec = memcalc.load(preset, *words, gpu=gpu)
             refuse_unsupported(spec)
@@ -238,21 +242,21 @@ def near_ranks(lot: random.Random, count: int) -> Iterator[str]:
             yield f"{preset} gpu={gpu} b={lot.choice(batches)} {' '.join(words)}"
 
 
-def outcome_of_rank(line: str, python: str) -> dict[str, object]:
+def outcome_of_rank(line: str, python: str, card: str) -> dict[str, object]:
     """What one rank held in three steps, run by record_sharded.py, and how they ended. Bytes."""
-    preset, gpu, *words = line.split()
+    preset, _, *words = line.split()
     spec = loaded(line)
     # The null device counts NCCL's buffers at a group's first collective; DDP's reducer asks the fake group for none.
     outside = communication_library_bytes(spec) if spec.parallelism.engine == "ddp" else 0
     script = Path(__file__).with_name("record_sharded.py")
     with TemporaryDirectory() as folder:
         file = Path(folder) / "record.jsonl"
-        command = [python, str(script), "-", gpu.removeprefix("gpu="), python, str(file)]
-        run = ["--case", " ".join([preset, *words]), "--outside", str(outside)]
-        ran = dry_run([*command, *run], gpu.removeprefix("gpu="), timeout=900)
+        command = [python, str(script), "-", card, python, str(file)]
+        command += ["--case", " ".join([preset, *words]), "--outside", str(outside)]
+        ended = here(command) if card == THIS_GPU else dry_run(command, card, timeout=900).outcome
         if not file.exists():
-            failed = OUT_OF_MEMORY if ran.outcome == OUT_OF_MEMORY else "refused"
-            return {"outcome": failed, "communication_bytes": outside, "message": ran.outcome}
+            failed = OUT_OF_MEMORY if ended == OUT_OF_MEMORY else "refused"
+            return {"outcome": failed, "communication_bytes": outside, "message": ended}
         record = json.loads(file.read_text(encoding="utf-8"))
     return {
         "outcome": DONE,
@@ -263,6 +267,12 @@ def outcome_of_rank(line: str, python: str) -> dict[str, object]:
         "communication_bytes": outside,
         "message": "",
     }
+
+
+def here(command: list[str]) -> str:
+    """How a command ended that uses this machine's GPU."""
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    return OUT_OF_MEMORY if "OutOfMemoryError" in ran.stderr else f"exit code {ran.returncode}: {ran.stderr[-300:]}"
 
 
 def outcome(spec: Spec, worker: Worker) -> dict[str, object]:
@@ -281,6 +291,7 @@ def outcome(spec: Spec, worker: Worker) -> dict[str, object]:
         "allocated_bytes": max((phase.peak_allocated_bytes for phase in phases), default=0),
         "reserved_bytes": max((phase.peak_reserved_bytes or 0 for phase in phases), default=0),
         "device_bytes": max((phase.device_bytes or 0 for phase in phases), default=0),
+        "others_bytes": found.device.others_bytes,
         "message": found.message,
     }
 
@@ -293,16 +304,19 @@ def main() -> None:
         verb = verbs.add_parser(name)
         verb.add_argument("seed", type=int)
         verb.add_argument("count", type=int)
+        verb.add_argument("--gpu", help="of all runs")
     verb = verbs.add_parser("record")
     verb.add_argument("cases", type=Path)
     verb.add_argument("python")
     verb.add_argument("recordings", type=Path)
+    verb.add_argument("--cuda", action="store_const", const=THIS_GPU, help="run them on this machine's GPU")
     arguments = parser.parse_args()
     if arguments.verb == "record":
-        record(arguments.cases, arguments.python, arguments.recordings)
+        record(arguments.cases, arguments.python, arguments.recordings, arguments.cuda)
         return
     draw = {"draw": near_their_card, "largest": largest_and_above, "ranks": near_ranks}[arguments.verb]
-    for line in draw(random.Random(arguments.seed), arguments.count):
+    cards = [arguments.gpu] if arguments.gpu else RANKS_CARDS if draw is near_ranks else CARDS
+    for line in draw(random.Random(arguments.seed), arguments.count, cards):
         print(line, flush=True)
 
 
