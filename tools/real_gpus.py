@@ -9,19 +9,25 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import memcalc
+from benchmarks.verdict_runs import loaded
+from memcalc.ledger.verdict import Verdict
 from memcalc.measuring.measurement import DONE
 from memcalc.measuring.records import RECORDS
 from memcalc.measuring.result import allocator_conf
 from memcalc.spec.spec import Spec
 from memcalc.units import format_bytes
+from memcalc.validation.predictions import under
 from memcalc.validation.record_comparison import run_of
 from memcalc.validation.summary import PredictedRecord, errors_of, predicted
+from memcalc.verdict.judge import judge
 from tools.dry_runs import cases
 from tools.markdown import table
 from tools.measured_runs import LISTS, of_gpus
+from tools.recorded_errors import compared, recorded_runs
 from tools.sharded import recorded_ranks
 
 BATCH = " micro_batch_size="  # a search says it after the run's own words
+TORCH = "2.11.0"  # of the runs near the memory of a GPU
 BESIDE = "null-"  # begins the file of the same runs on the null device, by the same PyTorch
 
 
@@ -150,6 +156,45 @@ def real_ranks() -> str:
     return table(heads, rows)
 
 
+def real_reserved() -> str:
+    """Reserved memory of the first rank on a GPU: its replay, and recordings of the null device beside it."""
+    null = {
+        run.name: run.reserved
+        for run in recorded_runs()
+        if run.device == "null:h100-80gb" and run.spec.inference is None
+    }
+    by_kind: dict[str, list[tuple[float, float | None]]] = {}
+    for run in recorded_runs():
+        if run.device.startswith("null") or "engine=" not in run.name:
+            continue
+        error, beside = compared(run).error, null.get(run.name)
+        by_kind.setdefault(_kind(run.spec), []).append((error, None if beside is None else run.reserved / beside - 1))
+    rows = []
+    for kind, several in sorted(by_kind.items()):
+        row = [kind]
+        for errors in [error for error, _ in several], [other for _, other in several if other is not None]:
+            most = f"{max(errors, key=abs):+.2%}" if errors else ""
+            row += [str(len(errors)), str(sum(error == 0 for error in errors)), most]
+        rows.append(row)
+    others = ["on the null device, torch 2.13", "equal to the byte", "GPU above it at most"]
+    return table(["what", "runs", "replay equal to the byte", "GPU above it at most", *others], rows)
+
+
+def near() -> list[tuple[dict[str, Any], Verdict]]:
+    """Runs near the memory of a GPU, each with its verdict for the PyTorch version that ran."""
+    records = [json.loads(line) for file in of_gpus("near-20261127") for line in file.read_text().splitlines()]
+    return [(record, judge(under(loaded(record["case"]), TORCH))) for record in records]
+
+
+def real_near() -> str:
+    """How runs near the memory of a GPU ended, and their verdicts."""
+    rows = [
+        [f"`{record['case']}`", "got through" if record["outcome"] == DONE else "out of memory", verdict.answer]
+        for record, verdict in near()
+    ]
+    return table(["run", "H100", "verdict"], rows)
+
+
 def _kind(spec: Spec) -> str:
     training, spread = spec.training, spec.parallelism
     if spread.tensor_parallel > 1:
@@ -235,6 +280,8 @@ TABLES = {
     "real-sentence": real_sentence,
     "real-null": real_null,
     "real-ranks": real_ranks,
+    "real-reserved": real_reserved,
+    "real-near": real_near,
     "real-largest": real_largest,
     "real-scripts": real_scripts,
     "real-outside": real_outside,

@@ -38,7 +38,7 @@ ALONE = (
     "gpu/*",
 )  # runs of one GPU, as `measure` records them
 SAMPLED = ("allocator-settings", "sampled")  # as benchmarks/verdict_runs.py records them
-RANKS = ("reserved",)  # one rank of many, as benchmarks/record_sharded.py records them
+RANKS = ("reserved/*.jsonl", "gpu/*/ranks-*.jsonl")  # one rank of many, as benchmarks/record_sharded.py records them
 GENERATIONS = "generation/reserved-*.jsonl"  # as benchmarks/record_generation.py records them
 OTHER_RANK = " rank="  # a word of the cases of other ranks than the first; of these, stages of pipelines are replayed
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
@@ -136,16 +136,22 @@ def _of_measure(record: dict[str, Any]) -> Recorded | None:
 
 
 def _ranks() -> Iterator[Recorded]:
-    for folder in RANKS:
-        for path in sorted(RECORDINGS.glob(f"{folder}/*.jsonl")):
+    for files in RANKS:
+        for path in sorted(RECORDINGS.glob(files)):
             for record in _lines(path):
-                spec = load(record["spec"], (), gpu=record["device"].partition(":")[2] or None)
+                spec = load(record["spec"], (), gpu=_gpu_of(record["device"]))
                 spec = under(spec, record["versions"]["torch"])
                 allocated, reserved = (max(record[part].values()) for part in ("phases", "reserved"))
                 rank = int(record["case"].partition(OTHER_RANK)[2].split()[0]) if OTHER_RANK in record["case"] else 0
                 stage = rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks
                 if rank == 0 or spec.parallelism.pipeline_parallel > 1:
                     yield Recorded(record["case"], record["device"], spec, allocated, reserved, stage)
+
+
+def _gpu_of(device: str) -> str | None:
+    """Return a recorded device's name in `memcalc gpus`."""
+    simulated = device.partition(":")[2]
+    return simulated or next((gpu.name for gpu in all_gpus() if gpu.device_name == device), None)
 
 
 def _generations() -> Iterator[Recorded]:

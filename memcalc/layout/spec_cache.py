@@ -23,7 +23,7 @@ def cached_by_spec(function: Callable[[Spec], Found]) -> Callable[[Spec], Found]
 
     @wraps(function)
     def of(spec: Spec) -> Found:
-        for other, found in known:
+        for other, found in tuple(known):  # a copy: other threads may add to it
             if other is spec:
                 return found
         found = function(spec)

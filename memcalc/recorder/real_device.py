@@ -22,7 +22,13 @@ from memcalc.step.loop import Observer
 
 FIRST_OF_A_STEP = "zero_grad"
 
-CPU_MESSAGE = "can't allocate memory"  # error of the CPU allocator, c10/core/impl/alloc_cpu.cpp
+# Errors of allocations that are not the caching allocator's, which raises OutOfMemoryError.
+OUT_OF_MEMORY_MESSAGES = (
+    "can't allocate memory",  # the CPU allocator, c10/core/impl/alloc_cpu.cpp
+    "CUDA error: out of memory",  # the driver, c10/cuda/CUDAException.cpp
+    "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS, for its handle: aten/src/ATen/cuda/CublasHandlePool.cpp
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 Sizes = tuple[int, int, int]
 
@@ -132,7 +138,7 @@ def until_dead(run: DeviceRun, steps: int, observer: Observer) -> str | None:
     except torch.OutOfMemoryError as error:
         return str(error)
     except RuntimeError as error:
-        if CPU_MESSAGE not in str(error):
+        if not any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES):
             raise
         return str(error)
     return None

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from memcalc.errors import OutOfMemory
 from memcalc.estimation.generation import allocated_bytes as generation_bytes
-from memcalc.estimation.outside_allocator import outside_bytes
+from memcalc.estimation.outside_allocator import communication_library_bytes, outside_bytes
 from memcalc.estimation.transient import peak_bytes
 from memcalc.layout.stages import Stage, stages_alike, stages_of, stages_that_matter
 from memcalc.ledger.verdict import Answer, RecordedErrors
+from memcalc.sharding.engines import ranks_to_replay
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
@@ -101,7 +102,7 @@ def need_of(spec: Spec, gpu: GpuSpec | None, allocated: int | None = None) -> Me
         allocated: its allocated peak, if already known.
 
     Returns:
-        The need; its `played` is None if the run was not replayed.
+        The need; its `overhead` is None if the run was not replayed.
     """
     found = _replayed(spec, gpu) if can_replay(spec) else None
     if found is not None:
@@ -124,21 +125,22 @@ def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
     """Return whether the replay of a run finishes on its GPU, ignoring errors."""
     room = gpu.usable_bytes - outside_bytes(spec, gpu)
     for stage in stages_that_matter(spec):
-        if not spec.training.alloc_conf and reserved_upper_bound(run_requests(spec, stage)) <= room:
-            continue  # proven for default settings, without a replay
-        if _replay_on(spec, stage, room) is None:
-            return False
+        for rank in ranks_to_replay(spec):
+            if not spec.training.alloc_conf and reserved_upper_bound(run_requests(spec, stage, rank)) <= room:
+                continue  # proven for default settings, without a replay
+            if _replay_on(spec, stage, rank, room) is None:
+                return False
     return True
 
 
-@lru_cache(maxsize=4)
-def _replay_on(spec: Spec, stage: Stage, room: int | None) -> Replay | None:
+@lru_cache(maxsize=8)
+def _replay_on(spec: Spec, stage: Stage, rank: int | None, room: int | None) -> Replay | None:
     """Return the replay of a rank's run with a given memory for the allocator; None: it runs out of memory."""
     training = spec.training
     capacity = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu).usable_bytes
     version = training.torch_version.removeprefix("v")
     try:
-        return replay(run_requests(spec, stage), training.alloc_conf, version, room, capacity)
+        return replay(run_requests(spec, stage, rank), training.alloc_conf, version, room, capacity)
     except OutOfMemory:
         return None
 
@@ -164,9 +166,11 @@ def _least_allocated(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> int:
 
 
 def _replayed(spec: Spec, gpu: GpuSpec | None) -> MemoryNeed | None:
-    """Replay the ranks of each type of pipeline stage; return the worst need. None: see `_replayed_rank`."""
-    if spec.inference is not None or spec.parallelism.pipeline_parallel == 1:
+    """Replay the ranks of each type; return the worst need. None: see `_replayed_rank`."""
+    if spec.inference is not None:
         return _replayed_rank(spec, gpu, stages_of(spec)[0])
+    if spec.parallelism.pipeline_parallel == 1:
+        return _replayed_stage(spec, gpu, stages_of(spec)[0])
     worst: MemoryNeed | None = None
     by_stage: dict[int, AllocatorOverhead] = {}
     for alike in stages_alike(spec):
@@ -181,22 +185,40 @@ def _replayed(spec: Spec, gpu: GpuSpec | None) -> MemoryNeed | None:
     return worst._replace(overhead=worst.overhead._replace(by_stage=by_stage))
 
 
+def _replayed_stage(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> MemoryNeed | None:
+    """Replay the unlike ranks of a stage; return the worst need, with the blocks of the rank that holds most."""
+    found: list[MemoryNeed] = []
+    for rank in ranks_to_replay(spec):
+        need = _replayed_rank(spec, gpu, stage, rank)
+        if need is None:
+            return None
+        found.append(need)
+    worst, most = max(found, key=_badness), found[0].overhead
+    assert most is not None
+    return worst._replace(overhead=most._replace(reserved_bytes=worst.reserved_bytes))
+
+
 def _badness(need: MemoryNeed) -> tuple[int, int]:
     """Order needs by their answer, then by their bytes."""
     answers = (None, "fits", "unknown", "does-not-fit")
     return answers.index(need.on_gpu), need.reserved_bytes
 
 
-def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> MemoryNeed | None:
+def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage, rank: int | None = None) -> MemoryNeed | None:
     """Replay on the GPU, where the allocator frees cached blocks before it runs out of memory.
 
     None if the run needs more than the largest device on which the allocator is modelled with its settings.
 
     The replay's errors are relative to reserved memory. A run certainly finishes if it finishes on a device smaller by
     the largest error. It certainly fails if a device larger by the largest error is not enough.
+
+    A run that depends on freed blocks may also fail on a larger device: other blocks are then free where a large one
+    is needed. What a communication library holds is known least, so the run has to finish without it, too. One run
+    does with 74.9 GiB and fails with 78.4, in the replay as on an H100: qwen2.5-7b in
+    recordings/gpu/h100-80gb-torch-2.11.0/near-20261127.jsonl.
     """
     errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, gpu)
-    on = partial(_replay_on, spec, stage)
+    on = partial(_replay_on, spec, stage, rank)
     room = None if gpu is None else gpu.usable_bytes - outside
     larger = None if room is None else floor(room / (1 + errors.low))
     # Live requests of more than the larger device cannot be served on either: no replay is needed for that.
@@ -212,5 +234,6 @@ def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage) -> MemoryNeed 
         # No block is freed if everything fits.
         perhaps = not beyond and (found.reserved_bytes <= larger or on(larger) is not None)
         return need._replace(on_gpu="unknown" if perhaps else "does-not-fit", replay_finishes=False)
-    sure = need.high_bytes <= gpu.usable_bytes or on(floor(room / (1 + errors.high))) is not None
+    rooms = {floor(room / (1 + errors.high)), room + communication_library_bytes(spec)}
+    sure = need.high_bytes <= gpu.usable_bytes or all(on(other) is not None for other in rooms)
     return need._replace(on_gpu="fits" if sure else "unknown", replay_finishes=True)

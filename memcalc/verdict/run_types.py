@@ -7,6 +7,7 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.training import TrainingSpec
 
 ONE_GPU, SEVERAL_GPUS, GENERATION = "one GPU", "several GPUs", "generation"
+FP8 = "FP8"
 EXPANDABLE, SETTINGS = "one GPU, expandable segments", "one GPU, allocator settings"
 SEVERAL_EXPANDABLE = "several GPUs, expandable segments"
 SEVERAL_SETTINGS = "several GPUs, allocator settings"
@@ -17,7 +18,8 @@ _ENGINES = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "megatron": "Megat
 def kinds_of(spec: Spec) -> tuple[str, ...]:
     """Return the kinds of a run, narrowest first; the first one with enough recorded runs gives its errors.
 
-    Allocator settings form a separate kind: runs under default settings do not predict them.
+    Allocator settings form a separate kind: runs under default settings do not predict them. So does FP8: torchao
+    compiles its conversions, whose requests are not modelled one by one.
     """
     if spec.inference is not None:
         return _of_generation(spec), GENERATION
@@ -37,6 +39,8 @@ def _of_generation(spec: Spec) -> str:
 def _on_one_gpu(training: TrainingSpec) -> tuple[str, ...]:
     if training.alloc_conf:
         return (EXPANDABLE,) if _expands(training) else (SETTINGS,)
+    if training.fp8 != "none":
+        return (FP8,)
     if training.offload_activations != "none":
         narrow = "offloaded activations"
     elif training.finetune != "full":
@@ -52,6 +56,8 @@ def _expands(training: TrainingSpec) -> bool:
 
 def _on_several_gpus(spec: Spec) -> tuple[str, ...]:
     parallelism = spec.parallelism
+    if spec.training.fp8 != "none":
+        return (FP8,)
     if spec.training.implementation == "megatron" or parallelism.engine == "megatron":
         return "Megatron-Core", SEVERAL_GPUS
     if parallelism.offload != "none":
@@ -60,6 +66,6 @@ def _on_several_gpus(spec: Spec) -> tuple[str, ...]:
         return f"DeepSpeed stage {parallelism.zero_stage}", "DeepSpeed", SEVERAL_GPUS
     if parallelism.pipeline_parallel > 1 and not any(lacks(spec)):  # other pipelines were not recorded
         return "pipeline stages", SEVERAL_GPUS
-    if parallelism.tensor_parallel > 1:
+    if parallelism.tensor_parallel > 1 and not (parallelism.engine == "fsdp2" and parallelism.shards > 1):
         return "tensor parallelism", SEVERAL_GPUS
     return _ENGINES.get(parallelism.engine, parallelism.engine), SEVERAL_GPUS

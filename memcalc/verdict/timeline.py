@@ -7,6 +7,7 @@ from memcalc.estimation.outside_allocator import outside_bytes
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.layout.stages import stages_of
 from memcalc.ledger.result import RankResult
+from memcalc.sharding.engines import ranks_to_replay
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
@@ -16,6 +17,8 @@ from memcalc.stream.memory_curve import memory_curve
 
 def timeline_of(spec: Spec, rank: RankResult | None = None) -> MemoryCurve:
     """Return the memory curve of three steps of a rank on the GPU of the run, after every request.
+
+    Of ranks that make other requests it is the one that reserves most.
 
     On a GPU that the run fills, the allocator frees cached blocks; a run that does not fit is replayed without a limit.
 
@@ -36,11 +39,15 @@ def timeline_of(spec: Spec, rank: RankResult | None = None) -> MemoryCurve:
     room = None if gpu is None else gpu.usable_bytes - outside_bytes(spec, gpu)
     stage = stages_of(spec)[0 if rank is None else rank.rank.get("pipeline_stage", 0)]
     device_bytes = None if rank is None else rank.device_bytes
-    training, requests = spec.training, run_requests(spec, stage)
+    training = spec.training
     torch = training.torch_version.removeprefix("v")
     holds = gpu is None or device_bytes is None or device_bytes <= gpu.usable_bytes
-    try:
-        found = memory_curve(requests, training.alloc_conf, torch, room if holds else None, capacity)
-    except OutOfMemory:
-        found = memory_curve(requests, training.alloc_conf, torch, None, capacity)
+    curves = []
+    for unlike in ranks_to_replay(spec):
+        requests = run_requests(spec, stage, unlike)
+        try:
+            curves.append(memory_curve(requests, training.alloc_conf, torch, room if holds else None, capacity))
+        except OutOfMemory:
+            curves.append(memory_curve(requests, training.alloc_conf, torch, None, capacity))
+    found = max(curves, key=lambda curve: max(curve.reserved or (), default=0))
     return MemoryCurve(found.timeline, found.allocated, found.reserved, room)

@@ -159,6 +159,19 @@ def test_out_of_memory_keeps_the_record(run: Any, tmp_path: Path, monkeypatch: p
     assert caught.value.measurement is measurement
 
 
+def test_a_cublas_handle_without_memory_is_out_of_memory(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an H100 ended qwen3-8b at a micro-batch of 25: gpu/h100-80gb-torch-2.11.0/near-20261127.jsonl."""
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    monkeypatch.setattr("memcalc.step.loop.TrainingRun._micro_batch", full)
+    measurement = run(spec())
+    assert measurement.to_record()["outcome"] == "out of memory"
+    with pytest.raises(MeasurementOutOfMemory, match="tiny ran out of memory in zero_grad_1: CUDA error: CUBLAS"):
+        refuse_death(measurement, None)
+
+
 def test_the_cpus_own_message_is_out_of_memory_too(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A petabyte, from the real allocator."""
     monkeypatch.setattr("memcalc.step.loop.TrainingRun._random_tokens", lambda _: torch.empty(2**50, dtype=torch.int8))
