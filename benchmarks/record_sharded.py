@@ -3,7 +3,7 @@
     python benchmarks/record_sharded.py known h100-80gb PYTHON benchmarks/recordings/sharded/FILE.jsonl
     python benchmarks/record_sharded.py known cuda PYTHON benchmarks/recordings/gpu/new/FILE.jsonl
 
-`cuda` is this machine's GPU: cases then run beside each other, as many as its memory has room for. PYTHON is an
+`cuda` is this machine's GPU: cases then run side by side, as many as its memory has room for. PYTHON is an
 interpreter with PyTorch's CUDA build (and DeepSpeed, or torchao and Triton, for their cases). The other ranks are
 PyTorch's fake process group: collectives return at once, buffers are real. Cases are lists in sharded_cases.yaml,
 with commas between their names; recorded ones are skipped. The step is the reference decoder's (memcalc/step); the
@@ -94,7 +94,7 @@ def side_by_side(cases: Sequence[str], command: Sequence[str]) -> None:
 
 
 def gpu_bytes() -> int:
-    """The memory of the GPU that is there."""
+    """The memory of this machine's GPU."""
     words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
 

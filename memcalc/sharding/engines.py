@@ -16,6 +16,8 @@ from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.state_options import StateOptions, state_options
 from memcalc.stream.requests import Requests
 
+SAMPLED_RANKS = 8  # the GPUs of a node: of so many, each rank is replayed
+
 
 def engine_of(
     requests: Requests,
@@ -46,17 +48,18 @@ def engine_of(
 
 
 def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
-    """Return the data-parallel ranks whose replays decide a verdict, the one that holds most (None) first.
+    """Return the data-parallel ranks that are replayed for a verdict, the one that holds most (None) first.
 
     All ranks make the same requests, but not at DeepSpeed's stage 2: a rank's own gradients are allocated whole when
-    the first of them is reduced. The last rank then holds most, but the first two may reserve up to 17 % more than it,
-    since their gradients are allocated last, when free blocks are smaller. Of 16 runs on eight ranks, replayed on each,
-    a rank between reserved at most 2.9 % more than these three.
+    the first of them is reduced. The last rank then holds most, but others may reserve up to 17 % more than it, since
+    their gradients are allocated later, when free blocks are smaller. Of many ranks, SAMPLED_RANKS are replayed.
     """
     options = state_options(spec)
-    if options.engine != "deepspeed" or options.zero_stage != 2 or options.data_parallel == 1:
+    ranks = options.data_parallel
+    if options.engine != "deepspeed" or options.zero_stage != 2 or ranks == 1:
         return (None,)
-    return (None, *range(min(2, options.data_parallel - 1)))
+    sampled = {0, 1, *(place * ranks // SAMPLED_RANKS for place in range(SAMPLED_RANKS))}
+    return (None, *sorted(sampled - {ranks - 1}))
 
 
 def takes_gradients_over(options: StateOptions) -> bool:

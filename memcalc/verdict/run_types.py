@@ -19,7 +19,7 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
     """Return the kinds of a run, narrowest first; the first one with enough recorded runs gives its errors.
 
     Allocator settings form a separate kind: runs under default settings do not predict them. So does FP8: torchao
-    compiles its conversions, whose requests are not modelled one by one.
+    compiles its conversions, and their requests are not modelled one by one.
     """
     if spec.inference is not None:
         return _of_generation(spec), GENERATION

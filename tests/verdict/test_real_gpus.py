@@ -16,7 +16,7 @@ from tools.real_gpus import near
 
 
 def test_no_verdict_near_the_memory_of_an_h100_is_wrong() -> None:
-    """The run under FSDP2 and tensor parallelism, which ran out of memory with 0.02 GiB to spare, is undecided."""
+    """The run under FSDP2 and tensor parallelism, which ran out of memory with 3.5 GiB more than NCCL leaves, is undecided."""
     verdicts = near()
 
     assert len(verdicts) == 15
@@ -44,7 +44,7 @@ def reserved_on_the_gpu(case: str) -> int:
 
 
 def test_the_first_rank_of_deepspeed_stage_2_decides_where_it_reserves_most() -> None:
-    """The last rank allocates most, and reserves 12 % less: 5.81 instead of 6.63 GiB."""
+    """The last rank allocates most, and reserves 12 % less: 9.22 instead of 10.53 GiB."""
     run = run_of(GRANITE)
     first, last = (simulate(run, rank=rank).reserved_bytes for rank in (0, 7))
     found = size(run)
@@ -58,7 +58,8 @@ def test_the_first_rank_of_deepspeed_stage_2_decides_where_it_reserves_most() ->
 @pytest.mark.parametrize(
     ("words", "ranks"),
     [
-        ("engine=deepspeed zero_stage=2 data_parallel=8", (None, 0, 1)),
+        ("engine=deepspeed zero_stage=2 data_parallel=8", (None, 0, 1, 2, 3, 4, 5, 6)),
+        ("engine=deepspeed zero_stage=2 data_parallel=64", (None, 0, 1, 8, 16, 24, 32, 40, 48, 56)),
         ("engine=deepspeed zero_stage=2 data_parallel=2", (None, 0)),
         ("engine=deepspeed zero_stage=1 data_parallel=8", (None,)),
         ("engine=deepspeed zero_stage=3 data_parallel=8", (None,)),
