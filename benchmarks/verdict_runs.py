@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 import memcalc
 from benchmarks.record_reference import variables_of
 from benchmarks.record_sharded import GPU as THIS_GPU
+from benchmarks.record_sharded import RANK
 from benchmarks.sample_cases import WHOLE
 from memcalc.errors import InputError, MemcalcError, OutOfMemory
 from memcalc.estimation.outside_allocator import communication_library_bytes
@@ -183,9 +184,9 @@ def case(spec: Spec, batch: int) -> str:
 
 
 def loaded(line: str) -> Spec:
-    """The run of a case."""
+    """The run of a case, of which rank=K names the recorded rank, if it is not the first."""
     preset, gpu, *words = line.split()
-    return memcalc.load(preset, *words, gpu=gpu.removeprefix("gpu="))
+    return memcalc.load(preset, *(word for word in words if not word.startswith(RANK)), gpu=gpu.removeprefix("gpu="))
 
 
 def record(cases: Path, python: str, recordings: Path, device: str | None) -> None:

@@ -13,7 +13,7 @@ from memcalc.units import format_bytes
 from memcalc.verdict.judge import size
 from memcalc.verdict.recorded_errors import FILE
 from tools.markdown import table
-from tools.recorded_errors import RECORDINGS, Compared, compared, recorded_runs
+from tools.recorded_errors import OTHER_RANK, RECORDINGS, Compared, compared, recorded_runs
 
 WORTH_A_ROW = 0.01  # error of reserved memory from which on a recorded run has a row of its own
 MICRO_BATCH = re.compile(r" b=\d+")
@@ -96,13 +96,19 @@ def _replayed() -> tuple[Compared, ...]:
 def near_runs() -> tuple[tuple[dict[str, Any], Any], ...]:
     """Sampled runs near the limit of their GPU, each with its result; those that PyTorch refused are left out.
 
-    And ranks of DDP that were recorded without the memory of NCCL's buffers, which they have beside them.
+    And ranks of DDP that were recorded without the memory of NCCL's buffers, which they have beside them. Of a run with
+    several recorded ranks, one that ran out of memory counts.
     """
     lines = [(path.stem, line) for path in sorted(NEAR.glob("*.jsonl")) for line in path.read_text().splitlines()]
     records = [json.loads(line) | {"list": name} for name, line in lines]
     ended = [record for record in records if record["outcome"] in (DONE, OUT_OF_MEMORY)]
     right = [record for record in ended if "engine=ddp" not in record["case"] or "communication_bytes" in record]
-    return tuple((record, size(loaded(record["case"]))) for record in right)
+    by_run: dict[str, dict[str, Any]] = {}
+    for record in right:
+        run = record["case"].partition(OTHER_RANK)[0]
+        if run not in by_run or record["outcome"] == OUT_OF_MEMORY:
+            by_run[run] = record
+    return tuple((record, size(loaded(record["case"]))) for record in by_run.values())
 
 
 def near_summary() -> str:

@@ -4,15 +4,17 @@ import json
 
 import pytest
 
-from memcalc.measuring.measurement import DONE
+from benchmarks.verdict_runs import loaded
+from memcalc.measuring.measurement import DONE, OUT_OF_MEMORY
 from memcalc.sharding.engines import ranks_to_replay
 from memcalc.simulation.simulated_run import simulate
 from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import size
+from memcalc.verdict.judge import judge, size
 from memcalc.verdict.timeline import timeline_of
 from tools.measured_runs import of_gpus
 from tools.real_gpus import near
+from tools.recorded_errors import RECORDINGS
 
 
 def test_no_verdict_near_the_memory_of_an_h100_is_wrong() -> None:
@@ -53,6 +55,17 @@ def test_the_first_rank_of_deepspeed_stage_2_decides_where_it_reserves_most() ->
     assert last < 0.89 * first
     assert found.headline.reserved_bytes == first
     assert max(timeline_of(run, found.headline).reserved or ()) == first
+
+
+def test_a_rank_between_the_first_and_the_last_decides_where_it_runs_out_of_memory() -> None:
+    """Ranks 0 and 4 of this run got through on the null device, with DeepSpeed 0.19.0, and rank 3 did not."""
+    lines = (RECORDINGS / "near/other-ranks-20261127.jsonl").read_text().splitlines()
+    outcomes = {record["case"]: record["outcome"] for record in map(json.loads, lines)}
+    ran_out, got_through = outcomes
+
+    assert list(outcomes.values()) == [OUT_OF_MEMORY, DONE]
+    assert (ran_out[-7:], got_through[-7:]) == (" rank=3", " rank=4")
+    assert judge(loaded(ran_out)).answer == "does-not-fit"
 
 
 @pytest.mark.parametrize(
