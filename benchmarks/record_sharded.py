@@ -29,7 +29,7 @@ CASES = Path(__file__).with_name("sharded_cases.yaml")
 STEPS = 3
 GPU = "cuda"  # this machine's GPU in place of a simulated one
 READY = "ready\n"  # what a case prints once its packages are loaded; it then waits for a line
-MARGIN = 2**29  # bytes, of what an estimate may be wrong
+MARGIN = 2**29  # bytes that are added to an estimate
 RANK = "rank="  # a word of a case: which of the ranks it is, if not the first
 
 

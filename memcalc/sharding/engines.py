@@ -16,7 +16,7 @@ from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.state_options import StateOptions, state_options
 from memcalc.stream.requests import Requests
 
-SAMPLED_RANKS = 8  # the GPUs of a node: of so many, each rank is replayed
+SAMPLED_RANKS = 8  # as many as a node has GPUs: up to this number, each rank is replayed
 
 
 def engine_of(
@@ -52,13 +52,14 @@ def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
 
     All ranks make the same requests, but not at DeepSpeed's stage 2: a rank's own gradients are allocated whole when
     the first of them is reduced. The last rank then holds most, but others may reserve up to 17 % more than it, since
-    their gradients are allocated later, when free blocks are smaller. Of many ranks, SAMPLED_RANKS are replayed.
+    their gradients are allocated later, when free blocks are smaller. Of many ranks, SAMPLED_RANKS evenly spaced ones
+    and the last are replayed.
     """
     options = state_options(spec)
     ranks = options.data_parallel
     if options.engine != "deepspeed" or options.zero_stage != 2 or ranks == 1:
         return (None,)
-    sampled = {0, 1, *(place * ranks // SAMPLED_RANKS for place in range(SAMPLED_RANKS))}
+    sampled = {place * ranks // SAMPLED_RANKS for place in range(SAMPLED_RANKS)}
     return (None, *sorted(sampled - {ranks - 1}))
 
 

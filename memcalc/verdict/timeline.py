@@ -18,7 +18,7 @@ from memcalc.stream.memory_curve import memory_curve
 def timeline_of(spec: Spec, rank: RankResult | None = None) -> MemoryCurve:
     """Return the memory curve of three steps of a rank on the GPU of the run, after every request.
 
-    Of ranks that make other requests it is the one that reserves most.
+    Where the ranks of a stage make different requests, the curve is that of the rank that reserves most.
 
     On a GPU that the run fills, the allocator frees cached blocks; a run that does not fit is replayed without a limit.
 
@@ -43,8 +43,8 @@ def timeline_of(spec: Spec, rank: RankResult | None = None) -> MemoryCurve:
     torch = training.torch_version.removeprefix("v")
     holds = gpu is None or device_bytes is None or device_bytes <= gpu.usable_bytes
     curves = []
-    for unlike in ranks_to_replay(spec):
-        requests = run_requests(spec, stage, unlike)
+    for data_parallel_rank in ranks_to_replay(spec):
+        requests = run_requests(spec, stage, data_parallel_rank)
         try:
             curves.append(memory_curve(requests, training.alloc_conf, torch, room if holds else None, capacity))
         except OutOfMemory:

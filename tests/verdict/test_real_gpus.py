@@ -72,7 +72,7 @@ def test_a_rank_between_the_first_and_the_last_decides_where_it_runs_out_of_memo
     ("words", "ranks"),
     [
         ("engine=deepspeed zero_stage=2 data_parallel=8", (None, 0, 1, 2, 3, 4, 5, 6)),
-        ("engine=deepspeed zero_stage=2 data_parallel=64", (None, 0, 1, 8, 16, 24, 32, 40, 48, 56)),
+        ("engine=deepspeed zero_stage=2 data_parallel=64", (None, 0, 8, 16, 24, 32, 40, 48, 56)),
         ("engine=deepspeed zero_stage=2 data_parallel=2", (None, 0)),
         ("engine=deepspeed zero_stage=1 data_parallel=8", (None,)),
         ("engine=deepspeed zero_stage=3 data_parallel=8", (None,)),

@@ -162,7 +162,8 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     if holding_memory(result.limits):
         span += " for what is modelled"
     if not errors.runs:
-        return f"Interval: {span}. No run of this kind ({errors.run_type}) was recorded; {-errors.low:.0%} is assumed."
+        assumed = f"{-errors.low:.0%} is assumed"
+        return f"Interval: {span}. Too few runs of this kind ({errors.run_type}) were recorded; {assumed}."
     worst = f"median error {errors.median:.1%}, worst {errors.worst:+.1%}"
     how = "95% of" if errors.replayed else "not replayed; the range of"
     return f"Interval: {span}, {how} {errors.runs} recorded runs ({errors.run_type}; {worst})."
