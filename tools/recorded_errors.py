@@ -9,6 +9,7 @@ tests hold the file to the records.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -16,8 +17,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from benchmarks.programs.compare import settings, write_files
+from benchmarks.programs.compiled import FAMILIES
 from benchmarks.verdict_runs import loaded
 from memcalc.errors import InputError
+from memcalc.importers.loading import load as load_any
 from memcalc.layout.stages import stages_of
 from memcalc.measuring.result import allocator_conf
 from memcalc.simulation.simulated_run import simulate
@@ -27,7 +31,7 @@ from memcalc.spec.spec import Spec
 from memcalc.validation.predictions import under, with_settings
 from memcalc.verdict.needs import can_replay
 from memcalc.verdict.recorded_errors import FILE
-from memcalc.verdict.run_types import kinds_of
+from memcalc.verdict.run_types import COMPILED, kinds_of
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 RECORDINGS, PUBLISHED = BENCHMARKS / "recordings", BENCHMARKS / "published" / "reserved.yaml"
@@ -88,7 +92,7 @@ class Compared(NamedTuple):
 def recorded_runs() -> Iterator[Recorded]:
     """All records that have reserved memory, of runs that ended; each run on each device once."""
     seen: set[tuple[str, str, str]] = set()
-    for run in (*_alone(), *_sampled(), *_ranks(), *_generations()):
+    for run in (*_alone(), *_sampled(), *_ranks(), *_generations(), *compiled_runs()):
         key = run.name, run.device, run.spec.training.torch_version
         if key not in seen:
             seen.add(key)
@@ -166,6 +170,25 @@ def _generations() -> Iterator[Recorded]:
             )
 
 
+def compiled_runs() -> Iterator[Recorded]:
+    """Programs that compile their models, each with the spec of its own file."""
+    for family in FAMILIES:
+        for path in sorted(RECORDINGS.glob(f"programs/*/{family.name}.jsonl")):
+            for record in _lines(path):
+                if record["good"]:
+                    name = f"{family.name} {record['seed']} {record['number']}"
+                    rank = max(record["ranks"], key=lambda rank: int(rank["reserved_bytes"]))
+                    spec = under(_spec_of(record), record["versions"]["torch"])
+                    allocated, reserved = rank["allocated_bytes"], rank["reserved_bytes"]
+                    yield Recorded(name, f"null:{record['card']}", spec, allocated, reserved)
+
+
+def _spec_of(record: dict[str, Any]) -> Spec:
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(record, folder)
+        return load_any(Path(folder, record["sized"]["file"]), settings(record, named=True), gpu=record["card"])
+
+
 def compared(run: Recorded) -> Compared:
     """A record with the replay of its run."""
     if not can_replay(run.spec):
@@ -180,11 +203,12 @@ def errors(runs: list[Compared]) -> dict[str, Any]:
     ratios: dict[str, list[float]] = {}
     for each in runs:
         ratio = each.run.reserved / each.run.allocated
-        for kind in kinds_of(each.run.spec):
+        for kind in (COMPILED,) if each.run.spec.training.compile else kinds_of(each.run.spec):
             if each.estimated is not None:
                 replayed.setdefault(kind, []).append(each.error)
             ratios.setdefault(kind, []).append(ratio)
-        ratios.setdefault("", []).append(ratio)
+        if not each.run.spec.training.compile:
+            ratios.setdefault("", []).append(ratio)
     ranges = {kind: _range(found) for kind, found in sorted(ratios.items())}
     return {
         "replayed": {kind: _interval(found) for kind, found in sorted(replayed.items())},

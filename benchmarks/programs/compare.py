@@ -34,6 +34,8 @@ DATA_DECIDE = ("sft", "accelerate")
 EVALUATE_BEFORE = ("litgpt",)
 # Scripts that free the model's outputs with the line that makes them, which their configs do not say.
 SCRIPTS = ("accelerate", "deepspeed")
+# A line that compiles the model, which memcalc's own description of the program does not know.
+COMPILES = re.compile(r"^\s*model = torch\.compile\(model", re.MULTILINE)
 FREES_OUTPUTS = re.compile(r"\)\.loss$", re.MULTILINE)
 PACKED = re.compile(r"^packing: true", re.MULTILINE)
 
@@ -107,10 +109,7 @@ def main() -> None:
 def sized(record: Mapping[str, Any], *, named: bool, more: Sequence[str] = ()) -> Line:
     """The estimate of a recorded program, from its own file."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in record["files"].items():
-            path = Path(folder, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        write_files(record, folder)
         try:
             result = estimate(
                 Path(folder, record["sized"]["file"]), *settings(record, named=named), *more, gpu=record["card"]
@@ -121,6 +120,14 @@ def sized(record: Mapping[str, Any], *, named: bool, more: Sequence[str] = ()) -
     ledger, origin = result.headline.ledger, result.spec.origin
     assumed = tuple(map(assumption, origin.assumptions)) + origin.notes
     return Line(record, ledger.peak_bytes, reserved, assumed, ledger.peak_phase, result.verdict)
+
+
+def write_files(record: Mapping[str, Any], folder: str) -> None:
+    """The program's own files, in a folder."""
+    for name, text in record["files"].items():
+        path = Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 def assumption(found: Assumption) -> str:
@@ -138,6 +145,8 @@ def settings(record: Mapping[str, Any], *, named: bool) -> tuple[str, ...]:
         given += ("evaluation_when=before",)
     if record["sized"]["framework"] in SCRIPTS and FREES_OUTPUTS.search(record["files"].get("train.py", "")):
         given += ("logits_until=loss",)
+    if COMPILES.search(record["files"].get("train.py", "")):
+        given += ("compile=true",)
     if not named:
         return given
     releases = {name: record["versions"].get(name.replace("_", "-")) for name in VersionsSpec.model_fields}

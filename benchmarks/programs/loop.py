@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.programs.environments import HF5
@@ -17,13 +18,15 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "pure": "bf1
 RECIPES = {"bfloat16": "amp", "float16": "amp", "float32": "fp32", "pure": "pure"}
 
 
-def draw_program(draw: Draw) -> Program:
+def draw_program(
+    draw: Draw, sizes: Sequence[tuple[int, int, int]] = SIZES, numbers_of_gpus: Sequence[int] = (1, 1, 1, 2)
+) -> Program:
     """A program on one GPU, or on two by DDP."""
-    layers, heads, hidden = draw.of("size", SIZES)
+    layers, heads, hidden = draw.of("size", sizes)
     batch, length = draw.of("batch", BATCHES)
     precision = draw.of("precision", PRECISIONS)
     vocabulary = draw.of("vocabulary", (50304, 50257, 50304, 32000))
-    gpus = draw.of("gpus", (1, 1, 1, 2))
+    gpus = draw.of("gpus", numbers_of_gpus)
     accumulation = draw.of("accumulation", (5, 1, 4, 2))  # in all: the script shares it out over ranks
     clip = draw.of("clipping", (1.0, 0.0, 1.0))
     dropout = draw.of("dropout", (0.0, 0.0, 0.1))

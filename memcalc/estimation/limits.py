@@ -25,8 +25,11 @@ from memcalc.spec.training import LIGER_FAMILIES
 TRAINING = (
     "temporaries of initialization, checkpoint loading and data loading",
     "gradient scaling, evaluation, logging",
-    "torch.compile and CUDA graphs",
 )
+COMPILERS = {
+    False: "torch.compile and CUDA graphs",
+    True: "fusion by torch.compile: eager execution is counted; `memcalc dry-run` compiles the step",
+}
 GENERATION = (
     "loading of the checkpoint; tokens, scores and masks of a sampler beyond greedy choice",
     "beam search, speculative decoding, prefix sharing",
@@ -125,7 +128,7 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
             yield what, True
     if model.moe is not None:  # no field of the run requests it
         yield IMBALANCE, False
-    for what in TRAINING:
+    for what in (*TRAINING, COMPILERS[training.compile]):
         yield what, False
     if communication_library_bytes(spec):
         yield "buffers of the communication library are planning defaults, not measurements of this cluster", False

@@ -10,7 +10,18 @@ from memcalc.frameworks.scripts import place_optimizer_step, place_outputs
 from memcalc.frameworks.trainer import place_padding
 from memcalc.importers import float8, fsdp
 from memcalc.importers.deepspeed_file import read_referenced
-from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
+from memcalc.importers.file_format import (
+    COMPILE,
+    COMPILE_MODE,
+    LENGTH,
+    FileFormat,
+    Meaning,
+    fact,
+    lacking,
+    nothing,
+    part,
+    to,
+)
 from memcalc.importers.huggingface import finish_trainer
 
 _LAUNCHER = ("multinode_launcher", "hostfile", "exclusion_filter", "inclusion_filter")
@@ -18,7 +29,7 @@ _LAUNCHER = ("multinode_launcher", "hostfile", "exclusion_filter", "inclusion_fi
 # accelerate 1.11, commands/config/config_args.py, utils/dataclasses.py.
 FIELDS: dict[str, Meaning] = {
     "distributed_type": fact("kind", "parallelism.engine"),
-    "mixed_precision": fact("precision", "training.dtype: precision of the step"),
+    "mixed_precision": fact("precision", "training.dtype: precision of the step", reads_auto=True),
     "num_processes": to("parallelism.data_parallel"),
     "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
     **fsdp.BLOCK,
@@ -46,7 +57,9 @@ FIELDS: dict[str, Meaning] = {
     "parallelism_config.parallelism_config_*": nothing("changes the implementation, not what is saved"),
     "parallelism_config*": lacking("parallelism other than data parallelism"),
     "megatron_lm_config*": lacking("Megatron-LM under Accelerate", "pass the arguments of Megatron-LM instead"),
-    "dynamo_config*": lacking("torch.compile"),
+    "dynamo_config.dynamo_backend": COMPILE,
+    "dynamo_config.dynamo_mode": COMPILE_MODE,
+    "dynamo_config*": nothing("part of torch.compile"),
     "fp8_config.backend": fact("fp8_backend", "training.fp8"),
     "fp8_config.enable_fsdp_float8_all_gather": float8.GATHER,
     "fp8_config*": nothing("changes how scales are computed, not what is saved"),

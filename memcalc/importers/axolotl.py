@@ -12,7 +12,19 @@ from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import note_evaluation, place_trainers_loop
 from memcalc.importers import float8
 from memcalc.importers.attention import EAGER, FLASH, SDPA, WORDS, attention
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, noted, nothing, overcounted, part, to
+from memcalc.importers.file_format import (
+    COMPILE,
+    COMPILE_MODE,
+    FileFormat,
+    Meaning,
+    fact,
+    lacking,
+    noted,
+    nothing,
+    overcounted,
+    part,
+    to,
+)
 from memcalc.importers.huggingface import GPUS, RECOMPUTE, TRAINER, finish_trainer
 from memcalc.importers.models import named_model
 from memcalc.importers.offload import ACTIVATIONS
@@ -50,9 +62,9 @@ FIELDS: dict[str, Meaning] = {
     "context_parallel_size": to("parallelism.context_parallel"),
     "sequence_parallel_degree": to("parallelism.context_parallel"),  # its name until 0.12
     "flex_attention": attention({True: FLASH, False: None}),
-    "bfloat16": fact("bfloat16", "precision of the weights"),
-    "float16": fact("float16", "precision of the weights"),
-    "float32": fact("float32", "precision of the weights"),
+    "bfloat16": fact("bfloat16", "precision of the weights", reads_auto=True),
+    "float16": fact("float16", "precision of the weights", reads_auto=True),
+    "float32": fact("float32", "precision of the weights", reads_auto=True),
     "dp_shard_size": to("parallelism.data_parallel"),
     "dp_replicate_size": fact("replicas", "parallelism.data_parallel_replicate"),
     "fsdp_version": part("parallelism.fsdp"),
@@ -67,7 +79,8 @@ FIELDS: dict[str, Meaning] = {
     "lora_qkv_kernel": overcounted("fused kernels of adapters"),
     "lora_o_kernel": overcounted("fused kernels of adapters"),
     "activation_offloading": ACTIVATIONS,
-    "torch_compile": lacking("torch.compile"),
+    "torch_compile": COMPILE,
+    "torch_compile_mode": COMPILE_MODE,
     "fp8": float8.FLAG,
     "fp8_enable_fsdp_float8_all_gather": float8.GATHER,
     "qat*": lacking("quantization-aware training"),

@@ -134,7 +134,7 @@ def read(
             off = (value.lower() if isinstance(value, str) else value) in _OFF if not isinstance(value, list) else False
             (no_effect if off else not_modelled).append((path, meaning.meaning))
             draft.limits += () if off else meaning.limits_of(value)
-        elif value == "auto" and meaning.apply is not None and "precision" not in meaning.meaning:
+        elif value == "auto" and meaning.apply is not None and not meaning.reads_auto:
             draft.notes.append(f"{path} is auto: derived from other fields")
         else:
             with _refusing(framework, path):

@@ -19,6 +19,7 @@ class Meaning(NamedTuple):
     meaning: str  # our field, or why it has no effect, or what is not modelled
     apply: Callable[[Draft, Any], None] | None = None
     limit: Callable[[Any], Limit] | None = None  # of a field that is not modelled, by its value
+    reads_auto: bool = False  # whether `apply` also gets "auto", which otherwise leaves the field to others
 
     def limits_of(self, value: Any) -> tuple[Limit, ...]:
         """Return the limit of a field with this value."""
@@ -40,13 +41,13 @@ def to(path: str, values: Mapping[Any, Any] | None = None) -> Meaning:
     return Meaning("mapped", path, apply)
 
 
-def fact(name: str, words: str) -> Meaning:
+def fact(name: str, words: str, *, reads_auto: bool = False) -> Meaning:
     """The field decides with others; the framework's `finish` reads it."""
 
     def apply(draft: Draft, value: Any) -> None:
         draft.facts[name] = value
 
-    return Meaning("mapped", words, apply)
+    return Meaning("mapped", words, apply, reads_auto=reads_auto)
 
 
 def part(words: str) -> Meaning:
@@ -85,6 +86,20 @@ def overcounted(what: str, why: str = "") -> Meaning:
         why: what is counted in its place.
     """
     return Meaning("not modelled", f"{what}: {why}" if why else what, limit=lambda _value: Limit(what, False))
+
+
+def _compile(draft: Draft, value: Any) -> None:
+    if isinstance(value, Mapping):  # of torchtune: which parts are compiled
+        value = value.get("model", True)
+    if str(value).lower() not in NOT_COMPILED:
+        draft.values["training.compile"] = True
+
+
+# A switch, or the compiler's backend; those named here do not compile kernels.
+NOT_COMPILED = ("false", "no", "none", "eager", "aot_eager", "")
+COMPILE = Meaning("mapped", "training.compile", _compile, reads_auto=True)  # axolotl: auto, true since torch 2.5.1
+# torch.compile's modes; the others record the kernels of a step as CUDA graphs, which have memory pools of their own.
+COMPILE_MODE = lacking("CUDA graphs", known=("default", "max-autotune-no-cudagraphs"))
 
 
 def noted(what: str) -> Meaning:

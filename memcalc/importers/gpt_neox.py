@@ -58,7 +58,7 @@ _FIELDS: dict[str, Meaning] = {
     "seq_length": to("training.sequence_length"),
     "hidden_dropout": fact("hidden_dropout", "training.dropout"),
     "attention_dropout": fact("attention_dropout", "training.dropout"),
-    "precision": fact("precision", "training.dtype: precision of the step"),
+    "precision": fact("precision", "training.dtype: precision of the step", reads_auto=True),
     "data_types.grad_accum_dtype": lacking("gradients accumulated in a separate dtype"),
     "data_types*": nothing("changes the implementation only"),
     "fp32_allreduce": lacking("gradients reduced in fp32"),

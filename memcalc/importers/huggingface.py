@@ -21,7 +21,18 @@ from memcalc.importers.adapters import place_adapters
 from memcalc.importers.attention import attention
 from memcalc.importers.deepspeed import AS_PARTS
 from memcalc.importers.deepspeed_file import place_deepspeed
-from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.file_format import (
+    COMPILE,
+    COMPILE_MODE,
+    LENGTH,
+    FileFormat,
+    Meaning,
+    fact,
+    lacking,
+    nothing,
+    overcounted,
+    to,
+)
 from memcalc.importers.fsdp import place_fsdp, place_policy
 from memcalc.importers.models import named_model, place_model
 from memcalc.importers.offload import place_optimizer
@@ -58,10 +69,10 @@ TRAINER: dict[str, Meaning] = {
     "model_max_length": to("training.sequence_length"),  # of FastChat's and others' scripts
     "gradient_accumulation_steps": to("training.gradient_accumulation_steps"),
     "gradient_checkpointing": to("training.recompute", RECOMPUTE),
-    "bf16": fact("bf16", "precision of the step"),
-    "fp16": fact("fp16", "precision of the step"),
-    "torch_dtype": fact("weights", "precision of the weights"),
-    "dtype": fact("weights", "precision of the weights"),
+    "bf16": fact("bf16", "precision of the step", reads_auto=True),
+    "fp16": fact("fp16", "precision of the step", reads_auto=True),
+    "torch_dtype": fact("weights", "precision of the weights", reads_auto=True),
+    "dtype": fact("weights", "precision of the weights", reads_auto=True),
     "optim": fact("optimizer", "training.optimizer"),
     "attn_implementation": attention(),
     "deepspeed": fact("deepspeed", "parallelism.zero_stage"),
@@ -74,7 +85,8 @@ TRAINER: dict[str, Meaning] = {
     "fsdp_min_num_params": nothing("changes the implementation, not what is saved"),
     "use_liger_kernel": fact("liger", "training.kernels"),
     "liger_kernel_config": fact("liger_config", "training.kernels"),
-    "torch_compile": lacking("torch.compile"),
+    "torch_compile": COMPILE,
+    "torch_compile_mode": COMPILE_MODE,
     "neftune_noise_alpha": nothing(),
     "auto_find_batch_size": overcounted("a batch size found by trial"),
     "per_device_eval_batch_size": nothing("evaluation is not part of a step"),

@@ -14,7 +14,7 @@ from memcalc.importers.models import named_model, place_model
 FIELDS: dict[str, Meaning] = {
     "checkpoint_dir": named_model("checkpoints/"),  # where `litgpt download` puts it
     "model_name": named_model(),
-    "precision": fact("precision", "training.recipe: precision of weights and step"),
+    "precision": fact("precision", "training.recipe: precision of weights and step", reads_auto=True),
     "quantize": fact("quantize", "training.finetune"),
     "devices": fact("devices", "parallelism.data_parallel"),
     "num_nodes": fact("nodes", "parallelism.data_parallel"),
@@ -86,7 +86,7 @@ def _finish(draft: Draft) -> None:
     _optimizer(draft)
     if not fine_tunes:  # litgpt/pretrain.py
         draft.default("training.optimizer_implementation", "fused")
-        draft.limit("torch.compile", "litgpt/pretrain.py compiles every run", holds_memory=True)
+        draft.default("training.compile", True)
     adapts = any(path.startswith("lora_") for path in draft.given_fields)
     draft.default("training.micro_batch_size", 1 if fine_tunes else 4)
     place_litgpt(draft, adapters=adapts)

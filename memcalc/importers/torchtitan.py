@@ -9,7 +9,7 @@ from memcalc.catalogue.shipped import find_shipped
 from memcalc.frameworks.allocator_settings import EXPANDABLE, place_allocator_settings
 from memcalc.frameworks.draft import Draft
 from memcalc.importers import float8
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.file_format import COMPILE, FileFormat, Meaning, fact, lacking, nothing, overcounted, to
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import place_shards
 
@@ -24,8 +24,8 @@ FIELDS: dict[str, Meaning] = {
     "training.seq_len": to("training.sequence_length"),
     "training.mixed_precision_param": fact("param", "training.dtype: precision of the step"),
     "training.mixed_precision_reduce": fact("reduce", "parallelism.fsdp: dtype of reductions"),
-    "training.compile": lacking("torch.compile"),
-    "compile.enable": lacking("torch.compile"),
+    "training.compile": COMPILE,
+    "compile.enable": COMPILE,
     "compile*": nothing("part of torch.compile"),
     "training.enable_cpu_offload": fact("offload", "parallelism.offload"),
     "training.dtype": fact("weights", "training.recipe: precision of weights and states"),

@@ -10,7 +10,7 @@ from memcalc.frameworks.allocator_settings import EXPANDABLE, FIELD
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.torchtune import place_torchtune
 from memcalc.frameworks.trainer import note_evaluation
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
+from memcalc.importers.file_format import COMPILE, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.models import preset_of
 from memcalc.importers.offload import ACTIVATIONS, place_shards
 
@@ -45,7 +45,7 @@ FIELDS: dict[str, Meaning] = {
     "enable_activation_offloading": ACTIVATIONS,
     "fsdp_cpu_offload": fact("offload", "parallelism.offload"),
     "fsdp.cpu_offload": fact("offload", "parallelism.offload"),
-    "compile*": lacking("torch.compile"),
+    "compile": COMPILE,
     "ac_mode": overcounted("checkpointing of some layers", "--set recompute= sets it"),
     "ac_option": overcounted("checkpointing of some layers", "--set recompute= sets it"),
     "quantizer*": lacking("quantization-aware training"),

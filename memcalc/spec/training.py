@@ -150,6 +150,10 @@ class TrainingSpec(ConfigBlock):
     offload_activations: OffloadActivations = Field(
         "none", description="store saved activations in host memory (PyTorch's save_on_cpu): pinned or pageable"
     )
+    compile: bool = Field(
+        False,
+        description="whether torch.compile compiles the model; eager execution is counted, which mostly holds more",
+    )
     attention: Attention = Field(
         "flash",
         description="attention kernel; families of transformers without a fused one use eager. With "

@@ -16,6 +16,7 @@ def not_run(spec: Spec) -> tuple[Limit, ...]:
         "completions that the model generates": training.completion_length is not None,
         "padding-free batches": training.padding_free,
         "the mask of padded sequences": training.padding_mask != "none",
+        "torch.compile": training.compile,
         "logits that are shifted": training.loss_shift != "labels",
     }
     return tuple(Limit(what, holds_memory=True) for what, is_so in asked.items() if is_so)

@@ -166,8 +166,6 @@ _ADVICE = {
     "num_nodes": "Set data_parallel, tensor_parallel and pipeline_parallel; --gpus N sets the number of all GPUs.",
     "nodes": "Set data_parallel, tensor_parallel and pipeline_parallel; --gpus N sets the number of all GPUs.",
     "sharding": "Set zero_stage (3 shards parameters, gradients and optimizer state) and engine: fsdp2 or deepspeed.",
-    "compile": "torch.compile is not modelled.",
-    "torch_compile": "torch.compile is not modelled.",
     "offload_params": "Set offload: parameters (ZeRO-Infinity) or all (FSDP2's CPUOffloadPolicy).",
     "offload_param": "Set offload: parameters (ZeRO-Infinity) or all (FSDP2's CPUOffloadPolicy).",
     "qlora": "Write finetune: qlora, or a block qlora: {...}.",

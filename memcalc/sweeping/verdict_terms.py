@@ -42,6 +42,7 @@ class VerdictTerms(NamedTuple):
         ratio: median of reserved over allocated memory of recorded runs of its kind.
         errors: the full range of these runs around the median.
         replays: whether an allocator replay can decide it.
+        bounded: whether the allocated peak is a lower bound, as of every run that is not compiled.
         remainders: most bytes of the allocated peak that the formulas assume and no bound contains: unsplit remainders
             of model states. 0 if `replays` is false: then nothing more exact is known.
         unmodelled: requested features that need memory and are not modelled.
@@ -51,6 +52,7 @@ class VerdictTerms(NamedTuple):
     ratio: float
     errors: RecordedErrors
     replays: bool
+    bounded: bool
     remainders: int
     unmodelled: tuple[str, ...]
     unmodelled_bytes: int
@@ -86,9 +88,10 @@ class TermsList:
 
 
 def _without_limits(spec: Spec) -> VerdictTerms:
-    ratio, errors = reserve_ratio(kinds_of(spec))
+    ratio, errors = reserve_ratio(kinds_of(spec), compiled=spec.training.compile)
     replays = can_replay(spec)
-    return VerdictTerms(ratio, errors, replays, _remainders(spec) if replays else 0, (), 0)
+    bounded = not spec.training.compile
+    return VerdictTerms(ratio, errors, replays, bounded, _remainders(spec) if replays else 0, (), 0)
 
 
 def _with_limits(terms: VerdictTerms, spec: Spec) -> VerdictTerms:
@@ -159,6 +162,8 @@ def _verdict(
         fits &= of_each([not each.unmodelled for each in terms], numbers)
     room = room - of_each([each.unmodelled_bytes for each in terms], numbers)
     beyond = peak - of_each([each.remainders for each in terms], numbers) > room
+    if not all(each.bounded for each in terms):
+        beyond &= of_each([each.bounded for each in terms], numbers)
     if not all(each.replays for each in terms):
         low = reserved * of_each([0.0 if each.replays else 1 + each.errors.low for each in terms], numbers)
         beyond |= low >= room + 1

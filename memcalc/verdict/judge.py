@@ -86,7 +86,7 @@ def verdict_of(need: MemoryNeed, gpu: GpuSpec | None, limit: int, least: int, li
     """
     on_gpu = gpu is not None and limit >= gpu.usable_bytes
     answer = need.on_gpu if on_gpu and need.on_gpu is not None else answer_of(need, limit)
-    interval = _interval(need, answer, limit)
+    interval = _interval(need, answer, limit, least)
     unmodelled = holding_memory(limits)
     extra = sum(each.at_least_bytes for each in unmodelled)
     if extra + interval.low_bytes > limit:
@@ -106,9 +106,9 @@ def _is_expected(need: MemoryNeed, limit: int, *, on_gpu: bool) -> bool:
     return bool(need.replay_finishes) if on_gpu else need.device_bytes <= limit
 
 
-def _interval(need: MemoryNeed, answer: Answer, limit: int) -> Interval:
-    """Return the interval, narrowed by the answer: a run that finishes on a full GPU needs no more than its memory."""
-    low, high = need.low_bytes, need.high_bytes
+def _interval(need: MemoryNeed, answer: Answer, limit: int, least: int) -> Interval:
+    """Return the interval from `least`, narrowed by the answer: a run that fits needs no more than the limit."""
+    low, high = max(need.low_bytes, least), need.high_bytes
     if answer == "fits":
         high = min(high, limit)
     elif answer == "does-not-fit":

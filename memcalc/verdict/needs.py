@@ -76,6 +76,8 @@ def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None, *, ta
         return outside + max(_least_allocated(spec, gpu, stage) for stage in stages_of(spec))
     stages = stages_that_matter(spec)
     most = max(state_peak(spec, stage) for stage in stages) + outside
+    if spec.training.compile:  # a compiler may keep less of all else
+        return most
     for stage in stages:
         if limit is not None and most > limit:
             break
@@ -112,12 +114,12 @@ def need_of(spec: Spec, gpu: GpuSpec | None, allocated: int | None = None) -> Me
 
 def recorded_need(spec: Spec, gpu: GpuSpec | None, allocated: int) -> MemoryNeed:
     """Return the need for an allocated peak in bytes, from the reserved-to-allocated ratio of recorded runs."""
-    ratio, errors = reserve_ratio(kinds_of(spec))
+    ratio, errors = reserve_ratio(kinds_of(spec), compiled=spec.training.compile)
     outside = outside_bytes(spec, gpu)
     found = MemoryNeed(ceil(allocated * ratio), errors, outside, None, None, None)
-    # Reserved memory is never less than allocated memory.
-    least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
-    found = found._replace(errors=errors._replace(low=max(errors.low, least)))
+    if not spec.training.compile:  # reserved memory is never less than allocated memory
+        least = min(allocated / found.reserved_bytes - 1, 0.0) if found.reserved_bytes else 0.0
+        found = found._replace(errors=errors._replace(low=max(errors.low, least)))
     return found if gpu is None else found._replace(on_gpu=answer_of(found, gpu.usable_bytes))
 
 
@@ -217,7 +219,8 @@ def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage, rank: int | No
     does with 74.9 GiB and fails with 78.4, in the replay as on an H100: qwen2.5-7b in
     recordings/gpu/h100-80gb-torch-2.11.0/near-20261127.jsonl.
     """
-    errors, outside = replay_errors(kinds_of(spec)), outside_bytes(spec, gpu)
+    errors = replay_errors(kinds_of(spec), compiled=spec.training.compile)
+    outside = outside_bytes(spec, gpu)
     on = partial(_replay_on, spec, stage, rank)
     room = None if gpu is None else gpu.usable_bytes - outside
     larger = None if room is None else floor(room / (1 + errors.low))

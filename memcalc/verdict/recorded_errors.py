@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.ledger.verdict import RecordedErrors
+from memcalc.verdict.run_types import COMPILED
 
 FILE = Path(__file__).parents[1] / "data" / "recorded_errors.json"
 
@@ -21,13 +22,18 @@ ENOUGH, ENOUGH_FOR_A_RANGE = 20, 10
 UNRECORDED = 0.1  # allowed error on both sides for a kind without records
 
 
-def replay_errors(kinds: Iterable[str]) -> RecordedErrors:
+def replay_errors(kinds: Iterable[str], *, compiled: bool = False) -> RecordedErrors:
     """Return the errors of allocator replays, relative to the replay's reserved memory.
 
-    The interval is the central 95 % of the errors of the first kind that has ENOUGH runs.
+    The interval is the central 95 % of the errors of the first kind that has ENOUGH runs. Replays are of eager
+    execution: the interval of a compiled run is wider by that of recorded compiled runs.
     """
+    errors = _replay_errors(tuple(kinds))
+    return _widened(errors, _replay_errors((COMPILED,))) if compiled else errors
+
+
+def _replay_errors(names: tuple[str, ...]) -> RecordedErrors:
     table: dict[str, dict[str, Any]] = _table()["replayed"]
-    names = tuple(kinds)
     for run_type in names:
         found = table.get(run_type)
         if found is not None and found["runs"] >= ENOUGH:
@@ -43,15 +49,27 @@ def replay_errors(kinds: Iterable[str]) -> RecordedErrors:
     return _unrecorded(names[0], replayed=True)
 
 
-def reserve_ratio(kinds: Iterable[str]) -> tuple[float, RecordedErrors]:
+def _widened(errors: RecordedErrors, by: RecordedErrors) -> RecordedErrors:
+    """Return the figures of `by`, with an interval that holds both errors together."""
+    low, high = ((1 + one) * (1 + other) - 1 for one, other in ((errors.low, by.low), (errors.high, by.high)))
+    return by._replace(low=low, high=high)
+
+
+def reserve_ratio(kinds: Iterable[str], *, compiled: bool = False) -> tuple[float, RecordedErrors]:
     """Return the ratio of reserved to allocated memory of recorded runs, for runs that cannot be replayed.
 
     Returns:
         The median ratio, and the errors around it: the full recorded range. A kind with fewer than ENOUGH_FOR_A_RANGE
-        runs uses the next wider one.
+        runs uses the next wider one. That of a compiled run is wider by the replay errors of recorded compiled runs.
     """
+    ratio, errors = _reserve_ratio(tuple(kinds))
+    if compiled:
+        errors = _widened(errors, _replay_errors((COMPILED,)))._replace(replayed=False)
+    return ratio, errors
+
+
+def _reserve_ratio(names: tuple[str, ...]) -> tuple[float, RecordedErrors]:
     table: dict[str, dict[str, Any]] = _table()["reserved over allocated"]
-    names = tuple(kinds)
     for run_type in names:
         found = table.get(run_type)
         if found is not None and found["runs"] >= ENOUGH_FOR_A_RANGE:

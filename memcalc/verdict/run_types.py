@@ -8,6 +8,7 @@ from memcalc.spec.training import TrainingSpec
 
 ONE_GPU, SEVERAL_GPUS, GENERATION = "one GPU", "several GPUs", "generation"
 FP8 = "FP8"
+COMPILED = "torch.compile, counted as eager execution"
 EXPANDABLE, SETTINGS = "one GPU, expandable segments", "one GPU, allocator settings"
 SEVERAL_EXPANDABLE = "several GPUs, expandable segments"
 SEVERAL_SETTINGS = "several GPUs, allocator settings"
@@ -16,7 +17,7 @@ _ENGINES = {"ddp": "DDP", "fsdp1": "FSDP1", "fsdp2": "FSDP2", "megatron": "Megat
 
 
 def kinds_of(spec: Spec) -> tuple[str, ...]:
-    """Return the kinds of a run, narrowest first; the first one with enough recorded runs gives its errors.
+    """Return the kinds of a run in eager execution, narrowest first; the first with enough runs gives its errors.
 
     Allocator settings form a separate kind: runs under default settings do not predict them. So does FP8: torchao
     compiles its conversions, and their requests are not modelled one by one.

@@ -44,6 +44,8 @@ def subject(result: Result | ModuleResult) -> str:
     program = spec.origin.program or _MODULES[training.implementation]
     if (text := spec.model.transformers_config) is not None:
         program = architecture_of(text) or program
+    if training.compile:
+        program += ", compiled"
     return f"{spec.name}: {count(result.parameters)} parameters; {step}\n{how}, as {program}; {_spread(spec)}"
 
 
