@@ -137,22 +137,22 @@ class ChunkedLoss(LoraLinear, Loss):
     def _add_up(self, of_chunks: list[list[Node]], *, tied: bool) -> None:
         """Accumulate each parameter's gradient over the chunks; the last chunk comes first in backward.
 
-        A weight's first gradient is the transpose of a matmul's result, a view, so nothing is accumulated into it in
-        place. The sum of the first two is a third tensor, into which the others are accumulated (torch 2.13
-        autograd/input_buffer.cpp).
+        The first gradient of a weight is the transpose of a matmul's result, that of a bias a sum without its first
+        axis: both are views, so nothing is accumulated into them in place. The sum of the first two is a third tensor,
+        into which the others are accumulated, a bias's first (torch 2.13 autograd/input_buffer.cpp).
         """
         tape = self.tape
         totals: dict[str, int] = {}
         firsts: dict[str, int] = {}
         for nodes in reversed(of_chunks):
             for node in nodes:
-                for gradient in node.parameters:
+                for gradient in reversed(node.parameters):
                     storage = tape.storages[gradient]
                     name = storage.parameter
                     tape.deferred.add(gradient)
                     if name not in firsts:
                         firsts[name] = totals[name] = gradient
-                    elif totals[name] == firsts[name] and name == f"{HEAD}.weight":
+                    elif totals[name] == firsts[name]:
                         tape.storages.append(storage)
                         totals[name] = len(tape.storages) - 1
                         node.sums += ((totals[name], firsts[name], gradient),)

@@ -19,6 +19,7 @@ QUICK = [
     ("qwen2", "huggingface", "mixed-20"),
     ("phi", "huggingface", "eager, amp"),
     ("phi", "plain", "chunked, amp"),
+    ("codegen", "plain", "chunked"),
     ("arcee", "plain", "recomputed, amp"),
     ("olmo2", "plain", "eager, amp"),
 ]
