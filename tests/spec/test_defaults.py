@@ -65,6 +65,7 @@ def test_a_silent_file_has_these_values() -> None:
         "recompute": "none",
         "recompute_modules": ("core_attn",),
         "recompute_keep": (),
+        "compile": False,
         "offload_activations": "none",
         "attention": "flash",
         "attention_windows": "kernel",
