@@ -164,7 +164,7 @@ class Document(TypedDict):
 
 
 class SourcesDocument(Document):
-    """The document of `estimate --measure` and `trace --compare-estimate`: the same run from other sources, too."""
+    """The document of `estimate --measure` and `trace --compare`: the same run from other sources, too."""
 
     estimate: NotRequired[Document]
     """from formulas"""
