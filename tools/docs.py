@@ -370,7 +370,9 @@ def recipes_table() -> str:
             recipe.imitates,
         ]
 
-    head = "recipe,weights,gradients,fp32 gradients,fp32 gradients live,master weights,moments,bytes per parameter,as in"
+    head = (
+        "recipe,weights,gradients,fp32 gradients,fp32 gradients live,master weights,moments,bytes per parameter,as in"
+    )
     return table(head.split(","), [row(name, recipe) for name, recipe in RECIPES.items()])
 
 
