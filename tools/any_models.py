@@ -49,7 +49,7 @@ def runs_table() -> str:
                 f"{reserved:+.2%}",
             )
         )
-    heads = ("run", "parameters", "allocated, null device", "trace", "reserved, null device", "trace")
+    heads = ("run", "parameters", "allocated, null device", "trace error", "reserved, null device", "trace error")
     return table(heads, rows)
 
 

@@ -189,7 +189,7 @@ def cards_table() -> str:
 def releases_table() -> str:
     """What releases of packages changed that decides memory."""
     return table(
-        ["package", "since", "what it does", "source"],
+        ["package", "since", "change", "source"],
         [
             [package.name, release, change.change, f"`{change.source}`"]
             for package in RELEASES.values()
@@ -210,7 +210,7 @@ def fields_table(block: str) -> str:
         default = f"`{json.dumps(field['default'])}`" if field.get("default") not in (None, "") else ""
         return [shown, values(field), default.replace('"', ""), field.get("description", "")]
 
-    return table(["field", "values", "default", "what it is"], [row(name) for name in schema if name not in NESTED])
+    return table(["field", "values", "default", "description"], [row(name) for name in schema if name not in NESTED])
 
 
 def values(field: dict[str, Any]) -> str:
@@ -219,7 +219,7 @@ def values(field: dict[str, Any]) -> str:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if "anyOf" in field:
         return " or ".join(values(option) for option in field["anyOf"] if option.get("type") != "null")
-    words = {"integer": "whole number", "boolean": "true, false", "string": "word", "array": "list"}
+    words = {"boolean": "true, false", "array": "list"}
     kind = str(field.get("type", "block"))
     return words.get(kind, kind)
 
@@ -235,7 +235,7 @@ def importer_table(*words: str) -> str:
         ]
         for path, meaning in framework.fields.items()
     ]
-    return f"Fields of {framework.version}.\n\n" + table(["field", "kind", "what it means"], rows)
+    return f"Fields of {framework.version}.\n\n" + table(["field", "type", "meaning"], rows)
 
 
 def components_table() -> str:
@@ -267,26 +267,26 @@ EXIT_CODES: tuple[tuple[object, str], ...] = (
     (0, "success; `estimate`, `measure` and `diff` return 0 whether or not the run fits"),
     (
         DoesNotFit.exit_code,
-        """the answer is no: `check` found a config that does not fit or that grew; `fit` and `recompute` found nothing
-        that fits; `dry-run --assert-fits`: it does not fit. Also where memcalc cannot say; `check`, `fit` and
-        `recompute` accept that with `--accept-unknown`""",
+        """`check` found a config that does not fit or that grew; `fit` and `recompute` found nothing that fits; the run
+        of `dry-run --assert-fits` does not fit. Also for CANNOT SAY; `check`, `fit` and `recompute` then return 0 with
+        `--accept-unknown`""",
     ),
     (
         InputError.exit_code,
         """invalid input: one message on standard error with the place, the value, the rule and the remedy. `check`
-        prints one for each invalid config. `oom` found no message, `sweep` no valid configuration. With `dry-run
-        --assert-fits` also a command that failed with exit code 1""",
+        prints one for each invalid config. Also: `oom` found no out-of-memory message, `sweep` no valid configuration,
+        and the command of `dry-run --assert-fits` failed with exit code 1""",
     ),
     (
         Unavailable.exit_code,
-        """the command cannot do its work here, or cannot save its result; the reasons are below""",
+        """the command cannot run on this machine, or cannot save its result; the reasons are below""",
     ),
     (OutOfMemory.exit_code, "a measured run or dry run ran out of memory; its record is kept"),
     (70, "a bug of memcalc, with its traceback"),
     (124, "`dry-run --timeout` was reached"),
     (129, "ended by SIGHUP, after temporary files were removed"),
     (130, "interrupted"),
-    (ReaderGone.exit_code, "the reader of standard output closed it, as in `memcalc models \\| head`"),
+    (ReaderGone.exit_code, "the reader of standard output closed it, as `head` does"),
     (143, "ended by SIGTERM, after temporary files were removed"),
     ("other", "the exit code of the command that `dry-run` ran; 128 + n if signal n ended it"),
 )
@@ -341,7 +341,7 @@ def settings_table() -> str:
     def row(name: str, field: Any) -> list[str]:
         return [f"`{name}`", "yes" if name in in_rules else "", RULES_PATHS if name == "rules" else field.description]
 
-    return table(["setting", "in rules", "what it is"], [row(*item) for item in CheckSettings.model_fields.items()])
+    return table(["setting", "in rules", "description"], [row(*item) for item in CheckSettings.model_fields.items()])
 
 
 RULES_PATHS = "limits for some paths, named by `paths`; they override those above, later rules earlier ones"
@@ -370,7 +370,9 @@ def recipes_table() -> str:
             recipe.imitates,
         ]
 
-    head = "recipe,weights,gradients,fp32 gradients,which live,master weights,moments,bytes per parameter,imitates"
+    head = (
+        "recipe,weights,gradients,fp32 gradients,fp32 gradients live,master weights,moments,bytes per parameter,as in"
+    )
     return table(head.split(","), [row(name, recipe) for name, recipe in RECIPES.items()])
 
 
@@ -463,7 +465,7 @@ def policies_table() -> str:
         f"{statistics.median([t['peak_reserved_bytes'] / t['peak_allocated_bytes'] for t in column if t['fits']]):.3f}"
         for column in columns
     ]
-    rows.append(["median of those that run", "", "", "", *middle])
+    rows.append(["median of completed runs", "", "", "", *middle])
     return table(["run", "GPU", "events", "allocated, GiB", *heads], rows)
 
 
@@ -486,11 +488,10 @@ def accuracy_phases() -> str:
 def accuracy_megatron() -> str:
     """One line for each stage of the published Megatron-LM runs."""
     return table(
-        ["run", "of T12", "measured MiB", "estimated MiB", "error"],
+        ["run", "measured MiB", "estimated MiB", "error"],
         [
             [
                 peak.run,
-                "yes" if peak.t12 else "",
                 f"{peak.measured / MIB:,.2f}",
                 f"{peak.ledger.peak_bytes / MIB:,.2f}",
                 f"{peak.error:+.4%}",
@@ -518,7 +519,7 @@ def accuracy_megatron_terms() -> str:
     for term in TERMS:
         found = mean_and_worst([without(peak, term) for peak in peaks])
         rows.append([term.name, term.reason, f"{found[0]:.4%}", f"{found[1]:.4%}"])
-    return table(["left out", "source", "mean error", "maximum error"], rows)
+    return table(["omitted term", "source", "mean error", "maximum error"], rows)
 
 
 def accuracy_sharded() -> str:

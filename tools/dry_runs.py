@@ -66,7 +66,7 @@ def programs(group: str) -> str:
         record = case["record"]
         verdict = (record["verdict"] or "nothing measured").replace("-", " ").replace("unknown", "cannot say")
         if verdict == "fits" and not record["good"]:
-            verdict = "fits, as far as it came"
+            verdict = "fits, until it stopped"
         rows.append([case["title"], case["package"], _card(record), verdict, *_figures(record)])
     return table(head, rows)
 
@@ -78,7 +78,7 @@ def drawn_releases() -> str:
         versions = case["record"]["versions"].items()
         known = ", ".join(f"{name} {version}" for name, version in versions if version and name != "memcalc")
         rows.append([f"`{case['family']} --seed {case['seed']} --number {case['number']}`", known])
-    return table(["`python -m benchmarks.programs.record`", "releases"], rows)
+    return table(["`python -m benchmarks.programs.record`", "versions"], rows)
 
 
 def reasons() -> str:
@@ -180,7 +180,7 @@ def histories() -> str:
             rows.append([f"{len(chosen)} presets, {title}", *_summed(chosen)])
     largest = max(records, key=lambda record: int(record["parameters"]))
     rows.append([f"the largest, {largest['case'].split()[0]}, alone", *_summed([largest])])
-    head = ["steps of", "lines", "different", "counters", "different", "largest GiB", "host GiB", "CPU seconds"]
+    head = ["training steps", "lines", "different", "counters", "different", "largest GiB", "host GiB", "CPU seconds"]
     return table(head, rows)
 
 

@@ -76,9 +76,9 @@ def need_summary() -> str:
     ratios = [run.least[0] / run.peak[0] for run in found]
     above = sum(run.least[1] > run.least[0] for run in found)
     return (
-        f"The smallest device on which the {len(found)} traced runs of presets (below) complete has "
-        f"{min(ratios):.3f} to {max(ratios):.3f} times the allocated peak, median {statistics.median(ratios):.3f}. "
-        f"The lower bound of verdicts is above that in {above} of them.\n"
+        f"The {len(found)} [traced runs of presets](accuracy-traces.md#estimate-against-trace) need a device of "
+        f"{min(ratios):.3f} to {max(ratios):.3f} times their allocated peak to complete, median "
+        f"{statistics.median(ratios):.3f}. The lower bound of verdicts exceeds this need in {above} runs.\n"
     )
 
 
@@ -90,4 +90,4 @@ def agreement_table() -> str:
         for pair in (run.activations, run.peak):
             row += [f"{pair[0] / MIB:,.1f}", f"{error(pair):+.3%}"]
         rows.append(row)
-    return table(["preset", "modules", "activations, MiB", "estimate", "peak, MiB", "estimate"], rows)
+    return table(["preset", "modules", "activations, MiB", "error", "peak, MiB", "error"], rows)

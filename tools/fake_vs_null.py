@@ -76,7 +76,10 @@ def beside_summary() -> str:
 def beside_table() -> str:
     """A line for each run that differs in anything."""
     return table(
-        ["run", "on", "peak, null device", "fake tensors", "reserved, null device", "fake tensors", "identical phases"],
+        [
+            *("run", "GPU", "peak, null device", "difference, fake tensors"),
+            *("reserved, null device", "difference, fake tensors", "identical phases"),
+        ],
         [
             [
                 f"`{run.run}`",

@@ -31,15 +31,15 @@ def summary() -> str:
     traced = [record for record in built if record["outcome"] == "traced"]
     seconds = statistics.median(record["seconds"] for record in traced)
     return (
-        f"Of {len(known)} architectures {len(built)} instantiate by default, and **{len(traced)}** of those trace, "
-        f"in a median of {seconds:.1f} s on two busy cores.\n"
+        f"Of {len(known)} architectures {len(built)} can be built from their default configuration, and "
+        f"**{len(traced)}** of these trace (median {seconds:.1f} s on two busy cores).\n"
     )
 
 
 def traced_table() -> str:
     """One line for each family that traces."""
     return table(
-        ["family", "parameters", "dtype", "peak, GiB", "in", "allocations and releases", "values read"],
+        ["family", "parameters", "dtype", "peak, GiB", "phase", "allocations and releases", "unknown values read"],
         [
             [
                 f"`{record['family']}`",
@@ -59,7 +59,7 @@ def traced_table() -> str:
 def other_table() -> str:
     """One line for each of the rest, with the reason."""
     return table(
-        ["family", "what", "because"],
+        ["family", "outcome", "reason"],
         [
             [f"`{record['family']}`", record["outcome"], "`" + record["reason"].replace("|", "/")[:160] + "`"]
             for record in records()
@@ -88,7 +88,7 @@ def published_table() -> str:
                 ],
             )
         )
-    header = ["family", "model", "peak of the trace, GiB", "peak of the estimate", "activations of the estimate"]
+    header = ["family", "model", "traced peak, GiB", "error of the peak", "error of the activations"]
     return table(header, [row for _, row in sorted(rows)])
 
 

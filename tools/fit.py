@@ -12,7 +12,7 @@ from tools.markdown import table
 
 def cost_terms() -> str:
     """Every term of the cost, what it is and where it comes from."""
-    return table(["term", "what it is", "source"], [[name, *words] for name, words in TERMS.items()])
+    return table(["term", "description", "source"], [[name, *words] for name, words in TERMS.items()])
 
 
 def systems() -> str:

@@ -370,7 +370,7 @@ def outside_table() -> str:
         ["CUDA context", f"{' or '.join(f'{size:,}' for size in contexts)} MiB, by GPU"],
         *([f"cuBLAS workspace of a thread, {find_gpu(c).label}", f] for c, f in workspaces_of.items()),
     ]
-    return table(["what", "assumed"], rows)
+    return table(["memory", "default"], rows)
 
 
 def _cublas(card: str) -> str:

@@ -112,7 +112,7 @@ def generation_reserved() -> str:
     for kind, errors in sorted(found.items(), reverse=True):
         sizes = [abs(error) for error in errors]
         rows.append([kind, len(errors), f"{median(sizes):.3%}", f"{min(errors):+.2%}", f"{max(errors):+.2%}"])
-    return table(["kind", "runs", "median error", "lowest", "highest"], rows)
+    return table(["run type", "runs", "median error", "lowest error", "highest error"], rows)
 
 
 TABLES = {

@@ -73,7 +73,7 @@ def measured_table() -> str:
         for (name, prediction), runs in predictions().items()
         for each in errors_of(runs)
     ]
-    return table(["device", "prediction", "figure", "runs", "median", "p95", "worst", "under", "exact"], rows)
+    return table(["device", "prediction", "figure", "runs", "median", "p95", "maximum", "under", "exact"], rows)
 
 
 def missed_table() -> str:
@@ -95,7 +95,7 @@ def _apart(run: PredictedRecord) -> list[str]:
 
 def seconds_table() -> str:
     """How long a sitting took the host, by part."""
-    heads = ["device", "runs", *PARTS, "rest", "all"]
+    heads = ["device", "runs", "context", "build", "measured run", "run with names", "rest", "total"]
     rows = []
     for name, records in groups().items():
         spent = [record["seconds"] for record in records if record.get("seconds")]
@@ -127,7 +127,7 @@ def probe_table() -> str:
         for line in probes()
         if line["hidden"] or line["rule"]
     ]
-    return table(["operator", "shape", "direction", "bytes inside", "rule, where it differs"], rows)
+    return table(["operator", "shape", "direction", "workspace bytes", "rule, if different"], rows)
 
 
 def probes() -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ def offload_table(runs: Callable[[], tuple[OffloadedRun, ...]] = offloaded_runs)
         ]
         for run, measured, estimated, host in runs()
     ]
-    of_host = ["pinned bytes, measured", "estimated", "host's peak, estimated"]
+    of_host = ["pinned bytes, measured", "estimated", "host peak, estimated"]
     return table(["run", "ranks", "measured bytes", "estimated bytes", "error", *of_host], rows)
 
 

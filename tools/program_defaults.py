@@ -113,7 +113,7 @@ def program_defaults_table(program: str) -> str:
         if all(value == base[field] for _, value in values):
             continue
         rows += [[f"`{field}`", f"`{_shown(value)}`", when, _meaning(field)] for value, when in _periods(values)]
-    return table(["field", "value", "releases", "what it decides"], rows)
+    return table(["field", "value", "versions", "description"], rows)
 
 
 class _Run(NamedTuple):

@@ -43,33 +43,33 @@ class Term(NamedTuple):
 
 TERMS = (
     Term(
-        "a tensor in the shape of each weight, for autograd to hand on",
+        "a tensor of each weight's shape, which autograd passes on",
         "Transformer Engine `module/base.py`: get_dummy_wgrad",
         lambda row: row.tensor.startswith("weight-gradient scratch"),
     ),
     Term(
-        "attention's output before and after the exchange of heads for tokens",
+        "attention output before and after the all-to-all of heads and tokens",
         "Transformer Engine `context_parallel.py`: AttnFuncWithCPAndQKVOA2A saves its own output",
         lambda row: row.tensor == "attention output of the rank's tokens",
     ),
     Term(
-        "libraries' workspaces",
+        "library workspaces",
         "Transformer Engine `cpp_extensions/gemm.py`; PyTorch `CublasHandlePool.cpp`",
         lambda row: row.component is Component.LIBRARY_WORKSPACE,
     ),
     Term(
-        "gradients sent to and received from the neighbouring stages",
+        "gradients sent to and received from the neighboring stages",
         "Megatron-LM `schedules.py`: input_tensor_grad, output_tensor_grad",
         lambda row: row.tensor.startswith(("gradient sent", "gradient received")),
     ),
     Term(
-        "the gathered input of the output layer, in a buffer that stays",
+        "the gathered input of the output layer, in a persistent buffer",
         "Megatron-LM `tensor_parallel/layers.py`: get_global_memory_buffer",
         lambda row: row.tensor == "gathered input of the output layer",
     ),
     Term(
         "gradients in flight through a layer",
-        "the tape of the layer, walked back as autograd does",
+        "the tape of the layer, traversed backward as in autograd",
         lambda row: (
             row.component in (Component.TEMPORARIES, Component.COMMUNICATION_BUFFERS)
             and "gradient" in row.tensor
@@ -82,7 +82,7 @@ TERMS = (
         lambda row: row.component is Component.LOGITS_AND_LOSS and row.tensor == "lm_head output",
     ),
     Term(
-        "rounding of blocks, and rests that are not split off",
+        "block rounding and unsplit remainders",
         "PyTorch `CUDACachingAllocator.cpp`",
         lambda row: row.component is Component.BLOCK_ROUNDING,
     ),

@@ -39,8 +39,8 @@ def summary() -> str:
     frameworks = {file["framework"] for file in known}
     return (
         f"{len(files)} published files of {len(repositories)} repositories and {len(frameworks)} formats were read: "
-        f"{plain} are sized as they are, {given} once what they leave open is given with `--set`, and "
-        f"{len(files) - plain - given} are refused with a message.\n"
+        f"{plain} are estimated unchanged, {given} with `--set` for values that they do not contain, and "
+        f"{len(files) - plain - given} are rejected with a message.\n"
     )
 
 
@@ -63,7 +63,7 @@ def repositories_table() -> str:
     def place(file: Facts) -> tuple[str, str, str]:
         return file["framework"], file["repository"], file["commit"]
 
-    heads = "format,repository and commit,files,sized,sized with --set,refused,fields mapped,no effect"
+    heads = "format,repository and commit,files,estimated,estimated with --set,rejected,fields mapped,no effect"
     return table(
         [*heads.split(","), "not modelled", "unknown"],
         [line(name, list(files)) for name, files in groupby(sorted(read(), key=place), key=place)],
@@ -99,9 +99,9 @@ def limits_summary() -> str:
     copies = sum(any(least for _, _, least in file["limits"]) for file in files)
     share = f"{len(files) - len(without)} ({1 - len(without) / len(files):.0%})"
     return (
-        f"Of the {len(files)} files that are sized, {share} ask for something that holds memory and is not modelled; "
-        f"of {copies} of these a lower bound of it is known. {len(more)} others ask only for what is counted too high, "
-        "or for evaluation that needs less than the training step.\n"
+        f"Of the {len(files)} estimated files, {share} use a feature that needs memory and is not modelled; for "
+        f"{copies} of these a lower bound of that memory is known. {len(more)} others use only features that are "
+        "counted too high, or an evaluation that needs less than the training step.\n"
     )
 
 
@@ -114,7 +114,7 @@ def limits_table() -> str:
         told = [f"{what} ({count})" for what, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))]
         rows.append((framework, len(files), sum(bool(held(file)) for file in files), ", ".join(told) or "-"))
     total = ("all", sum(row[1] for row in rows), sum(row[2] for row in rows), "")
-    heads = ["format", "files sized", "cannot say", "what they ask for that holds memory and is not modelled (files)"]
+    heads = ["format", "files estimated", "CANNOT SAY", "features that need memory and are not modelled (files)"]
     return table(heads, [*rows, total])
 
 

@@ -24,6 +24,7 @@ from tools.dry_runs import cases
 from tools.markdown import table
 from tools.measured_runs import LISTS, of_gpus
 from tools.recorded_errors import compared, recorded_runs
+from tools.recorded_tables import ANSWERS
 from tools.sharded import recorded_ranks
 
 BATCH = " micro_batch_size="  # a search says it after the run's own words
@@ -57,7 +58,7 @@ def real_summary() -> str:
             figures = (errors.median, errors.p95, errors.worst)
             head = [f"`{name}`", f"`{card}`", str(len(several))] if errors.name == "allocated" else ["", "", ""]
             rows.append([*head, errors.name, *(f"{figure:+.3%}" for figure in figures), f"{errors.exact:.0%}"])
-    return table(["list", "GPU", "runs", "figure", "median", "p95", "worst", "exact"], rows)
+    return table(["list", "GPU", "runs", "figure", "median", "p95", "maximum", "exact"], rows)
 
 
 def real_sentence() -> str:
@@ -122,11 +123,11 @@ def real_null() -> str:
         "list",
         "GPU",
         "runs",
-        "alike in every phase",
-        "peak allocated alike",
-        "worst",
-        "peak reserved alike",
-        "worst",
+        "byte-exact in every phase",
+        "byte-exact peak allocated",
+        "maximum difference",
+        "byte-exact peak reserved",
+        "maximum difference",
     ]
     return table(heads, rows)
 
@@ -152,7 +153,8 @@ def real_ranks() -> str:
         figures = [f"{median(map(abs, errors)):.3%}", f"{max(errors, key=abs):+.3%}", str(len(others))]
         same = [str(sum(other == 0 for other in others)), f"{max(others, key=abs):+.3%}"] if others else ["", ""]
         rows.append([kind, str(len(several)), *figures, *same])
-    heads = ["what", "runs", "estimate, median", "worst", "on the null device, torch 2.13", "same peak", "worst"]
+    heads = ["run type", "runs", "estimate: median error", "maximum error"]
+    heads += ["runs also on the null device, torch 2.13", "same peak", "maximum difference"]
     return table(heads, rows)
 
 
@@ -176,8 +178,8 @@ def real_reserved() -> str:
             most = f"{max(errors, key=abs):+.2%}" if errors else ""
             row += [str(len(errors)), str(sum(error == 0 for error in errors)), most]
         rows.append(row)
-    others = ["on the null device, torch 2.13", "equal to the byte", "GPU above it at most"]
-    return table(["what", "runs", "replay equal to the byte", "GPU above it at most", *others], rows)
+    others = ["runs also on the null device, torch 2.13", "byte-exact", "GPU minus null device, maximum"]
+    return table(["run type", "runs", "byte-exact replays", "GPU minus replay, maximum", *others], rows)
 
 
 def near() -> list[tuple[dict[str, Any], Verdict]]:
@@ -189,7 +191,7 @@ def near() -> list[tuple[dict[str, Any], Verdict]]:
 def real_near() -> str:
     """How runs near the memory of a GPU ended, and their verdicts."""
     rows = [
-        [f"`{record['case']}`", "got through" if record["outcome"] == DONE else "out of memory", verdict.answer]
+        [f"`{record['case']}`", "completed" if record["outcome"] == DONE else "out of memory", ANSWERS[verdict.answer]]
         for record, verdict in near()
     ]
     return table(["run", "H100", "verdict"], rows)
@@ -226,7 +228,7 @@ def real_largest() -> str:
         fits = max((batch for batch, record in tried.items() if record["outcome"] == DONE), default=0)
         fails = min((batch for batch, record in tried.items() if record["outcome"] != DONE), default=None)
         rows.append([f"`{run}`", f"`{card}`", str(next(iter(tried))), str(fits), "-" if fails is None else str(fails)])
-    return table(["run", "GPU", "predicted", "ran", "ran out of memory"], rows)
+    return table(["run", "GPU", "predicted", "largest that ran", "ran out of memory"], rows)
 
 
 def real_scripts() -> str:
@@ -249,7 +251,8 @@ def real_scripts() -> str:
                 )
                 figures = [format_bytes(record["allocated_bytes"], "GiB"), release, f"{held:+.3%}", f"{reserved:+.3%}"]
                 rows.append([case["title"], f"`{card_of(file)}`", *figures])
-    return table(["script", "GPU", "allocated", "dry run by torch", "allocated", "reserved"], rows)
+    heads = ["script", "GPU", "allocated", "torch of the dry run", "allocated, difference", "reserved, difference"]
+    return table(heads, rows)
 
 
 def dry_peaks(file: Path) -> dict[str, tuple[str, dict[str, int]]]:

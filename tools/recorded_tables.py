@@ -18,6 +18,7 @@ from tools.recorded_errors import OTHER_RANK, RECORDINGS, Compared, compared, re
 WORTH_A_ROW = 0.01  # error of reserved memory from which on a recorded run has a row of its own
 MICRO_BATCH = re.compile(r" b=\d+")
 NEAR = RECORDINGS / "near"  # of benchmarks/verdict_runs.py
+ANSWERS = {"fits": "FITS", "does-not-fit": "DOES NOT FIT", "unknown": "CANNOT SAY"}
 
 
 def errors_table() -> str:
@@ -33,7 +34,7 @@ def errors_table() -> str:
         ]
         for kind, found in _data()["replayed"].items()
     ]
-    heads = ["kind", "runs", "equal to the byte", "median error", "largest error", "central 95 %"]
+    heads = ["run type", "runs", "byte-exact", "median error", "maximum error", "central 95%"]
     return table(heads, rows)
 
 
@@ -47,10 +48,10 @@ def replay_sentence() -> str:
     false_fits = sum(answer == "fits" and not done for answer, done in answers)
     return (
         f"The replayed reserved memory of one GPU is byte-exact on {_accuracy(alone)}.\n"
-        f"That of one rank of DDP, FSDP2, DeepSpeed or tensor parallelism is exact on {_accuracy(ranks)}.\n"
-        f"Of {len(answers)} randomly sampled runs within 12% of their GPU's memory, run by PyTorch on the null CUDA "
-        f"device, {false_fits} got a false FITS, {wrong - false_fits} a false DOES NOT FIT and {undecided} CANNOT SAY; "
-        "the replay was corrected on some of them.\n"
+        f"For one rank of DDP, FSDP2, DeepSpeed or tensor parallelism it is byte-exact on {_accuracy(ranks)}.\n"
+        f"{len(answers):,} randomly sampled runs within 12% of their GPU's memory ran in PyTorch on a simulated GPU "
+        f"(the null CUDA device): {false_fits} of the verdicts are a false FITS, {wrong - false_fits} a false DOES NOT "
+        f"FIT, and {undecided} CANNOT SAY. Some of these runs led to corrections of the replay.\n"
     )
 
 
@@ -68,7 +69,7 @@ def ratios_table() -> str:
         [kind or "all runs", found["runs"], f"{found['median']:.3f}", f"{found['least']:.3f} to {found['most']:.3f}"]
         for kind, found in _data()["reserved over allocated"].items()
     ]
-    return table(["kind", "runs", "median", "range"], rows)
+    return table(["run type", "runs", "median", "range"], rows)
 
 
 def misses_table() -> str:
@@ -84,7 +85,7 @@ def misses_table() -> str:
         ]
         for each in missed
     ]
-    return table(["run", "device", "reserved bytes", "replayed", "error"], rows)
+    return table(["run", "device", "recorded bytes", "replayed bytes", "error"], rows)
 
 
 @lru_cache(maxsize=1)
@@ -119,10 +120,10 @@ def near_summary() -> str:
     by_replay = sum(result.judgement.expected is (record["outcome"] == DONE) for record, result in near_runs())
     rows = [
         ["runs", len(answers)],
-        ["of these got through", sum(done for _, done in answers)],
+        ["of these completed", sum(done for _, done in answers)],
         ["wrong verdicts", wrong],
         ["undecided (CANNOT SAY)", undecided],
-        ["right by the replay alone, without its interval", by_replay],
+        ["correct by the replay alone, without its interval", by_replay],
     ]
     return table(["", ""], rows)
 
@@ -145,8 +146,8 @@ def largest_summary() -> str:
     false_fits = sum(result.verdict == "fits" and not done for tried in pairs.values() for _, done, result in tried)
     rows = [
         ["runs tried at two neighboring micro-batches", len(pairs)],
-        ["said to fit and ran out of memory", false_fits],
-        ["largest micro-batch equal", sum(map(_is_equal, pairs.values()))],
+        ["verdict FITS, but ran out of memory", false_fits],
+        ["same largest micro-batch in PyTorch and in the replay", sum(map(_is_equal, pairs.values()))],
     ]
     return table(["", ""], rows)
 
@@ -163,8 +164,8 @@ def largest_rest() -> str:
     for run, tried in _largest().items():
         if not _is_equal(tried):
             batches = ", ".join(str(batch) for batch, _, _ in tried)
-            outcomes = ", ".join("got through" if done else "out of memory" for _, done, _ in tried)
-            rows.append([f"`{run}`", batches, outcomes, ", ".join(result.verdict for *_, result in tried)])
+            outcomes = ", ".join("completed" if done else "out of memory" for _, done, _ in tried)
+            rows.append([f"`{run}`", batches, outcomes, ", ".join(ANSWERS[result.verdict] for *_, result in tried)])
     return table(["run", "micro-batches", "PyTorch", "verdicts"], rows) if rows else "None.\n"
 
 
@@ -176,8 +177,9 @@ def near_misses() -> str:
         if result.verdict != "unknown" and (result.verdict == "fits") is done:
             continue
         needed, usable = result.judgement.needed_bytes, result.judgement.limit_bytes
-        outcome = "got through" if done else "out of memory"
-        rows.append([f"`{record['case']}`", outcome, result.verdict, format_bytes(needed), format_bytes(usable)])
+        outcome = "completed" if done else "out of memory"
+        verdict = ANSWERS[result.verdict]
+        rows.append([f"`{record['case']}`", outcome, verdict, format_bytes(needed), format_bytes(usable)])
     return table(["run", "PyTorch", "verdict", "needs", "usable"], rows) if rows else "None.\n"
 
 

@@ -78,7 +78,7 @@ def drawn_summary() -> str:
             _line(["", engine], [run for run in several if run.spec.parallelism.engine == engine])
             for engine in (() if several[0].alone else ("ddp", "fsdp2", "deepspeed"))
         ]
-    heads = ["list, seed", "the formulas were", "runs", "families", "median", "p95", "worst", f"within {NEAR:.1%}"]
+    heads = ["list, seed", "the formulas were", "runs", "families", "median", "p95", "maximum", f"within {NEAR:.1%}"]
     return table([*heads, f"over {FAR:.1%} too low"], rows)
 
 
@@ -102,7 +102,7 @@ def drawn_worst() -> str:
     for run in sorted(drawn(), key=lambda run: -abs(run.error))[:SHOWN]:
         measured, estimated = run.requested or (0, 0)
         rows.append([f"`{run.run}`", f"{run.error:+.3%}", f"{estimated - measured:+,}", _cause(run)])
-    return table(["run", "error", "error in requested bytes", "what it is"], rows)
+    return table(["run", "error", "error in requested bytes", "cause"], rows)
 
 
 def _cause(run: Run) -> str:
@@ -121,8 +121,9 @@ def drawn_sentence() -> str:
     everywhere = _abs(run for run in everything() if run.alone)
     return (
         f"On {len(alone)} randomly sampled runs of {families} model families, evaluated after the formulas were "
-        f"frozen, the estimated peak of allocated memory has {_said(alone)}; on {len(many)} ranks of 8 and 64 GPUs it "
-        f"has {_said(many)}, and on all {len(everywhere)} recorded runs of one GPU {_said(everywhere)}.\n"
+        f"frozen, the estimated peak of allocated memory has {_said(alone)}.\n"
+        f"On {len(many)} ranks of 8 and 64 GPUs it has {_said(many)}.\n"
+        f"On all {len(everywhere)} recorded runs of one GPU it has {_said(everywhere)}.\n"
     )
 
 
@@ -145,7 +146,7 @@ def grid_families() -> str:
         counts = [str(len(alone) - theirs), str(theirs or "")]
         rows.append([family, *counts, *_some(alone), str(len(many) or ""), *_some(many)])
     last = [sum(run.alone for run in everything()), sum(not run.alone for run in everything())]
-    heads = ["family", "plain", "huggingface", "median", "p95", "worst", "N-GPU ranks", "median", "p95", "worst"]
+    heads = ["family", "plain", "huggingface", "median", "p95", "maximum", "N-GPU ranks", "median", "p95", "maximum"]
     return table(heads, rows) + f"\n{last[0]} runs on one GPU, {last[1]} ranks of N-GPU jobs.\n"
 
 
@@ -163,22 +164,22 @@ SETTINGS: dict[str, Callable[[Spec], object]] = {
         "none" if spec.training.dropout == 0 else "model's" if spec.training.dropout is None else "yes"
     ),
     "loss": lambda spec: spec.training.loss,
-    "micro-batches a step": lambda spec: spec.training.gradient_accumulation_steps,
+    "micro-batches per step": lambda spec: spec.training.gradient_accumulation_steps,
     "zero_grad": lambda spec: spec.training.zero_grad,
     "clipping": lambda spec: "none" if spec.training.gradient_clipping is None else "yes",
     "finetune": lambda spec: spec.training.finetune,
     "fp8": lambda spec: spec.training.fp8,
-    "offload of activations": lambda spec: spec.training.offload_activations,
+    "activation offload": lambda spec: spec.training.offload_activations,
     "tokens": lambda spec: "multiples of 64" if spec.training.sequence_length % 64 == 0 else "any",
     "optimizer": lambda spec: spec.training.optimizer,
-    "written as": lambda spec: spec.training.optimizer_implementation,
+    "optimizer implementation": lambda spec: spec.training.optimizer_implementation,
 }
 SPREADS: dict[str, Callable[[Spec], object]] = {
     "engine, stage": lambda spec: f"{spec.parallelism.engine}, {spec.parallelism.zero_stage}",
     "ranks": lambda spec: spec.parallelism.ranks,
-    "layers split": lambda spec: spec.parallelism.tensor_parallel,
+    "tensor parallelism": lambda spec: spec.parallelism.tensor_parallel,
     "offload": lambda spec: spec.parallelism.offload,
-    "micro-batches a step": lambda spec: spec.training.gradient_accumulation_steps,
+    "micro-batches per step": lambda spec: spec.training.gradient_accumulation_steps,
     "recipe": lambda spec: spec.training.recipe,
 }
 
@@ -196,4 +197,4 @@ def grid_settings(where: str) -> str:
             families = len({run.family for run in found[word]})
             head = name if nth == 0 else ""
             rows.append([head, word, str(len(found[word])), str(families), *_figures(found[word])])
-    return table(["setting", "", "runs", "families", "median", "p95", "worst"], rows)
+    return table(["setting", "value", "runs", "families", "median", "p95", "maximum"], rows)

@@ -84,7 +84,7 @@ def trainer_summary() -> str:
         errors = [error for run in compared() if (error := run.error(kind, of)) is not None]
         middle, worst = statistics.median(map(abs, errors)), max(errors, key=abs)
         lines.append([words, len(errors), f"{middle:.3%}", f"{worst:+.3%}"])
-    return table(["figure", "runs", "median error", "worst"], lines)
+    return table(["figure", "runs", "median error", "maximum error"], lines)
 
 
 def trainer_table() -> str:
@@ -93,7 +93,7 @@ def trainer_table() -> str:
     def words(error: float | None) -> str:
         return "-" if error is None else f"{error:+.3%}"
 
-    head = ["run", "allocated", "estimated", "replayed", "reserved", "replayed"]
+    head = ["run", "allocated bytes", "error, formulas", "error, replay", "reserved bytes", "error, replay"]
     rows = []
     for run in compared():
         named = " ".join(f"{key}={value}" for key, value in run.case["arguments"].items())

@@ -61,13 +61,13 @@ def _rows(record: dict[str, Any], ledger: Ledger) -> dict[str, tuple[int, int]]:
 def world_sizes_table() -> str:
     """A line for each world size."""
     return table(
-        ["preset", "ranks", "states on a rank, traced", "estimated", "filled up", "peak, traced", "estimated", "error"],
+        ["preset", "ranks", "states on a rank, traced", "estimated", "padding", "peak, traced", "estimated", "error"],
         [
             [
                 size.preset,
                 f"{size.ranks:,}",
                 f"{size.states[0]:,}",
-                "the same" if size.states[0] == size.states[1] else f"{size.states[1]:,}",
+                "identical" if size.states[0] == size.states[1] else f"{size.states[1]:,}",
                 f"{size.filled:.4%}",
                 f"{size.peak[0]:,}",
                 f"{size.peak[1]:,}",
@@ -81,7 +81,7 @@ def world_sizes_table() -> str:
 def world_sizes_rows() -> str:
     """The peak of the steady backward pass, component by component."""
     return table(
-        ["preset", "at the peak of backward_2", "traced", "estimated"],
+        ["preset", "component at the peak of backward_2", "traced", "estimated"],
         [
             [size.preset, name.replace("_", " "), f"{held:,}", f"{estimated:,}"]
             for size in sizes()

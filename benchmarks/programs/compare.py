@@ -204,8 +204,8 @@ def summary(found: Mapping[str, Sequence[Line]]) -> list[str]:
     if len(rows) > 1:
         rows.append(("all", [line for lines in found.values() for line in lines]))
     head = (
-        *("programs", "runs", "allocated: median", "p95", "lowest", "highest", f"under by more than {-UNDER:.0f}%"),
-        *("reserved: median", "p95", "out of memory: agreed", "not sized", "not run"),
+        *("programs", "runs", "allocated: median", "p95", "lowest", "highest", f"over {-UNDER:.0f}% too low"),
+        *("reserved: median", "p95", "out of memory: agreed", "not estimated", "not run"),
     )
     table = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
     for name, lines in rows:

@@ -151,20 +151,20 @@ class Document(TypedDict):
     interval: IntervalBytes | None
     """null without a GPU, and where the run itself was traced"""
     limits: list[LimitRow]
-    """what the figures leave out"""
+    """features that the figures do not include"""
     not_modelled: list[str]
     assumptions: list[AssumptionRow]
-    """what the file leaves open, the largest difference first"""
+    """values that the file does not set, the largest effect first"""
     notes: list[str]
     """how another framework's file was read, and which of its fields were not"""
     host: NotRequired[Host]
     """missing if the run needs no host memory"""
     kv_cache: NotRequired[KvCache]
-    """of inference only"""
+    """inference only"""
 
 
 class SourcesDocument(Document):
-    """The document of `estimate --measure` and `trace --compare-estimate`: the same run from other sources, too."""
+    """The document of `estimate --measure` and `trace --compare`: the same run, also from other sources."""
 
     estimate: NotRequired[Document]
     """from formulas"""

@@ -62,9 +62,9 @@ class LoraSpec(ConfigBlock):
         description="implementation of the adapters: peft | litgpt (one for q, k and v together, with a "
         "convolution for its outputs; with implementation plain)",
     )
-    rank: Size = Field(8, description="r: of both matrices of an adapter; PEFT's default")
+    rank: Size = Field(8, description="r: rank of an adapter; the default is PEFT's")
     alpha: Size = Field(8, description="the adapter's output is scaled by alpha / rank; no effect on memory")
-    dropout: Probability = Field(0.0, description="on the adapter's input")
+    dropout: Probability = Field(0.0, description="dropout on the adapter's input")
     target_modules: Literal["all-linear", "attention", "mlp"] | Targets = Field(
         "all-linear", description="all-linear | attention | mlp | a list of layers, such as [q_proj, v_proj]"
     )

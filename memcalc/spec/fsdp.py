@@ -24,11 +24,11 @@ class FsdpSpec(ConfigBlock):
         None, description="dtype in which gradients are reduced; default: param_dtype, else that of the gradients"
     )
     output_dtype: Precision | None = Field(
-        None, description="dtype that outputs of units are cast to: that in which modules compute; default: no cast"
+        None, description="dtype to which outputs of units are cast, the compute dtype; default: no cast"
     )
     wrap: Wrap = Field(
         "layers",
-        description="units: layers (the root has the rest) | layers-and-ends (the embedding is a unit, and so are "
+        description="FSDP units: layers (the root has the rest) | layers-and-ends (the embedding is a unit, and so are "
         "final norm and LM head together, which stay gathered until their backward; tied, all three are one)",
     )
     gradient_sync: GradientSync = Field(

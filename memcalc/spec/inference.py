@@ -29,12 +29,14 @@ class InferenceSpec(ConfigBlock):
         description="tokens a sequence has in the cache at the end; default: prompt_length + new_tokens, else "
         "min(2048, max_position_embeddings)"
     )
-    dtype: Dtype = Field("bf16", description="of weights and activations")
+    dtype: Dtype = Field("bf16", description="dtype of weights and activations")
     quantization: Quantization = Field("none", description="4-bit linear layers: none | nf4 | fp4 (bitsandbytes)")
     cache: Cache = Field(
         "dynamic", description="dynamic (grows by copying) | static (one size, transformers) | paged (blocks, vLLM)"
     )
-    kv_cache_dtype: CacheDtype = Field("compute", description="of keys and values: compute (as dtype) | fp8 (paged)")
+    kv_cache_dtype: CacheDtype = Field(
+        "compute", description="dtype of keys and values: compute (as dtype) | fp8 (paged)"
+    )
     block_size: Size | None = Field(None, description="tokens of a block of a paged cache; default: 16")
     prefill_chunk: Size | None = Field(None, description="tokens of the prompt in one forward; default: all of it")
     implementation: Literal["plain", "huggingface"] = Field(

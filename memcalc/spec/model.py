@@ -33,7 +33,7 @@ class MoeSpec(ConfigBlock):
     shared_expert_intermediate_size: Count = Field(0, description="intermediate size of the shared expert; 0: none")
     shared_expert_gate: bool = Field(False, description="whether a d-vector gates the shared expert")
     first_dense_layers: Count = Field(0, description="number of first layers with a dense MLP")
-    expert_interval: Size = Field(1, description="n: of the other layers, every n-th has experts (Llama 4: 2)")
+    expert_interval: Size = Field(1, description="n: every n-th of the other layers has experts (Llama 4: 2)")
     dense_layers: Layers = Field((), description="further layers, counted from 0, with a dense MLP")
     expert_bias: bool | None = Field(None, description="bias of the experts' projections; default: mlp_bias")
     router_bias: bool = Field(False, description="bias of the router (gpt-oss)")
@@ -70,7 +70,7 @@ class LinearAttentionSpec(ConfigBlock):
     num_value_heads: Size = Field(description="heads of values, a multiple of num_key_heads")
     key_head_dim: Size = Field(description="dimension of a query or key head")
     value_head_dim: Size = Field(description="dimension of a value head")
-    conv_kernel: Size = Field(4, description="tokens that the convolution before it spans")
+    conv_kernel: Size = Field(4, description="kernel size, in tokens, of the convolution before linear attention")
     fused_projections: bool = Field(False, description="one linear layer for q, k, v and the gate z (Qwen3-Next)")
 
     @property
@@ -100,8 +100,8 @@ class ModelSpec(ConfigBlock):
     position_embedding: PositionEmbedding = Field("learned", description="how token positions are encoded")
     position_embedding_offset: Count = Field(0, description="extra rows of the learned position table (OPT: 2)")
     normalization: Normalization = Field("layernorm", description="layernorm (weight, bias) | rmsnorm (weight)")
-    norm_weight: bool = Field(True, description="whether norms have a weight at all (OLMo: none)")
-    norm_bias: bool = Field(True, description="whether layernorm has its bias (MPT, Cohere: none)")
+    norm_weight: bool = Field(True, description="whether norms have a weight (OLMo: no)")
+    norm_bias: bool = Field(True, description="whether layernorm has a bias (MPT, Cohere: no)")
     norms_per_layer: Literal[1, 2, 4] = Field(
         2, description="norms in each layer: 1 in a parallel block; 4 before and after attention and MLP"
     )
@@ -145,11 +145,11 @@ class ModelSpec(ConfigBlock):
     qk_norm_width: Literal["head", "each-head", "all-heads"] = Field(
         "head", description="one norm for all heads | each its own weight (Cohere) | over all heads together (OLMo 2)"
     )
-    qk_norm_weight: bool = Field(True, description="whether qk_norm has a weight where norms do (Llama 4: none)")
+    qk_norm_weight: bool = Field(True, description="whether qk_norm has a weight if norms have one (Llama 4: no)")
     tie_word_embeddings: bool = Field(True, description="whether the LM head uses the embedding weight")
     parallel_block: bool = Field(False, description="attention and MLP in parallel (GPT-J, CodeGen)")
-    fused_qkv: bool = Field(False, description="whether the checkpoint holds q, k, v as one matrix")
-    fused_gate_up: bool = Field(False, description="whether the checkpoint holds gate and up as one matrix")
+    fused_qkv: bool = Field(False, description="whether the checkpoint stores q, k, v as one matrix")
+    fused_gate_up: bool = Field(False, description="whether the checkpoint stores gate and up as one matrix")
     attention_dropout: Probability = Field(0.0, description="the config's own dropout on attention probabilities")
     residual_dropout: Probability = Field(0.0, description="the config's own dropout before each residual sum")
     embedding_dropout: Probability = Field(0.0, description="the config's own dropout after the embedding")

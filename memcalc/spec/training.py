@@ -96,13 +96,13 @@ class TrainingSpec(ConfigBlock):
     )
     weight_dtype: WeightDtype | None = Field(
         None,
-        description="dtype of 16-bit weights that autocast reads in another one, as bf16: true does of a model that "
+        description="dtype of 16-bit weights if autocast computes in another one, as with bf16: true for a model that "
         "is published in float16; default: dtype",
     )
     fp32_modules: Fp32Modules = Field(
         (),
         description="modules in fp32 while others are 16-bit, with recipe pure and autocast: embed_tokens, lm_head, "
-        "norm (every norm), as axolotl's full fine-tuning has them",
+        "norm (every norm), as in axolotl's full fine-tuning",
     )
     fp8: Fp8 = Field(
         "none",
@@ -114,9 +114,9 @@ class TrainingSpec(ConfigBlock):
     fp8_all_gather: bool = Field(False, description="FSDP2 gathers torchao's weights in FP8 (fp8: tensorwise)")
     fp8_params: bool = Field(False, description="Megatron-LM's --fp8-param-gather: FP8 weights without a 16-bit copy")
     implementation: Implementation = Field("plain", description="implementation of the modules")
-    optimizer: Optimizer = Field("adamw", description="optimizer, which decides the state of each parameter")
+    optimizer: Optimizer = Field("adamw", description="optimizer; determines the state of each parameter")
     optimizer_implementation: OptimizerImplementation = Field(
-        description="how the optimizer step runs, which decides its temporaries; default: foreach, else for-loop"
+        description="how the optimizer step runs, which determines its temporaries; default: foreach, else for-loop"
     )
     optimizer_options: OptimizerOptions = Field(
         OptimizerOptions(), description="further options that its state depends on"
@@ -142,10 +142,10 @@ class TrainingSpec(ConfigBlock):
         "where a nested list is one checkpoint segment",
     )
     recompute_modules: Annotated[tuple[RecomputeModule, ...], Field(strict=False)] = Field(
-        ("core_attn",), description="what selective recomputation recomputes, in Megatron-LM's syntax"
+        ("core_attn",), description="modules that selective recomputation recomputes, in Megatron-LM's syntax"
     )
     recompute_keep: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="operators with results that recomputed layers still save (docs/guides/recompute.md)"
+        (), description="operators of recomputed layers that save their results (docs/guides/recompute.md)"
     )
     offload_activations: OffloadActivations = Field(
         "none", description="store saved activations in host memory (PyTorch's save_on_cpu): pinned or pageable"
@@ -161,19 +161,19 @@ class TrainingSpec(ConfigBlock):
     )
     attention_windows: Windows = Field(
         "kernel",
-        description="how a sliding window that the sequence fills is applied: kernel (flash_attention_2) | mask, with "
-        "which PyTorch's sdpa takes its memory-efficient kernel; default: mask with huggingface, else kernel",
+        description="how a sliding window no longer than the sequence is applied: kernel (flash_attention_2) | mask, "
+        "with which PyTorch's sdpa runs its memory-efficient kernel; default: mask with huggingface, else kernel",
     )
     padding_free: bool = Field(
         False, description="all sequences of a batch are one row of tokens (padding-free batches, TRL's packing)"
     )
     padding_mask: PaddingMask = Field(
         "none",
-        description="the mask of padded sequences, with which transformers' sdpa takes the memory-efficient kernel: "
-        "none | boolean (of which each layer keeps a copy as numbers) | additive (numbers that all layers share; "
+        description="mask of padded sequences, with which transformers' sdpa runs the memory-efficient kernel: "
+        "none | boolean (each layer saves a numeric copy) | additive (numbers that all layers share; "
         "transformers before 4.53)",
     )
-    dropout: Probability | None = Field(None, description="one rate for all of the block's dropouts; default: model's")
+    dropout: Probability | None = Field(None, description="rate of all dropouts in a block; default: the model's")
     loss: Loss = Field(
         "materialized",
         description="how logits and loss are computed: whole, in chunks, fused, or sharded over the vocabulary; with "
@@ -183,11 +183,11 @@ class TrainingSpec(ConfigBlock):
         8, description="number of chunks of the tokens in a chunked loss"
     )
     loss_recompute: bool = Field(
-        True, description="of a chunked loss: whether chunks are checkpointed, or keep their logits (torchtune)"
+        True, description="chunked loss: whether chunks are checkpointed or save their logits (torchtune)"
     )
     chunked_head: bool = Field(
         True,
-        description="of such a loss without recomputation: whether the LM head runs on each chunk as well, or once on "
+        description="chunked loss without recomputation: whether the LM head also runs on each chunk, or once on "
         "all tokens (LitGPT's full fine-tuning)",
     )
     repeat_kv: bool = Field(
@@ -196,13 +196,13 @@ class TrainingSpec(ConfigBlock):
     )
     heads_first: bool = Field(
         False,
-        description="plain modules hand queries to the kernel head by head, so its output is copied token by token "
+        description="plain modules pass queries to the kernel head by head, so its output is copied token by token "
         "(LitGPT)",
     )
     norm_dtype: NormDtype = Field(
         "input",
-        description="of plain RMSNorms: input: one kernel in the dtype of the input | fp32: operators on an fp32 copy, "
-        "cast back at the end (LitGPT, torchtune)",
+        description="plain RMSNorms: input (one kernel in the dtype of the input) | fp32 (operators on an fp32 copy, "
+        "cast back at the end; LitGPT, torchtune)",
     )
     loss_shift: LossShift = Field(
         "labels",
@@ -220,7 +220,7 @@ class TrainingSpec(ConfigBlock):
     )
     kernels: Kernels = Field(
         "torch",
-        description="of transformers' norms, rotary positions and MLPs: torch | liger (for its loss set loss: fused)",
+        description="kernels of transformers' norms, RoPE and MLPs: torch | liger (for its loss set loss: fused)",
     )
     logits_until: LogitsUntil = Field(
         "backward",
@@ -239,14 +239,14 @@ class TrainingSpec(ConfigBlock):
     finetune: Literal["full", "lora", "qlora"] = Field("full", description="which parameters train")
     vision_tower: Literal["trained", "frozen"] = Field(
         "trained",
-        description="whether the vision tower of a vision-language model trains, or has adapters beside it, or neither",
+        description="the vision tower of a vision-language model: trained (with LoRA it has adapters) | frozen",
     )
     framework: Framework | None = Field(
         None,
-        description="program that runs another framework's file, which decides its defaults "
-        "(docs/reference/frameworks); a configuration of memcalc's own says each field itself",
+        description="program that runs the file; determines defaults of another framework's file "
+        "(docs/reference/frameworks)",
     )
-    versions: VersionsSpec | None = Field(None, description="releases of packages that decide memory")
+    versions: VersionsSpec | None = Field(None, description="versions of packages that affect memory")
     lora: LoraSpec | None = Field(None, description="adapters; with finetune lora or qlora")
     qlora: QloraSpec | None = Field(None, description="the 4-bit base; with finetune qlora")
 
@@ -292,11 +292,11 @@ class ParallelismSpec(ConfigBlock):
     expert_parallel: Size = Field(1, description="ranks that shard the experts")
     sequence_parallel: bool = Field(False, description="shard norms and residuals along the sequence over the t ranks")
     context_parallel_method: ContextMethod = Field(
-        "ring", description="ring: keys and values travel | all-to-all: heads"
+        "ring", description="what ranks exchange: ring (keys and values) | all-to-all (heads)"
     )
     expert_tensor_parallel: Size | None = Field(None, description="ranks that shard each expert; default: t")
     schedule: Schedule = Field(
-        "1f1b", description="pipeline schedule, which decides how many micro-batches each stage has in flight"
+        "1f1b", description="pipeline schedule; determines the micro-batches in flight on each stage"
     )
     virtual_stages: Size = Field(1, description="v: chunks of layers in each stage of an interleaved schedule")
     data_parallel_replicate: Size = Field(
@@ -314,7 +314,8 @@ class ParallelismSpec(ConfigBlock):
         "(ZeRO-Infinity) | all: both (FSDP2's CPUOffloadPolicy)",
     )
     offload_pin_memory: bool = Field(
-        False, description="whether they are in pinned memory; default: true under fsdp2, as PyTorch's policy has it"
+        False,
+        description="whether offloaded tensors are in pinned memory; default: true under fsdp2, as in PyTorch's policy",
     )
 
     @property

@@ -27,11 +27,11 @@ def uses_pipelining(spec: Spec) -> bool:
 
 
 def received(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
-    """Yield what a stage holds for others, from the first step on.
+    """Yield the buffers of tensors that a stage exchanges with others, from the first step on.
 
-    It receives into one buffer for each micro-batch and direction, which stay. In the passes, blocks count those of
-    micro-batches in flight as their inputs, and one gradient as that of their output. What a stage sends is referenced
-    until backward has returned; under 1F1B, gradients until the next ones are sent.
+    One receive buffer for each micro-batch and direction stays allocated. In forward and backward, blocks already count
+    the buffers of micro-batches in flight as their inputs, and one received gradient as that of their output. A sent
+    tensor is referenced until backward has returned; under 1F1B, a sent gradient until the next one is sent.
     """
     micro_batches = spec.training.gradient_accumulation_steps
     before = micro_batches * sum(not chunk.has_embedding for chunk in stage.chunks)
@@ -55,7 +55,7 @@ def received(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
 
 
 def passed_on(spec: Spec) -> RowDraft:
-    """Return the hidden states of one micro-batch, which stages pass on: of a rank's part of the sequence."""
+    """Return the hidden states that a stage sends for one micro-batch: the rank's part of the sequence."""
     training, parallelism = spec.training, spec.parallelism
     ranks = parallelism.context_parallel * (parallelism.tensor_parallel if parallelism.sequence_parallel else 1)
     shape = (training.sequences, -(-training.row_length // ranks), spec.model.hidden_size)

@@ -56,6 +56,19 @@ def stale(shown: str, printed: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
+def test_every_shown_command_prints_something(name: str) -> None:
+    """But for those with redirected output. A filter that finds no line would show an empty result."""
+    sessions = re.findall(r"^```console\n(.*?)^```$", TEXTS[name], re.MULTILINE | re.DOTALL)
+    shown = [
+        part
+        for session in sessions
+        for part in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", session, re.MULTILINE)
+    ]
+
+    assert [command for command, output in shown if not output.strip() and " > " not in command] == []
+
+
+@pytest.mark.parametrize("name", TEXTS)
 def test_links_within_the_repository_lead_somewhere(name: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", TEXTS[name])
     local = [target for target in targets if "://" not in target]

@@ -22,19 +22,19 @@ SECTION = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
 
 # The modules that end a command with exit code 3, each with the words of the reference that stand for its reason.
 REASONS = {
-    "catalogue/hub.py": "The Hugging Face hub gives no `config.json`",
+    "catalogue/hub.py": "The Hugging Face hub returns no `config.json`",
     "cells/cluster.py": "No Dask scheduler answers",
     "cells/local_processes.py": "an extra of memcalc",
     "cli/app.py": "too little memory for the command",
     "cli/output.py": "A result could not be written",
-    "cli/dry_run.py": "temporary report of a process of a dry run",
+    "cli/dry_run.py": "temporary report of a dry run",
     "files.py": "A result could not be written",
     "json_lines.py": "standard output, a file, a record",
     "measuring/run_process.py": "a GPU that other processes use, too little free memory for the model alone",
     "measuring/client.py": "The process that ran the training step ended unexpectedly",
     "measuring/devices.py": "no GPU or driver",
     "nullcuda/build.py": "no Linux, no C compiler",
-    "nullcuda/dry_run.py": "temporary report of a process of a dry run",
+    "nullcuda/dry_run.py": "temporary report of a dry run",
     "nullcuda/elf.py": "an extra of memcalc",
     "nullcuda/torch_build.py": "no CUDA build of torch",
     "nullcuda/tracing.py": "The process that ran the training step ended unexpectedly",
