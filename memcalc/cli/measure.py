@@ -80,6 +80,7 @@ def command(
     from memcalc.measuring.measurement import OUT_OF_MEMORY
     from memcalc.measuring.ranks import place
     from memcalc.report.progress import shown_progress
+    from memcalc.spec.rule_sets.inference import of_training
     from memcalc.validation.predicted_vs_measured import PredictedVsMeasured
     from memcalc.validation.single_run import MeasureOptions, measure_one_rank, measure_run
 
@@ -96,7 +97,7 @@ def command(
         raise InputError("measure takes one configuration.", "Give either CONFIG or --model NAME, e.g. `measure gpt2`.")
     check_files(plot or (), export or (), html)
     traces = _traces(trace)
-    spec = api.load_to_run(config or model or "", *(overrides or ()))
+    spec = of_training(api.load_to_run(config or model or "", *(overrides or ())), "measure")
     first = here is None or here.rank == 0
     how = MeasureOptions(device, steps, record, alloc_conf, python, headroom, force, show_warning if first else None)
     files = WrittenFiles()

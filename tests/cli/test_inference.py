@@ -78,6 +78,14 @@ def test_commands_of_training_refuse(words: tuple[str, ...], run) -> None:
     assert err.startswith(REFUSED[words])
 
 
+def test_measure_refuses(run) -> None:
+    """It has no --gpu: it runs on this machine's."""
+    code, out, err = run("measure", "gpt2", "--device", "cpu", "--set", "inference.batch_size=2")
+
+    assert (code, out) == (2, "")
+    assert err.startswith("error: inference: measure supports training only")
+
+
 def test_the_interval_is_that_of_recorded_generations(run) -> None:
     code, out, _ = run("estimate", "gpt2", "--gpu", "t4", "--set", "inference.batch_size=2", "--full")
 
