@@ -161,7 +161,7 @@ WRONG = {
     'paths = "configs"': "memcalc.toml: paths: paths = 'configs' is not a list. Write a list of strings, such as [\"con",
     "paths = [1]": "memcalc.toml: paths[0]: 0 = 1 is not a string. Write it in quotation marks.",
     "jobs = 0": "memcalc.toml: jobs: jobs = 0 is too small. Write at least 1.",
-    'set = ["layers"]': "memcalc.toml: set: there is no '=' in it. Write --set field=value",
+    'set = ["layers"]': "memcalc.toml: set: the '=' is missing. Write --set field=value",
     "[[rules]]\ngpu='t4'": "memcalc.toml: rules[0].paths: paths is missing. A rule needs the paths that it applies to.",
     "[[rules]]\npaths=[]": "memcalc.toml: rules[0].paths: paths = a list is empty.",
     "[[rules]]\npaths=['a']\n[[rules]]\npaths=['b']\nmargin='x'": "memcalc.toml: rules[1]: margin: 'x' is neither",

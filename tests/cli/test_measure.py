@@ -132,13 +132,16 @@ def test_traces_beside_records(run, golden) -> None:
     [
         (
             ["gpt2", "--compare", "x.jsonl"],
-            "error: --compare: its file names all configurations. Remove everything else",
+            "error: --compare: --compare reads all configurations from its file. Remove CONFIG",
         ),
         (
             ["--suite", "x.yaml", "--set", "b=2"],
-            "error: --suite: its file names all configurations. Remove everything else",
+            "error: --suite: --suite reads all configurations from its file. Remove CONFIG",
         ),
-        (["--suite", "x.yaml", "--compare", "x.jsonl"], "error: --suite: its file names all configurations."),
+        (
+            ["--suite", "x.yaml", "--compare", "x.jsonl"],
+            "error: --suite: --suite reads all configurations from its file.",
+        ),
         (["--compare", "none.jsonl"], "error: none.jsonl: no records. Name a file that `memcalc measure"),
     ],
 )
@@ -171,4 +174,7 @@ def test_many_runs_are_for_one_process(words: list[str], run, monkeypatch: pytes
     outcome = run("measure", *words)
 
     assert outcome.code == 2
-    assert f"{words[0]} runs in one process, not on 4 ranks. Start it without torchrun" in outcome.err
+    assert (
+        f"error: {words[0]} runs in one process, not on 4 ranks. Start memcalc without torchrun, or measure one "
+        "configuration per torchrun command.\n" in outcome.err
+    )

@@ -11,11 +11,7 @@ import memcalc
 from memcalc.cli.tree import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-MISSING = (
-    "error: Missing argument 'CONFIG'. It is a Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a "
-    "config.json or its directory, another framework's configuration, or - for standard input. "
-    "Try `memcalc estimate --help`.\n"
-)
+MISSING = "error: Missing argument 'CONFIG': a Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a config.json or its directory, another framework's configuration, or - for standard input. Try `memcalc estimate --help`.\n"
 WRONG = {
     "estimate": MISSING,
     "estimat gpt3": "error: No such command 'estimat'. Did you mean 'estimate'? Try `memcalc --help`.\n",
@@ -25,18 +21,19 @@ WRONG = {
         "error: --set max_new_tokens=64: unknown field 'max_new_tokens'. "
         "Set inference.new_tokens and inference.prompt_length.\n"
     ),
-    "estimate gpt33": "error: gpt33: not a file, preset or hub id. Did you mean gpt3?\n",
+    "estimate gpt33": "error: gpt33: no file, preset or hub id has this name. Did you mean gpt3?\n",
     "estimate gpt3 --format xml": (
         "error: Invalid value for '--format' / '-f': 'xml' is not one of 'table', 'json', 'markdown', 'csv'. "
         "Try `memcalc estimate --help`.\n"
     ),
-    "estimate gpt3 --frobnicate": "error: No such option: --frobnicate (Possible options: --format) Try `memcalc estimate --help`.\n",
-    "measure": "error: measure takes one configuration. Give either CONFIG or --model NAME, e.g. `measure gpt2`.\n",
+    "estimate gpt3 --frobnicate": "error: No such option: --frobnicate (Possible options: --format). Try `memcalc estimate --help`.\n",
+    "measure": "error: measure needs one configuration. Name CONFIG or --model NAME, e.g. `memcalc measure gpt2`.\n",
     "measure gpt2 --model gpt2": (
-        "error: measure takes one configuration. Give either CONFIG or --model NAME, e.g. `measure gpt2`.\n"
+        "error: measure needs one configuration. Name CONFIG or --model NAME, e.g. `memcalc measure gpt2`.\n"
     ),
     "check configs --budget lots": (
-        "error: --budget: 'lots' is not a size. Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 bytes).\n"
+        "error: --budget: 'lots' is not a size. Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 "
+        "bytes).\n"
     ),
 }
 

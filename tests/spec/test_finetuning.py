@@ -126,7 +126,7 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         ),
         (
             {"lora": {"rank": 0}},
-            "training.lora.rank: rank = 0 is too small. It must be more than 0.",
+            "training.lora.rank: rank = 0 is too small. Set more than 0.",
         ),
         (
             {"lora": {"ranks": 8}},
@@ -135,8 +135,8 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         (
             {"qlora": {"block_size": 63}},
             (
-                "training.qlora.block_size: block_size = 63 is not known. "
-                "Known are 32, 64, 128, 256, 512, 1024, 2048 or 4096."
+                "training.qlora.block_size: block_size = 63 is not a known value. Choose 32, 64, 128, 256, 512, 1024, "
+                "2048 or 4096."
             ),
         ),
     ],

@@ -117,16 +117,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"batch_size": "many"},
         (
             "configuration: inference.batch_size: batch_size = 'many' is not a whole number. Write digits only, such "
-            "as "
-            "4096."
+            "as 8."
         ),
     ),
     "a prompt of no kind": (
         {"prompt_length": "long"},
         (
             "configuration: inference.prompt_length: prompt_length = 'long' is not a whole number. Write digits only, "
-            "such "
-            "as 4096."
+            "such as 8."
         ),
     ),
 }

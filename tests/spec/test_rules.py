@@ -39,8 +39,8 @@ def refusal(**blocks: dict[str, Any]) -> str:
 
 def test_heads_divide_the_hidden_size() -> None:
     assert refusal(model={"d": 66}) == (
-        "configuration: model.num_attention_heads: num_attention_heads = 4 does not divide hidden_size = 66. "
-        "Give a number of heads that divides it, such as 3, or set head_dim."
+        "configuration: model.num_attention_heads: num_attention_heads = 4 does not divide hidden_size = 66. Set "
+        "num_attention_heads to a divisor, such as 3, or set head_dim."
     )
     assert run(model={"d": 66, "head_dim": 16}).model.query_size == 64
 
@@ -90,8 +90,8 @@ def test_one_norm_a_layer_needs_a_parallel_block() -> None:
 
 def test_a_latent_head_is_as_wide_as_its_parts() -> None:
     assert refusal(model={"mla": MLA, "head_dim": 16}) == (
-        "configuration: model.head_dim: head_dim = 16, but with latent attention it is "
-        "qk_nope_head_dim + qk_rope_head_dim = 12 + 8 = 20. Leave head_dim out."
+        "configuration: model.head_dim: head_dim = 16 differs from the head dimension of latent attention: "
+        "qk_nope_head_dim + qk_rope_head_dim = 12 + 8 = 20. Leave head_dim out, or set 20."
     )
 
 
@@ -290,7 +290,7 @@ def test_an_unknown_gpu_of_an_option_is_named_after_it() -> None:
 
 # -- values of a wrong kind --------------------------------------------------------------------------------------------
 
-WHOLE = "is not a whole number. Write digits only, such as 4096."
+WHOLE = "is not a whole number. Write digits only, such as 8."
 RECOMPUTE = (
     "Write none, selective, full, every-k (every-2: each second layer) or a list of layers; a nested list or a range "
     '("4-7") is one checkpoint segment.'
@@ -300,32 +300,32 @@ RECOMPUTE = (
 @pytest.mark.parametrize(
     ("block", "field", "value", "rest"),
     [
-        ("training", "micro_batch_size", 0, "= 0 is too small. It must be more than 0."),
-        ("training", "micro_batch_size", -3, "= -3 is too small. It must be more than 0."),
+        ("training", "micro_batch_size", 0, "= 0 is too small. Set more than 0."),
+        ("training", "micro_batch_size", -3, "= -3 is too small. Set more than 0."),
         ("training", "micro_batch_size", 1.5, f"= 1.5 {WHOLE}"),
         ("training", "micro_batch_size", 2.0, f"= 2.0 {WHOLE}"),
         ("training", "micro_batch_size", "2", f"= '2' {WHOLE}"),
         ("training", "micro_batch_size", True, f"= True {WHOLE}"),
         ("training", "micro_batch_size", [1], f"= a list {WHOLE}"),
         ("training", "micro_batch_size", {"x": 1}, f"= a block {WHOLE}"),
-        ("training", "micro_batch_size", 2**41, "= 2199023255552 is too large. It must be at most 1099511627776."),
-        ("training", "dropout", 1, "= 1 is too large. It must be less than 1.0."),
-        ("training", "dropout", -0.5, "= -0.5 is too small. It must be at least 0.0."),
+        ("training", "micro_batch_size", 2**41, "= 2199023255552 is too large. Set at most 1099511627776."),
+        ("training", "dropout", 1, "= 1 is too large. Set less than 1.0."),
+        ("training", "dropout", -0.5, "= -0.5 is too small. Set at least 0.0."),
         ("training", "dropout", "x", "= 'x' is not a number. Write a number, such as 0.1."),
         ("training", "recompute", "every-0", f"= 'every-0' is not a valid value. {RECOMPUTE}"),
         ("training", "recompute", "fulll", f"= 'fulll' is not a valid value. {RECOMPUTE}"),
         ("training", "recompute", 3, f"= 3 is not a valid value. {RECOMPUTE}"),
         ("training", "recompute", [-1], f"= a list is not a valid value. {RECOMPUTE}"),
         ("training", "recompute", ["a"], f"= a list is not a valid value. {RECOMPUTE}"),
-        ("training", "zero_grad", "free", "= 'free' is not known. Known are 'set_to_none' or 'zero'."),
-        ("training", "dtype", "fp8", "= 'fp8' is not known. Known are 'fp32', 'bf16' or 'fp16'."),
-        ("training", "attention", 3, "= 3 is not known. Known are 'eager', 'flash' or 'memory-efficient'."),
-        ("parallelism", "zero_stage", 4, "= 4 is too large. It must be at most 3."),
-        ("parallelism", "zero_stage", -1, "= -1 is too small. It must be at least 0."),
-        ("parallelism", "pipeline_parallel", 4096, "= 4096 is too large. It must be at most 1024."),
+        ("training", "zero_grad", "free", "= 'free' is not a known value. Choose 'set_to_none' or 'zero'."),
+        ("training", "dtype", "fp8", "= 'fp8' is not a known value. Choose 'fp32', 'bf16' or 'fp16'."),
+        ("training", "attention", 3, "= 3 is not a known value. Choose 'eager', 'flash' or 'memory-efficient'."),
+        ("parallelism", "zero_stage", 4, "= 4 is too large. Set at most 3."),
+        ("parallelism", "zero_stage", -1, "= -1 is too small. Set at least 0."),
+        ("parallelism", "pipeline_parallel", 4096, "= 4096 is too large. Set at most 1024."),
         ("parallelism", "sequence_parallel", "yes", "= 'yes' is neither true nor false. Write true or false."),
         ("model", "qkv_bias", 1, "= 1 is neither true nor false. Write true or false."),
-        ("model", "norms_per_layer", 3, "= 3 is not known. Known are 1, 2 or 4."),
+        ("model", "norms_per_layer", 3, "= 3 is not a known value. Choose 1, 2 or 4."),
         ("model", "moe", 3, "= 3 is not a block. Write the block's fields indented below it."),
         ("hardware", "gpu", 3, "= 3 is not a word. Write a word; put it in quotes if YAML reads it as a number."),
     ],
@@ -347,7 +347,7 @@ def test_a_name_that_is_no_word_is_refused() -> None:
 
 def test_a_wrong_value_in_a_nested_block_is_named_by_its_whole_path() -> None:
     assert refusal(model={"moe": MOE | {"num_experts": 0}}) == (
-        "configuration: model.moe.num_experts: num_experts = 0 is too small. It must be more than 0."
+        "configuration: model.moe.num_experts: num_experts = 0 is too small. Set more than 0."
     )
 
 

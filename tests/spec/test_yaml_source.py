@@ -102,7 +102,7 @@ def test_a_key_given_on_the_command_line_says_so() -> None:
 
 
 def test_a_mapping_in_memory_has_no_lines() -> None:
-    assert YamlSource({"a": 1}, "configuration").where(("a",)) == "configuration: a"
+    assert YamlSource({"a": 1}, "one").where(("a",)) == "configuration: a"
 
 
 @pytest.mark.parametrize(
@@ -244,14 +244,14 @@ def test_merge_keys_of_no_mapping_are_refused() -> None:
     ("text", "place"), [("? [model]\n: 1\n", "run.yaml:1"), ("a:\n  ? {b: 1}\n  : 1\n", "run.yaml:2: a")]
 )
 def test_keys_that_are_no_words_are_refused(text: str, place: str) -> None:
-    assert refusal(text) == f"{place}: a key must be a word. Write `name: value` lines."
+    assert refusal(text) == f"{place}: a key must be a word. Render the template first, and name the result."
 
 
 @pytest.mark.parametrize(("text", "line"), [("a: 1\n---\nb: 2\n", 2), ("---\na: 1\n---\n", 3)])
 def test_several_documents_are_refused(text: str, line: int) -> None:
     rule = "the file holds more than one document (a line of ---)."
 
-    assert refusal(text) == f"run.yaml:{line}: {rule} A configuration is one small document."
+    assert refusal(text) == f"run.yaml:{line}: {rule} Keep one document per file."
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_deep_and_long_files_are_refused_at_once(text: str) -> None:
     start = time.process_time()
     rule = "the file nests or repeats beyond 32 levels or 20,000 values."
 
-    assert refusal(text) == f"run.yaml:1: {rule} A configuration is one small document."
+    assert refusal(text) == f"run.yaml:1: {rule} Remove what a configuration does not need."
     assert time.process_time() - start < 2
 
 
