@@ -66,8 +66,8 @@ def command(
     routing: Annotated[
         Literal["balanced", "worst-case"],
         typer.Option(
-            help="How experts and tokens are chosen, because no kernel computes scores. `balanced`: all equally often. "
-            "`worst-case`: the same for every token."
+            help="Rule that chooses experts and tokens, because no kernel computes scores. `balanced`: all equally "
+            "often. `worst-case`: the same for every token."
         ),
     ] = "balanced",
     record: Annotated[

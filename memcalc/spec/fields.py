@@ -205,6 +205,9 @@ def unknown_override(name: str, where: str) -> InputError:
     elsewhere = find_field(name.rpartition(".")[2])
     close = ".".join(map(str, elsewhere)) if elsewhere and "." in name else field_of(name.rpartition(".")[2])
     close = close or nearest(name, [*all_field_names(), *foreign_names()])
+    block, _, field = name.rpartition(".")
+    if block and close == block and block in NESTED:
+        return _unknown(field, block, list(NESTED[block].model_fields), where)
     remedy = f"Did you mean {close}?" if close else "`memcalc schema` lists all fields."
     return InputError(f"unknown field {_clip(name)!r}.", remedy, where)
 

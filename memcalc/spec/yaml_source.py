@@ -248,7 +248,8 @@ def _syntax_error(error: yaml.YAMLError, label: str, text: str) -> InputError:
 
 def _template_remedy(key: yaml.Node) -> str:
     """Return the remedy for "{{ name }}", which YAML reads as a mapping with a mapping as its key; "": no template."""
-    return "Render the template first, and name the result." if isinstance(key, yaml.MappingNode) else ""
+    bare = isinstance(key, yaml.MappingNode) and all(getattr(value, "value", None) == "" for _, value in key.value)
+    return "Render the template first, and name the result." if bare else ""
 
 
 def _dotted(path: Path) -> str:

@@ -142,7 +142,10 @@ def test_traces_beside_records(run, golden) -> None:
             ["--suite", "x.yaml", "--compare", "x.jsonl"],
             "error: --suite: --suite reads all configurations from its file.",
         ),
-        (["--compare", "none.jsonl"], "error: none.jsonl: no records. Name a file that `memcalc measure"),
+        (
+            ["--compare", "none.jsonl"],
+            "error: none.jsonl: the file does not exist or has no records. Name a file that `memcalc measure",
+        ),
     ],
 )
 def test_what_does_not_go_together(arguments: list[str], message: str, run) -> None:
@@ -164,7 +167,7 @@ def test_without_torch_it_is_unavailable(run, monkeypatch: pytest.MonkeyPatch) -
     code, out, err = run("measure", *TINY)
 
     assert (code, out) == (3, "")
-    assert err.startswith("error: measure runs the training step in PyTorch: pip install ")
+    assert err.startswith("error: measure needs PyTorch, which is not installed. Run: pip install ")
 
 
 @pytest.mark.parametrize("words", [["--suite", "runs.yaml"], ["--compare", "records.jsonl"]])

@@ -203,8 +203,8 @@ def test_what_no_number_holds_is_too_large(run: Callable[..., Run]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--gpu", "l4", "--vary", "gpu=t4,h200"), "--gpu: gpu is varied, and also set. Keep one of the two."),
-        (("--vary", "b=1,2", "--set", "b=7"), "--set: micro_batch_size is varied, and also set."),
+        (("--gpu", "l4", "--vary", "gpu=t4,h200"), "--gpu: gpu is both varied and set. Keep one of the two."),
+        (("--vary", "b=1,2", "--set", "b=7"), "--set: micro_batch_size is both varied and set."),
     ],
 )
 def test_a_field_that_is_varied_and_given_is_refused(

@@ -48,7 +48,7 @@ def test_none_is_there_twice_and_none_is_missing() -> None:
         (
             "gpt2",
             (),
-            "tensor_parallel = 16: its ranks communicate in every layer, so they stay inside a node of 8 GPUs",
+            "tensor_parallel = 16: tensor-parallel ranks communicate in every layer and stay inside a node of 8 GPUs",
         ),
         ("gpt2", (), "tensor_parallel = 8 does not divide num_attention_heads = 12."),
         ("gpt2", (), "pipeline_parallel = 16: a stage needs at least one of the 12 layers"),

@@ -121,7 +121,8 @@ def test_words_stand_in_blocks_with_their_lines(tmp_path: Path) -> None:
         load(path)
     path.write_text("model: gpt2\ntraining: {b: 2, batch_size: 3}\n")
     with pytest.raises(
-        InputError, match=r"batch_size sets micro_batch_size = 3, and another line sets it to 2. Keep one of the two"
+        InputError,
+        match=r"batch_size sets micro_batch_size = 3, but another line sets micro_batch_size = 2. Keep one of the two",
     ):
         load(path)
     path.write_text("model: gpt2\nbatch_size: 3\n")

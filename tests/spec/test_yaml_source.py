@@ -102,7 +102,7 @@ def test_a_key_given_on_the_command_line_says_so() -> None:
 
 
 def test_a_mapping_in_memory_has_no_lines() -> None:
-    assert YamlSource({"a": 1}, "one").where(("a",)) == "configuration: a"
+    assert YamlSource({"a": 1}, "configuration").where(("a",)) == "configuration: a"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,13 @@ def test_merge_keys_of_no_mapping_are_refused() -> None:
     ("text", "place"), [("? [model]\n: 1\n", "run.yaml:1"), ("a:\n  ? {b: 1}\n  : 1\n", "run.yaml:2: a")]
 )
 def test_keys_that_are_no_words_are_refused(text: str, place: str) -> None:
-    assert refusal(text) == f"{place}: a key must be a word. Render the template first, and name the result."
+    assert refusal(text) == f"{place}: a key must be a word. Write `name: value` lines."
+
+
+def test_a_template_is_rendered_first() -> None:
+    """YAML reads {{ name }} as a mapping that is the key of a mapping: the remedy was to write `name: value` lines."""
+    with pytest.raises(InputError, match=r"run\.yaml:1: preset: a key must be a word\. Render the template first"):
+        parse_yaml("preset: {{ name }}\n", "run.yaml")
 
 
 @pytest.mark.parametrize(("text", "line"), [("a: 1\n---\nb: 2\n", 2), ("---\na: 1\n---\n", 3)])
