@@ -60,13 +60,13 @@ SOURCES = (
 # What such files leave to the command line is given so, to see whether the rest can be sized.
 GIVEN = (
     (re.compile(r"does not set the number of GPUs"), "data_parallel=8"),
-    (re.compile(r"no ranks to shard over"), "data_parallel=8"),
-    (re.compile(r"leaves to the command line: bf16\.enabled"), "dtype=bf16"),
-    (re.compile(r"it lacks vocab_size\."), "vocab_size=50304"),
-    (re.compile(r"it lacks num_layers"), "preset=llama-3-8b"),
+    (re.compile(r"needs several ranks for FSDP2"), "data_parallel=8"),
+    (re.compile(r"leaves bf16\.enabled"), "dtype=bf16"),
+    (re.compile(r"\(missing vocab_size\)"), "vocab_size=50304"),
+    (re.compile(r"\(missing num_layers"), "preset=llama-3-8b"),
     (re.compile(r"is not in memcalc's catalogue or in the local hub cache"), "preset=llama-3-8b"),
 )
-SIZES = re.compile(r"it lacks ([\w, ]+)\.")
+SIZES = re.compile(r"does not define the model \(missing ([\w, ]+)\)")
 
 
 def main() -> None:

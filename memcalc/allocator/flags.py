@@ -42,19 +42,17 @@ def read_flags(text: str, known: Mapping[str, Reader], owner: str, prefix: str =
         name, value = match[1].removeprefix(prefix), match[2]
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1)
-            hint = f" Is it {nearest[0]}?" if nearest else ""
-            raise InputError(
-                f"{owner} has no setting {match[1]!r}.{hint}", f"Its settings are {', '.join(sorted(known))}."
-            )
+            hint = f" Did you mean {nearest[0]}?" if nearest else ""
+            raise InputError(f"{owner} has no setting {match[1]!r}.{hint}", f"Choose from {', '.join(sorted(known))}.")
         if given.get(name, value) != value:
-            raise InputError(f"{name} is given as {given[name]} and as {value}.", "Give it once.")
+            raise InputError(f"{name} is set to {given[name]} and to {value}.", "Keep one of the two.")
         given[name] = value
     return {name: known[name](name, value) for name, value in given.items()}
 
 
 def invalid_value(name: str, value: str, rule: str) -> InputError:
     """Return the error for a value that violates a rule."""
-    return InputError(f"{name} is {value}.", f"It must be {rule}.")
+    return InputError(f"{name} = {value} is invalid.", f"The value must be {rule}.")
 
 
 def megabytes(name: str, value: str) -> int:

@@ -86,7 +86,7 @@ def make(
         raise InputError(f"{policy!r} is not an allocator.", f"Choose {', '.join(POLICIES)}.")
     if memory_fraction is not None and policy != "pytorch":
         raise InputError(
-            f"a memory fraction is an option of PyTorch's allocator, but the allocator is {policy}.",
+            f"a memory fraction needs the PyTorch allocator, but the allocator is {policy}.",
             "Set gpu_memory_limit_mb for Paddle, per_process_gpu_memory_fraction for TensorFlow.",
         )
     return POLICIES[policy](config, version, device, memory_fraction)
@@ -130,7 +130,8 @@ def _needs_capacity(why: str) -> None:
 def _without_version(policy: str, version: str | None) -> None:
     if version is not None:
         raise InputError(
-            f"version = {version} has no effect: the rules of {policy} are the same in all versions.", "Leave it out."
+            f"version = {version} has no effect: the rules of {policy} are the same in all versions.",
+            "Leave the version out.",
         )
 
 

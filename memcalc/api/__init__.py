@@ -1,8 +1,8 @@
-"""The verbs of memcalc for programs; the command line says the same words and calls these.
+"""The functions of memcalc. Each command of the command line calls the function of its name.
 
-Each takes a `source`: a path to a YAML file or a Hugging Face config.json, the name of a preset, a mapping of the same
-shape as the YAML, or a Spec that was loaded before. Overrides are written as on the command line: "b=4",
-"parallelism.zero_stage=3". Wrong input raises `InputError`; nothing is printed.
+Each takes a `source`: a path to a YAML file or a Hugging Face config.json, the name of a preset, a mapping with
+the keys of the YAML, or a loaded Spec. Overrides have the syntax of the command line: "b=4",
+"parallelism.zero_stage=3". Invalid input raises `InputError`. Nothing is printed.
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ def oom(
     report: int = 1,
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Why the run that wrote `log` ran out of memory, and what to try.
+    """Explain why the run that wrote `log` ran out of memory, and list remedies.
 
     Args:
-        log: a path, or "-" for standard input; read as a stream, so that its size does not matter.
-        config: the run's configuration, as for `load`: the advice becomes numbers.
+        log: a path, or "-" for standard input; logs of any size are read as a stream.
+        config: the run's configuration, as for `load`; adds numbers to the remedies.
         overrides: as for `load`.
         gpu: as for `load`.
-        report: which of the log's reports to explain, from 1.
-        progress: called with the MiB of the log that are read.
+        report: number of the report to explain, from 1.
+        progress: called with the MiB of the log read so far.
     """
     from memcalc.diagnosis.diagnosis import diagnose
     from memcalc.diagnosis.log_reader import open_log, with_progress

@@ -37,11 +37,11 @@ def measure(
         gpu: as for `load`.
         device: "cuda", "cuda:1" or "cpu"; "null:<gpu>" for a simulated GPU; default: the GPU.
         steps: optimizer steps to run.
-        record: a file that every figure is appended to, for later comparison.
-        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "" leaves what the environment says.
+        record: a file to append the results to, for later comparison.
+        alloc_conf: PYTORCH_CUDA_ALLOC_CONF of the run; "": the value of the environment.
         python: for a null device, an interpreter with a CUDA build of torch; None: $MEMCALC_NULL_PYTHON or this one.
-        headroom: do not start a run that the estimate says cannot fit.
-        force: start it anyway, also on a device in use by others.
+        headroom: do not start a run that exceeds the device by its estimate.
+        force: start the run even if it may not fit or other processes use the device.
         fields: as for `load`.
     """
     from memcalc.validation.single_run import MeasureOptions, measure_run
@@ -58,11 +58,11 @@ def measure_suite(
     python: str | None = None,
     progress: Progress = silent,
 ) -> SuiteOutcome:
-    """Many runs measured, one after the other; what the file of records has of this device is not measured again.
+    """Measure many runs sequentially, without the runs that `record` already has for this device.
 
     Args:
         suite: a file of runs, see docs/guides/measure.md.
-        record: the file that each record is appended to as soon as it is made.
+        record: the file to append each record to, as soon as its run ends.
         device: as for `measure`.
         python: as for `measure`.
         progress: called with the current run.
@@ -82,12 +82,12 @@ def compare_records(
     python: str | None = None,
     progress: Progress = silent,
 ) -> RecordComparison:
-    """Compare traces with records of runs that were measured before, anywhere. Nothing is measured again.
+    """Compare traces with records of measured runs. Nothing is measured.
 
     Args:
         records: a file that `measure` wrote.
-        traces: "fake", "null" or both; without any, the estimate alone.
-        record: the file that traces are read from and appended to; None: next to the records, "-traces" in its name.
+        traces: "fake", "null" or both; default: only the estimate.
+        record: the file to read traces from and append them to; None: next to the records, with "-traces" in its name.
         python: as for `measure`.
         progress: called with the current run.
     """
@@ -104,8 +104,8 @@ def compare_measured(
     """Compare a measured run with the estimate, and with traces on simulated devices.
 
     Args:
-        measurement: of `measure`.
-        traces: "fake", "null" or both; without any, the estimate alone.
+        measurement: a result of `measure`.
+        traces: "fake", "null" or both; default: only the estimate.
         python: as for `measure`.
         progress: called with the progress of the traces.
     """

@@ -1,4 +1,4 @@
-"""Plans of recomputation."""
+"""Plan activation recomputation."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def recompute(
     progress: Progress = silent,
     **fields: Any,
 ) -> RecomputeResult:
-    """Plan which activations to keep, and which to recompute. No torch.
+    """Plan which activations to save and which to recompute. Needs no torch.
 
-    The cheapest plan with which the verdict of the run is "fits"; where no plan can be said to fit for sure, the one
-    that needs least, with `verdict.answer` "unknown".
+    Return the cheapest plan whose verdict is "fits". If no plan fits for sure, return the plan with the lowest
+    peak, with `verdict.answer` "unknown".
 
     Args:
-        source: as for `load`; what it says of recomputation is left aside.
+        source: as for `load`; its own recomputation settings are ignored.
         overrides: as for `load`.
         gpu: as for `load`.
-        budget: bytes that a GPU may hold, or "70GiB"; None: the GPU's.
+        budget: memory limit per GPU in bytes, or "70GiB"; None: that of the GPU.
         strategy: "optimal"; "selective", inside the layers, for which it needs SciPy; or a rule: "none",
             "every-layer", "sqrt", "every-k", "smallest".
         maximize: whether to raise micro_batch_size to the largest for which a plan fits and the next one does not.
@@ -44,7 +44,7 @@ def recompute(
         fields: as for `load`.
 
     Raises:
-        DoesNotFit: no plan is small enough; the message says what the smallest needs, and what holds it.
+        DoesNotFit: no plan fits; the message states what the smallest plan needs, by component.
     """
     from memcalc.recomputation.recommendation import plan_recompute
     from memcalc.units import parse_bytes
@@ -56,7 +56,7 @@ def recompute(
 
 
 def describes_chain(path: str) -> bool:
-    """Whether this is a file that describes a chain of blocks (docs/guides/recompute.md), not a model."""
+    """Return whether the file describes a chain of blocks (docs/guides/recompute.md), not a model."""
     from memcalc.recomputation.chain_file import describes_chain as looks_like_one
 
     return looks_like_one(path)
@@ -71,19 +71,19 @@ def recompute_chain(
     saved: Sequence[int] | None = None,
     maximize: bool = False,
 ) -> ChainPlanning:
-    """Which blocks of a chain to keep that a YAML file describes. No torch.
+    """Plan which blocks of a chain, described in a YAML file, save their outputs. Needs no torch.
 
     Args:
-        path: of the file.
+        path: the YAML file of the chain.
         gpu: the GPU, less its context and the most that recorded runs reserved beyond what they allocated.
         budget: bytes that may be allocated, or "20GiB".
-        strategy: as of `recompute`, but for "selective".
+        strategy: as for `recompute`, without "selective".
         saved: positions, from 1, of the blocks of each branch that save their outputs: a plan to evaluate instead; it
             needs neither a GPU nor a budget.
         maximize: whether to raise the batch to the largest that fits.
 
     Raises:
-        DoesNotFit: no plan is small enough, or not the given one.
+        DoesNotFit: no plan fits, or the given plan does not.
     """
     from memcalc.recomputation.chain_file import plan_chain
     from memcalc.units import parse_bytes
@@ -98,12 +98,12 @@ def verified(
     python: str | None = None,
     progress: Progress = silent,
 ) -> list[DeviceVerification]:
-    """A planned step traced: on each device the phases with their planned and their traced bytes. Needs torch.
+    """Trace a planned step, and return planned and traced bytes by phase for each device. Needs torch.
 
     Args:
-        planning: of `recompute`.
-        devices: "fake": tensors without values; "null": PyTorch's CUDA build without a GPU, told as missing where it
-            is not there and not asked for alone.
+        planning: a result of `recompute`.
+        devices: "fake": tensors without values; "null": PyTorch's CUDA build without a GPU. If "null" is not
+            installed and not the only device, the result lists it as missing.
         python: as for `trace`.
         progress: called with the progress of the traces.
     """

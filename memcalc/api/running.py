@@ -1,4 +1,4 @@
-"""The step run, or its requests played again, where no GPU is."""
+"""Run a step without a GPU, or replay its allocations."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def trace(
 ) -> TracedRun | TracedModule:
     """Run the real training step, generation or a module without a GPU. Needs torch.
 
-    The result has events, timeline, replay, ledger, verdict and `result`, and shows itself: `phase_log()`, `plot()`.
+    The result has events, timeline, replay, ledger, verdict and `result`, and the methods `phase_log()` and `plot()`.
 
     Args:
         source: as for `load`; a `torch.nn.Module`, which may be on any device and stays as it is; or "file.py:name" of
-            the function in the user's file that makes a module.
+            a function that returns a module.
         given: overrides, as for `load`; or the module's inputs: a tuple of positional arguments, a mapping of keyword
             arguments, or one argument, in which tensors are replaced by their like on the device.
         gpu: as for `load`.
@@ -109,7 +109,7 @@ def trace(
 
         return shown_run(trace_on_null(spec, steps, alloc_conf, python, progress, inputs))
     if device != "fake":
-        raise InputError(f"device = {device!r} is not known to trace.", "Name fake or null.", "--device")
+        raise InputError(f"device = {device!r} is not a device of trace.", "Choose fake or null.", "--device")
     from memcalc.tracing import trace as trace_on_fake
 
     return shown_run(trace_on_fake(spec, steps, semantics, alloc_conf, progress, inputs))
@@ -125,7 +125,9 @@ def _check_module(source: object, device: str, given: Sequence[Any]) -> None:
 
     if isinstance(source, str):
         if device != "fake" or given:
-            raise InputError("a module takes no overrides, and runs on the fake device.", "Leave them out.", source)
+            raise InputError(
+                "a module takes no overrides, and runs on the fake device.", "Leave overrides and device out.", source
+            )
     elif device != "fake" or len(given) != 1:
         raise InputError(
             f"a module was given with device = {device!r} and {len(given)} inputs.",
@@ -147,8 +149,8 @@ def dry_run(
     Args:
         command: the program and its arguments; its Python has a CUDA build of torch.
         gpu: a GPU of `memcalc gpus`.
-        gpus: how many of it.
-        timeout: seconds after which the command and all that it started is ended.
+        gpus: number of these GPUs on the simulated machine.
+        timeout: seconds after which the command and its child processes are ended.
         options: steps, skip_init, random_weights, delayed_events, world_size, rank, history: see
             `memcalc.nullcuda.options.Options`.
     """
@@ -170,8 +172,8 @@ def replay(
     Args:
         source: a file of events, a memory snapshot of PyTorch, or what `load` takes, which is traced.
         overrides: as for `load`.
-        gpu: the GPU; None for that of the configuration, else for a device that never runs out.
-        device: the number of the device in a snapshot.
+        gpu: the GPU; None: the GPU of the configuration, else a device of unlimited size.
+        device: index of the device in a snapshot.
         progress: called with the progress of a trace.
         options: allocator, alloc_conf, release, memory_fraction, sweep, compare: see
             `memcalc.replaying.options.ReplayOptions`.

@@ -1,4 +1,4 @@
-"""Many runs: which of them fit, tables of them, and those of a repository."""
+"""Search, sweep and check many runs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def sweep(
     replay: int = 0,
     progress: Progress = silent,
 ) -> Table:
-    """Every configuration of a grid, sized as `estimate` sizes it: arrays with an entry for each. Loads NumPy.
+    """Estimate every configuration of a grid, as `estimate` does; returns arrays with one entry each. Loads NumPy.
 
-    On a GPU bounds decide what fits and what does not; what they do not decide is close. The Pareto front is replayed
+    With a GPU, bounds decide which configurations fit; undecided ones are "close". The Pareto front is replayed
     through a model of PyTorch's allocator, with at most 32 replays.
 
     Args:
@@ -47,10 +47,10 @@ def sweep(
             of values is one axis: fields that change together.
         overrides: as for `load`, applied to all.
         gpu: as for `load`.
-        gpus_per_node: leave out what splits tensors over more GPUs than a node has.
-        replay: replay so many configurations in addition, those closest to the usable memory of their GPU.
-        progress: called with how many of the runs are done that differ in more than their batches, and how many
-            replays were made.
+        gpus_per_node: exclude layouts with tensor parallelism over more GPUs than a node has.
+        replay: number of further configurations to replay: the closest to the usable memory of their GPU.
+        progress: called with the number of finished runs that differ in more than their batches, and the number of
+            replays.
     """
     from memcalc.sweeping import evaluate
     from memcalc.sweeping.replays import replay as replayed
@@ -78,14 +78,14 @@ def sweep_runs(  # noqa: PLR0913 -- what the command has options for
         source: as for `load`.
         axes: as for `sweep`.
         overrides: as for `load`, applied to all.
-        cells: the file in which each answer is kept when its run ends. Runs that it has an answer of are not repeated.
+        cells: the file that keeps the result of each run. Runs with a result in the file are not repeated.
         by: "trace": on fake tensors; "null": on the null device.
         gpu: as for `load`.
         steps: optimizer steps of each run.
         python: as for `trace`.
-        workers: processes at a time; None: as many as there are cores.
+        workers: processes at a time; None: one per core.
         scheduler: address of an existing Dask cluster, on which workers run the processes; None: this machine.
-        tell: called for each cell that has ended, with how many have, and how many there are.
+        tell: called for each finished cell, with the numbers of finished cells and of all cells.
     """
     from memcalc.api.sources import load
     from memcalc.cells.cell_sweep import run_cells
@@ -115,11 +115,11 @@ def sweep_command(
     tell: Told = _no_progress,
     **options: Unpack[Options],
 ) -> GridCells:
-    """Dry-run a command for every combination of values, each of which takes the place of its {name} in the command.
+    """Dry-run a command for every combination of values; a value replaces its {name} in the command.
 
     Args:
         command: the program and its arguments.
-        axes: the values of each name; those of "gpu" are the GPUs that it runs on.
+        axes: the values of each name; the values of "gpu" are the simulated GPUs.
         cells: as for `sweep_runs`.
         gpu: as for `dry_run`.
         gpus: as for `dry_run`.
@@ -154,21 +154,21 @@ def fit(  # noqa: PLR0913 -- what the command has options for
     prices: Mapping[str, float] = MappingProxyType({}),
     **fields: Any,
 ) -> FitResult:
-    """What fits: the largest batch and sequence, the fewest cards, the best layouts, the smallest changes.
+    """Search what fits: the largest batch and sequence, the fewest GPUs, the best layouts, the smallest changes.
 
     Args:
         source: as for `load`.
         overrides: as for `load`.
         gpu: as for `load`; a GPU must be named here or in the configuration.
-        gpus: how many of them; None: as many as the configuration is spread over. With minimize="gpus" or "cost" the
-            most that may be.
-        maximize: one quantity alone: micro_batch_size, sequence_length, layers or parameters.
-        minimize: one quantity alone: gpus, gpu_kind, recompute or cost.
-        hold: fields of the parallelism, `micro_batch_size` or `recompute`, that every layout keeps as they are.
+        gpus: number of GPUs; None: as in the configuration. With minimize="gpus" or "cost": the most to
+            try.
+        maximize: search only this quantity: micro_batch_size, sequence_length, layers or parameters.
+        minimize: search only this quantity: gpus, gpu_kind, recompute or cost.
+        hold: fields of the parallelism, `micro_batch_size` or `recompute`, to keep as configured in every layout.
         progress: called with the number of finished layouts and changes.
-        node: GPUs per node; None: as the GPU's table says.
-        nic_gbit: 10^9 bits a second of network for each GPU; None: as the table says.
-        top: how many layouts are wanted in full.
+        node: GPUs per node; None: as in the vendor's server.
+        nic_gbit: network rate per GPU in Gbit/s; None: as in the vendor's server.
+        top: number of layouts to return in full.
         prices: with minimize="cost", of one GPU for one hour, by its name, in any currency: {"h100-80gb": 2.10}.
         fields: as for `load`.
     """
@@ -203,7 +203,7 @@ def _described_on(gpu: str | None, minimize: str | None, prices: Mapping[str, fl
         )
     checked_prices(prices)
     if gpu is not None:
-        raise InputError("--gpu names a GPU, and so does each --price.", "Leave --gpu out.", "--price")
+        raise InputError("--gpu and --price both name GPUs.", "Leave --gpu out.", "--price")
     return next(iter(prices))
 
 
@@ -230,19 +230,19 @@ def check(  # noqa: PLR0913 -- what the command has options for
     skip_others: bool = False,
     progress: Progress = silent,
 ) -> CheckReport:
-    """Whether every configuration under `paths` fits.
+    """Check whether every configuration under `paths` fits.
 
     Args:
-        paths: files, folders and patterns; none: those of the settings.
+        paths: files, directories and patterns; none: `paths` of the settings.
         overrides: as for `load`, for all of them.
-        gpu: the GPU to judge all by; default: the settings', else each file's own.
-        budget: what no GPU may exceed, in bytes or as "70GiB".
+        gpu: the GPU to check all against; default: the GPU of the settings, else of each file.
+        budget: memory limit per GPU in bytes, or "70GiB".
         margin: memory to keep free below GPU and budget: "5%", "2GiB".
         baseline: the JSON of an earlier check, to compare with.
-        max_growth: by how much a peak may exceed the baseline's: "1%", "0"; default: by any.
-        jobs: processes; default: one per core if there is enough to do.
+        max_growth: largest growth of a peak over the baseline that passes: "1%", "0"; default: no limit.
+        jobs: processes; default: one per core, if there are enough configurations.
         settings: a settings file; default: memcalc.toml or [tool.memcalc] in this directory or above.
-        skip_others: skip files that are not configurations even where they are named.
+        skip_others: skip named files that are not configurations.
         progress: called with the number of finished files.
     """
     from memcalc.checking.amount import parse_amount, parse_budget
@@ -268,7 +268,7 @@ def checked_results(
     gpu: str | None = None,
     settings: str | Path | None = None,
 ) -> dict[str, Result]:
-    """The complete estimates of the configurations that a check could read, by their path.
+    """Return the complete estimates of all configurations that the check could read, by path.
 
     Args:
         report: the check.

@@ -1,4 +1,4 @@
-"""The size of one run, or of two compared."""
+"""Estimate one run, or compare two."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def estimate(
     progress: Progress = silent,
     **fields: Any,
 ) -> Result:
-    """What each GPU holds: closed formulas, and a replay of all requests through a model of PyTorch's allocator.
+    """Estimate the memory of each GPU, by formulas and by a replay through a model of the PyTorch allocator.
 
-    No torch, no GPU. The ledger of the result is by formula; the replay is made when reserved or device memory, or the
-    verdict, is first read, and `result.replayed` has its ledger, which is what the command line shows. Models without
-    formulas are traced in a child process where torch and transformers are installed; `result.source` is "trace" then.
+    Needs no torch and no GPU. The ledger of the result is by formula. The replay runs when reserved memory, device
+    memory or the verdict is first read. `result.replayed` has the ledger of the replay, as the command line shows.
+    Models without formulas are traced in a child process if torch and transformers are installed; then
+    `result.source` is "trace".
 
     Args:
         source: as for `load`.
@@ -35,7 +36,7 @@ def estimate(
         gpu: as for `load`.
         alloc_conf: as PYTORCH_CUDA_ALLOC_CONF: short for the override "alloc_conf=...".
         rehearse: has no effect; every estimate has the replay.
-        trace: whether a model without formulas is traced; else it is refused with the command that has the answer.
+        trace: whether to trace a model without formulas; else the error names the command to use.
         progress: called with the progress of a trace that replaces formulas.
         fields: as for `load`.
     """
@@ -62,7 +63,7 @@ def _needs_trace(spec: Spec) -> bool:
 
 
 def diff(a: Source, b: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Comparison:
-    """Compare two runs: components at each one's peak, and phases. Overrides and fields apply to both."""
+    """Compare two runs by phase, and by component at each peak. Overrides and fields apply to both."""
     from memcalc.checking.comparison import compare
 
     first, second = (estimate(each, *overrides, gpu=gpu, **fields).replayed for each in (a, b))

@@ -1,4 +1,4 @@
-"""What each verb is given: a source of a run, and the run that it describes."""
+"""Load the run that a source describes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Source = Spec | str | Path | Mapping[str, Any]
 
 
 def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Spec:
-    """The run that `source` describes, with every default filled in and every rule checked.
+    """Load the run that `source` describes: fill in all defaults and check all rules.
 
     Args:
         source: a path, a preset's name, a hub id, "-" for standard input, a mapping, or a Spec.
         overrides: "field=value", applied in this order. On a Spec, which has its derived sizes already, they
             change only the fields they name; on every other source sizes that follow from others follow.
-        gpu: the GPU to judge by, in place of `hardware.gpu`.
+        gpu: the GPU to check against, in place of `hardware.gpu`.
         fields: further overrides by the bare name of their field: micro_batch_size=4, lora={"rank": 16}.
     """
     from memcalc.importers.loading import load as load_spec
@@ -33,7 +33,7 @@ def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any)
 
 
 def load_to_run(source: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Spec:
-    """`load` for what runs the modules: of a vision-language model all of it, not its language model alone."""
+    """Load a run whose modules are executed: a vision-language model is loaded whole, not only its language model."""
     from memcalc.spec.published import vision_language_models
 
     with vision_language_models():
@@ -64,14 +64,14 @@ def assignments(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, gpus: int | None = None) -> UserRun:
-    """The training run that `source` describes, to be changed.
+    """Load the training run that `source` describes, for functions that change the run.
 
     Args:
         source: as for `load`.
         overrides: as for `load`.
-        verb: who asks, for messages.
+        verb: the command, for messages.
         gpu: as for `load`.
-        gpus: over how many GPUs it is spread, where its configuration, of another framework, does not say.
+        gpus: number of GPUs, if the configuration of another framework does not set one.
     """
     from memcalc.importers.loading import import_file, opened
     from memcalc.spec.loading import load_opened

@@ -113,5 +113,7 @@ def check_size(cells: int) -> None:
     """
     if cells > MOST_CELLS:
         raise InputError(
-            f"{cells:,} cells are more than {MOST_CELLS:,}, each of which takes seconds.", "Vary less.", "--vary"
+            f"{cells:,} cells exceed the limit of {MOST_CELLS:,}, each of which takes seconds.",
+            "Vary fewer values.",
+            "--vary",
         )

@@ -66,6 +66,7 @@ def _distributed() -> Any:
         return import_module("distributed")
     except ImportError:
         raise Unavailable(
-            f"--scheduler needs Dask, which is not installed: {installation('cluster')}. Without --scheduler cells run "
+            f"--scheduler needs Dask, which is not installed. Run: {installation('cluster')}. Without --scheduler "
+            "cells run "
             "in processes of this machine."
         ) from None

@@ -34,7 +34,7 @@ def read_baseline(path: str | Path) -> Baseline:
         raise InputError(error.problem, error.remedy, where) from None
     configs = data.get("configs") if isinstance(data, dict) else None
     if not isinstance(configs, list):
-        raise _refused(path, "it has no list of configs.")
+        raise _refused(path, "the file has no list of configs.")
     version = data.get("schema_version")
     if version not in READABLE:
         raise _refused(path, f"schema_version = {describe(version)} is not {VERSION}.")

@@ -133,8 +133,8 @@ def _in_our_words(error: ValidationError, label: str) -> InputError:
     if finding["type"] == "extra_forbidden":
         known: Iterable[str] = (RuleSettings if "rules" in parts else CheckSettings).model_fields
         close = nearest(name, sorted(known))
-        remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
+        remedy = f"Did you mean {close}?" if close else f"Choose from {', '.join(known)}."
         return InputError(f"unknown setting {name}.", remedy, f"{label}: {place}")
-    rule, remedy = _RULES.get(finding["type"], ("is not allowed there", "See docs/guides/checking.md."))
+    rule, remedy = _RULES.get(finding["type"], ("is not allowed there", "docs/guides/checking.md lists the settings."))
     value = "" if finding["type"] == "missing" else f" = {describe(finding['input'])}"
     return InputError(f"{name}{value} {rule}.", remedy, f"{label}: {place}")

@@ -23,7 +23,9 @@ def policy_for(settings: str | Path | None = None) -> Policy:
     if settings is not None:
         policy = _read(Path(settings))
         if policy is None:
-            raise InputError("it has no table [tool.memcalc].", "Add one, or name another file.", str(settings))
+            raise InputError(
+                "the file has no table [tool.memcalc].", "Add the table, or name another file.", str(settings)
+            )
         return policy
     here = Path.cwd()
     for folder in (here, *here.parents):

@@ -94,12 +94,12 @@ def _outcome(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return exit_code() or INTERRUPTED
     except MemoryError:
-        show_error("not enough host memory. Request less at a time, or free some memory.")
+        show_error("not enough host memory. Reduce the search or the file, or free memory.")
         return Unavailable.exit_code
     except ValueError as error:
         if "integer string conversion" not in str(error):  # Python's own limit of 4,300 digits
             raise
-        show_error("a number that was given has thousands of digits. Give one that is a size, a count or a time.")
+        show_error("a number has thousands of digits. Use a realistic size, count or time.")
         return InputError.exit_code
     except OSError as error:
         if error.errno in FULL:

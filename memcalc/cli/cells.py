@@ -29,7 +29,7 @@ def of_runs(options: Mapping[str, Any]) -> None:
         InputError: one was given.
     """
     given = {_option(name): value for name, value in options.items() if name != "gpus" or value != 1}
-    reject_options(given, "of runs", "formulas run nothing. Add --by trace, null or dry-run")
+    reject_options(given, "of runs", "formulas run nothing", "Add --by trace, null or dry-run.")
 
 
 def of_formulas(options: Mapping[str, Any], outputs: Sequence[Path]) -> None:
@@ -40,7 +40,11 @@ def of_formulas(options: Mapping[str, Any], outputs: Sequence[Path]) -> None:
     """
     from memcalc.report.plots.files import check_place
 
-    reject_options({_option(name): value for name, value in options.items()}, "of --by formulas", "this runs each cell")
+    reject_options(
+        {_option(name): value for name, value in options.items()},
+        "of --by formulas",
+        "--by trace, null and dry-run run each cell",
+    )
     for path in outputs:
         check_place(path, TABLES)
 
@@ -80,7 +84,9 @@ def run_cells(
     options: dict[str, Any] = {"cells": file, "gpu": gpu, **place}
     with _told(file) as tell:
         if by == "dry-run":
-            reject_options({"--set": overrides, "--python": traced["python"]}, "of traces", "this is a command")
+            reject_options(
+                {"--set": overrides, "--python": traced["python"]}, "of traces", "--by dry-run runs a command"
+            )
             return api.sweep_command(words, parse_values(vary), tell=tell, **options, **dry)
         one = single(words)
         given = {_option(name): value for name, value in dry.items() if name not in ("steps", "gpus")}
@@ -97,7 +103,9 @@ def single(words: Sequence[str]) -> str:
     """
     if len(words) > 1:
         raise InputError(
-            f"a sweep has one configuration, and these are {len(words)} words.", "Commands need --by dry-run.", "CONFIG"
+            f"a sweep takes one configuration, not {len(words)}.",
+            "Name one configuration, or add --by dry-run to sweep a command.",
+            "CONFIG",
         )
     return words[0]
 
@@ -122,7 +130,9 @@ def _told(file: Path) -> Iterator[Told]:
         try:
             yield line
         except KeyboardInterrupt:
-            sys.stderr.write(f"{last[0]} of {last[1]} cells are in {file}. The same command resumes from there.\n")
+            sys.stderr.write(
+                f"Interrupted: {last[0]} of {last[1]} cells are in {file}. Repeat the command to resume.\n"
+            )
             raise
 
 

@@ -11,10 +11,10 @@ import typer
 
 from memcalc.cli.options import AcceptUnknown, Gpu, Html, Set, Units
 
-PATHS_HELP = "Files, directories to search, and patterns; default: those of memcalc.toml."
+PATHS_HELP = "Files, directories to search, and patterns; default: `paths` of memcalc.toml."
 MARGIN_HELP = "Memory to keep free below GPU and budget, e.g. 5% or 2GiB."
 BASELINE_HELP = "JSON of an earlier check: report each peak's change."
-GROWTH_HELP = "With --baseline: fail where a peak grew by more, e.g. 1% or 0."
+GROWTH_HELP = "With --baseline: largest growth of a peak that passes, e.g. 1% or 0."
 SKIP_HELP = "Skip named files that are not configs; exit 0 if none is left."
 SETTINGS_HELP = "Settings file; default: the nearest memcalc.toml or [tool.memcalc]."
 REPORT_HELP = "Also write a report in another format to a file. Repeatable."
@@ -36,7 +36,7 @@ def command(
             "-j",
             metavar="N",
             min=1,
-            help="Number of processes; default: one per core if there is enough to do.",
+            help="Number of processes; default: one per core, if there are enough configs.",
         ),
     ] = None,
     settings: Annotated[Path | None, typer.Option(metavar="FILE", help=SETTINGS_HELP)] = None,
@@ -44,7 +44,7 @@ def command(
     accept_unknown: AcceptUnknown = False,
     form: Annotated[
         Literal["table", "json", "junit", "github", "sarif", "markdown"],
-        typer.Option("--format", "-f", help="github: annotations for Actions."),
+        typer.Option("--format", "-f", help="Format of the report; github: annotations for GitHub Actions."),
     ] = "table",
     html: Html = None,
     also: Annotated[list[str] | None, typer.Option("--report", metavar="FORMAT=FILE", help=REPORT_HELP)] = None,

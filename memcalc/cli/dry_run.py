@@ -54,7 +54,10 @@ def command(
         typer.Option("--random-weights", help="Build from_pretrained models from the config, without a checkpoint."),
     ] = False,
     delayed_events: Annotated[
-        bool, typer.Option("--delayed-events", help="Complete the work of a stream only when the host waits for it.")
+        bool,
+        typer.Option(
+            "--delayed-events", help="Complete the work of a stream only when the host waits for that stream."
+        ),
     ] = False,
     world_size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Run the command as one rank of N, without the others.")
@@ -63,8 +66,8 @@ def command(
     routing: Annotated[
         Literal["balanced", "worst-case"],
         typer.Option(
-            help="Choice of experts and tokens; no kernel computes their scores. `balanced`: all equally often. "
-            "`worst-case`: the same for every token."
+            help="Rule that chooses experts and tokens, because no kernel computes scores. `balanced`: all equally "
+            "often. `worst-case`: the same for every token."
         ),
     ] = "balanced",
     record: Annotated[
@@ -173,8 +176,8 @@ def exit_code_of(code: int, *, asserted: bool) -> int:
     """Return the exit code of the command; 2 in place of 1 if 1 is reserved for "does not fit"."""
     if asserted and code == 1:
         show_error(
-            "the command failed with exit code 1, which --assert-fits reserves for runs that do not fit, so memcalc "
-            "exits with 2. See the messages of the command itself."
+            "the command failed with exit code 1. memcalc exits with 2, because --assert-fits reserves 1 for runs that "
+            "do not fit. See the messages of the command."
         )
         return 2
     return code

@@ -33,8 +33,8 @@ def run_sweep(
 
     if flag is None:
         raise InputError(
-            "--sweep must know which option of the command sets the micro-batch size.",
-            "Name it, e.g. --micro-batch-flag --per_device_train_batch_size.",
+            "--sweep needs the option of the command that sets the micro-batch size.",
+            "Add --micro-batch-flag OPTION, e.g. --micro-batch-flag --per_device_train_batch_size.",
             "--micro-batch-flag",
         )
 
@@ -73,4 +73,8 @@ def parse_sizes(text: str | None) -> list[int]:
     try:
         return [int(word) for word in words]
     except ValueError:
-        raise InputError(f"{text!r} is not a list of sizes.", "Try: --micro-batches 1,2,4", "--micro-batches") from None
+        raise InputError(
+            f"{text!r} is not a list of sizes.",
+            "Write sizes with commas, e.g. --micro-batches 1,2,4.",
+            "--micro-batches",
+        ) from None

@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from memcalc.search.result import FitResult
 
 GPUS_HELP = (
-    "Number of GPUs; default: that of the configuration. With --minimize gpus or cost: the most to try, by default "
-    "4,096."
+    "Number of GPUs; default: as in the configuration. With --minimize gpus or cost: the most to try, by default 4,096."
 )
 PLOT_HELP = "Draw what fits, the memory of each layout and its cost: .png or .svg (extra plot)."
 PRICE_HELP = "Price of one GPU for one hour, e.g. h100-80gb=2.10. Repeatable."
-HOLD_HELP = "Keep the configuration's value of this field in every layout, e.g. tensor_parallel. Repeatable."
+HOLD_HELP = "Field to keep as configured in every layout, e.g. tensor_parallel. Repeatable."
 
 
 def complete_hold(incomplete: str) -> list[str]:
@@ -53,16 +52,16 @@ def command(
         list[str] | None, typer.Option(metavar="FIELD", help=HOLD_HELP, autocompletion=complete_hold)
     ] = None,
     node: Annotated[
-        int | None, typer.Option(metavar="N", help="GPUs per node; default: that of the vendor's own node.")
+        int | None, typer.Option(metavar="N", help="GPUs per node; default: as in the vendor's server.")
     ] = None,
     nic: Annotated[
         float | None,
-        typer.Option(metavar="GBIT", help="Network Gbit/s per GPU; default: that of the vendor's own node."),
+        typer.Option(metavar="GBIT", help="Network Gbit/s per GPU; default: as in the vendor's server."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of layouts to show.")] = 5,
-    why: Annotated[bool, typer.Option("--why", help="List excluded layouts, and why.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="List excluded layouts and the reasons.")] = False,
     write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the first layout that --as can run as its file.")
+        Path | None, typer.Option(metavar="FILE", help="Write the first layout that the program of --as can run.")
     ] = None,
     program: Annotated[
         Literal["accelerate", "deepspeed", "torchtitan", "megatron", "axolotl", "trainer"] | None,
@@ -170,7 +169,9 @@ def _check_target(write: Path | None, program: str | None, *, searched: str | No
     check_place(write, (write.suffix.lower(),))
     if searched not in (None, "gpus", "cost"):
         raise InputError(
-            f"--write writes a layout, but the search for {searched} lists no layouts.", "Leave it out.", "--write"
+            f"--write writes a layout, but the search for {searched} lists no layouts.",
+            "Leave --write out, or search for layouts.",
+            "--write",
         )
 
 

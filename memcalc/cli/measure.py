@@ -49,7 +49,9 @@ def command(
     ] = None,
     headroom: Annotated[
         bool,
-        typer.Option("--headroom", help="Do not start a run that cannot fit by the estimate; warn only with --force."),
+        typer.Option(
+            "--headroom", help="Do not start a run that exceeds the device by its estimate; with --force only warn."
+        ),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Start the run even if it may not fit or the device is busy.")
@@ -60,7 +62,7 @@ def command(
     export: Annotated[list[Path] | None, typer.Option(metavar="FILE", help=EXPORT_HELP)] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PYTHON", help="For a null device: a Python interpreter with a CUDA build of torch."),
+        typer.Option(metavar="PYTHON", help="Python interpreter with a CUDA build of torch, for --trace null."),
     ] = None,
     form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
     units: Units = "MiB",
@@ -94,7 +96,9 @@ def command(
         _compare(compare, record, _traces(trace), python, form)
         return
     if (config is None) == (model is None):
-        raise InputError("measure takes one configuration.", "Give either CONFIG or --model NAME, e.g. `measure gpt2`.")
+        raise InputError(
+            "measure needs one configuration.", "Name CONFIG or --model NAME, e.g. `memcalc measure gpt2`."
+        )
     check_files(plot or (), export or (), html)
     traces = _traces(trace)
     spec = of_training(api.load_to_run(config or model or "", *(overrides or ())), "measure")
@@ -138,11 +142,15 @@ def _refuse_combinations(suite: Path | None, compare: Path | None, here: RankPla
     """
     for given, option in ((suite, "--suite"), (compare, "--compare")):
         if given is not None and (named or (suite and compare)):
-            raise InputError("its file names all configurations.", f"Remove everything else but {option}.", option)
+            raise InputError(
+                f"{option} reads all configurations from its file.",
+                "Remove CONFIG, --model and --set; --suite and --compare exclude each other.",
+                option,
+            )
     if here is not None and (suite or compare):
         raise InputError(
             f"{'--suite' if suite else '--compare'} runs in one process, not on {here.ranks} ranks.",
-            "Start it without torchrun; measure several ranks with one command per configuration.",
+            "Start memcalc without torchrun, or measure one configuration per torchrun command.",
         )
 
 
@@ -160,7 +168,7 @@ def _measure_suite(suite: Path, record: Path | None, device: str | None, python:
         with shown_progress() as progress:
             outcome = api.measure_suite(suite, file, device=device, python=python, progress=progress)
     except KeyboardInterrupt:
-        words = f"Interrupted. What was measured is in {file}; the same command goes on from there."
+        words = f"Interrupted: the measured runs are in {file}. Repeat the command to resume."
         sys.stderr.write(f"{harmless(words)}\n")
         raise
     if form == "json":

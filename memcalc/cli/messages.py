@@ -60,7 +60,7 @@ _COMMANDS = {
 def _meant(error: Exception, text: str) -> str:
     """What to write in place of a field that was given as an option or an argument, or of a command; "": not known."""
     option = getattr(error, "option_name", None)
-    if isinstance(option, str) and option.startswith("--"):
+    if isinstance(option, str) and option.startswith("--") and type(error).__name__ == "NoSuchOption":
         return _field_set(option.removeprefix("--").replace("-", "_"), "VALUE")
     command = re.search(r"No such command '([\w-]{1,30})'", text)
     if command is not None:
@@ -75,10 +75,19 @@ def _field_set(name: str, value: str) -> str:
     from memcalc.spec.words import advice_for, field_of, is_foreign_name
 
     if name in ("config", "query", "search") or "preset" in (name, field_of(name)):
-        return "Give it as the argument, without an option name."
+        return "Write the value as the argument, without an option."
     if find_field(name) is not None or is_foreign_name(name):
         return f"Fields are set with --set: --set {name}={value}."
     return advice_for(name) or ""
+
+
+# Pydantic's rules, which Typer passes on, as sentences after "Invalid value for '--steps':".
+_PYDANTIC = (
+    (r"Input should be a valid integer\b[^.]*", "not a whole number; write digits only"),
+    (r"Input should be a valid number\b[^.]*", "not a number"),
+    (r"Input should be (greater|less) than or equal to (\S+)", r"the value must be \2 or \1"),
+    (r"Input should be (greater|less) than (\S+)", r"the value must be \1 than \2"),
+)
 
 
 def explain_usage(error: Exception) -> str:
@@ -86,13 +95,16 @@ def explain_usage(error: Exception) -> str:
     text = " ".join(harmless_lines(str(getattr(error, "format_message", error.__str__)())).split())
     text = shortened_in_the_middle(text, LONGEST_PART)
     text = text.replace("Value error, ", "")  # Pydantic's words, by way of Typer
+    for pydantic, words in _PYDANTIC:
+        text = re.sub(pydantic, words, text)
     about = getattr(getattr(error, "param", None), "help", None)
     if about and type(error).__name__ == "MissingParameter":
-        text = f"{text} It is {about[0].lower()}{about[1:]}"
+        first = about[0].lower() if about[1:2] in " abcdefghijklmnopqrstuvwxyz" else about[0]  # GPU stays in capitals
+        text = f"{text.rstrip('.')}: {first}{about[1:]}"
     context = getattr(error, "ctx", None)
     meant = _meant(error, text)
     if meant:
         return f"{text.partition(' (Possible')[0].partition(' Did you mean')[0].rstrip('.')}. {meant}"
-    if text and text[-1].isalnum():  # Pydantic ends its sentences with nothing
+    if text and text[-1] not in ".?!":  # Pydantic and Click end some sentences with nothing
         text += "."
     return f"{text} Try `{context.command_path} --help`." if context is not None else text

@@ -43,7 +43,7 @@ def command(
     from memcalc.report.progress import shown_progress
 
     if config is None and (overrides or gpu):
-        raise InputError("--set and --gpu change a configuration.", "Name it with --config.")
+        raise InputError("--set and --gpu need a configuration.", "Add --config CONFIG.")
     with shown_progress() as progress:
         diagnosis = api.oom(log, config, *(overrides or ()), gpu=gpu, report=report, progress=progress)
     if form == "json":

@@ -48,7 +48,7 @@ Gpu = Annotated[
         "--gpu",
         "-g",
         metavar="GPU",
-        help="GPU to check against; see `memcalc gpus`. auto: this machine's.",
+        help="GPU to check against; see `memcalc gpus`. auto: the GPU of this machine.",
         autocompletion=complete_gpu,
     ),
 ]

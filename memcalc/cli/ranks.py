@@ -19,8 +19,8 @@ def with_headline(result: Result, stage: int) -> Result:
     if not chosen:
         last = max(kind.rank.get("pipeline_stage", 0) for kind in result.ranks)
         raise InputError(
-            f"--rank {stage}: no such pipeline stage.",
-            f"The stages of this run are 0 to {last}." if last else "This run has stage 0 only.",
+            f"--rank {stage} is not a pipeline stage.",
+            f"Choose from 0 to {last}." if last else "Leave --rank out: this run has only stage 0.",
         )
     others = [kind for kind in result.ranks if kind is not chosen[0]]
     notes = result.notes
@@ -38,7 +38,7 @@ def one_of(world_size: int, tensor_parallel: int) -> tuple[str, ...]:
     if world_size % tensor_parallel:
         raise InputError(
             f"--world-size {world_size} is not a multiple of tensor_parallel = {tensor_parallel}.",
-            "World size is data_parallel x tensor_parallel: use a multiple of tensor_parallel.",
+            "Use a multiple of tensor_parallel: the world size is data_parallel x tensor_parallel.",
             "--world-size",
         )
     groups = world_size // tensor_parallel

@@ -33,12 +33,12 @@ def command(
     plan: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N,...", help="Evaluate this plan of a chain: numbers of the blocks that save their outputs."
+            metavar="N,N,...", help="Plan of a chain to evaluate: numbers of the blocks that save their outputs."
         ),
     ] = None,
     maximize: Annotated[
         Literal["micro_batch_size", "batch"] | None,
-        typer.Option(help="Find the largest value for which a plan fits; batch: of a chain."),
+        typer.Option(help="Find the largest value for which a plan fits; batch is for chains."),
     ] = None,
     verify: Annotated[
         bool,
@@ -86,8 +86,8 @@ def command(
     if api.describes_chain(config):
         if overrides or verify or plot or html or write:
             raise InputError(
-                f"{config} describes a chain, which has no fields to set, trace, draw or write.",
-                "Leave out --set, --verify, --plot, --html and --write.",
+                f"{config} is a chain: --set, --verify, --plot, --html and --write need a configuration.",
+                "Leave these options out.",
                 "recompute",
             )
         saved = None if plan is None else _positions(plan)
@@ -98,7 +98,9 @@ def command(
         return
     if plan is not None:
         raise InputError(
-            f"{config} is not a chain.", "Give the plan of a configuration with --set recompute=.", "--plan"
+            f"--plan needs a chain, but {config} is a configuration.",
+            "Set the plan of a configuration with --set recompute=.",
+            "--plan",
         )
     if plot is not None:
         from memcalc.report.plots.files import PICTURES, check_target
@@ -162,7 +164,7 @@ def _positions(plan: str) -> list[int]:
     if not all(word.strip().isdecimal() and len(word) <= MOST_DIGITS for word in words):
         raise InputError(
             f"{plan!r} is not a list of positions.",
-            "Give the numbers of the blocks that save their outputs: 5,10,15.",
+            "Write the numbers of the blocks that save their outputs, e.g. 5,10,15.",
             "--plan",
         )
     return [int(word) for word in words]

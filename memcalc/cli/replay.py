@@ -32,7 +32,10 @@ def command(
     ] = None,
     gpu: Gpu = None,
     memory_fraction: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="As torch.cuda.set_per_process_memory_fraction.")
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Memory limit of the process, as torch.cuda.set_per_process_memory_fraction sets."
+        ),
     ] = None,
     sweep: Annotated[
         list[str] | None,

@@ -35,8 +35,8 @@ def parse_reports(texts: Iterable[str]) -> list[ReportFile]:
         form, _, name = text.partition("=")
         if form not in FORMS or not name:
             raise InputError(
-                "expected FORMAT=FILE.",
-                f"Formats are {', '.join(FORMS)}: --report junit=memcalc.xml.",
+                f"{form!r} is not a format." if form not in FORMS else "the file is missing.",
+                f"Write FORMAT=FILE, e.g. --report junit=memcalc.xml; formats are {', '.join(FORMS)}.",
                 f"--report {text}"[:120],
             )
         reports.append(ReportFile(form, Path(name)))
@@ -70,6 +70,6 @@ def print_invalid(report: CheckReport, *, also_drawn: bool) -> None:
     for outcome in broken[:MOST_SHOWN]:
         show_error(harmless(f"{place(outcome)}: {outcome.message}"))
     if len(broken) > MOST_SHOWN:
-        show_error(f"{len(broken) - MOST_SHOWN:,} more configurations are invalid: see the report.")
+        show_error(f"{len(broken) - MOST_SHOWN:,} more configurations are invalid; see the report.")
     if not broken:
         show_error(summary(report))

@@ -15,12 +15,12 @@ VARY_HELP = "A field and its values: b=1..64, s=1024..8192..1024, recompute=none
 NODE_HELP = "Exclude layouts with tensor parallelism over more GPUs than a node has."
 REPLAY_HELP = "Also replay the N configurations closest to the GPU's usable memory."
 OUTPUT_HELP = "Also write every configuration: .csv, .json, or .parquet (needs pyarrow). Repeatable."
-CONFIG_HELP = "A configuration as for `memcalc estimate`; with --by dry-run: -- COMMAND, with {FIELD} in it."
+CONFIG_HELP = "A configuration as for `memcalc estimate`; with --by dry-run: -- COMMAND that contains {FIELD}."
 BY_HELP = (
     "formulas: estimate each cell. trace: run it on fake tensors; null: on the null device; dry-run: run COMMAND. Each "
     "of these runs in a separate process."
 )
-CELLS_HELP = "Keep the result of each run in this file, and do not repeat the runs that it has."
+CELLS_HELP = "Keep the result of each run in this file, and skip the runs that are in the file."
 WORKERS_HELP = "Processes at a time; default: the cores of this machine."
 SCHEDULER_HELP = "Run on an existing Dask cluster, such as tcp://10.0.0.1:8786."
 STEPS_HELP = "Optimizer steps of each run; default: 3 for traces, all for commands."
@@ -40,9 +40,7 @@ def command(
     replay: Annotated[int, typer.Option(metavar="N", min=0, help=REPLAY_HELP)] = 0,
     form: Annotated[Literal["table", "json", "csv"], typer.Option("--format", "-f")] = "table",
     units: Units = "GiB",
-    listed: Annotated[
-        bool, typer.Option("--all", help="List every configuration, regardless of their number.")
-    ] = False,
+    listed: Annotated[bool, typer.Option("--all", help="List every configuration.")] = False,
     output: Annotated[list[Path] | None, typer.Option("--output", "-o", metavar="FILE", help=OUTPUT_HELP)] = None,
     plot: Annotated[list[Path] | None, typer.Option("--plot", metavar="FILE", help=PLOT_HELP)] = None,
     cells: Annotated[Path, typer.Option(metavar="FILE", help=CELLS_HELP)] = CELLS,
@@ -50,7 +48,7 @@ def command(
     scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help=SCHEDULER_HELP)] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", min=1, help=STEPS_HELP)] = None,
     python: Annotated[
-        str | None, typer.Option(metavar="PYTHON", help="With --by null: a Python with a CUDA build of torch.")
+        str | None, typer.Option(metavar="PYTHON", help="Python interpreter with a CUDA build of torch (--by null).")
     ] = None,
     gpus: Annotated[int, typer.Option(metavar="N", min=1, help="GPUs of the simulated machine (--by dry-run).")] = 1,
     timeout: Annotated[

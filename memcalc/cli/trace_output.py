@@ -45,20 +45,23 @@ def check_files(plots: Iterable[Path], exports: Iterable[Path], html: Path | Non
         check_target(path, SUFFIXES)
 
 
-def reject_options(given: Mapping[str, object], whose: str, why: str) -> None:
+def reject_options(given: Mapping[str, object], whose: str, why: str, remedy: str = "") -> None:
     """Refuse options that would have no effect.
 
     Args:
         given: each option with its value; false if it was not given.
         whose: what the options apply to: "of a module".
         why: the reason that this run takes none of them.
+        remedy: how to fix it, as a sentence; default: to leave the options out.
 
     Raises:
         InputError: one of them was given.
     """
     found = [option for option, value in given.items() if value]
     if found:
-        raise InputError(f"{', '.join(found)}: options {whose}, but {why}.", "Leave them out.")
+        names = ", ".join(found)
+        problem = f"{names} {'is an option' if len(found) == 1 else 'are options'} {whose}, but {why}."
+        raise InputError(problem, remedy or f"Leave {names} out.")
 
 
 def write_files(traced: Trace | ModuleTrace, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
@@ -116,7 +119,9 @@ def results_to_compare(spec: Spec, device: str, steps: int, alloc_conf: str) -> 
     found = [api.estimate(spec)]
     traced = found[0].source == "trace"
     if traced and device != "null":
-        raise InputError("without formulas the estimate would be the same trace.", "Remove it.", "--compare")
+        raise InputError(
+            "the estimate of a model without formulas is the same trace.", "Leave --compare out.", "--compare"
+        )
     if device == "null" and not traced:
         without_compiler()
         with suppress(MemcalcError):

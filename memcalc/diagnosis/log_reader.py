@@ -174,7 +174,7 @@ def _unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
                 made += len(piece)
                 if made > SUSPECT_BYTES and made > MOST_UNPACKED * read:
                     raise InputError(
-                        f"it expands to more than {MOST_UNPACKED} times its size.", "Pass the original log."
+                        f"the log expands to more than {MOST_UNPACKED} times its size.", "Pass the original log."
                     )
                 yield piece
                 packed = unpacker.unconsumed_tail
@@ -182,4 +182,6 @@ def _unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
                     packed = unpacker.unused_data
                     unpacker = zlib.decompressobj(wbits=31)
     except zlib.error as error:
-        raise InputError(f"it cannot be unpacked: {error}.", "Unpack it first, or name the plain log.") from None
+        raise InputError(
+            f"the log cannot be unpacked: {error}.", "Unpack the log first, and name the plain file."
+        ) from None

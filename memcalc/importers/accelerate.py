@@ -143,7 +143,7 @@ def _tell_scripts(draft: Draft) -> None:
     if draft.given("training.implementation") == "huggingface":
         place_padding(draft)
     if draft.values["training.recipe"] == "amp" and "training.recipe" not in draft.overridden:
-        draft.notes.append("assuming that the script loads weights in fp32; --set recipe=pure if it loads 16 bits")
+        draft.notes.append("assuming that the script loads fp32 weights; for 16-bit weights --set recipe=pure")
 
 
 def _place_degrees(draft: Draft) -> None:

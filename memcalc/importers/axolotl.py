@@ -105,7 +105,7 @@ FIELDS: dict[str, Meaning] = {
     "llama4_linearized_experts": lacking("expert kernels"),
     "model_config*": lacking("changes of the model's own config.json"),
     "freeze_*": overcounted("frozen layers"),
-    "reward_model": lacking("pairs of sequences", "those of a reward model are twice the micro-batch"),
+    "reward_model": lacking("pairs of sequences", "a reward model has twice the micro-batch"),
     "vllm*": lacking("generation between steps"),
     "diffusion*": lacking("the loss of diffusion models"),
     "use_onebitllms": lacking("1-bit weights"),

@@ -30,13 +30,13 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
         if config is None:
             if "offload" in deepspeed.lower():
                 draft.notes.append(
-                    f"{deepspeed} seems to offload: it is counted in device memory; set it with --set offload="
+                    f"{deepspeed} may offload, which is counted in device memory; change it with --set offload="
                 )
             found = _STAGE.search(deepspeed.rpartition("/")[2])
             if found is None:
-                draft.notes.append(f"{deepspeed} cannot be read: give its stage with --set zero_stage=")
+                draft.notes.append(f"{deepspeed} cannot be read; set the stage with --set zero_stage=")
                 return None
-            draft.notes.append(f"{deepspeed} cannot be read: stage {found[1]} is taken from its name")
+            draft.notes.append(f"{deepspeed} cannot be read; assuming stage {found[1]}, as in the name")
             return int(found[1])
     if not isinstance(config, Mapping):
         return None

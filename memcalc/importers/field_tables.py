@@ -82,7 +82,7 @@ class ImportedConfig:
             found.append(f"no effect on memory: {', '.join(path for path, _ in self.no_effect)}.")
         for path, what in self.missing:
             taken = _TAKEN.get(path, "assuming 1")
-            found.append(f"missing: {what}; {taken}. Set it with --set {path.rpartition('.')[2]}=.")
+            found.append(f"missing: {what}; {taken}. Change it with --set {path.rpartition('.')[2]}=.")
         return tuple(found)
 
 
@@ -125,11 +125,11 @@ def read(
             open_fields |= {field for field in meaning.meaning.split(", ") if field.startswith("model.")}
             if asked:
                 draft.elsewhere.append((path, asked))
-                draft.notes.append(f"{path} = {value} is given elsewhere: use {_settings(asked)}")
+                draft.notes.append(f"{path} = {value} is set elsewhere; repeat the value with {_settings(asked)}")
             else:
                 mapped.append((path, value, meaning.meaning))
         elif isinstance(value, DeferredValue) or (isinstance(value, str) and value.startswith("$")):
-            draft.notes.append(f"{path} = {value} is given elsewhere")
+            draft.notes.append(f"{path} = {value} is set elsewhere")
         elif meaning.kind == "not modelled":
             off = (value.lower() if isinstance(value, str) else value) in _OFF if not isinstance(value, list) else False
             (no_effect if off else not_modelled).append((path, meaning.meaning))
@@ -211,8 +211,8 @@ def _refusing(framework: FileFormat, path: str = "") -> Iterator[None]:
         yield
     except Untranslatable as error:
         raise InputError(
-            f"{path or error.path} = {error.value!r} is not a supported value of {framework.name}.",
-            f"Supported: {error.known}. Or set the field of memcalc: --set {error.path}=.",
+            f"{path or error.path.rpartition('.')[2]} = {error.value!r} is not a supported value of {framework.name}.",
+            f"Choose from {error.known}, or set memcalc's own field: --set {error.path}=.",
         ) from None
 
 

@@ -211,7 +211,7 @@ def _replicas(draft: Draft) -> None:
         if gpus % one == 0:
             draft.default("parallelism.data_parallel", gpus // one)
         else:
-            draft.notes.append(f"{gpus} GPUs are launched, but one copy of the model takes {one}")
+            draft.notes.append(f"{gpus} GPUs are launched, but one copy of the model needs {one}")
 
 
 def _recognised(data: Mapping[str, Any]) -> bool:
@@ -226,7 +226,7 @@ GPT_NEOX = FileFormat(
     _finish,
     _recognised,
     (
-        ("parallelism.data_parallel", "how many copies of the model share the data"),
+        ("parallelism.data_parallel", "the number of replicas of the model"),
         ("training.micro_batch_size", "sequences in one forward"),
     ),
     framework="gpt-neox",

@@ -40,5 +40,5 @@ def trainer_run(hub_id: str, overridden: Mapping[str, Any]) -> ImportedConfig:
         **_ARGUMENTS.get(overridden.get("training.dtype"), {}),
     }
     found = read(TRAINING_ARGUMENTS, arguments, ".", overridden)
-    note = f"the run is that of {TRAINER} with its defaults and micro-batch 1."
+    note = f"assuming {TRAINER} with default arguments and micro-batch size 1."
     return replace(found, name=hub_id, program=TRAINER, notes=(note, *found.notes))

@@ -143,7 +143,7 @@ def _adapters(draft: Draft) -> None:
     else:
         draft.values["training.finetune"] = "lora"
         if kind:
-            draft.limit(f"a base in {kind}", "that of the run's dtype is counted", holds_memory=False)
+            draft.limit(f"a base in {kind}", "a base in the run's dtype is counted", holds_memory=False)
     if kind and draft.values["training.optimizer"] == "adamw":  # utils.py: bitsandbytes' PagedAdamW in its place
         draft.values["training.optimizer_options.paged"] = True
 

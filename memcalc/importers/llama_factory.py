@@ -145,7 +145,7 @@ def _finish(draft: Draft) -> None:
         draft.values["training.finetune"] = "qlora"
     elif facts.get("bits"):
         what = f"a base in {facts['bits']} bits"
-        draft.limit(what, "that of the run's dtype is counted", holds_memory=False)
+        draft.limit(what, "a base in the run's dtype is counted", holds_memory=False)
     else:
         for path in [path for path in draft.values if path.startswith("training.qlora.")]:
             del draft.values[path]
@@ -189,7 +189,7 @@ def _tell_stage(draft: Draft) -> None:
     """
     stage, said = str(draft.facts.get("stage")), draft.given_fields
     if stage in ("dpo", "rm"):
-        draft.limit("pairs of sequences", f"those of stage {stage} are twice the micro-batch", holds_memory=True)
+        draft.limit("pairs of sequences", f"stage {stage} has twice the micro-batch", holds_memory=True)
     elif stage in ("kto", "ppo"):
         draft.limit(f"the other forward passes of stage {stage}", holds_memory=True)
     refers = stage in ("kto", "ppo") or (stage == "dpo" and said.get("pref_loss") not in ("orpo", "simpo"))

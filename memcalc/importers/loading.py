@@ -216,10 +216,14 @@ def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
             tomllib.loads(text)
         except ValueError as error:
             raise InputError(f"this is not TOML: {error}.", "Check quotes and brackets there.", path.name) from None
-        raise InputError("it is not a torchtitan config.", "Name its [model] and [training].", path.name)
+        raise InputError(
+            "the file is no torchtitan config: it lacks [model] or [training].",
+            "Name a torchtitan config, or describe the run in YAML.",
+            path.name,
+        )
     raise InputError(
-        "it has no arguments of Megatron-LM: none of its commands trains with --num-layers and --hidden-size.",
-        "Name a script that starts pretrain_gpt.py or its like, or a file of its arguments.",
+        "no command of the file trains with Megatron-LM's --num-layers and --hidden-size.",
+        "Name a configuration, a script that starts pretrain_gpt.py, or a file of Megatron-LM arguments.",
         path.name,
     )
 
@@ -272,8 +276,8 @@ def _check_elsewhere(config: ImportedConfig, path: Path) -> None:
     fields = ", ".join(field for field, _ in asked)
     settings = " ".join(f"--set {each}=" for each in dict.fromkeys(each for _, ours in asked for each in ours))
     raise InputError(
-        f"this configuration of {config.framework.name} leaves to the command line: {fields}.",
-        f"Add {settings}",
+        f"the {config.framework.name} config leaves {fields} to the command line.",
+        f"Add {settings} with your values.",
         path.name,
     )
 
@@ -288,7 +292,7 @@ def _check_model(config: ImportedConfig, given: set[Place], path: Path) -> None:
     if not missing:
         return
     raise InputError(
-        f"this configuration of {config.framework.name} does not define the model: it lacks {', '.join(missing)}.",
-        "Name the model with --set preset= (see `memcalc models`) or --set hf_config=PATH, or set these fields.",
+        f"the {config.framework.name} config does not define the model (missing {', '.join(missing)}).",
+        "Add --set preset=NAME (see `memcalc models`) or --set hf_config=PATH, or set these fields.",
         path.name,
     )

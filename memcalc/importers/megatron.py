@@ -228,7 +228,7 @@ def _finish(draft: Draft) -> None:
     draft.default("model.position_embedding", "learned")
     if values["model.position_embedding"] == "alibi":
         values["model.position_embedding"] = "none"
-        draft.limit("ALiBi", "Megatron-Core does not have it: no positions are counted", holds_memory=True)
+        draft.limit("ALiBi", "Megatron-Core has no such positions: none are counted", holds_memory=True)
     draft.default("model.normalization", "layernorm")
     if facts.get("untied", False):
         values["model.tie_word_embeddings"] = False
@@ -270,6 +270,6 @@ MEGATRON = FileFormat(
     FIELDS,
     _finish,
     _recognised,
-    (("parallelism.data_parallel", "how many copies of the model share the data"),),
+    (("parallelism.data_parallel", "the number of replicas of the model"),),
     framework="megatron",
 )

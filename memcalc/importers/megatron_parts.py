@@ -116,7 +116,7 @@ def place_recompute(draft: Draft) -> None:
                 chunk * size + layer for chunk in range(chunks) for layer in range(min(layers, size))
             ]
         else:
-            what, why = "which layers are recomputed in blocks", "all are counted as recomputed"
+            what, why = "recomputation of some layers in blocks", "all are counted as recomputed"
             draft.limit(what, why, holds_memory=True)
     elif facts.get("method") == "uniform" and type(layers) is int and layers > 1:
         # Fewer inputs are kept, but all activations of a group are there while its backward runs.
@@ -139,7 +139,7 @@ def place_ranks(draft: Draft) -> None:
         if world % size == 0:
             draft.default("parallelism.data_parallel", world // size)
         else:
-            draft.notes.append(f"{world} GPUs are launched, but one copy of the model takes {size}")
+            draft.notes.append(f"{world} GPUs are launched, but one copy of the model needs {size}")
     total = facts.get("global")
     micro, replicas = values.get("training.micro_batch_size", 1), values.get("parallelism.data_parallel")
     # Where nobody says how many replicas there are, one runs them all: as many micro-batches are in flight as may be.

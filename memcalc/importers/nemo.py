@@ -201,6 +201,6 @@ NEMO = FileFormat(
     FIELDS,
     _finish,
     _recognised,
-    (("parallelism.data_parallel", "how many copies share the data"),),
+    (("parallelism.data_parallel", "the number of replicas of the model"),),
     framework="nemo",
 )

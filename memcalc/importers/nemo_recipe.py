@@ -238,6 +238,6 @@ NEMO_RECIPE = FileFormat(
     FIELDS,
     _finish,
     _recognised,
-    (("parallelism.data_parallel", "how many copies share the data"),),
+    (("parallelism.data_parallel", "the number of replicas of the model"),),
     framework="nemo",
 )

@@ -221,7 +221,7 @@ TORCHTUNE = FileFormat(
     _recognised,
     (
         ("parallelism.data_parallel", "the number of data-parallel GPUs"),
-        ("training.sequence_length", "how long the sequences are"),
+        ("training.sequence_length", "the sequence length"),
     ),
     framework="torchtune",
 )

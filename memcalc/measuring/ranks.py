@@ -101,8 +101,8 @@ def device_of_rank(asked: str | None, here: RankPlace) -> str:
     if asked in (None, "cuda"):
         return f"cuda:{here.local}"
     raise InputError(
-        f"--device {asked}, for each of {here.ranks} ranks.",
-        "Say cpu or cuda: each rank uses the GPU of its number. For a null device use `memcalc dry-run`.",
+        f"--device {asked} does not suit {here.ranks} ranks.",
+        "Name cpu or cuda: each rank uses the GPU of its number. For a null device use `memcalc dry-run`.",
         "--device",
     )
 

@@ -45,7 +45,9 @@ def read_needs(path: Path) -> Needs:
         from elftools.common.exceptions import ELFError
         from elftools.elf.elffile import ELFFile
     except ImportError:
-        raise Unavailable(f"The null CUDA device reads torch's libraries: {installation('null')}") from None
+        raise Unavailable(
+            f"The null CUDA device needs pyelftools, which is not installed. Run: {installation('null')}"
+        ) from None
     with path.open("rb") as file:
         try:
             elf: Any = ELFFile(file)

@@ -27,7 +27,11 @@ def interpreters(command: tuple[str, ...]) -> list[str]:
     """
     path = shutil.which(command[0])
     if path is None:
-        remedy = f"Try: python {command[0]}" if command[0].endswith(".py") else "Is it installed, and spelled right?"
+        remedy = (
+            f"Try: python {command[0]}"
+            if command[0].endswith(".py")
+            else "Check the spelling, and that the program is installed."
+        )
         raise InputError(f"{command[0]!r} is not an executable command.", remedy, "COMMAND")
     if PYTHON.fullmatch(Path(path).name):
         return [path]

@@ -45,8 +45,8 @@ def environment(
     found = find_null_gpu(gpu)
     if not 1 <= gpus <= MOST_GPUS:
         raise InputError(
-            f"gpus = {gpus}, but one machine has 1 to {MOST_GPUS}.",
-            "For larger jobs simulate one rank with --world-size (docs/guides/dry-run.md).",
+            f"gpus = {gpus} is out of range: one machine has 1 to {MOST_GPUS} GPUs.",
+            "For larger jobs simulate one rank: --gpus 8 --world-size N (docs/guides/dry-run.md).",
             "--gpus",
         )
     alone = one_rank(gpus, options)
@@ -94,13 +94,13 @@ def one_rank(gpus: int, options: Options) -> dict[str, str]:
     if world is None:
         if rank:
             raise InputError(
-                f"rank = {rank}, but the number of ranks is missing.",
-                "Add the number of ranks of the run.",
+                f"rank = {rank}, but the number of ranks of the run is missing.",
+                "Add --world-size N.",
                 "--world-size",
             )
         return {}
     if not 0 <= rank < world:
-        raise InputError(f"rank = {rank}, but {world} ranks are numbered 0 to {world - 1}.", "", "--rank")
+        raise InputError(f"rank = {rank} is out of range.", f"Choose 0 to {world - 1}.", "--rank")
     node, local = divmod(rank, gpus)
     return {
         "MEMCALC_NULL_ALONE": "1",

@@ -321,7 +321,7 @@ class DryRun:
         shared = sorted(device for device, processes in by_card.items() if len(processes) > 1)
         if shared:
             gpus = ", ".join(f"cuda:{device}" for device in shared)
-            found.append(f"several processes used {gpus}: each was judged as if it had the GPU to itself")
+            found.append(f"several processes used {gpus}: each process is checked as if the GPU had no other process")
         return tuple(found)
 
     def _about_values(self) -> list[str]:

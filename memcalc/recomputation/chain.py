@@ -195,7 +195,7 @@ def join(
     if sum(shares) != joined[0].input_bytes:
         raise InputError(
             f"the branches make {sum(shares):,} bytes, but {joined[0].name} takes {joined[0].input_bytes:,}.",
-            "What is joined is as large as its parts.",
+            "Set the input of the joined block to the sum of the branches.",
             joined[0].name,
         )
     blocks: list[ChainBlock] = []

@@ -247,16 +247,18 @@ def open_chain(path: str) -> DescribedChain:
         raise InputError(
             f"the chain has {row:,} blocks{branches} and {joined:,} joined ones, and the limit is "
             f"{MOST_BLOCKS} in a row, or branches with the same sum of squares.",
-            "Describe several blocks as one, e.g. a layer in place of its parts.",
+            "Merge several blocks into one, e.g. the parts of a layer.",
             path,
         )
     if sizes.branches > 1 and not sizes.joined:
         raise InputError(
-            f"chain.branches = {sizes.branches}, but nothing joins them.", "List what follows under joined.", path
+            f"chain.branches = {sizes.branches}, but nothing joins them.",
+            "List the blocks after the branches under joined.",
+            path,
         )
     if not any(block.flops for block in (*sizes.blocks, *sizes.joined)):
         raise InputError(
-            "no block has flops, which plans are compared by.", "Set the FLOPs of each block's forward.", path
+            "no block has flops, and plans are compared by FLOPs.", "Set the FLOPs of each block's forward.", path
         )
     return DescribedChain(path, described.name, sizes)
 
@@ -367,7 +369,9 @@ def _largest(need: Callable[[int], Evaluation], budget: int) -> int:
         low, high = high, 2 * high
         if high > MOST_SAMPLES:
             raise InputError(
-                "the largest batch has no bound: sizes do not grow with it.", "Give sizes of one sample.", "chain.batch"
+                "the largest batch is unbounded: sizes do not grow with the batch.",
+                "Set the sizes of one sample.",
+                "chain.batch",
             )
     while high - low > 1:
         middle = (low + high) // 2

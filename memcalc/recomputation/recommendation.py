@@ -119,7 +119,7 @@ def plan_recompute(
         )
     if strategy not in (*SEARCHES, *STRATEGIES):
         known = ", ".join((*SEARCHES, *STRATEGIES))
-        raise InputError(f"strategy = {strategy!r} is not known.", f"Known are {known}.", "--strategy")
+        raise InputError(f"strategy = {strategy!r} is not known.", f"Choose {known}.", "--strategy")
     if spec.training.offload_activations != "none":
         raise InputError(
             f"offload_activations = {spec.training.offload_activations} leaves no activations to plan on the device.",

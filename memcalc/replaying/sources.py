@@ -75,7 +75,7 @@ def open_source(
         return _snapshot(Path(path), device)
     if device is not None:
         raise InputError(
-            f"--device {device} is given, but {path or 'the source'} is not a memory snapshot.", "Leave it out."
+            f"--device {device} is given, but {path or 'the source'} is not a memory snapshot.", "Leave --device out."
         )
     if path is not None and kind == "events":
         return EventSource(Path(path).name, "events", tuple(read_events(path)))
@@ -107,7 +107,9 @@ def _snapshot(path: Path, device: int | None) -> EventSource:
     if device is None:
         device = max(known, key=lambda number: (len(known[number].entries), -number))
     if device not in known:
-        raise InputError(f"the snapshot has no device {device}.", f"It has {', '.join(map(str, known))}.", str(path))
+        raise InputError(
+            f"the snapshot has no device {device}.", f"Choose from {', '.join(map(str, known))}.", str(path)
+        )
     recording = known[device]
     return source_of(path.name, snapshot, recording)
 

@@ -36,7 +36,8 @@ def swept(policy: str, config: str, sweeps: Iterable[str]) -> list[str]:
         words = re.findall(r"(?:\[[^\]]*\]|[^,\[])+", values)
         if not equals or not key or not words:
             raise InputError(
-                f"{sweep!r} is not a sweep.", "Write key=value,value, such as max_split_size_mb=32,128,none."
+                f"{sweep!r} does not name a setting with values.",
+                "Write key=value,value, such as max_split_size_mb=32,128,none.",
             )
         axes.append([(key.strip(), word.strip()) for word in words])
     return [_with(policy, config, choice) for choice in product(*axes)]

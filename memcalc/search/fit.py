@@ -90,7 +90,7 @@ def _checked(spec: Spec, query: FitQuery) -> tuple[GpuSpec, frozenset[str]]:
     if query.maximize is not None and query.minimize is not None:
         raise InputError("--maximize and --minimize exclude each other.", "Use one at a time.")
     if query.gpus is not None and not 1 <= query.gpus <= MOST_ASKED:
-        raise InputError(f"{query.gpus} GPUs.", f"Give 1 to {MOST_ASKED:,}.", "--gpus")
+        raise InputError(f"gpus = {query.gpus} is out of range.", f"Set 1 to {MOST_ASKED:,}.", "--gpus")
     return find_gpu(spec.hardware.gpu), frozenset(query.fixed_fields)
 
 

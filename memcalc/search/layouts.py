@@ -122,7 +122,7 @@ class Space:
         """Yield all degrees with the number of GPUs as their product, with schedule, stage and engine."""
         for t in self._values("tensor_parallel", divisors(self.gpus)):
             if t > self._node and "tensor_parallel" not in self._fixed_fields:
-                reason = f"its ranks communicate in every layer, so they stay inside a node of {self._node} GPUs"
+                reason = f"tensor-parallel ranks communicate in every layer and stay inside a node of {self._node} GPUs"
                 self._prune(f"tensor_parallel = {t}", reason)
                 continue
             for c in self._values("context_parallel", _powers(self.gpus // t)):

@@ -89,7 +89,7 @@ def parse_prices(words: Iterable[str]) -> dict[str, float]:
         if not sign or not name:
             raise InputError(f"{word[:60]!r} is not a price.", f"Write {FORM}.", "--price")
         if name in prices:
-            raise InputError(f"{name} has two prices.", "Give one price for each GPU.", "--price")
+            raise InputError(f"{name} has two prices.", "Set one price for each GPU.", "--price")
         prices[name] = price
     return prices
 
@@ -111,9 +111,9 @@ def checked_prices(prices: Mapping[str, float]) -> dict[GpuSpec, float]:
                 f"{name[:60]!r} is not in `memcalc gpus`.", f"Write {FORM}; sizes go with --budget.", "--price"
             )
         if not 0 < price < inf:
-            raise InputError(f"{name} for {price:g} per hour.", f"Give a price above 0: {FORM}.", "--price")
+            raise InputError(f"the price of {name} is {price:g} per hour.", f"Set a price above 0: {FORM}.", "--price")
         if gpu in found:
-            raise InputError(f"{gpu.name} has two prices.", "Give one price for each GPU.", "--price")
+            raise InputError(f"{gpu.name} has two prices.", "Set one price for each GPU.", "--price")
         found[gpu] = float(price)
     return found
 

@@ -159,7 +159,7 @@ def split_gpus(parallelism: dict[str, Any], where: str) -> dict[str, Any]:
     gpus = filled.pop("gpus")
     if type(gpus) is not int or gpus < 1:
         raise InputError(
-            f"gpus = {str(gpus)[:60]!r} is not a positive whole number.", "Write digits, such as 8.", where
+            f"gpus = {str(gpus)[:60]} is not a positive whole number.", "Write digits only, such as 8.", where
         )
     others = [filled.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline", "context")]
     if not all(type(size) is int and size > 0 for size in others):  # validation rejects them
@@ -169,8 +169,10 @@ def split_gpus(parallelism: dict[str, Any], where: str) -> dict[str, Any]:
     if type(replicas) is int and replicas * ranks != gpus:
         sizes = "tensor_parallel {} x pipeline_parallel {} x context_parallel {}".format(*others)
         raise InputError(
-            f"gpus = {gpus}, but data_parallel {replicas} x {sizes} = {replicas * ranks}.",
-            f"Give a multiple of {ranks}, or change these sizes." if ranks > 1 else "Leave one of the two out.",
+            f"gpus = {gpus} differs from data_parallel {replicas} x {sizes} = {replicas * ranks}.",
+            f"Set gpus to a multiple of {ranks}, or change these sizes."
+            if ranks > 1
+            else "Leave gpus or data_parallel out.",
             where,
         )
     return filled
@@ -203,9 +205,9 @@ def tie_batch(training: dict[str, Any], parallelism: dict[str, Any], where: str)
     steps = filled["gradient_accumulation_steps"]
     if micro * steps * replicas != total:
         raise InputError(
-            f"global_batch_size = {total}, but micro_batch_size {micro} x gradient_accumulation_steps {steps} "
+            f"global_batch_size = {total} differs from micro_batch_size {micro} x gradient_accumulation_steps {steps} "
             f"x data_parallel {replicas} = {micro * steps * replicas}.",
-            "Change one of them, or leave one out to have it computed.",
+            "Change one of these, or leave one out: memcalc computes the fourth.",
             where,
         )
     return filled

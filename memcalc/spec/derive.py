@@ -76,9 +76,9 @@ def _derive_latent_head(model: dict[str, object]) -> None:
     given = _size(model.setdefault("head_dim", plain + rotated))
     if given is not None and given != plain + rotated:
         raise InputError(
-            f"head_dim = {given}, but with latent attention it is "
+            f"head_dim = {given} differs from the head dimension of latent attention: "
             f"qk_nope_head_dim + qk_rope_head_dim = {plain} + {rotated} = {plain + rotated}.",
-            "Leave head_dim out.",
+            f"Leave head_dim out, or set {plain + rotated}.",
             "model.head_dim",
         )
 
@@ -91,7 +91,7 @@ def _split_into_heads(hidden_size: int, heads: int) -> int:
     below = next((count for count in nearest if hidden_size % count == 0), gcd(hidden_size, heads))
     raise InputError(
         f"num_attention_heads = {heads} does not divide hidden_size = {hidden_size}.",
-        f"Give a number of heads that divides it, such as {below}, or set head_dim.",
+        f"Set num_attention_heads to a divisor, such as {below}, or set head_dim.",
         "model.num_attention_heads",
     )
 

@@ -13,14 +13,14 @@ def unsplittable(spec: Spec) -> tuple[str, str] | None:
     cannot = {
         "parallelism.engine": parallelism.engine == "ddp"
         and parallelism.data_parallel > 1
-        and "DistributedDataParallel does not support sharded parameters: set engine fsdp2 and zero_stage 2 or 3",
+        and "DistributedDataParallel does not support sharded parameters (engine fsdp2 with zero_stage 2 or 3 does)",
         "training.implementation": spec.training.implementation != "plain"
-        and f"DTensor's plan is for plain modules, not for those of {spec.training.implementation}",
+        and f"the DTensor plan covers plain modules, not implementation = {spec.training.implementation}",
         "model.num_key_value_heads": model.num_key_value_heads % ranks > 0
-        and f"its {model.num_key_value_heads} key/value heads are split evenly, or not at all",
-        "model.moe": model.moe is not None and "routed experts are not split",
+        and f"{ranks} ranks cannot split {model.num_key_value_heads} key/value heads evenly",
+        "model.moe": model.moe is not None and "the plan does not split routed experts",
         "model.position_embedding": model.position_embedding == "alibi" and "ALiBi's slopes differ from head to head",
-        "model.qk_norm_width": each_head and f"a norm of queries and keys over {model.qk_norm_width} spans ranks",
+        "model.qk_norm_width": each_head and f"a norm of queries and keys over {model.qk_norm_width} needs all ranks",
         "model.embedding_size": model.embedding_size != model.hidden_size and "the plan has no embedding_size",
     }
     return next(((key, reason) for key, reason in cannot.items() if reason), None)

@@ -85,7 +85,7 @@ def canonical_block(block: str, raw: Any, source: YamlSource) -> dict[str, Any]:
         if name in result:
             other = next(given for given in raw if given != key and SYMBOLS.get(block, {}).get(given, given) == name)
             where = source.where(path)
-            source.faults.append(InputError(f"{key} and {other} are one field.", "Keep one of the two.", where))
+            source.faults.append(InputError(f"{key} and {other} name the same field.", "Keep one of the two.", where))
             continue
         if path in source.lines:  # messages name the field, with the line of its alias
             source.lines.setdefault((block, name), source.lines[path])
@@ -116,7 +116,9 @@ def _put_word(result: dict[str, Any], key: str, value: Any, path: Path, source: 
             if not isinstance(target, dict):  # such as `moe: 8`, which Pydantic rejects
                 return
         if field in target and target[field] != ours:
-            problem = f"{key} sets {field} = {describe(ours)}, and another line sets it to {describe(target[field])}."
+            problem = (
+                f"{key} sets {field} = {describe(ours)}, but another line sets {field} = {describe(target[field])}."
+            )
             source.faults.append(InputError(problem, "Keep one of the two.", source.where(path)))
             continue
         target[field] = ours
@@ -182,12 +184,12 @@ def unknown_key(key: str, block: str, where: str) -> InputError:
         return InputError(f"unknown field {_clip(key)!r} in {block}.", advice, where)
     elsewhere = next((other for other in BLOCKS if other != block and is_foreign_name(key, other)), None)
     if elsewhere is not None:
-        problem = f"unknown field {key!r} in {block}; it belongs to {elsewhere}."
-        return InputError(problem, f"Move it to {elsewhere}:.", where)
+        problem = f"{key} is a field of {elsewhere}, not of {block}."
+        return InputError(problem, f"Move {key} below {elsewhere}:.", where)
     for other, model in BLOCKS.items():
         if other != block and SYMBOLS.get(other, {}).get(key, key) in model.model_fields:
-            problem = f"unknown field {key!r} in {block}; it belongs to {other}."
-            return InputError(problem, f"Move it to {other}:.", where)
+            problem = f"{key} is a field of {other}, not of {block}."
+            return InputError(problem, f"Move {key} below {other}:.", where)
     fields = [*BLOCKS[block].model_fields, *SYMBOLS.get(block, {})]
     return _unknown(key, block, fields, where, [name for name in foreign_names() if is_foreign_name(name, block)])
 
@@ -196,13 +198,16 @@ def unknown_override(name: str, where: str) -> InputError:
     """Return the error for a name that `--set` cannot find."""
     if name in BLOCKS:
         example = next(iter(BLOCKS[name].model_fields))
-        return InputError(f"{name} is a whole block.", f"Set one of its fields, such as {name}.{example}.", where)
+        return InputError(f"{name} is a block of fields.", f"Set a field, such as {name}.{example}.", where)
     advice = advice_for(name)
     if advice is not None:
         return InputError(f"unknown field {_clip(name)!r}.", advice, where)
     elsewhere = find_field(name.rpartition(".")[2])
     close = ".".join(map(str, elsewhere)) if elsewhere and "." in name else field_of(name.rpartition(".")[2])
     close = close or nearest(name, [*all_field_names(), *foreign_names()])
+    block, _, field = name.rpartition(".")
+    if block and close == block and block in NESTED:
+        return _unknown(field, block, list(NESTED[block].model_fields), where)
     remedy = f"Did you mean {close}?" if close else "`memcalc schema` lists all fields."
     return InputError(f"unknown field {_clip(name)!r}.", remedy, where)
 
@@ -212,7 +217,7 @@ def unknown_top_level(key: str, where: str) -> InputError:
     place = find_field(key)
     block = next((block for block in BLOCKS if is_foreign_name(key, block)), None) if place is None else place[0]
     if block in BLOCKS:
-        return InputError(f"{key!r} is outside its block.", f"Move it below {block}:.", where)
+        return InputError(f"{key!r} is outside its block.", f"Move {key} below {block}:.", where)
     advice = advice_for(key)
     if advice is not None:
         return InputError(f"unknown field {_clip(key)!r}.", advice, where)
@@ -222,7 +227,7 @@ def unknown_top_level(key: str, where: str) -> InputError:
 def _unknown(key: str, block: str, fields: list[str], where: str, unlisted: Sequence[str] = ()) -> InputError:
     """Return the error for a key that is neither in `fields` nor in `unlisted`, which are accepted and not listed."""
     close = nearest(key, fields) or nearest(key, list(unlisted))
-    remedy = f"Did you mean {close}?" if close else f"Known are {', '.join(fields)}."
+    remedy = f"Did you mean {close}?" if close else f"Choose from {', '.join(fields)}."
     place = f" in {block}" if block else ""
     return InputError(f"unknown field {_clip(key)!r}{place}.", remedy, where)
 

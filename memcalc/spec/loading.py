@@ -153,8 +153,10 @@ def mapping_of(source: YamlSource) -> dict[str, Any]:
     data = source.data
     if not isinstance(data, dict) or not data:
         raise InputError(
-            "it has no configuration." if data in (None, {}) else f"it holds {describe(data)}, not a configuration.",
-            "Write at least a `model:` block; `memcalc models` lists presets to start from.",
+            "the file has no configuration."
+            if data in (None, {})
+            else f"the file holds {describe(data)}, not a configuration.",
+            "Write a `model:` block, or `preset: NAME` (`memcalc models` lists the presets).",
             source.label,
         )
     return data
@@ -183,7 +185,7 @@ def _blocks(source: YamlSource) -> dict[str, Any]:
     for key in MODEL_SOURCES:  # they may be next to or inside the model block
         if key in model and key in blocks:
             where = source.where(("model", key))
-            raise InputError(f"{key} is given twice, outside and inside model.", "Keep one of the two.", where)
+            raise InputError(f"{key} is set twice, inside and outside the block model.", "Keep one of the two.", where)
         if key in model:
             blocks[key] = model.pop(key)
     return blocks
@@ -211,8 +213,8 @@ def _read_config_json(data: dict[str, Any], label: str) -> ModelReading:
     if DIFFUSERS in data:
         return ModelReading(fallback_block(data, label))
     raise InputError(
-        "this Hugging Face config.json has no model_type, so its family is unknown.",
-        'Add it, such as "model_type": "llama".',
+        "model_type is missing, so the family of this Hugging Face config.json is unknown.",
+        'Add the key, e.g. "model_type": "llama".',
         label,
     )
 
@@ -360,7 +362,7 @@ def _model_base(blocks: dict[str, Any], folder: Path, source: YamlSource) -> dic
     if "_reading" in base:
         blocks["_reading"] = base["_reading"]
     if any(nested in base for nested in MODEL_SOURCES):
-        raise InputError(f"{name} refers to yet another configuration.", "Name that one directly.", where)
+        raise InputError(f"{name} refers to another configuration.", "Name that configuration directly.", where)
     model: dict[str, Any] = base["model"]
     return model
 

@@ -41,20 +41,20 @@ def saves_matmuls(spec: Spec) -> str:
     """Return why single operators of this run's layers cannot be saved; "" if they can."""
     model, training = spec.model, spec.training
     if training.implementation != "plain":
-        return f"implementation = {training.implementation}; the order of operators is modelled for plain only"
+        return f"implementation = {training.implementation} has no modelled order of operators"
     if model.mla is not None:
-        return "the model has latent attention, and its order of operators is not modelled"
+        return "the order of operators of latent attention is not modelled"
     if model.moe is not None:
         if model.layers_with_experts(0, model.num_layers) < model.num_layers:
-            return "only some layers have experts, and all recomputed layers save the same"
+            return "only some layers have experts, and all recomputed layers must save the same operators"
         if model.experts_have_bias:
-            return "the experts have biases, which a different matmul adds"
+            return "experts with biases run a different matmul"
         if spec.parallelism.expert_parallel > 1:
-            return f"expert_parallel = {spec.parallelism.expert_parallel}, which exchanges tokens between matmuls"
+            return f"expert_parallel = {spec.parallelism.expert_parallel} exchanges tokens between matmuls"
     if training.finetune != "full":
-        return f"finetune = {training.finetune}: its adapters have separate matmuls"
+        return f"finetune = {training.finetune} adds separate matmuls of adapters"
     if spec.parallelism.context_parallel > 1:
-        return f"context_parallel = {spec.parallelism.context_parallel}, which splits attention into several kernels"
+        return f"context_parallel = {spec.parallelism.context_parallel} splits attention into several kernels"
     return ""
 
 
@@ -68,16 +68,16 @@ def saved_matmuls_rules(spec: Spec) -> Iterator[Violation]:
         what = "segments" if has_segments(training.recompute) else training.recompute
         yield Violation(
             key,
-            f"recompute_keep sets what recomputed layers still save, but recompute = {what}.",
+            f"recompute_keep needs recomputed layers, but recompute = {what}.",
             "Set recompute: full, every-k or a list of single layers.",
         )
         return
     if why := saves_matmuls(spec):
-        yield Violation(key, f"recompute_keep names operators, but {why}.", "Leave recompute_keep out.")
+        yield Violation(key, f"recompute_keep is not supported, because {why}.", "Leave recompute_keep out.")
         return
     known = layer_matmuls(spec.model, training)
     for name in training.recompute_keep:
         if name not in known:
             yield Violation(
-                key, f"recompute_keep = {name} is not an operator of the layer.", f"Known are {', '.join(known)}."
+                key, f"recompute_keep = {name} is not an operator of the layer.", f"Choose from {', '.join(known)}."
             )

@@ -23,7 +23,7 @@ def parse_overrides(assignments: Iterable[str]) -> dict[Path, Any]:
         name = name.strip()
         where = f"--set {assignment}"[:120]
         if not equals:
-            raise InputError("there is no '=' in it.", "Write --set field=value, such as --set b=4.", where)
+            raise InputError("the '=' is missing.", "Write --set field=value, such as --set b=4.", where)
         path = find_field(name)
         word = "" if path is not None else _word(name)
         if path is None and not word:

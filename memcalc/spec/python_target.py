@@ -9,7 +9,7 @@ from memcalc.errors import InputError
 from memcalc.files import is_file
 
 _TARGET = re.compile(r"(.+\.py)(?::([^:/\\]*))?", re.DOTALL)
-NAME_REMEDY = "Name a function without arguments, a class or a module: FILE.py:NAME."
+NAME_REMEDY = "Write FILE.py:NAME, where NAME is a function without arguments, a class or a module."
 
 
 def is_python_target(source: object) -> bool:
@@ -25,8 +25,8 @@ def split_target(target: str) -> tuple[Path, str]:
     """
     match = _TARGET.fullmatch(target)
     if match is None or not (match[2] or "").isidentifier():
-        raise InputError("it does not name a function in a Python file.", NAME_REMEDY, target)
+        raise InputError(f"{target!r} does not name a function in a Python file.", NAME_REMEDY, target)
     file = Path(match[1])
     if not is_file(file):
-        raise InputError("there is no such file.", NAME_REMEDY, str(file))
+        raise InputError("the file does not exist.", NAME_REMEDY, str(file))
     return file, match[2]

@@ -15,6 +15,7 @@ from memcalc.spec.presets import preset_names, preset_path
 from memcalc.spec.yaml_source import MAX_CHARACTERS, YamlSource, parse_yaml
 
 STANDARD_INPUT = "standard input"
+_SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".jsonl", ".pickle", ".gz")
 MODEL_CONFIG = "config.json"  # in a model's directory, as written by save_pretrained
 _read: list[tuple[object, bytes]] = []  # the stream that was read, and its content
 
@@ -53,8 +54,8 @@ def _list(folder: Path) -> None:
         with os.scandir(folder):
             pass
     except OSError as error:
-        remedy = "Check its permissions, or leave it out."
-        raise InputError(f"it cannot be listed: {error.strerror}.", remedy, str(folder)) from None
+        remedy = "Check the permissions, or leave the directory out."
+        raise InputError(f"the directory cannot be listed: {error.strerror}.", remedy, str(folder)) from None
 
 
 def find_config(source: str | Path) -> Path:
@@ -72,19 +73,23 @@ def find_config(source: str | Path) -> Path:
             if is_file(path / MODEL_CONFIG):
                 return path / MODEL_CONFIG
             raise InputError(
-                f"{source} is a directory without a config.json.",
-                "Name a file in it, or check all of them with `memcalc check`.",
+                "the directory has no config.json.",
+                "Name a file in the directory, or run `memcalc check` on all files.",
                 str(source),
             )
         if path.exists():
-            raise InputError("it is a pipe or a device, not a file.", "Pass it on standard input, as `-`.", str(source))
+            raise InputError(
+                "this is a pipe or a device, not a file.", "Write `-` to read standard input.", str(source)
+            )
     except (OSError, ValueError):  # a name longer than the system allows, or with a null character
         pass
     preset = preset_path(str(source))
     if preset is not None:
         return preset
     refuse_url(str(source))
-    raise InputError("not a file, preset or hub id.", _suggestion(str(source)), str(source)[:200])
+    if path.suffix.lower() in _SUFFIXES:
+        raise InputError("the file does not exist.", _suggestion(str(source), "Check the path. "), str(source)[:200])
+    raise InputError("no file, preset or hub id has this name.", _suggestion(str(source)), str(source)[:200])
 
 
 def names_hub_id(source: str | Path) -> bool:
@@ -98,8 +103,8 @@ def names_hub_id(source: str | Path) -> bool:
         return False
 
 
-def _suggestion(name: str) -> str:
-    """Return a remedy for a name that is neither a file nor a preset."""
+def _suggestion(name: str, first: str = "") -> str:
+    """Return a remedy for a name that is neither a file nor a preset; `first` is said where no name is similar."""
     presets = preset_names()
     wanted = name[:80].lower().removesuffix(".yaml")
     spellings = (wanted, re.sub(r"(?<=[a-z])(?=\d)", "-", wanted))  # "llama3" is "llama-3"
@@ -112,4 +117,4 @@ def _suggestion(name: str) -> str:
         found = [*similar_ids(name), *([alike] if alike else [])]
     if found:
         return f"Did you mean {' or '.join(dict.fromkeys(found))}?"
-    return "`memcalc models` lists the presets, `memcalc models QUERY` searches the published models."
+    return f"{first}`memcalc models` lists the presets, `memcalc models QUERY` searches the published models."

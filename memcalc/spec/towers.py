@@ -378,7 +378,11 @@ def tower_parameters(config: str) -> tuple[TowerParameter, ...]:
     whole = json.loads(config)
     model_type = whole.get("model_type")
     if model_type not in TOWERS:
-        raise InputError("no tower of this model_type is known.", f"Known are {', '.join(TOWERS)}.", "model_type")
+        raise InputError(
+            f"the vision tower of model_type = {str(model_type)[:60]!r} is not modelled.",
+            f"Use one of {', '.join(TOWERS)}.",
+            "model_type",
+        )
     write, defaults = TOWERS[model_type]
     given = {key: value for key, value in (whole.get("vision_config") or {}).items() if value is not None}
     text = whole.get("text_config") or whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import takewhile
 from typing import Any
 
@@ -13,8 +14,8 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path, YamlSource
 
 _RULES = {
-    "int_type": ("is not a whole number", "Write digits only, such as 4096."),
-    "int_from_float": ("is not a whole number", "Write digits only, such as 4096."),
+    "int_type": ("is not a whole number", "Write digits only, such as 8."),
+    "int_from_float": ("is not a whole number", "Write digits only, such as 8."),
     "float_type": ("is not a number", "Write a number, such as 0.1."),
     "bool_type": ("is neither true nor false", "Write true or false."),
     "string_type": ("is not a word", "Write a word; put it in quotes if YAML reads it as a number."),
@@ -73,6 +74,14 @@ def _is_union_branch(part: str | int) -> bool:
     return isinstance(part, str) and ("[" in part or "-" in part)
 
 
+def _choice(value: Any, expected: str) -> str:
+    """Return the remedy for a value that is none of the expected ones."""
+    written = f"'v{value}'"  # a version of PyTorch, which YAML reads as a number
+    if written in re.split(r", | or ", expected):
+        return f"Write {written}."
+    return f"Choose {expected}."
+
+
 def _in_our_words(finding: Any, location: Path, where: str) -> InputError:
     kind, value, context = finding["type"], finding["input"], finding.get("ctx", {})
     field = str(location[-1]) if location else "the configuration"
@@ -90,12 +99,16 @@ def _in_our_words(finding: Any, location: Path, where: str) -> InputError:
             where,
         )
     if kind == "literal_error":
-        return InputError(f"{field} = {describe(value)} is not known.", f"Known are {context['expected']}.", where)
+        return InputError(
+            f"{field} = {describe(value)} is not a known value.", _choice(value, context["expected"]), where
+        )
     if kind in ("greater_than", "greater_than_equal"):
         bound = f"{'more than' if kind == 'greater_than' else 'at least'} {context.get('gt', context.get('ge'))}"
-        return InputError(f"{field} = {describe(value)} is too small.", f"It must be {bound}.", where)
+        return InputError(f"{field} = {describe(value)} is too small.", f"Set {bound}.", where)
     if kind in ("less_than", "less_than_equal"):
         bound = f"{'less than' if kind == 'less_than' else 'at most'} {context.get('lt', context.get('le'))}"
-        return InputError(f"{field} = {describe(value)} is too large.", f"It must be {bound}.", where)
-    rule, remedy = _RULES.get(kind, (f"is not allowed there ({finding['msg'].lower()})", "See `memcalc schema`."))
+        return InputError(f"{field} = {describe(value)} is too large.", f"Set {bound}.", where)
+    rule, remedy = _RULES.get(
+        kind, (f"is invalid ({finding['msg'].lower()})", "`memcalc schema` lists the valid values.")
+    )
     return InputError(f"{field} = {describe(value)} {rule}.", remedy, where)

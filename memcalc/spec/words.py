@@ -150,17 +150,17 @@ _NO_EFFECT = """
 
 # Names that do not determine one field, with a suggestion.
 _ADVICE = {
-    "train_batch_size": "DeepSpeed's train_batch_size is global_batch_size; the batch of one GPU is micro_batch_size.",
+    "train_batch_size": "Set global_batch_size (DeepSpeed's train_batch_size), or micro_batch_size for one GPU.",
     **dict.fromkeys(("max_new_tokens", "prompt_length"), "Set inference.new_tokens and inference.prompt_length."),
-    "deepspeed": "Give the DeepSpeed file itself as CONFIG, or set zero_stage.",
-    "fsdp_config": "Give the file of TrainingArguments itself as CONFIG, or set zero_stage: 3.",
+    "deepspeed": "Name the DeepSpeed file as CONFIG, or set zero_stage.",
+    "fsdp_config": "Name the file of TrainingArguments as CONFIG, or set zero_stage: 3.",
     "mixed_precision": "Set dtype (bf16, fp16) and recipe: amp for autocast with fp32 weights, pure for bf16 weights.",
-    "amp": "Write recipe: amp.",
+    "amp": "Set recipe: amp.",
     "hidden_act": "Set mlp: gelu, relu, relu2, swiglu (silu with a gate) or geglu.",
     "activation_function": "Set mlp: gelu, relu, relu2, swiglu (silu with a gate) or geglu.",
     "attention_bias": "Set qkv_bias and output_bias.",
-    "load_in_8bit": "memcalc has no 8-bit base; load_in_4bit is finetune: qlora.",
-    "quantization": "For a 4-bit base set finetune: qlora; of generation it is inference.quantization.",
+    "load_in_8bit": "An 8-bit base is not modelled; for a 4-bit base set finetune: qlora.",
+    "quantization": "Set finetune: qlora for a 4-bit base, or inference.quantization for generation.",
     "flash_attention": "Set attention: flash, memory-efficient or eager.",
     "use_flash_attention_2": "Set attention: flash, memory-efficient or eager.",
     "num_nodes": "Set data_parallel, tensor_parallel and pipeline_parallel; --gpus N sets the number of all GPUs.",
@@ -168,8 +168,8 @@ _ADVICE = {
     "sharding": "Set zero_stage (3 shards parameters, gradients and optimizer state) and engine: fsdp2 or deepspeed.",
     "offload_params": "Set offload: parameters (ZeRO-Infinity) or all (FSDP2's CPUOffloadPolicy).",
     "offload_param": "Set offload: parameters (ZeRO-Infinity) or all (FSDP2's CPUOffloadPolicy).",
-    "qlora": "Write finetune: qlora, or a block qlora: {...}.",
-    "explain": "On the command line: --explain [COMPONENT].",
+    "qlora": "Set finetune: qlora, or write a block qlora: {...}.",
+    "explain": "Use the option --explain [COMPONENT].",
 }
 
 _HOME = {name: field for field, names in _NAMES.items() for name in names}
@@ -212,7 +212,7 @@ def translated(name: str, value: Any, where: str) -> dict[Path, Any]:
     if name == "optim" and isinstance(value, str):  # one of memcalc's, or validation lists the valid values
         return {("training", "optimizer"): value.replace("_", "-")}
     known = ", ".join(str(each).lower() if isinstance(each, bool) else str(each) for each in table)
-    raise InputError(f"{name} = {str(value)[:60]!r} is not known.", f"Known are {known}.", where)
+    raise InputError(f"{name} = {str(value)[:60]!r} is not a known value.", f"Choose from {known}.", where)
 
 
 def field_of(name: str) -> str | None:
@@ -225,7 +225,7 @@ def advice_for(name: str) -> str | None:
     """Return a suggestion for a name that determines no field; None: there is none."""
     bare = name.rpartition(".")[2]
     if bare in _NO_EFFECT:
-        return f"{bare} has no effect on memory: leave it out."
+        return f"Leave {bare} out: the field has no effect on memory."
     return _ADVICE.get(bare)
 
 

@@ -123,7 +123,11 @@ def _check_events(text: str, label: str) -> None:
                 if documents > 1
                 else f"the file nests or repeats beyond {MAX_DEPTH} levels or {MAX_NODES:,} values"
             )
-            raise InputError(f"{rule}.", "A configuration is one small document.", f"{label}:{line}")
+            raise InputError(
+                f"{rule}.",
+                "Keep one document per file." if documents > 1 else "Remove what a configuration does not need.",
+                f"{label}:{line}",
+            )
 
 
 def _construct(node: yaml.Node, path: Path, source: YamlSource, budget: list[int]) -> Any:
@@ -158,7 +162,7 @@ def _mapping(node: yaml.MappingNode, path: Path, source: YamlSource, budget: lis
         line = key_node.start_mark.line + 1
         place = ": ".join(filter(None, (f"{source.label}:{line}", _dotted(path))))
         if not isinstance(key_node, yaml.ScalarNode):
-            raise InputError("a key must be a word.", "Write `name: value` lines.", place)
+            raise InputError("a key must be a word.", _template_remedy(key_node) or "Write `name: value` lines.", place)
         if key_node.tag == _MERGE:
             continue
         key = key_node.value
@@ -233,13 +237,19 @@ def _tag_error(node: yaml.Node, path: Path, source: YamlSource) -> InputError:
 
 def _syntax_error(error: yaml.YAMLError, label: str, text: str) -> InputError:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "the text cannot be parsed"
     place = f"{label}:{mark.line + 1}" if mark is not None else label
     language = "JSON" if label.endswith(".json") else "YAML"
     remedy = "Check commas, quotes and brackets there." if language == "JSON" else _CHECK
     if is_template(text):
-        remedy = "It looks like a template. Render it first, and name the result."
+        remedy = "Render the template first, and name the result."
     return InputError(f"this is not {language}: {problem}.", remedy, place)
+
+
+def _template_remedy(key: yaml.Node) -> str:
+    """Return the remedy for "{{ name }}", which YAML reads as a mapping with a mapping as its key; "": no template."""
+    bare = isinstance(key, yaml.MappingNode) and all(getattr(value, "value", None) == "" for _, value in key.value)
+    return "Render the template first, and name the result." if bare else ""
 
 
 def _dotted(path: Path) -> str:

@@ -101,7 +101,7 @@ def add_adapters(module: nn.Module, spec: Spec) -> nn.Module:
     lora = spec.training.lora
     assert lora is not None
     if importlib.util.find_spec("peft") is None:
-        raise Unavailable(f"finetune = lora runs PEFT's adapters: {installation('peft')}")
+        raise Unavailable(f"finetune = lora needs PEFT, which is not installed. Run: {installation('peft')}")
     if importlib.util.find_spec("bitsandbytes") is not None:
         import_package("bitsandbytes")  # PEFT imports it when it creates an adapter
     peft: Any = import_package("peft")

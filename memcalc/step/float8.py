@@ -23,7 +23,7 @@ def convert(module: nn.Module, spec: Spec) -> nn.Module:
         Unavailable: torchao is not installed.
     """
     if importlib.util.find_spec("torchao") is None:
-        raise Unavailable(f"fp8 runs torchao's linear layers: {installation('torchao')}")
+        raise Unavailable(f"fp8 needs torchao, which is not installed. Run: {installation('torchao')}")
     float8: Any = importlib.import_module("torchao.float8")
     training = spec.training
     config = float8.Float8LinearConfig.from_recipe_name(RECIPES[training.fp8])

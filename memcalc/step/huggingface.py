@@ -297,7 +297,7 @@ def foreign_config(model: ModelSpec) -> Any:
         if (ours := getattr(model, field)) != theirs:
             raise InputError(
                 f"{field} = {ours}, but the config.json of {fallback_family(model)} says {theirs}.",
-                "Change it there: only that family's own code knows what else follows from it.",
+                "Change the config.json: other values may follow in that family's own code.",
                 f"model.{field}",
             )
     for each in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):

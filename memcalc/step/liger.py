@@ -24,7 +24,7 @@ def liger_modules(module: nn.Module) -> Callable[[], AbstractContextManager[None
         Unavailable: liger-kernel is not installed.
     """
     if importlib.util.find_spec("liger_kernel") is None:
-        raise Unavailable("kernels = liger runs Liger's kernels: pip install liger-kernel")
+        raise Unavailable("kernels = liger needs Liger, which is not installed. Run: pip install liger-kernel")
     theirs: Any = importlib.import_module("liger_kernel.transformers.monkey_patch")
     file = vars(sys.modules[type(module).__module__])
     own = dict(file)

@@ -31,7 +31,7 @@ def tokenwise_loss(training: TrainingSpec, head: Head) -> Loss:
     if training.loss == "tiled":
         raise Unavailable("loss = tiled runs TRL's Triton kernels: dry-run a program of TRL, or trace loss=chunked.")
     if importlib.util.find_spec("liger_kernel") is None:
-        raise Unavailable("loss = fused runs Liger's kernel: pip install liger-kernel")
+        raise Unavailable("loss = fused needs Liger, which is not installed. Run: pip install liger-kernel")
     transformers: Any = importlib.import_module("liger_kernel.transformers")
     return partial(fused, head, transformers.LigerFusedLinearCrossEntropyLoss())
 

@@ -163,8 +163,8 @@ class ModuleRun:
             raise
         except BaseException as error:
             raise InputError(
-                f"forward raises {type(error).__name__}: {error} ({own_line(error)})",
-                "Run it once on real tensors: memcalc needs a module and inputs that work.",
+                f"forward raises {type(error).__name__}: {error} ({own_line(error)}).",
+                "Run the module once on real tensors: memcalc needs a module and inputs that work.",
                 "module",
             ) from error
 

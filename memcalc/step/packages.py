@@ -28,7 +28,9 @@ def require(verb: str, spec: Spec) -> None:
     """
     require_torch(verb)
     if spec.training.implementation == "huggingface" and importlib.util.find_spec("transformers") is None:
-        raise Unavailable(f"implementation = huggingface runs transformers' modules: {installation('hf')}")
+        raise Unavailable(
+            f"implementation = huggingface needs transformers, which is not installed. Run: {installation('hf')}"
+        )
 
 
 def require_torch(verb: str) -> None:
@@ -38,7 +40,7 @@ def require_torch(verb: str) -> None:
         Unavailable: torch is missing.
     """
     if importlib.util.find_spec("torch") is None:
-        raise Unavailable(f"{verb} runs the training step in PyTorch: {installation('torch')}")
+        raise Unavailable(f"{verb} needs PyTorch, which is not installed. Run: {installation('torch')}")
 
 
 def import_package(module: str) -> ModuleType:

@@ -78,7 +78,7 @@ def inputs_of_file(target: str) -> Mapping[str, Any]:
     found = _made(_load(file), file, name)
     if not isinstance(found, Mapping):
         raise InputError(
-            f"it returns {type(found).__name__}, not a mapping of forward's arguments by name.",
+            f"the function returns {type(found).__name__}, not a mapping of forward's arguments by name.",
             "Return a dictionary with the labels in it, as a data collator does.",
             target,
         )
@@ -124,7 +124,11 @@ def _module(source: ModuleType, file: Path, name: str) -> nn.Module:
     except BaseException:  # noqa: BLE001 -- code that reads parameter values while it builds needs real parameters
         made = _called(found, file, name)
     if not isinstance(made, nn.Module):
-        raise InputError(f"it returns {type(made).__name__}, not a torch.nn.Module.", "", f"{file}:{name}")
+        raise InputError(
+            f"the function returns {type(made).__name__}, not a torch.nn.Module.",
+            "Return the module.",
+            f"{file}:{name}",
+        )
     return made
 
 
@@ -136,8 +140,8 @@ def _made(source: ModuleType, file: Path, name: str) -> Any:
 def _attribute(source: ModuleType, file: Path, name: str) -> Any:
     if not hasattr(source, name):
         own = [key for key, value in vars(source).items() if getattr(value, "__module__", None) == source.__name__]
-        there = f" It has: {', '.join(own)}." if own else ""
-        raise InputError(f"{file.name} has no {name}.{there}", NAME_REMEDY, str(file))
+        there = f" Choose from {', '.join(own)}." if own else ""
+        raise InputError(f"the file has no {name}.{there}", NAME_REMEDY, str(file))
     found = getattr(source, name)
     if not callable(found) and name != INPUTS and isinstance(found, ModuleType):
         raise InputError(f"{name} is a Python module.", NAME_REMEDY, str(file))
@@ -155,8 +159,8 @@ def _called(function: Any, file: Path, name: str) -> Any:
 
 def _stopped(error: BaseException, what: str, where: str) -> InputError:
     return InputError(
-        f"{what} raises {type(error).__name__}: {error} ({own_line(error)})",
-        "It is called without arguments, on the CPU: memcalc moves the module to the GPU.",
+        f"{what} raises {type(error).__name__}: {error} ({own_line(error)}).",
+        "memcalc calls the function without arguments on the CPU, and moves the module to the GPU later.",
         where,
     )
 

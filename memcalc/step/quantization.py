@@ -27,7 +27,7 @@ def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
         Unavailable: bitsandbytes is not installed.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise Unavailable(f"finetune = qlora runs bitsandbytes' 4-bit linear layers: {installation('peft')}")
+        raise Unavailable(f"finetune = qlora needs bitsandbytes, which is not installed. Run: {installation('peft')}")
     qlora = spec.training.qlora
     assert qlora is not None
     names = [*adaptable_modules(spec.model, spec.training.implementation)]

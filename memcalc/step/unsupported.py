@@ -39,7 +39,7 @@ def refuse_parallel(spec: Spec) -> None:
         if count > 1:
             raise InputError(
                 f"{name} = {count}, but the step runs on one device.",
-                f"Set {name}: 1, or use `memcalc estimate`, which knows sharding.",
+                f"Set {name}: 1, or use `memcalc estimate`, which supports sharding.",
                 f"parallelism.{name}",
             )
 
@@ -65,14 +65,14 @@ def refuse_modules(spec: Spec) -> None:
     }
     if training.lora is not None and training.lora.implementation != "peft":
         raise InputError(
-            "lora.implementation = litgpt is of LitGPT's modules, which the step does not run.",
+            "lora.implementation = litgpt needs LitGPT's modules, which the step does not run.",
             "Set lora.implementation: peft, use `memcalc estimate`, or dry-run the program itself.",
             "training.lora.implementation",
         )
     for field in (name for name, is_asked in asked.items() if is_asked):
         value = str(getattr(training, field)).lower()
         raise InputError(
-            f"{field} = {value} is of another program's modules, which the step does not run.",
+            f"{field} = {value} needs another program's modules, which the step does not run.",
             f"Leave {field} out, use `memcalc estimate`, or dry-run the program itself.",
             f"training.{field}",
         )
@@ -88,13 +88,14 @@ def refuse_offload(spec: Spec, device: torch.device) -> None:
         return
     if spec.training.offload_activations != "none":
         raise InputError(
-            f"offload_activations = {spec.training.offload_activations} on the CPU, where they already are.",
+            f"offload_activations = {spec.training.offload_activations} has no effect on the CPU, which already holds "
+            "the activations.",
             "Set offload_activations: none, or run it on a device; trace has CUDA's semantics by default.",
             "training.offload_activations",
         )
     if spec.parallelism.weights_on_host:
         raise InputError(
-            f"offload = {spec.parallelism.offload} on the CPU, where the step already is.",
+            f"offload = {spec.parallelism.offload} has no effect: the step already runs on the CPU.",
             "Set offload: none, or run it on a device; trace has CUDA's semantics by default.",
             "parallelism.offload",
         )
@@ -128,7 +129,7 @@ def no_kernel(spec: Spec) -> InputError:
     if model.transformers_config is not None:  # the cause may be the head size, a mask, or another argument
         others = [kind for kind in ("memory-efficient", "eager") if kind != training.attention]
         return InputError(
-            f"PyTorch's attention = {training.attention} has no kernel for what {fallback_family(model)} asks of it.",
+            f"PyTorch's attention = {training.attention} has no kernel for the attention of {fallback_family(model)}.",
             f"Set training.attention: {' or '.join(others)}.",
             "training.attention",
         )
@@ -158,6 +159,6 @@ def stopped(spec: Spec, error: Exception) -> InputError:
     return InputError(
         f"transformers' code of {fallback_family(spec.model)} stops: {type(error).__name__}: "
         f"{' '.join(str(error).split()) or 'without a word'}",
-        "Look into its config.json; what needs values cannot run on fake tensors, but may with --device null.",
+        "Check the config.json. Code that reads tensor values fails on fake tensors, but may run with --device null.",
         "model",
     )

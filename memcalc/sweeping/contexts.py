@@ -125,7 +125,7 @@ def _refuse_twice(grid: Grid, changes: Mapping[Any, Any], gpu: str | None) -> No
     for field in grid.fields:
         if field in given:
             name = field.rpartition(".")[2]
-            raise InputError(f"{name} is varied, and also set.", "Keep one of the two.", given[field])
+            raise InputError(f"{name} is both varied and set.", "Keep one of the two.", given[field])
 
 
 def _read(source: str | Path, overrides: tuple[str, ...]) -> Source:
@@ -145,7 +145,7 @@ def _in_node(gpus: int | None, spec: Spec) -> list[Violation]:
         Violation(
             ("parallelism", "tensor_parallel"),
             f"tensor_parallel = {ranks} is more than the {gpus} GPUs of a node.",
-            "Its ranks exchange activations in every layer: keep them inside one node.",
+            f"Set at most {gpus}: tensor-parallel ranks exchange activations in every layer.",
         )
     ]
 

@@ -86,12 +86,12 @@ def _axis(names: Names, values: Iterable[Value]) -> Axis:
     fields = tuple(_field(name) for name in (names if isinstance(names, tuple) else (names,)))
     steps = tuple(tuple(value) if several and isinstance(value, list | tuple) else (value,) for value in values)
     if not steps:
-        raise InputError("there are no values to vary it over.", "Give at least one.", ", ".join(fields))
+        raise InputError("the list of values is empty.", "Add at least one value.", ", ".join(fields))
     for step in steps:
         if len(step) != len(fields):
             raise InputError(
-                f"{written(step)} does not hold a value for each of {', '.join(fields)}.",
-                "Give as many values as there are names.",
+                f"{written(step)} does not have a value for each of {', '.join(fields)}.",
+                "Write as many values as names.",
                 WHERE,
             )
     return Axis(fields, steps)

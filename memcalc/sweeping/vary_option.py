@@ -28,12 +28,12 @@ def parse_values(texts: Iterable[str]) -> dict[str, list[Value]]:
         name, equals, values = text.partition("=")
         where = f"--vary {text}"[:120]
         if not equals:
-            raise InputError("there is no '=' in it.", "Write --vary field=values, such as b=1..64.", where)
+            raise InputError("the '=' is missing.", "Write --vary field=values, such as b=1..64.", where)
         if name.strip() in axes:
             raise InputError(f"{name.strip()} is varied twice.", "Give each field one list of values.", where)
         axes[name.strip()] = _values(values, where)
     if not axes:
-        raise InputError("nothing is varied.", "Name a field: --vary micro_batch_size=1..64", "--vary")
+        raise InputError("nothing is varied.", "Add --vary FIELD=VALUES, e.g. --vary micro_batch_size=1..64.", "--vary")
     return axes
 
 
@@ -51,16 +51,16 @@ def parse_axes(texts: Iterable[str]) -> Grid:
     if grid.size > MOST_CONFIGURATIONS:
         raise InputError(
             f"{grid.size:,} configurations are more than {MOST_CONFIGURATIONS:,}.",
-            "Vary less at a time, or walk through them in Python with memcalc.sweeping.blocks.",
+            "Vary fewer values, or evaluate the grid in blocks in Python: memcalc.sweeping.blocks.",
             "--vary",
         )
     batches = {f"training.{field}" for field in BATCH}
     structures = prod(len(axis.values) for axis in grid.axes if not batches.issuperset(axis.fields))
     if structures > MOST_STRUCTURES:
         raise InputError(
-            f"{structures:,} configurations that differ in more than their batches are more than {MOST_STRUCTURES:,}, "
-            "each of which takes milliseconds.",
-            "Give the fields other than batch and sequence fewer values, e.g. num_layers=8..128..8.",
+            f"{structures:,} configurations differ in more than batch and sequence length; the limit is "
+            f"{MOST_STRUCTURES:,}.",
+            "Vary fewer values of fields other than batch and sequence, e.g. num_layers=8..128..8.",
             "--vary",
         )
     return grid
@@ -75,9 +75,13 @@ def _values(text: str, where: str) -> list[Value]:
             continue
         first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
         if last < first or not step:
-            raise InputError(f"{word} holds no number.", "Write it as FIRST..LAST or FIRST..LAST..STEP.", where)
+            raise InputError(
+                f"{word} holds no number.",
+                "Write FIRST..LAST or FIRST..LAST..STEP, with FIRST <= LAST and STEP >= 1.",
+                where,
+            )
         if (last - first) // step >= MOST_CONFIGURATIONS:
-            raise InputError(f"{word} holds too many numbers.", "Give it a step: FIRST..LAST..STEP.", where)
+            raise InputError(f"{word} holds too many numbers.", "Add a step: FIRST..LAST..STEP.", where)
         found += range(first, last + 1, step)
     return list({repr(value): value for value in found}.values())
 

@@ -85,7 +85,9 @@ def _run_of(spec: Spec, semantics: str, inputs: str | None) -> Callable[[torch.d
     """Return the factory of the run: a training step, or generation."""
     if spec.inference is not None:
         if inputs is not None:
-            raise InputError("generation makes its own inputs.", "Leave --inputs out.", "--inputs")
+            raise InputError(
+                "--inputs has no effect on generation, which makes its own inputs.", "Leave --inputs out.", "--inputs"
+            )
         refuse_generation(spec, semantics)
         from memcalc.step.generation import GenerationRun
 
@@ -193,7 +195,7 @@ def refuse_generation(spec: Spec, semantics: str) -> None:
     ):
         if is_so:
             raise InputError(
-                f"{what} while generating: what is traced are transformers' modules and caches on one GPU.",
+                f"{what} is not traced during generation: only transformers' modules and caches on one GPU are.",
                 f"Set {remedy}, or use `memcalc estimate`.",
                 field,
             )
@@ -206,4 +208,4 @@ def check_semantics(semantics: str) -> None:
         InputError: the name is unknown.
     """
     if semantics not in get_args(Semantics):
-        raise InputError(f"semantics = {semantics!r} is not known.", "Name cuda or cpu.", "--semantics")
+        raise InputError(f"semantics = {semantics!r} is not known.", "Choose cuda or cpu.", "--semantics")

@@ -84,7 +84,11 @@ def compare_records(
     check_traces(traces)
     RECORDS.check(kept)
     if not records.is_file():
-        raise InputError("no records.", "Name a file that `memcalc measure --record` wrote.", str(records))
+        raise InputError(
+            "the file does not exist or has no records.",
+            "Name a file that `memcalc measure --record` wrote.",
+            str(records),
+        )
     by_rank = {key_of_record(record) + str(record.get("rank")): record for record in read_measured(records)}
     measured = tuple(by_rank.values())
     made = {(str(line["trace"]), str(line.get("of"))): line for line in RECORDS.read(kept) if "trace" in line}

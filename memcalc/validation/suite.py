@@ -100,7 +100,7 @@ def load_suite(path: str | Path) -> Suite:
     content = parse_yaml(read_text(path, remedy="Name a file of runs."), str(path)).data
     if not isinstance(content, dict) or not content.get("runs") or content.keys() - KEYS:
         raise InputError(
-            f"a suite has runs, and may have steps and largest_batch; this has {_named(content)}.",
+            f"a suite needs runs, and may have steps and largest_batch; the file has {_named(content)}.",
             "Write `runs:` and below it lines such as `- gpt2 b=4 recipe=pure`.",
             str(path),
         )
@@ -123,7 +123,11 @@ def _named(content: object) -> str:
 
 def _steps(value: object, where: str) -> int:
     if type(value) is not int or not 1 <= value <= MOST_STEPS:
-        raise InputError(f"steps = {describe(value)} is not a number from 1 to {MOST_STEPS:,}.", "Write 2.", where)
+        raise InputError(
+            f"steps = {describe(value)} is not a number from 1 to {MOST_STEPS:,}.",
+            f"Set 1 to {MOST_STEPS}, e.g. 2.",
+            where,
+        )
     return value
 
 

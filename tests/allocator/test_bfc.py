@@ -120,7 +120,7 @@ def test_sizes_as_tensorflow_prints_them(size: int, text: str) -> None:
 def test_settings_are_known_by_their_variables_too() -> None:
     assert parse_settings("TF_FORCE_GPU_ALLOW_GROWTH=true").allow_growth
     assert parse_settings("XLA_PYTHON_CLIENT_MEM_FRACTION=.75").memory_fraction == 0.75
-    with pytest.raises(InputError, match="another name of the same option says True"):
+    with pytest.raises(InputError, match="another name of the same option sets True"):
         parse_settings("TF_FORCE_GPU_ALLOW_GROWTH=true,allow_growth=false")
-    with pytest.raises(InputError, match=r"Its settings are TF_ENABLE_GPU_GARBAGE_COLLECTION, .*allow_growth"):
+    with pytest.raises(InputError, match=r"Choose from TF_ENABLE_GPU_GARBAGE_COLLECTION, .*allow_growth"):
         parse_settings("alow_growth=true")

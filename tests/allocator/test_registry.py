@@ -166,7 +166,7 @@ def test_the_widest_moment_is_that_of_reserved_memory() -> None:
             "2.13",
             "version = 2.13 has no effect: the rules of tensorflow are the same",
         ),
-        ("ideal", "alignment=3", None, "alignment is 3. It must be a power of two"),
+        ("ideal", "alignment=3", None, "alignment = 3 is invalid. The value must be a power of two"),
         ("pytorch", "max_split:3", None, "no allocator option 'max_split'"),
     ],
 )

@@ -77,31 +77,55 @@ def test_the_large_segment_is_the_rounding_of_oversize_blocks() -> None:
             "'max_split_size_mb' is not an allocator option. Write name:value pairs with commas between",
         ),
         ("max_split_size_mb:", "'max_split_size_mb:' is not an allocator option."),
-        ("max_split_size_mb:abc", "max_split_size_mb is abc. It must be a whole number."),
-        ("max_split_size_mb:19", "max_split_size_mb is 19. It must be at least 20 in torch 2.13."),
-        ("max_non_split_rounding_mb:19", "max_non_split_rounding_mb is 19. It must be at least 20 in torch 2.13."),
+        ("max_split_size_mb:abc", "max_split_size_mb = abc is invalid. The value must be a whole number."),
+        ("max_split_size_mb:19", "max_split_size_mb = 19 is invalid. The value must be at least 20 in torch 2.13."),
+        (
+            "max_non_split_rounding_mb:19",
+            "max_non_split_rounding_mb = 19 is invalid. The value must be at least 20 in torch 2.13.",
+        ),
         (
             "max_split_size_mb:25,large_segment_size_mb:50",
-            "max_split_size_mb is 25. It must be at least large_segment_size_mb, which is 50.",
+            "max_split_size_mb = 25 is invalid. The value must be at least large_segment_size_mb, which is 50.",
         ),
-        ("large_segment_size_mb:10", "large_segment_size_mb is 10. It must be more than 10."),
-        ("garbage_collection_threshold:0", "garbage_collection_threshold is 0. It must be between 0 and 1, both excl"),
-        ("garbage_collection_threshold:1", "garbage_collection_threshold is 1. It must be between 0 and 1, both excl"),
-        ("garbage_collection_threshold:x", "garbage_collection_threshold is x. It must be a number."),
-        ("expandable_segments:true", "expandable_segments is true. It must be True or False, with a capital letter."),
-        ("per_process_memory_fraction:1.5", "per_process_memory_fraction is 1.5. It must be between 0 and 1."),
-        ("roundup_power2_divisions:3", "roundup_power2_divisions is 3. It must be a power of two."),
-        ("roundup_power2_divisions:0", "roundup_power2_divisions is 0. It must be a power of two."),
-        ("roundup_power2_divisions:[1:3]", "roundup_power2_divisions is 3. It must be a power of two or 0."),
-        ("roundup_power2_divisions:[3:4]", "a key of roundup_power2_divisions is 3. It must be a power of two."),
-        ("roundup_power2_divisions:[1:4", "is [1:4. It must be a power of two, or a list such as [256:1,512:2,>:4]."),
-        ("backend:jemalloc", "backend is jemalloc. It must be native or cudaMallocAsync."),
+        ("large_segment_size_mb:10", "large_segment_size_mb = 10 is invalid. The value must be more than 10."),
+        (
+            "garbage_collection_threshold:0",
+            "garbage_collection_threshold = 0 is invalid. The value must be between 0 and 1, both excl",
+        ),
+        (
+            "garbage_collection_threshold:1",
+            "garbage_collection_threshold = 1 is invalid. The value must be between 0 and 1, both excl",
+        ),
+        ("garbage_collection_threshold:x", "garbage_collection_threshold = x is invalid. The value must be a number."),
+        (
+            "expandable_segments:true",
+            "expandable_segments = true is invalid. The value must be True or False, with a capital letter.",
+        ),
+        (
+            "per_process_memory_fraction:1.5",
+            "per_process_memory_fraction = 1.5 is invalid. The value must be between 0 and 1.",
+        ),
+        ("roundup_power2_divisions:3", "roundup_power2_divisions = 3 is invalid. The value must be a power of two."),
+        ("roundup_power2_divisions:0", "roundup_power2_divisions = 0 is invalid. The value must be a power of two."),
+        (
+            "roundup_power2_divisions:[1:3]",
+            "roundup_power2_divisions = 3 is invalid. The value must be a power of two or 0.",
+        ),
+        (
+            "roundup_power2_divisions:[3:4]",
+            "a key of roundup_power2_divisions = 3 is invalid. The value must be a power of two.",
+        ),
+        (
+            "roundup_power2_divisions:[1:4",
+            "= [1:4 is invalid. The value must be a power of two, or a list such as [256:1,512:2,>:4].",
+        ),
+        ("backend:jemalloc", "backend = jemalloc is invalid. The value must be native or cudaMallocAsync."),
         ("backend:cudaMallocAsync", "backend is cudaMallocAsync: its pool belongs to the CUDA driver and is not doc"),
         (
             "max_split_size_mb:40,max_split_size_mb:50",
-            "max_split_size_mb is given as 40 and as 50. Give it once.",
+            "max_split_size_mb is set to 40 and to 50. Keep one of the two.",
         ),
-        ("max_splitsize_mb:40", "torch 2.13 has no allocator option 'max_splitsize_mb'. Its options are backend, max_"),
+        ("max_splitsize_mb:40", "torch 2.13 has no allocator option 'max_splitsize_mb'. Choose from backend, max_"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:
@@ -112,7 +136,7 @@ def test_what_is_refused(text: str, message: str) -> None:
 def test_the_least_split_size_was_larger_once() -> None:
     assert parse_settings("max_split_size_mb:20", NEW).max_split_size == 20 * MIB
     assert parse_settings("max_split_size_mb:21", OLD).max_split_size == 21 * MIB
-    with pytest.raises(InputError, match=r"It must be at least 21 in torch 2\.9\."):
+    with pytest.raises(InputError, match=r"The value must be at least 21 in torch 2\.9\."):
         parse_settings("max_split_size_mb:20", OLD)
 
 
@@ -132,7 +156,7 @@ def test_options_come_with_releases(option: str, since: int) -> None:
     parse_settings(option, Version(2, since))
     name = option.partition(":")[0]
     with pytest.raises(
-        InputError, match=rf"torch 2\.{since - 1} has no allocator option '{name}'. It was added in 2.{since}"
+        InputError, match=rf"torch 2\.{since - 1} has no allocator option '{name}'. torch 2.{since} added the option"
     ):
         parse_settings(option, Version(2, since - 1))
 
@@ -164,7 +188,9 @@ def test_a_fraction_set_in_the_program_overrules_the_option() -> None:
     settings = parse_settings("per_process_memory_fraction:0.5", NEW, memory_fraction=0.25)
 
     assert (settings.memory_fraction, settings.option_fraction) == (0.25, 0.5)
-    with pytest.raises(InputError, match=r"the memory fraction is 2\.0\. It must be between 0 and 1\."):
+    with pytest.raises(
+        InputError, match=r"the memory fraction = 2\.0 is invalid\. The value must be between 0 and 1\."
+    ):
         parse_settings("", NEW, memory_fraction=2.0)
 
 

@@ -152,61 +152,61 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "adapters": (
         ["fp8=tensorwise", "lora.rank=8"],
         (
-            "fp8 = tensorwise with finetune = lora; torchao's layers with adapters are not modelled. Set fp8: none, or "
-            "finetune: full."
+            "fp8 = tensorwise is not modelled with finetune = lora, which puts adapters on torchao's layers. Set fp8: "
+            "none, or finetune: full."
         ),
     ),
     "split layers": (
         ["fp8=rowwise", "tensor_parallel=2"],
         (
-            "fp8 = rowwise with tensor_parallel = 2; torchao's layers that DTensor splits are not modelled. Set fp8: none, "
-            "tensor_parallel: 1, or implementation: megatron."
+            "fp8 = rowwise is not modelled with tensor_parallel = 2, where DTensor splits torchao's layers. Set fp8: "
+            "none, tensor_parallel: 1, or implementation: megatron."
         ),
     ),
     "a tied head": (
         ["fp8=rowwise", "fp8_skip=[]"],
         (
-            "fp8_skip without lm_head, which shares the embedding's weight: its matmuls in torchao are not "
-            "modelled. Add lm_head to fp8_skip."
+            "fp8_skip lacks lm_head, which shares the embedding's weight: torchao's matmuls of both are not modelled. "
+            "Add lm_head to fp8_skip."
         ),
     ),
     "sides": (
         ["fp8=rowwise", "intermediate_size=1000"],
         (
-            "fp8 = rowwise needs matrix dimensions that are multiples of 16; intermediate_size is 1000. Choose other sizes, "
-            "add the layers of that size to fp8_skip, or set fp8: none."
+            "fp8 = rowwise needs matrix dimensions that are multiples of 16, but intermediate_size = 1000. Change the "
+            "size, add its layers to fp8_skip, or set fp8: none."
         ),
     ),
     "tokens": (
         ["fp8=rowwise", "s=24"],
         (
-            "fp8 = rowwise needs a multiple of 16 tokens; b·s is 24 on a rank. Choose another sequence_length, or set fp8: "
-            "none."
+            "fp8 = rowwise needs a multiple of 16 tokens, but b·s = 24 on a rank. Choose another sequence_length, or "
+            "set fp8: none."
         ),
     ),
     "a gather without 8 bits": (
         ["fp8_all_gather=true"],
-        "fp8_all_gather with fp8 = none. Set fp8, or fp8_all_gather: false.",
+        "fp8_all_gather = true needs FP8 matmuls, but fp8 = none. Set fp8, or fp8_all_gather: false.",
     ),
     "a gather of rows' scales": (
         ["fp8=rowwise", "fp8_all_gather=true"],
         (
-            "fp8_all_gather with fp8 = rowwise, implementation = plain; torchao gathers weights with one scale each. Set "
-            "fp8_all_gather: false, or fp8: tensorwise and another implementation."
+            "fp8_all_gather = true needs torchao's fp8 = tensorwise, but fp8 = rowwise with implementation = plain. "
+            "Set fp8_all_gather: false, or fp8: tensorwise and an implementation other than megatron."
         ),
     ),
     "weights in 8 bits": (
         ["fp8=tensorwise", "fp8_params=true"],
         (
-            "fp8_params with implementation = plain; torchao's weights stay in 16 or 32 bits. Set fp8_params: false, "
-            "or implementation: megatron."
+            "fp8_params = true needs implementation = megatron, not plain: torchao's weights stay in 16 or 32 bits. "
+            "Set fp8_params: false, or implementation: megatron."
         ),
     ),
     "a gather by nobody": (
         ["fp8=tensorwise", "fp8_all_gather=true"],
         (
-            "fp8_all_gather with engine = ddp, data_parallel = 1; it is FSDP2 that gathers. Set fp8_all_gather: false, or "
-            "engine: fsdp2 on several ranks."
+            "fp8_all_gather = true needs FSDP2 on several ranks, but engine = ddp and data_parallel = 1. Set "
+            "fp8_all_gather: false, or engine: fsdp2 and data_parallel: 2 or more."
         ),
     ),
 }

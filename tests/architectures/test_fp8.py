@@ -157,34 +157,38 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         {"implementation": "plain"},
         None,
         (
-            "fp8 = delayed with implementation = plain, which uses the matmuls of torchao. Set fp8: tensorwise or rowwise "
-            "or rowwise-gw-hp, or implementation: megatron."
+            "fp8 = delayed is not supported by torchao, which implementation = plain uses. Set fp8: tensorwise or "
+            "rowwise or rowwise-gw-hp, or implementation: megatron."
         ),
     ),
     "an older card": (
         {},
         "a100-80gb",
-        "fp8 = delayed needs compute capability 8.9; NVIDIA A100 80GB SXM has 8.0. Use a newer GPU, or set fp8: none.",
+        (
+            "fp8 = delayed needs compute capability 8.9, but NVIDIA A100 80GB SXM has 8.0. Use a newer GPU, or set "
+            "fp8: "
+            "none."
+        ),
     ),
     "a card without blocks of scales": (
         {"fp8": "mxfp8"},
         "h100-80gb",
-        "fp8 = mxfp8 needs compute capability 10.0; NVIDIA H100 SXM has 9.0. Use a newer GPU, or set fp8: none.",
+        "fp8 = mxfp8 needs compute capability 10.0, but NVIDIA H100 SXM has 9.0. Use a newer GPU, or set fp8: none.",
     ),
     "weights in 8 bits without their optimizer": (
         {"fp8_params": True},
         None,
         (
-            "fp8_params with zero_stage = 0; Megatron-LM has it with its distributed optimizer alone. Set fp8_params: "
-            "false, or zero_stage: 1."
+            "fp8_params = true needs Megatron-LM's distributed optimizer, but zero_stage = 0. Set fp8_params: false, "
+            "or zero_stage: 1."
         ),
     ),
     "tokens": (
         {"s": 4, "b": 1},
         None,
         (
-            "fp8 = delayed needs a multiple of 8 tokens; b·s is 4 on a rank. Choose another sequence_length, or set fp8: "
-            "none."
+            "fp8 = delayed needs a multiple of 8 tokens, but b·s = 4 on a rank. Choose another sequence_length, or set "
+            "fp8: none."
         ),
     ),
 }
@@ -201,7 +205,7 @@ def test_refused(name: str) -> None:
 
 
 def test_sides_are_multiples_of_16() -> None:
-    with pytest.raises(InputError, match=r"multiples of 16; intermediate_size is 1544 on a rank\."):
+    with pytest.raises(InputError, match=r"multiples of 16, but intermediate_size = 1544 on a rank\."):
         load(
             {
                 "model": LLAMA | {"intermediate_size": 1544},

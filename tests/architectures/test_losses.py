@@ -141,8 +141,8 @@ def test_every_loss_leaves_the_same_gradients(loss: str, recipe: str, tied: str)
 @pytest.mark.parametrize(
     ("loss", "override", "message"),
     [
-        ("chunked", "tensor_parallel=2", "loss = chunked is not modelled with a vocabulary or a sequence"),
-        ("fused", "lm_head_bias=true", "loss = fused, but the LM head has a bias"),
+        ("chunked", "tensor_parallel=2", "loss = chunked is not modelled with a sharded vocabulary or sequence"),
+        ("fused", "lm_head_bias=true", "loss = fused is not modelled with model.lm_head_bias = true"),
         ("fused", "qlora.quantize_lm_head=true", "loss = fused needs an unquantized LM head"),
     ],
 )

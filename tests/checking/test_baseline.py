@@ -117,7 +117,7 @@ def test_growth_of_nothing_is_refused(baseline: Path) -> None:
 
 WRONG: dict[str, tuple[Any, str]] = {
     "no JSON": ("{", "this is not JSON: "),
-    "no report": ([], "it has no list of configs"),
+    "no report": ([], "the file has no list of configs"),
     "another version": ({"schema_version": 9, "configs": []}, "schema_version = 9 is not 2"),
     "no path": ({"schema_version": 1, "configs": [{}]}, r"configs\[0\] has no path"),
     "no number": (

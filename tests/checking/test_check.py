@@ -73,7 +73,8 @@ def test_no_gpu_and_no_budget(folder: Path) -> None:
 def test_no_settings_and_no_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--gpu", "t4"]) == 2
     assert capsys.readouterr().err == (
-        "error: nothing to check: no path is given. Name files or directories, or add `paths = [...]` to memcalc.toml.\n"
+        "error: nothing to check: no path is given. Name files or directories, or add `paths = [...]` to "
+        "memcalc.toml.\n"
     )
 
 
@@ -120,8 +121,7 @@ def test_what_is_no_yaml_does_not_pass_and_templates_of_other_things_are_others(
     assert (report.exit_code, report.skipped) == (2, 1)
     assert report.outcomes[1].message.startswith("this is not YAML: did not find expected node content. Check ")
     assert report.outcomes[2].message == (
-        "this is not YAML: found character that cannot start any token. "
-        "It looks like a template. Render it first, and name the result."
+        "this is not YAML: found character that cannot start any token. Render the template first, and name the result."
     )
     assert check("configs/cut.yaml", "configs/helm.yaml", gpu="t4", skip_others=True).count("broken") == 1
 
@@ -208,8 +208,15 @@ def test_reports_beside_the_table(folder: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("report", "message"),
     [
-        ("pdf=x", "--report pdf=x: expected FORMAT=FILE. Formats are json, junit, github, sarif, markdown: --report j"),
-        ("junit", "--report junit: expected FORMAT=FILE."),
+        (
+            "pdf=x",
+            (
+                "--report pdf=x: 'pdf' is not a format. Write FORMAT=FILE, e.g. --report junit=memcalc.xml; formats "
+                "are "
+                "json, "
+            ),
+        ),
+        ("junit", "--report junit: the file is missing. Write FORMAT=FILE,"),
     ],
 )
 def test_reports_of_no_known_format(

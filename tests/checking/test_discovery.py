@@ -97,7 +97,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
     assert find_configs([tmp_path]) == ([str(tmp_path / "run.yaml")], 1, [])
     named = check([tmp_path / "pipe.yaml"], Limits(gpu="t4")).outcomes[0]
-    assert named.message == "it is a pipe or a device, not a file. Pass it on standard input, as `-`."
+    assert named.message == "this is a pipe or a device, not a file. Write `-` to read standard input."
 
 
 def test_unreadable_files_are_reported_not_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,8 @@ def test_unreadable_files_are_reported_not_skipped(tmp_path: Path, monkeypatch: 
     report = check([closed], Limits(gpu="t4"))
     assert report.exit_code == 2
     assert (
-        report.outcomes[0].message == "it cannot be listed: Permission denied. Check its permissions, or leave it out."
+        report.outcomes[0].message
+        == "the directory cannot be listed: Permission denied. Check the permissions, or leave the directory out."
     )
 
 

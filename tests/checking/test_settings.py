@@ -152,7 +152,7 @@ def test_settings_that_are_named(repository: Path) -> None:
 
 WRONG = {
     "budgets = 1": "memcalc.toml: budgets: unknown setting budgets. Did you mean budget?",
-    "zzz = 1": "memcalc.toml: zzz: unknown setting zzz. Known are gpu, budget, margin, max_growth, set, paths,",
+    "zzz = 1": "memcalc.toml: zzz: unknown setting zzz. Choose from gpu, budget, margin, max_growth, set, paths,",
     'gpu = "h9000"': "memcalc.toml: gpu: 'h9000' is not a known GPU.",
     "budget = 70": "memcalc.toml: budget: '70' has no unit. Write one, such as 70GiB",
     'budget = "70 Gigs"': "memcalc.toml: budget: '70 Gigs' is not a size. Write a number and a unit",
@@ -161,11 +161,11 @@ WRONG = {
     'paths = "configs"': "memcalc.toml: paths: paths = 'configs' is not a list. Write a list of strings, such as [\"con",
     "paths = [1]": "memcalc.toml: paths[0]: 0 = 1 is not a string. Write it in quotation marks.",
     "jobs = 0": "memcalc.toml: jobs: jobs = 0 is too small. Write at least 1.",
-    'set = ["layers"]': "memcalc.toml: set: there is no '=' in it. Write --set field=value",
+    'set = ["layers"]': "memcalc.toml: set: the '=' is missing. Write --set field=value",
     "[[rules]]\ngpu='t4'": "memcalc.toml: rules[0].paths: paths is missing. A rule needs the paths that it applies to.",
     "[[rules]]\npaths=[]": "memcalc.toml: rules[0].paths: paths = a list is empty.",
     "[[rules]]\npaths=['a']\n[[rules]]\npaths=['b']\nmargin='x'": "memcalc.toml: rules[1]: margin: 'x' is neither",
-    "[[rules]]\npaths=['a']\njobs=1": "memcalc.toml: rules[0].jobs: unknown setting jobs. Known are gpu, budget",
+    "[[rules]]\npaths=['a']\njobs=1": "memcalc.toml: rules[0].jobs: unknown setting jobs. Choose from gpu, budget",
     "rules = [1]": "memcalc.toml: rules[0]: ",
     "paths = [": "memcalc.toml: it is not TOML in UTF-8: ",
 }
@@ -195,5 +195,5 @@ def test_named_settings_that_are_missing(repository: Path) -> None:
     with pytest.raises(InputError, match=r"absent.toml: cannot be read: No such file or directory"):
         check("configs", settings="absent.toml")
     (repository / "pyproject.toml").write_text("[project]\n")
-    with pytest.raises(InputError, match=r"it has no table \[tool.memcalc\]"):
+    with pytest.raises(InputError, match=r"the file has no table \[tool.memcalc\]"):
         check("configs", settings="pyproject.toml")

@@ -89,7 +89,7 @@ def test_a_record_on_a_full_disk_does_not_lose_the_result(
 def test_a_rank_that_is_none_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
     code, message = refused(capsys, "--gpu", "h100-80gb", "--world-size", "8", "--rank", "8", "--", sys.executable, "x")
 
-    assert (code, "8 ranks are numbered 0 to 7" in message) == (2, True)
+    assert (code, "is out of range. Choose 0 to 7." in message) == (2, True)
 
 
 @pytest.mark.parametrize(

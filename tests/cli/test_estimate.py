@@ -79,7 +79,7 @@ def test_rank(run) -> None:
     assert run(*line, "--rank", "4") == (
         2,
         "",
-        "error: --rank 4: no such pipeline stage. The stages of this run are 0 to 3.\n",
+        "error: --rank 4 is not a pipeline stage. Choose from 0 to 3.\n",
     )
 
 

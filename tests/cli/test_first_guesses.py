@@ -32,9 +32,9 @@ ACCEPTED = [
     "models llama 3.1",
 ]
 CORRECTED = {
-    "estimate gpt2 --set lr=1e-4": "lr has no effect on memory: leave it out.",
-    "estimate gpt2 --set train_batch_size=8": "the batch of one GPU is micro_batch_size.",
-    "estimate gpt2 --set deepspeed=ds.json": "Give the DeepSpeed file itself as CONFIG, or set zero_stage.",
+    "estimate gpt2 --set lr=1e-4": "Leave lr out: the field has no effect on memory.",
+    "estimate gpt2 --set train_batch_size=8": "error: --set train_batch_size=8: unknown field 'train_batch_size'. Set global_batch_size (DeepSpeed's train_batch_size), or micro_batch_size for one GPU.\n",
+    "estimate gpt2 --set deepspeed=ds.json": "Name the DeepSpeed file as CONFIG, or set zero_stage.",
     "estimate gpt2 --batch-size 4": "Fields are set with --set: --set batch_size=VALUE.",
     "estimate gpt2 --tensor-parallel 2": "Fields are set with --set: --set tensor_parallel=VALUE.",
     "estimate gpt2 b=4": "Fields are set with --set: --set b=4.",
@@ -49,7 +49,7 @@ CORRECTED = {
     "explain gpt2": "Try `memcalc estimate CONFIG --explain [COMPONENT]`.",
     "presets": "Try `memcalc models [QUERY]`.",
     "cards": "Try `memcalc gpus`.",
-    "estimate gpt2 --set explain=1": "On the command line: --explain [COMPONENT].",
+    "estimate gpt2 --set explain=1": "Use the option --explain [COMPONENT].",
 }
 
 
@@ -76,7 +76,11 @@ def test_files_are_guessed_too(run: Callable[..., Run], tmp_path: Path) -> None:
     unet = tmp_path / "config.json"
     unet.write_text('{"_class_name": "UNet2DConditionModel", "sample_size": 64, "in_channels": 4}')
 
-    assert "'UNet2DConditionModel' is a model of diffusers" in run("estimate", str(unet)).err
+    assert (
+        "error: config.json: _class_name: memcalc has no formulas for 'UNet2DConditionModel', a model of diffusers. "
+        "Run its real step: pip install 'torch>=2.6' 'nvidia-ml-py>=12.535' 'transformers>=4.51' 'diffusers>=0.35', "
+        "then `memcalc trace`.\n" in run("estimate", str(unet)).err
+    )
 
 
 def test_there_are_forty() -> None:
@@ -88,8 +92,8 @@ FURTHER = {
     "estimate gpt2 --set context_window=512": "Did you mean context_length?",
     "estimate gpt2 --set fsdp_sharding_strategy=FULL_SHARD": "Did you mean fsdp?",
     "estimate gpt2 --set sharding=full": "Set zero_stage (3 shards",
-    "estimate --model gpt2": "Give it as the argument, without an option name.",
-    "models --search llama": "Give it as the argument, without an option name.",
+    "estimate --model gpt2": "Write the value as the argument, without an option.",
+    "models --search llama": "Write the value as the argument, without an option.",
 }
 
 

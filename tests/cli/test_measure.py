@@ -132,14 +132,20 @@ def test_traces_beside_records(run, golden) -> None:
     [
         (
             ["gpt2", "--compare", "x.jsonl"],
-            "error: --compare: its file names all configurations. Remove everything else",
+            "error: --compare: --compare reads all configurations from its file. Remove CONFIG",
         ),
         (
             ["--suite", "x.yaml", "--set", "b=2"],
-            "error: --suite: its file names all configurations. Remove everything else",
+            "error: --suite: --suite reads all configurations from its file. Remove CONFIG",
         ),
-        (["--suite", "x.yaml", "--compare", "x.jsonl"], "error: --suite: its file names all configurations."),
-        (["--compare", "none.jsonl"], "error: none.jsonl: no records. Name a file that `memcalc measure"),
+        (
+            ["--suite", "x.yaml", "--compare", "x.jsonl"],
+            "error: --suite: --suite reads all configurations from its file.",
+        ),
+        (
+            ["--compare", "none.jsonl"],
+            "error: none.jsonl: the file does not exist or has no records. Name a file that `memcalc measure",
+        ),
     ],
 )
 def test_what_does_not_go_together(arguments: list[str], message: str, run) -> None:
@@ -161,7 +167,7 @@ def test_without_torch_it_is_unavailable(run, monkeypatch: pytest.MonkeyPatch) -
     code, out, err = run("measure", *TINY)
 
     assert (code, out) == (3, "")
-    assert err.startswith("error: measure runs the training step in PyTorch: pip install ")
+    assert err.startswith("error: measure needs PyTorch, which is not installed. Run: pip install ")
 
 
 @pytest.mark.parametrize("words", [["--suite", "runs.yaml"], ["--compare", "records.jsonl"]])
@@ -171,4 +177,7 @@ def test_many_runs_are_for_one_process(words: list[str], run, monkeypatch: pytes
     outcome = run("measure", *words)
 
     assert outcome.code == 2
-    assert f"{words[0]} runs in one process, not on 4 ranks. Start it without torchrun" in outcome.err
+    assert (
+        f"error: {words[0]} runs in one process, not on 4 ranks. Start memcalc without torchrun, or measure one "
+        "configuration per torchrun command.\n" in outcome.err
+    )

@@ -116,18 +116,18 @@ def test_the_picture(stream: str, suffix: str, run) -> None:
 
 WRONG = {
     "replay run.jsonl --alloc-conf max_split:3": "error: torch 2.13 has no allocator option 'max_split'.",
-    "replay run.jsonl --alloc-conf allow_growth=maybe --allocator tensorflow": "error: allow_growth is maybe. It must be",
+    "replay run.jsonl --alloc-conf allow_growth=maybe --allocator tensorflow": "error: allow_growth = maybe is invalid. The value must be",
     "replay run.jsonl --allocator tensorflow": "error: TensorFlow reserves the GPU's memory at the first allocation",
     "replay run.jsonl --allocator paddle-auto-growth --alloc-conf x=1": "error: Paddle has no setting 'x'.",
     "replay run.jsonl --gpu h1000": "error: 'h1000' is not a known GPU.",
     "replay run.jsonl --release 1.3": "error: the allocator of torch '1.3' is not modelled.",
-    "replay run.jsonl --sweep max_split_size_mb": "error: 'max_split_size_mb' is not a sweep.",
+    "replay run.jsonl --sweep max_split_size_mb": "error: 'max_split_size_mb' does not name a setting with values.",
     "replay run.jsonl --picture space.png": "error: space.png ends in '.png'.",
     "replay run.jsonl --allocator jemalloc": "error: Invalid value for '--allocator'",
     "replay run.jsonl --device 1": "error: --device 1 is given, but run.jsonl is not a memory snapshot.",
-    "replay run.jsonl --memory-fraction 0.5 --allocator ideal": "error: a memory fraction is an option of PyTorch's",
-    "replay nowhere": "error: nowhere: not a file, preset or hub id.",
-    "replay": "error: Missing argument 'EVENTS|SNAPSHOT|CONFIG'.",
+    "replay run.jsonl --memory-fraction 0.5 --allocator ideal": "error: a memory fraction needs the PyTorch allocator",
+    "replay nowhere": "error: nowhere: no file, preset or hub id has this name.",
+    "replay": "error: Missing argument 'EVENTS|SNAPSHOT|CONFIG': a file of events",
 }
 
 

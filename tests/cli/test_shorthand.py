@@ -61,7 +61,7 @@ def test_options_may_stand_without_a_value_on_every_command(command: str, run: C
     done = run(command, "--lora", "--recompute", "--qlora", "no-such-model")
 
     assert done.code == 2
-    assert "no-such-model: not a file, preset or hub id" in done.err
+    assert "no-such-model: no file, preset or hub id has this name" in done.err
 
 
 def test_fit_searches_within_a_budget(run: Callable[..., Run]) -> None:

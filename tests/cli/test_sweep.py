@@ -140,10 +140,17 @@ def test_parquet_has_the_numbers_of_the_json_with_their_types(run: Callable[...,
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--vary: nothing is varied. Name a field: --vary micro_batch_size=1..64"),
-        (("--vary", "b"), "--vary b: there is no '=' in it. Write --vary field=values, such as b=1..64."),
+        ((), "--vary: nothing is varied. Add --vary FIELD=VALUES, e.g. --vary micro_batch_size=1..64."),
+        (("--vary", "b"), "--vary b: the '=' is missing. Write --vary field=values, such as b=1..64."),
         (("--vary", "batch=1"), "--vary: unknown field 'batch'."),
-        (("--vary", "b=4..1"), "--vary b=4..1: 4..1 holds no number. Write it as FIRST..LAST or FIRST..LAST..STEP."),
+        (
+            ("--vary", "b=4..1"),
+            (
+                "--vary b=4..1: 4..1 holds no number. Write FIRST..LAST or FIRST..LAST..STEP, with FIRST <= LAST and "
+                "STEP "
+                ">= 1."
+            ),
+        ),
         (
             ("--vary", "b=1,,2"),
             "--vary b=1,,2: '' is not a value. Separate values by commas, e.g. none,selective,full.",
@@ -196,8 +203,8 @@ def test_what_no_number_holds_is_too_large(run: Callable[..., Run]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--gpu", "l4", "--vary", "gpu=t4,h200"), "--gpu: gpu is varied, and also set. Keep one of the two."),
-        (("--vary", "b=1,2", "--set", "b=7"), "--set: micro_batch_size is varied, and also set."),
+        (("--gpu", "l4", "--vary", "gpu=t4,h200"), "--gpu: gpu is both varied and set. Keep one of the two."),
+        (("--vary", "b=1,2", "--set", "b=7"), "--set: micro_batch_size is both varied and set."),
     ],
 )
 def test_a_field_that_is_varied_and_given_is_refused(
@@ -225,7 +232,7 @@ def test_standard_input_that_is_no_configuration(
     code, _, err = run("sweep", "-", "--vary", "b=1,2")
 
     assert code == 2
-    assert "standard input: it " in err
+    assert "standard input: the file " in err
 
 
 def test_what_is_too_large_for_a_table_does_not_fit(run: Callable[..., Run]) -> None:
@@ -296,11 +303,17 @@ def test_cells_that_are_run(run: Callable[..., Run], monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("gpt2", "--vary", "b=1", "--workers", "2"), "--workers: options of runs"),
-        (("gpt2", "--vary", "b=1", "--by", "trace", "--replay", "2"), "--replay: options of --by formulas"),
-        (("gpt2", "--vary", "b=1", "--by", "trace", "--timeout", "2"), "--timeout: options of a command"),
-        (("gpt2", "llama-7b", "--vary", "b=1"), "a sweep has one configuration"),
-        (("--by", "dry-run", "--gpu", "t4", "--set", "b=1", "--vary", "b=1", "--", "true"), "--set: options of traces"),
+        (
+            ("gpt2", "--vary", "b=1", "--workers", "2"),
+            "--workers is an option of runs, but formulas run nothing. Add --by trace, null or dry-run.",
+        ),
+        (("gpt2", "--vary", "b=1", "--by", "trace", "--replay", "2"), "--replay is an option of --by formulas"),
+        (("gpt2", "--vary", "b=1", "--by", "trace", "--timeout", "2"), "--timeout is an option of a command"),
+        (("gpt2", "llama-7b", "--vary", "b=1"), "a sweep takes one configuration"),
+        (
+            ("--by", "dry-run", "--gpu", "t4", "--set", "b=1", "--vary", "b=1", "--", "true"),
+            "--set is an option of traces",
+        ),
         (("gpt2", "--by", "trace"), "nothing is varied"),
         (("gpt2", "--by", "trace", "--vary", "num_attention_heads=5,7"), "none of 2 configurations is valid"),
     ],

@@ -189,16 +189,22 @@ def test_modules_of_many_kinds(name: str, inputs: str, parameters: int, program:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["none.py:make_model"], "none.py: there is no such file. Name a function without arguments, a class or"),
-        (["{}"], "it does not name a function in a Python file. Name a function without arguments"),
-        (["{}:other"], "program.py has no other. It has: Counting, Tied, Large, sixteen, "),
-        (["{}:number", "--inputs", "{}:eight"], ":number: it returns int, not a torch.nn.Module."),
+        (["none.py:make_model"], "none.py: the file does not exist. Write FILE.py:NAME, where NAME is a function"),
+        (["{}"], "does not name a function in a Python file. Write FILE.py:NAME, where NAME is a function without"),
+        (["{}:other"], "program.py: the file has no other. Choose from Counting, Tied, Large, sixteen, "),
+        (
+            ["{}:number", "--inputs", "{}:eight"],
+            ":number: the function returns int, not a torch.nn.Module. Return the module.",
+        ),
         (["{}:stops", "--inputs", "{}:eight"], "stops() raises ValueError: no weights here (program.py:35)"),
         (["{}:ready"], "there are no inputs: program.py has no function make_inputs. Write one that returns"),
         (["{}:wrong", "--inputs", "{}:eight"], "forward raises RuntimeError: "),
         (["{}:ready", "--inputs", "{}:eight", "--optimizer", "adamm"], "optimizer = adamm is not available for a"),
-        (["{}:ready", "--set", "b=2"], "--set: options of a configuration, but "),
-        (["gpt2", "--inference"], "--inference: options of a module, but gpt2 is not a module. Leave them out."),
+        (["{}:ready", "--set", "b=2"], "--set is an option of a configuration, but "),
+        (
+            ["gpt2", "--inference"],
+            "--inference is an option of a module, but gpt2 is not a module. Leave --inference out.",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(

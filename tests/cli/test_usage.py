@@ -11,11 +11,7 @@ import memcalc
 from memcalc.cli.tree import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-MISSING = (
-    "error: Missing argument 'CONFIG'. It is a Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a "
-    "config.json or its directory, another framework's configuration, or - for standard input. "
-    "Try `memcalc estimate --help`.\n"
-)
+MISSING = "error: Missing argument 'CONFIG': a Hugging Face hub id, a preset (see `memcalc models`), a YAML file, a config.json or its directory, another framework's configuration, or - for standard input. Try `memcalc estimate --help`.\n"
 WRONG = {
     "estimate": MISSING,
     "estimat gpt3": "error: No such command 'estimat'. Did you mean 'estimate'? Try `memcalc --help`.\n",
@@ -25,18 +21,46 @@ WRONG = {
         "error: --set max_new_tokens=64: unknown field 'max_new_tokens'. "
         "Set inference.new_tokens and inference.prompt_length.\n"
     ),
-    "estimate gpt33": "error: gpt33: not a file, preset or hub id. Did you mean gpt3?\n",
+    "estimate gpt33": "error: gpt33: no file, preset or hub id has this name. Did you mean gpt3?\n",
     "estimate gpt3 --format xml": (
         "error: Invalid value for '--format' / '-f': 'xml' is not one of 'table', 'json', 'markdown', 'csv'. "
         "Try `memcalc estimate --help`.\n"
     ),
-    "estimate gpt3 --frobnicate": "error: No such option: --frobnicate (Possible options: --format) Try `memcalc estimate --help`.\n",
-    "measure": "error: measure takes one configuration. Give either CONFIG or --model NAME, e.g. `measure gpt2`.\n",
+    "estimate gpt3 --frobnicate": "error: No such option: --frobnicate (Possible options: --format). Try `memcalc estimate --help`.\n",
+    "measure": "error: measure needs one configuration. Name CONFIG or --model NAME, e.g. `memcalc measure gpt2`.\n",
     "measure gpt2 --model gpt2": (
-        "error: measure takes one configuration. Give either CONFIG or --model NAME, e.g. `measure gpt2`.\n"
+        "error: measure needs one configuration. Name CONFIG or --model NAME, e.g. `memcalc measure gpt2`.\n"
+    ),
+    "estimate gpt3 --gpu": "error: Option '--gpu' requires an argument.\n",  # advised --set gpu=VALUE
+    "estimate gpt3 extra": "error: Got unexpected extra argument(s) (extra). Try `memcalc estimate --help`.\n",
+    "estimate gpt3 -b x": (
+        "error: Invalid value for '--batch' / '-b': not a whole number; write digits only. "
+        "Try `memcalc estimate --help`.\n"
+    ),
+    "trace gpt3 --steps 0": (
+        "error: Invalid value for '--steps': the value must be 1 or greater. Try `memcalc trace --help`.\n"
+    ),
+    "recompute gpt3 --host-bandwidth x": (
+        "error: Invalid value for '--host-bandwidth': not a number. Try `memcalc recompute --help`.\n"
+    ),
+    "dry-run -- python a.py": (
+        "error: Missing option '--gpu' / '-g': GPU to simulate; see `memcalc gpus`. Try `memcalc dry-run --help`.\n"
+    ),
+    "diff gpt3": "error: Missing argument 'B': second configuration. Try `memcalc diff --help`.\n",
+    "estimate none/run.yaml": (
+        "error: none/run.yaml: the file does not exist. Check the path. `memcalc models` lists the presets, "
+        "`memcalc models QUERY` searches the published models.\n"
+    ),
+    "estimate gpt3 --set torch_version=2.13": (
+        "error: --set: training.torch_version: torch_version = 2.13 is not a known value. Write 'v2.13'.\n"
+    ),
+    "estimate gpt3 --set zero_optimization.foo=1": (
+        "error: --set zero_optimization.foo=1: unknown field 'foo' in zero_optimization. Choose from "
+        "reduce_bucket_size, prefetch_bucket_size, param_persistence_threshold, copies_fp32_weights.\n"
     ),
     "check configs --budget lots": (
-        "error: --budget: 'lots' is not a size. Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 bytes).\n"
+        "error: --budget: 'lots' is not a size. Write a number and a unit, such as 70GiB (2^30 bytes) or 80GB (10^9 "
+        "bytes).\n"
     ),
 }
 

@@ -109,5 +109,11 @@ def test_8_bit_states_have_their_maps_for_each_parameter() -> None:
     ],
 )
 def test_what_needs_all_gradients_is_refused(word: str) -> None:
-    with pytest.raises(InputError, match="optimizer_in_backward updates each parameter by itself"):
+    with pytest.raises(InputError, match="optimizer_in_backward = true updates each parameter separately"):
         run(word)
+
+
+def test_ranks_of_any_kind_are_gpus() -> None:
+    """The message named data_parallel, with the ranks of tensor parallelism as its value."""
+    with pytest.raises(InputError, match=r"but gpus = 2\. Set optimizer_in_backward: false, or gpus: 1\."):
+        run("tensor_parallel=2")

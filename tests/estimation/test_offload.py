@@ -132,36 +132,37 @@ def test_it_says_what_is_left_out() -> None:
         (
             ("zero_stage=1",),
             (
-                "parallelism.offload: offload = optimizer with engine = deepspeed and zero_stage = 1; modelled is "
-                "DeepSpeed's offload, from stage 2 on. Set engine: deepspeed and zero_stage: 2 or 3."
+                "parallelism.offload: offload = optimizer needs engine = deepspeed with zero_stage = 2 or 3, not "
+                "deepspeed with zero_stage = 1. Set engine: deepspeed and zero_stage: 2 or 3, or offload: none."
             ),
         ),
         (
             ("engine=fsdp2", "zero_stage=3"),
             (
-                "parallelism.offload: offload = optimizer with engine = fsdp2: CPUOffloadPolicy offloads parameters, "
-                "gradients and states. Set offload: all, or engine: deepspeed."
+                "parallelism.offload: engine = fsdp2 does not support offload = optimizer: CPUOffloadPolicy offloads "
+                "parameters, gradients and states. Set offload: all, or engine: deepspeed."
             ),
         ),
         (
             ("zero_stage=2", "data_parallel=1"),
             (
-                "parallelism.offload: offload = optimizer on one rank is not modelled: the engine's buffers need several ranks. "
+                "parallelism.offload: offload = optimizer on one rank is not modelled: the engine's buffers need "
+                "several ranks. "
                 "Set data_parallel: 2 or more, or offload: none to count it in device memory."
             ),
         ),
         (
             ("zero_stage=2", "offload=all"),
             (
-                "parallelism.offload: offload = all with engine = deepspeed and zero_stage = 2; modelled is "
-                "DeepSpeed's offload, from stage 3 on, and FSDP2. Set engine: deepspeed and zero_stage: 3."
+                "parallelism.offload: offload = all needs engine = deepspeed with zero_stage = 3, or fsdp2, not "
+                "deepspeed with zero_stage = 2. Set engine: deepspeed and zero_stage: 3, or offload: none."
             ),
         ),
         (
             ("zero_stage=2", "optimizer=adam-8bit"),
             (
-                "training.optimizer: optimizer = adam-8bit has no CPU kernel, and offload runs the optimizer on the CPU. "
-                "Set one of adam, adamw, adagrad, lion."
+                "training.optimizer: optimizer = adam-8bit has no CPU kernel, and offload runs the optimizer on the "
+                "CPU. Set optimizer to one of adam, adamw, adagrad, lion."
             ),
         ),
     ],

@@ -156,8 +156,8 @@ def test_tables_equal_single_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ("training.optimizer_options.paged=true",),
             (
-                "training.optimizer_options.paged: paged = true with offload = all: bitsandbytes' kernels need a GPU. "
-                "Set paged: false; offload keeps the states in host memory."
+                "training.optimizer_options.paged: paged = true needs the GPU kernels of bitsandbytes, but offload = "
+                "all runs the optimizer on the CPU. Set paged: false; offload already keeps the states in host memory."
             ),
         ),
     ],

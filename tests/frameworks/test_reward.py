@@ -68,9 +68,31 @@ def test_peft_trains_the_score_beside_its_adapters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "training", "words"),
     [
-        ({"tie_word_embeddings": True}, {}, "tie_word_embeddings = true with num_labels = 1"),
-        ({}, {"loss": "chunked"}, "loss = chunked with num_labels = 1"),
-        ({}, {"implementation": "megatron"}, "implementation = megatron with num_labels = 1"),
+        (
+            {"tie_word_embeddings": True},
+            {},
+            (
+                "configuration: model.tie_word_embeddings: num_labels = 1 makes a classification head, which does not "
+                "support tie_word_embeddings = true. Set tie_word_embeddings: false, or num_labels: 0."
+            ),
+        ),
+        (
+            {},
+            {"loss": "chunked"},
+            (
+                "configuration: training.loss: num_labels = 1 makes a classification head, which does not support loss "
+                "= "
+                "chunked. Set loss: materialized, or num_labels: 0."
+            ),
+        ),
+        (
+            {},
+            {"implementation": "megatron"},
+            (
+                "configuration: training.implementation: num_labels = 1 makes a classification head, which does not "
+                "support implementation = megatron. Set implementation: plain or huggingface, or num_labels: 0."
+            ),
+        ),
     ],
 )
 def test_what_a_head_with_labels_has_no_place_for(model: dict[str, bool], training: dict[str, str], words: str) -> None:

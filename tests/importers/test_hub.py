@@ -22,7 +22,7 @@ def test_a_hub_id_is_a_run_of_trainer() -> None:
     assert (spec.training.optimizer, spec.training.optimizer_implementation) == ("adamw", "fused")
     assert (spec.training.gradient_clipping, spec.training.logits_until) == (1.0, "loss")
     assert spec.origin.notes == (
-        "the run is that of transformers 5.23 Trainer with its defaults and micro-batch 1.",
+        "assuming transformers 5.23 Trainer with default arguments and micro-batch size 1.",
         f"model {LLAMA} from memcalc's catalogue.",
     )
 

@@ -67,7 +67,7 @@ def test_the_vocabulary_is_that_of_the_tokenizer(
 def test_a_tokenizer_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
     path = recipe(tmp_path, "llama.Llama3Config8B", data={"tokenizer": {"pretrained_model_name": "our/own"}})
 
-    with pytest.raises(memcalc.InputError, match=r"does not define the model: it lacks vocab_size\."):
+    with pytest.raises(memcalc.InputError, match=r"does not define the model \(missing vocab_size\)\."):
         memcalc.load(path)
     assert memcalc.load(path, "vocab_size=64000").model.vocab_size == 64000
 
@@ -102,7 +102,7 @@ def test_unmodelled_features_are_reported(tmp_path: Path) -> None:
 def test_a_class_that_is_not_known_has_its_sizes_asked_for(tmp_path: Path) -> None:
     path = recipe(tmp_path, "tomorrow.Llama9Config8B")
 
-    with pytest.raises(memcalc.InputError, match="does not define the model: it lacks num_layers, hidden_size"):
+    with pytest.raises(memcalc.InputError, match=r"does not define the model \(missing num_layers, hidden_size"):
         memcalc.load(path)
     notes = memcalc.load(path, "preset=llama-3-8b").origin.notes
     assert any("Llama9Config8B" in note for note in notes)

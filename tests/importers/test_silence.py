@@ -88,7 +88,7 @@ def test_a_precision_that_is_auto_is_asked_for(tmp_path: Path) -> None:
     """It was fp32, without a word."""
     path = written(tmp_path, "ds.json", json.dumps(AUTO))
     given = ("preset=gpt2", "data_parallel=2")
-    with pytest.raises(InputError, match=r"leaves to the command line: bf16\.enabled and fp16\.enabled\. .*dtype="):
+    with pytest.raises(InputError, match=r"leaves bf16\.enabled and fp16\.enabled to the command line\. .*dtype="):
         load(path, given)
 
     assert load(path, (*given, "dtype=bf16")).training.recipe == "mixed-16"
@@ -111,7 +111,7 @@ def test_a_length_that_is_not_said_is_missed(name: str, text: str, tmp_path: Pat
 
     assert "training.sequence_length" in [path for path, _ in found.missing]
     assert any(
-        "assuming at most 2,048. Set it with --set sequence_length=" in sentence for sentence in found.sentences()
+        "assuming at most 2,048. Change it with --set sequence_length=" in sentence for sentence in found.sentences()
     )
 
 

@@ -152,7 +152,7 @@ def test_a_rank_takes_the_gpu_of_its_number(asked: str | None, found: str) -> No
 
 @pytest.mark.parametrize("asked", ["cuda:1", "null:h100-80gb"])
 def test_one_device_is_not_for_all_ranks(asked: str) -> None:
-    with pytest.raises(InputError, match=rf"--device {asked}, for each of 16 ranks\. Say cpu or cuda: .* dry-run"):
+    with pytest.raises(InputError, match=rf"--device {asked} does not suit 16 ranks\. Name cpu or cuda: .* dry-run"):
         device_of_rank(asked, RankPlace(9, 16, 1))
 
 

@@ -124,10 +124,10 @@ def test_a_run_without_known_requests_is_shown_by_phase() -> None:
         ({"model": "gpt2", "gpu": "no-such-gpu"}, "no-such-gpu"),
         ({"model": "gpt2", "more": "bb=3"}, "unknown field 'bb'"),
         ({"model": "gpt2", "fields": {"training.micro_batch_size": "two"}}, "micro_batch_size"),
-        ({"model": "gpt2", "gpus": "0"}, "gpus = '0' is not a positive whole number."),
+        ({"model": "gpt2", "gpus": "0"}, "gpus = 0 is not a positive whole number."),
         (
             {"model": "gpt2", "gpus": "6", "fields": {"parallelism.tensor_parallel": "4"}},
-            "Give a multiple of 4, or change these sizes.",
+            "Set gpus to a multiple of 4, or change these sizes.",
         ),
         ({"text": '{"model_type": '}, "config.json"),
         ({"text": "model: [1"}, "config.yaml"),

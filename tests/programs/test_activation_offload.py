@@ -102,16 +102,16 @@ def test_recomputation_is_planned_for_the_device() -> None:
         (
             ("data_parallel=2", "zero_stage=2", "engine=deepspeed"),
             (
-                "with 2 ranks of engine deepspeed is not modelled. Run it on one GPU, or use data parallelism only with engine: "
+                "is not modelled with 2 ranks of engine deepspeed. Use one GPU, or only data parallelism with engine: "
                 "fsdp2 or ddp, or set offload_activations: none."
             ),
         ),
         (
             ("recompute=selective",),
-            "with recompute = selective is not modelled. Set recompute: none or full, without recompute_keep, or set",
+            "is not modelled with recompute = selective. Set recompute: none or full, without recompute_keep, or set",
         ),
-        (("implementation=megatron",), "with implementation = megatron is not modelled. Set implementation: plain or"),
-        (("finetune=qlora",), "with finetune = qlora is not modelled. Set finetune: full or lora, or set"),
+        (("implementation=megatron",), "with implementation = megatron. Set implementation: plain or"),
+        (("finetune=qlora",), "is not modelled with finetune = qlora. Set finetune: full or lora, or set"),
     ],
 )
 def test_what_is_refused(overrides: tuple[str, ...], message: str) -> None:

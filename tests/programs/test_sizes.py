@@ -188,8 +188,11 @@ def test_a_replay_holds_what_generation_left_cached() -> None:
     ("settings", "words"),
     [
         (("completion_length=1024",), "completion_length = 1024 leaves no prompt in sequence_length = 1024"),
-        (("steps_per_generation=2",), "steps_per_generation = 2 without completion_length: nothing is generated"),
-        (("completion_length=8", "zero_stage=3", "data_parallel=2"), "zero_stage = 3 with completion_length = 8"),
+        (("steps_per_generation=2",), "steps_per_generation = 2 needs completion_length"),
+        (
+            ("completion_length=8", "zero_stage=3", "data_parallel=2"),
+            "zero_stage = 3 is not modelled with completion_length = 8",
+        ),
     ],
 )
 def test_completions_follow_a_prompt(settings: tuple[str, ...], words: str) -> None:

@@ -174,9 +174,12 @@ def test_a_plan_that_does_not_fit_says_what_it_needs(chain: str) -> None:
     [
         (
             (FILE, "--plan", "five", "--gpu", "p40"),
-            "'five' is not a list of positions. Give the numbers of the blocks that save their outputs",
+            "'five' is not a list of positions. Write the numbers of the blocks that save their outputs",
         ),
-        (("gpt2", "--plan", "5", "--gpu", "p40"), "gpt2 is not a chain. Give the plan of a configuration with --set"),
+        (
+            ("gpt2", "--plan", "5", "--gpu", "p40"),
+            "--plan needs a chain, but gpt2 is a configuration. Set the plan of a configuration with --set",
+        ),
     ],
 )
 def test_wrong_plans_on_the_command_line(words: tuple[str, ...], message: str, run: Callable[..., Run]) -> None:  # noqa: F811

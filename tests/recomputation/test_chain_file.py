@@ -106,7 +106,7 @@ def test_the_command(run: Callable[..., Run], written: Callable[[str], str]) -> 
     assert "No plan fits 0.00 GiB. The smallest needs" in err
     code, out, err = run("recompute", path, "--budget", "6", "--verify")
     assert (code, out) == (2, "")
-    assert "describes a chain, which has no fields to set, trace, draw or write." in err
+    assert "is a chain: --set, --verify, --plot, --html and --write need a configuration." in err
 
 
 @pytest.mark.parametrize(

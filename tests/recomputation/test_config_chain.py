@@ -148,7 +148,11 @@ def test_an_impossible_budget_names_the_smallest_and_what_holds_it() -> None:
             {"gpu": "t4"},
             "pipeline_parallel = 2, but plans are for one stage only.",
         ),
-        ((), {"gpu": "t4", "strategy": "best"}, "strategy = 'best' is not known. Known are optimal, selective, none,"),
+        (
+            (),
+            {"gpu": "t4", "strategy": "best"},
+            "strategy = 'best' is not known. Choose optimal, selective, none,",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(overrides: tuple[str, ...], options: dict[str, str], message: str) -> None:

@@ -72,7 +72,9 @@ def test_without_scipy_there_is_one_message(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
     with pytest.raises(Unavailable) as refused:
         choose(3, 10, 10, [Product("a", 5, 5)], 20)
-    assert str(refused.value) == "selective plans are solved by SciPy's HiGHS: pip install 'scipy>=1.11'"
+    assert (
+        str(refused.value) == "strategy = selective needs SciPy, which is not installed. Run: pip install 'scipy>=1.11'"
+    )
 
 
 @pytest.mark.parametrize("config", ["gpt2", "llama-3.2-1b", "codegen-350m", "mixtral-8x7b", "qwen1.5-moe-a2.7b"])
@@ -237,15 +239,15 @@ def test_gradients_are_those_of_everything_kept(config: str, keep: tuple[str, ..
     [
         (
             ("recompute_keep=[attention]",),
-            "recompute_keep sets what recomputed layers still save, but recompute = none",
+            "recompute_keep needs recomputed layers, but recompute = none",
         ),
         (
             ("recompute=full", "recompute_keep=[mlp]"),
-            "recompute_keep = mlp is not an operator of the layer. Known are attention.qkv_proj",
+            "recompute_keep = mlp is not an operator of the layer. Choose from attention.qkv_proj",
         ),
         (
             ("recompute=full", "recompute_keep=[attention]", "implementation=huggingface"),
-            "implementation = huggingface; the order of operators is modelled for plain only",
+            "implementation = huggingface has no modelled order of operators",
         ),
     ],
 )
@@ -258,9 +260,9 @@ def test_what_cannot_be_kept_is_refused(overrides: tuple[str, ...], message: str
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ("deepseek-v2-lite", "the model has latent attention"),
-        ("gpt-oss-20b", "the experts have biases"),
-        ("llama-3.2-1b implementation=huggingface", "implementation = huggingface; the order of operators"),
+        ("deepseek-v2-lite", "the order of operators of latent attention is not modelled"),
+        ("gpt-oss-20b", "experts with biases run a different matmul"),
+        ("llama-3.2-1b implementation=huggingface", "implementation = huggingface has no modelled order of operators"),
     ],
 )
 def test_layers_that_are_not_planned_inside(config: str, why: str) -> None:

@@ -48,16 +48,16 @@ def test_none_is_there_twice_and_none_is_missing() -> None:
         (
             "gpt2",
             (),
-            "tensor_parallel = 16: its ranks communicate in every layer, so they stay inside a node of 8 GPUs",
+            "tensor_parallel = 16: tensor-parallel ranks communicate in every layer and stay inside a node of 8 GPUs",
         ),
         ("gpt2", (), "tensor_parallel = 8 does not divide num_attention_heads = 12."),
         ("gpt2", (), "pipeline_parallel = 16: a stage needs at least one of the 12 layers"),
-        ("gpt3", (), "attention = eager with context_parallel = 2: no rank has all keys at once."),
-        ("gpt2", (), "zero_stage = 3 together with pipeline_parallel = 2 is not modelled"),
+        ("gpt3", (), "context_parallel = 2 needs attention = flash, not eager: no rank has all keys at once."),
+        ("gpt2", (), "zero_stage = 3 is not modelled with pipeline_parallel = 2"),
         (
             "llama-3-8b",
             ("implementation=huggingface",),
-            "tensor_parallel = 2 with transformers' modules is not modelled",
+            "tensor_parallel = 2 is not modelled with transformers' modules",
         ),
     ],
 )

@@ -187,6 +187,6 @@ def test_a_copy_of_fp32_weights_is_a_master_of_the_rank_s_share() -> None:
 
 def test_sizes_of_zero_are_deepspeeds_alone() -> None:
     with pytest.raises(
-        memcalc.InputError, match="zero_optimization is set, but engine = ddp, which has no such buffers"
+        memcalc.InputError, match="the block zero_optimization needs engine = deepspeed, but engine = ddp"
     ):
         memcalc.estimate("gpt2", "zero_optimization.reduce_bucket_size=1000")

@@ -16,14 +16,20 @@ from tests.spec.files import LLAMA, refusal
     [
         (
             "nope.json",
-            "nope.json: not a file, preset or hub id. `memcalc models` lists the presets, `memcalc models QUERY` searches the published models.",
+            (
+                "nope.json: the file does not exist. Check the path. `memcalc models` lists the presets, `memcalc "
+                "models QUERY` searches the published models."
+            ),
         ),
-        ("gpt33", "gpt33: not a file, preset or hub id. Did you mean gpt3?"),
+        ("gpt33", "gpt33: no file, preset or hub id has this name. Did you mean gpt3?"),
         ("[gpt3]", "{key} = a list is not a name. Write a path or the name of a preset."),
         ("3", "{key} = 3 is not a name. Write a path or the name of a preset."),
         (
             "..",
-            "..: .. is a directory without a config.json. Name a file in it, or check all of them with `memcalc check`.",
+            (
+                "..: the directory has no config.json. Name a file in the directory, or run `memcalc check` on all "
+                "files."
+            ),
         ),
     ],
 )
@@ -45,7 +51,7 @@ def test_a_base_that_is_based_on_another_is_refused(folder: Path, name: str) -> 
     (folder / "chain.yaml").write_text("preset: gpt2\n")
     message = refusal(folder, f"preset: {name}\n")
 
-    assert message == f"run.yaml:1: preset: {name} refers to yet another configuration. Name that one directly."
+    assert message == f"run.yaml:1: preset: {name} refers to another configuration. Name that configuration directly."
 
 
 def test_an_error_in_the_base_names_both_files(folder: Path) -> None:
@@ -64,13 +70,14 @@ def test_an_error_in_the_base_names_both_files(folder: Path) -> None:
 def test_a_config_json_of_no_known_family_is_refused(folder: Path) -> None:
     message = refusal(folder, json.dumps(LLAMA | {"model_type": "lama"}), name="their.json")
 
-    assert message.startswith("their.json: model_type: 'lama' is not a model family that memcalc has formulas for, nor")
+    assert message.startswith(
+        "their.json: model_type: memcalc has no formulas for the model family 'lama', and transformers"
+    )
 
 
 def test_a_config_json_without_a_model_type_is_rejected_with_the_missing_key(folder: Path) -> None:
     without = {key: value for key, value in LLAMA.items() if key != "model_type"}
 
     assert refusal(folder, json.dumps(without, indent=1), name="their.json") == (
-        "their.json: this Hugging Face config.json has no model_type, so its family is unknown. "
-        'Add it, such as "model_type": "llama".'
+        'their.json: model_type is missing, so the family of this Hugging Face config.json is unknown. Add the key, e.g. "model_type": "llama".'
     )

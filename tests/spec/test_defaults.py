@@ -205,7 +205,7 @@ def test_megatron_is_its_own_engine_once_the_model_is_split(kind: str) -> None:
 def test_a_release_of_torch_may_stand_in_quotes_without_its_v() -> None:
     """Without quotes YAML reads 2.10 as the number 2.1, which is refused with the names that are known."""
     assert default_training({"torch_version": "2.10"}, SIZES)["torch_version"] == "v2.10"
-    with pytest.raises(InputError, match=r"torch_version = 2\.1 is not known\. Known are 'v2\.6'"):
+    with pytest.raises(InputError, match=r"torch_version = 2\.1 is not a known value\. Choose 'v2\.6'"):
         load({"model": SIZES, "training": {"torch_version": 2.1}})
 
 
@@ -248,10 +248,14 @@ def test_the_global_batch_gives_what_is_silent(given: dict[str, int], ranks: int
 @pytest.mark.parametrize(
     ("given", "ranks", "problem"),
     [
-        ({"b": 4}, 2, "33, but micro_batch_size 4 x gradient_accumulation_steps 4 x data_parallel 2 = 32"),
-        ({"b": 4, "steps": 4}, 1, "33, but micro_batch_size 4 x gradient_accumulation_steps 4 x data_parallel 1 = 16"),
-        ({}, 64, "33, but micro_batch_size 1 x gradient_accumulation_steps 1 x data_parallel 64 = 64"),
-        ({"steps": 2}, 1, "33, but micro_batch_size 16 x gradient_accumulation_steps 2 x data_parallel 1 = 32"),
+        ({"b": 4}, 2, "33 differs from micro_batch_size 4 x gradient_accumulation_steps 4 x data_parallel 2 = 32"),
+        (
+            {"b": 4, "steps": 4},
+            1,
+            "33 differs from micro_batch_size 4 x gradient_accumulation_steps 4 x data_parallel 1 = 16",
+        ),
+        ({}, 64, "33 differs from micro_batch_size 1 x gradient_accumulation_steps 1 x data_parallel 64 = 64"),
+        ({"steps": 2}, 1, "33 differs from micro_batch_size 16 x gradient_accumulation_steps 2 x data_parallel 1 = 32"),
     ],
 )
 def test_a_batch_that_does_not_divide_is_refused(given: dict[str, int], ranks: int, problem: str) -> None:

@@ -69,7 +69,7 @@ def test_a_hidden_size_with_no_divisor_near_is_refused_at_once() -> None:
 
 
 def test_an_unknown_architecture_is_refused() -> None:
-    with pytest.raises(InputError, match=r"model.architecture: 'lama'.*Nearest: llama"):
+    with pytest.raises(InputError, match=r"model.architecture: .*'lama'\. Nearest: llama"):
         derive_model(SIZES | {"architecture": "lama"})
 
 

@@ -111,7 +111,13 @@ def test_one_key_can_set_two_fields() -> None:
         (small_config("../llama"), ["config.json: model_type", "'../llama'"]),
         ({"num_layers": 3}, ["model_type is missing", '"model_type": "llama"']),
         ({"model_type": 7}, ["model_type = 7", "not a string"]),
-        ({"model_type": "llava", "text_config": {}}, ["'llava' is not a model family", '"architectures"']),
+        (
+            {"model_type": "llava", "text_config": {}},
+            [
+                'config.json: model_type: memcalc has no formulas for the model family \'llava\', and transformers 5.23.0 has no causal language model of this type. Nearest: llama, llama4_text. `memcalc models` lists the families with formulas. For another class of transformers, set "architectures": ["..."] there. For your own module: memcalc.trace(module, inputs).',
+                '"architectures"',
+            ],
+        ),
         ({"model_type": "llama"}, ["num_hidden_layers is missing", "no default"]),
         (small_config(hidden_size=True), ["config.json: hidden_size: True", "whole number", "digits"]),
         (small_config(hidden_size="4096"), ["config.json: hidden_size: '4096'", "without quotes"]),

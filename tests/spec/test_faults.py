@@ -25,8 +25,8 @@ hardware:
 """
 MESSAGES = [
     "six.yaml:3: training.micro_batch_sizee: unknown field 'micro_batch_sizee' in training. Did you mean",
-    "six.yaml:6: training.lr: unknown field 'lr' in training. lr has no effect on memory: leave it out.",
-    "six.yaml:5: training.sequence_length: sequence_length = -3 is too small. It must be more than 0.",
+    "six.yaml:6: training.lr: unknown field 'lr' in training. Leave lr out: the field has no effect on memory.",
+    "six.yaml:5: training.sequence_length: sequence_length = -3 is too small. Set more than 0.",
     "six.yaml:4: training.recompute: recompute = 'maybe' is not a valid value. Write none, selective, full,",
     "six.yaml:8: parallelism.tensor_parallel: tensor_parallel = 7 does not divide num_attention_heads = 32.",
     "six.yaml:10: hardware.gpu: 'a100' is sold with 40 or 80 GB of memory. Write a100-40gb or a100-80gb.",
@@ -93,7 +93,7 @@ def test_overrides_are_reported_with_the_file(tmp_path: Path) -> None:
     found = faults(tmp_path, "preset: gpt2\ntraining: {zzz: 1}\n", "b=0")
 
     assert found[0].startswith("six.yaml:2: training.zzz: unknown field 'zzz' in training.")
-    assert found[1] == "--set: training.micro_batch_size: micro_batch_size = 0 is too small. It must be more than 0."
+    assert found[1] == "--set: training.micro_batch_size: micro_batch_size = 0 is too small. Set more than 0."
 
 
 def test_the_error_of_several_is_that_of_the_first_for_programs(tmp_path: Path) -> None:

@@ -99,15 +99,15 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         (
             {"lora": {"target_modules": ["qkv_proj", "o_proj"]}},
             (
-                "training.lora.target_modules: target_modules names qkv_proj, which the layers of this model do not have. "
-                "They have q_proj, k_proj, v_proj, o_proj, up_proj, down_proj."
+                "training.lora.target_modules: target_modules names qkv_proj, which the layers of this model do not "
+                "have. Choose from q_proj, k_proj, v_proj, o_proj, up_proj, down_proj."
             ),
         ),
         (
             {"lora": {"modules_to_save": ["lm_head"]}},
             (
-                "training.lora.modules_to_save: modules_to_save names lm_head, but the embedding and the LM head share one weight. "
-                "Set model.tie_word_embeddings: false, or leave it out."
+                "training.lora.modules_to_save: modules_to_save names lm_head, but the embedding and the LM head share "
+                "one weight. Set model.tie_word_embeddings: false, or leave modules_to_save out."
             ),
         ),
         (
@@ -126,7 +126,7 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         ),
         (
             {"lora": {"rank": 0}},
-            "training.lora.rank: rank = 0 is too small. It must be more than 0.",
+            "training.lora.rank: rank = 0 is too small. Set more than 0.",
         ),
         (
             {"lora": {"ranks": 8}},
@@ -135,8 +135,8 @@ def test_targets_are_named_one_by_one_or_as_a_group(targets: object, modules: st
         (
             {"qlora": {"block_size": 63}},
             (
-                "training.qlora.block_size: block_size = 63 is not known. "
-                "Known are 32, 64, 128, 256, 512, 1024, 2048 or 4096."
+                "training.qlora.block_size: block_size = 63 is not a known value. Choose 32, 64, 128, 256, 512, 1024, "
+                "2048 or 4096."
             ),
         ),
     ],
@@ -150,5 +150,5 @@ def test_what_contradicts_itself_is_refused(block: dict[str, Any], message: str)
 
 @pytest.mark.parametrize("name", ["tensor_parallel", "pipeline_parallel"])
 def test_splits_that_adapters_were_not_written_for_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} = 2 with finetune = lora is not modelled"):
+    with pytest.raises(InputError, match=f"{name} = 2 is not modelled with finetune = lora"):
         load({"model": MODEL, "training": {"finetune": "lora"}, "parallelism": {name: 2}})

@@ -18,48 +18,48 @@ SHARDED = {"engine": "fsdp2", "zero_stage": 3, "data_parallel": 2}
             {},
             {"fsdp": {"wrap": "layers-and-ends"}},
             (
-                "parallelism.fsdp: fsdp is set, but engine = ddp, which has no such options. "
-                "Set engine: fsdp2, or leave fsdp out."
+                "parallelism.fsdp: the block fsdp needs engine = fsdp2, but engine = ddp. Set engine: fsdp2, or leave "
+                "fsdp out."
             ),
         ),
         (
             {"dtype": "fp16", "recipe": "amp"},
             SHARDED | {"fsdp": {"param_dtype": "bf16"}},
             (
-                "parallelism.fsdp.param_dtype: param_dtype = bf16, but dtype = fp16: modules compute in what FSDP2 gathers. "
-                "Set param_dtype: fp16, or dtype: bf16."
+                "parallelism.fsdp.param_dtype: param_dtype = bf16 is not dtype = fp16: modules compute in the dtype "
+                "that FSDP2 gathers. Set param_dtype: fp16, or dtype: bf16."
             ),
         ),
         (
             {},
             SHARDED | {"fsdp": {"param_dtype": "bf16", "output_dtype": "fp32"}},
             (
-                "parallelism.fsdp.output_dtype: output_dtype = fp32, but modules compute in bf16: such casts are not "
-                "modelled. Set output_dtype: bf16, or leave it out."
+                "parallelism.fsdp.output_dtype: output_dtype = fp32 is not dtype = bf16: casts of outputs are not "
+                "modelled. Set output_dtype: bf16, or leave output_dtype out."
             ),
         ),
         (
             {"recipe": "mixed-16"},
             SHARDED | {"fsdp": {"param_dtype": "bf16"}},
             (
-                "training.recipe: recipe = mixed-16 has fp32 master weights, but under fsdp.param_dtype the shards are "
-                "these. Set recipe: fp32 (no autocast) or amp (autocast as well), or leave param_dtype out."
+                "training.recipe: recipe = mixed-16 adds fp32 master weights, but with fsdp.param_dtype the shards are "
+                "the masters. Set recipe: fp32 (no autocast) or amp (autocast as well), or leave param_dtype out."
             ),
         ),
         (
             {"recipe": "pure"},
             SHARDED | {"fsdp": {"gradient_sync": "last"}, "offload": "all"},
             (
-                "parallelism.fsdp.gradient_sync: gradient_sync = last with offload = all is not modelled. "
-                "Set gradient_sync: each, or offload: none."
+                "parallelism.fsdp.gradient_sync: gradient_sync = last is not modelled with offload = all. Set "
+                "gradient_sync: each, or offload: none."
             ),
         ),
         (
             {"recipe": "fp32", "dtype": "bf16"},
             SHARDED,
             (
-                "training.recipe: recipe fp32 computes in fp32, but dtype = bf16. "
-                "Set dtype: fp32, or recipe: amp to compute in 16 bit with fp32 weights."
+                "training.recipe: recipe = fp32 computes in fp32, but dtype = bf16. Set dtype: fp32, or recipe: amp to "
+                "compute in 16 bits with fp32 weights."
             ),
         ),
     ],

@@ -68,7 +68,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more than the context": (
         {"prompt_length": 100, "new_tokens": 10, "context_length": 50},
         (
-            "configuration: inference.context_length: context_length = 50 with new_tokens = 10 and prompt_length = 100. The "
+            "configuration: inference.context_length: context_length = 50 with new_tokens = 10 and prompt_length = "
+            "100. The "
             "context is the prompt and the new tokens: leave one of the three out to have it computed."
         ),
     ),
@@ -82,29 +83,30 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "blocks of what has none": (
         {"block_size": 16},
         (
-            "configuration: inference.block_size: block_size = 16 with cache = dynamic, which has no blocks. Set cache: "
-            "paged, or leave block_size out."
+            "configuration: inference.block_size: block_size = 16 needs cache = paged: cache = dynamic has no blocks. "
+            "Set cache: paged, or leave block_size out."
         ),
     ),
     "a cache that is not converted": (
         {"kv_cache_dtype": "fp8", "cache": "static"},
         (
-            "configuration: inference.kv_cache_dtype: kv_cache_dtype = fp8 with cache = static: transformers' caches have "
-            "the dtype of the model's keys and values. Set cache: paged, or kv_cache_dtype: compute."
+            "configuration: inference.kv_cache_dtype: kv_cache_dtype = fp8 needs cache = paged: cache = static has the "
+            "dtype of the model's keys and values. Set cache: paged, or kv_cache_dtype: compute."
         ),
     ),
     "pieces of a prompt": (
         {"prefill_chunk": 10},
         (
-            "configuration: inference.prefill_chunk: prefill_chunk = 10 with cache = dynamic is not modelled: later chunks "
-            "of the prompt need a mask, which selects other kernels. Set cache: paged, or leave prefill_chunk out."
+            "configuration: inference.prefill_chunk: prefill_chunk = 10 is not modelled with cache = dynamic: later "
+            "chunks of the prompt need a mask, which selects other kernels. Set cache: paged, or leave prefill_chunk "
+            "out."
         ),
     ),
     "modules that know no blocks": (
         {"cache": "paged", "implementation": "huggingface"},
         (
-            "configuration: inference.implementation: implementation = huggingface with cache = paged: its kernel reads "
-            "keys and values block by block. Set implementation: plain, or cache: dynamic."
+            "configuration: inference.implementation: cache = paged needs implementation = plain, not huggingface: the "
+            "paged kernel reads keys and values block by block. Set implementation: plain, or cache: dynamic."
         ),
     ),
     "an unknown key": (
@@ -114,15 +116,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a size of no kind": (
         {"batch_size": "many"},
         (
-            "configuration: inference.batch_size: batch_size = 'many' is not a whole number. Write digits only, such as "
-            "4096."
+            "configuration: inference.batch_size: batch_size = 'many' is not a whole number. Write digits only, such "
+            "as 8."
         ),
     ),
     "a prompt of no kind": (
         {"prompt_length": "long"},
         (
-            "configuration: inference.prompt_length: prompt_length = 'long' is not a whole number. Write digits only, such "
-            "as 4096."
+            "configuration: inference.prompt_length: prompt_length = 'long' is not a whole number. Write digits only, "
+            "such as 8."
         ),
     ),
 }
@@ -137,8 +139,8 @@ def test_refused(name: str) -> None:
 
 def test_a_context_ends_with_learned_positions() -> None:
     assert refusal("gpt2", context_length=1025) == (
-        "configuration: inference.context_length: context_length = 1025 (prompt 897 + new tokens 128) is longer than the "
-        "1024 learned positions. Lower it to 1024, or raise model.max_position_embeddings."
+        "configuration: inference.context_length: context_length = 1025 (prompt 897 + new tokens 128) is longer than "
+        "the 1024 learned positions. Set context_length: 1024 or less, or raise model.max_position_embeddings."
     )
 
 
@@ -150,24 +152,31 @@ def test_what_only_training_has_is_refused(field: str, value: object) -> None:
     message = refusal(parallelism={field: value})
 
     assert message == (
-        f"configuration: parallelism.{field}: {field} = {value} belongs to training, but inference: is set. Leave it "
-        "out: weights and caches are split by tensor_parallel, pipeline_parallel and expert_parallel."
+        f"configuration: parallelism.{field}: {field} = {str(value).lower()} is a training field, but inference: is "
+        f"set. Leave {field} out; inference has tensor_parallel, pipeline_parallel and expert_parallel."
     )
 
 
 def test_splits_that_are_not_modelled() -> None:
     split = {"tensor_parallel": 2}
 
-    assert "transformers' modules is not modelled. Set inference.implementation: plain." in refusal(parallelism=split)
+    assert (
+        "configuration: parallelism.tensor_parallel: tensor_parallel = 2 is not modelled with transformers' modules. "
+        "Set tensor_parallel: 1, or inference.implementation: plain." in refusal(parallelism=split)
+    )
     assert "bitsandbytes packs only whole weight matrices" in refusal(
         parallelism=split, cache="paged", quantization="nf4", batch_size=1
     )
 
 
 def test_fields_of_training_name_their_counterpart() -> None:
-    with pytest.raises(InputError, match=r"^--set: micro_batch_size is set, .* Set inference\.batch_size instead\.$"):
+    with pytest.raises(
+        InputError, match=r"^--set: micro_batch_size is a training field, .* Set inference\.batch_size instead\.$"
+    ):
         memcalc.load("llama-3-8b", "inference.batch_size=1", "b=4")
-    with pytest.raises(InputError, match=r"^--set: optimizer is set, .* Remove it: generation trains nothing\.$"):
+    with pytest.raises(
+        InputError, match=r"^--set: optimizer is a training field, .* Remove optimizer: generation trains nothing\.$"
+    ):
         memcalc.load("llama-3-8b", "inference.batch_size=1", "optimizer=lion")
 
 

@@ -134,16 +134,19 @@ def test_groups_of_falcon_may_have_one_norm_and_a_key_head_each_may_have_two_one
 
     assert (grouped["new_decoder_architecture"], grouped["num_ln_in_parallel_attn"]) == (True, 1)
     assert (old["new_decoder_architecture"], old["multi_query"]) == (False, False)
-    with pytest.raises(InputError, match="num_key_value_heads = 2 is not what"):
+    with pytest.raises(InputError, match="num_key_value_heads = 2 is not a value"):
         write_hf_config(small_model("falcon", norms_per_layer=2, num_key_value_heads=2, parallel_block=False))
 
 
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (SIZES, "names no architecture"),
-        (SIZES | {"architecture": "llama", "norms_per_layer": 4}, "norms_per_layer = 4 is not what .* llama has"),
-        (SIZES | {"architecture": "gpt2", "mlp": "swiglu"}, "is not what transformers' gpt2 has"),
+        (SIZES, "model.architecture is missing"),
+        (
+            SIZES | {"architecture": "llama", "norms_per_layer": 4},
+            "norms_per_layer = 4 is not a value that .* llama has",
+        ),
+        (SIZES | {"architecture": "gpt2", "mlp": "swiglu"}, "is not a value that transformers' gpt2 has"),
     ],
 )
 def test_what_a_family_does_not_have_is_refused(model: dict[str, Any], words: str) -> None:

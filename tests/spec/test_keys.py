@@ -29,7 +29,7 @@ from tests.spec.files import SIZES, refusal
         ),
         (
             f"model: {SIZES}\nhardware: {{zzz: 1}}\n",
-            "run.yaml:2: hardware.zzz: unknown field 'zzz' in hardware. Known are gpu.",
+            "run.yaml:2: hardware.zzz: unknown field 'zzz' in hardware. Choose from gpu.",
         ),
         (
             f"model: {SIZES}\ntrainig: {{b: 2}}\n",
@@ -38,8 +38,8 @@ from tests.spec.files import SIZES, refusal
         (
             f"model: {SIZES}\nxyzzy: 1\n",
             (
-                "run.yaml:2: xyzzy: unknown field 'xyzzy'. "
-                "Known are name, model, training, parallelism, hardware, inference, preset, hf_config."
+                "run.yaml:2: xyzzy: unknown field 'xyzzy'. Choose from name, model, training, parallelism, hardware, "
+                "inference, preset, hf_config."
             ),
         ),
     ],
@@ -53,25 +53,25 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(folder: Path, text: str
     [
         (
             "model: {l: 4, d: 64, h: 4, V: 100, b: 2}\n",
-            "run.yaml:1: model.b: unknown field 'b' in model; it belongs to training. Move it to training:.",
+            "run.yaml:1: model.b: b is a field of training, not of model. Move b below training:.",
         ),
         (
             f"model: {SIZES}\ntraining:\n  tensor_parallel: 2\n",
             (
-                "run.yaml:3: training.tensor_parallel: unknown field 'tensor_parallel' in training; "
-                "it belongs to parallelism. Move it to parallelism:."
+                "run.yaml:3: training.tensor_parallel: tensor_parallel is a field of parallelism, not of training. "
+                "Move tensor_parallel below parallelism:."
             ),
         ),
         (
             f"model: {SIZES}\nparallelism: {{gpu: t4}}\n",
-            "run.yaml:2: parallelism.gpu: unknown field 'gpu' in parallelism; it belongs to hardware. Move it to hardware:.",
+            "run.yaml:2: parallelism.gpu: gpu is a field of hardware, not of parallelism. Move gpu below hardware:.",
         ),
-        (f"model: {SIZES}\nb: 2\n", "run.yaml:2: b: 'b' is outside its block. Move it below training:."),
+        (f"model: {SIZES}\nb: 2\n", "run.yaml:2: b: 'b' is outside its block. Move b below training:."),
         (
             "num_layers: 3\n",
-            "run.yaml:1: num_layers: 'num_layers' is outside its block. Move it below model:.",
+            "run.yaml:1: num_layers: 'num_layers' is outside its block. Move num_layers below model:.",
         ),
-        (f"model: {SIZES}\ngpu: t4\n", "run.yaml:2: gpu: 'gpu' is outside its block. Move it below hardware:."),
+        (f"model: {SIZES}\ngpu: t4\n", "run.yaml:2: gpu: 'gpu' is outside its block. Move gpu below hardware:."),
     ],
 )
 def test_a_key_in_the_wrong_block_is_refused_with_the_right_one(folder: Path, text: str, message: str) -> None:
@@ -83,11 +83,11 @@ def test_a_key_in_the_wrong_block_is_refused_with_the_right_one(folder: Path, te
     [
         (
             "model:\n  l: 4\n  num_layers: 5\n",
-            "run.yaml:3: model.num_layers: num_layers and l are one field. Keep one of the two.",
+            "run.yaml:3: model.num_layers: num_layers and l name the same field. Keep one of the two.",
         ),
         (
             f"model: {SIZES}\ntraining:\n  micro_batch_size: 4\n  b: 5\n",
-            "run.yaml:4: training.b: b and micro_batch_size are one field. Keep one of the two.",
+            "run.yaml:4: training.b: b and micro_batch_size name the same field. Keep one of the two.",
         ),
         (
             "model:\n  num_layers: 4\n  d: 64\n  num_layers: 5\n",
@@ -99,7 +99,7 @@ def test_a_key_in_the_wrong_block_is_refused_with_the_right_one(folder: Path, te
         ),
         (
             "preset: gpt3\nmodel:\n  preset: gpt2\n",
-            "run.yaml:3: model.preset: preset is given twice, outside and inside model. Keep one of the two.",
+            "run.yaml:3: model.preset: preset is set twice, inside and outside the block model. Keep one of the two.",
         ),
     ],
 )
@@ -136,21 +136,22 @@ def test_a_block_that_is_none_is_refused(folder: Path, text: str, block: str, va
 )
 def test_a_size_that_nothing_tells_is_asked_for(folder: Path, text: str, line: int, field: str) -> None:
     assert refusal(folder, text) == (
-        f"run.yaml:{line}: model.{field}: {field} is required and cannot be derived from other fields. Add a line `{field}: ...`."
+        f"run.yaml:{line}: model.{field}: {field} is required and cannot be derived from other fields. Add a line "
+        f"`{field}: ...`."
     )
 
 
 def test_heads_that_do_not_divide_are_refused_on_their_line(folder: Path) -> None:
     assert refusal(folder, "model:\n  l: 4\n  d: 66\n  h: 4\n  V: 100\n") == (
-        "run.yaml:4: model.num_attention_heads: num_attention_heads = 4 does not divide hidden_size = 66. "
-        "Give a number of heads that divides it, such as 3, or set head_dim."
+        "run.yaml:4: model.num_attention_heads: num_attention_heads = 4 does not divide hidden_size = 66. Set "
+        "num_attention_heads to a divisor, such as 3, or set head_dim."
     )
 
 
 def test_an_unknown_family_is_refused_on_its_line(folder: Path) -> None:
     message = refusal(folder, "model:\n  architecture: lama\n")
 
-    assert message.startswith("run.yaml:2: model.architecture: 'lama' is not a model family that memcalc knows.")
+    assert message.startswith("run.yaml:2: model.architecture: memcalc has no formulas for the model family 'lama'.")
     assert "Nearest: llama," in message
 
 

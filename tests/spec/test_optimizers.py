@@ -82,7 +82,10 @@ def test_options_have_the_libraries_defaults(optimizer: str, defaults: tuple[flo
         ),
         (
             ("optimizer=sgd", "optimizer_options.amsgrad=true"),
-            "amsgrad = True is not an option of optimizer = sgd. It is one of adam, adamw; sgd has weight_decay.",
+            (
+                "amsgrad = true is not an option of optimizer = sgd. Leave amsgrad out, or set optimizer: adam or "
+                "adamw; sgd has weight_decay."
+            ),
         ),
         (
             ("optimizer=rprop", "optimizer_options.weight_decay=0.1"),
@@ -90,15 +93,18 @@ def test_options_have_the_libraries_defaults(optimizer: str, defaults: tuple[flo
         ),
         (
             ("optimizer_options.rank=8",),
-            "rank = 8 is not an option of optimizer = adamw. It is one of galore; adamw has amsgrad and weight_decay",
+            (
+                "rank = 8 is not an option of optimizer = adamw. Leave rank out, or set optimizer: galore; adamw has "
+                "amsgrad, weight_decay, paged."
+            ),
         ),
         (
             ("optimizer=momentum", "optimizer_options.nesterov=true", "optimizer_options.momentum=0"),
-            "nesterov = true needs a momentum, but momentum = 0. Raise momentum, or set nesterov: false.",
+            "nesterov = true needs a momentum, but momentum = 0. Set momentum above 0, or nesterov: false.",
         ),
         (
             ("optimizer_options.paged=true", "optimizer_options.amsgrad=true"),
-            "bitsandbytes' paged optimizers have no amsgrad. Set amsgrad: false or paged: false.",
+            "amsgrad = true is not an option of bitsandbytes' paged optimizers. Set amsgrad: false or paged: false.",
         ),
         (
             ("recipe=mixed-20", "gradient_dtype=bf16"),
@@ -149,4 +155,6 @@ def test_gradients_can_be_named_in_the_dtype_that_they_have(recipe: str, dtype: 
 
 
 def test_an_average_of_a_model_that_is_mostly_frozen_is_refused() -> None:
-    assert "ema = fp32 together with finetune = lora is not modelled yet." in refusal("ema=fp32", "finetune=lora")
+    assert "ema = fp32 is not modelled with finetune = lora. Set ema: none, or finetune: full." in refusal(
+        "ema=fp32", "finetune=lora"
+    )

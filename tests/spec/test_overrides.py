@@ -78,8 +78,8 @@ def test_every_field_is_found_by_its_bare_name_and_by_its_path() -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("b", "--set b: there is no '=' in it. Write --set field=value, such as --set b=4."),
-        ("", "--set : there is no '=' in it. Write --set field=value, such as --set b=4."),
+        ("b", "--set b: the '=' is missing. Write --set field=value, such as --set b=4."),
+        ("", "--set : the '=' is missing. Write --set field=value, such as --set b=4."),
         ("=4", "--set =4: unknown field ''. `memcalc schema` lists all fields."),
         ("zz=1", "--set zz=1: unknown field 'zz'. `memcalc schema` lists all fields."),
         (
@@ -111,10 +111,7 @@ def test_every_field_is_found_by_its_bare_name_and_by_its_path() -> None:
         ("model=3", "--set: preset: preset = 3 is not a name. Write a path or the name of a preset."),
         (
             "training={b: 2}",
-            (
-                "--set training={b: 2}: training is a whole block. "
-                "Set one of its fields, such as training.micro_batch_size."
-            ),
+            ("--set training={b: 2}: training is a block of fields. Set a field, such as training.micro_batch_size."),
         ),
     ],
 )
@@ -163,18 +160,18 @@ def test_the_last_of_several_wins_under_whatever_name() -> None:
         (
             "b=four",
             (
-                "--set: training.micro_batch_size: micro_batch_size = 'four' is not a whole number. "
-                "Write digits only, such as 4096."
+                "--set: training.micro_batch_size: micro_batch_size = 'four' is not a whole number. Write digits only, "
+                "such as 8."
             ),
         ),
         (
             "b==4",
             (
-                "--set: training.micro_batch_size: micro_batch_size = '=4' is not a whole number. "
-                "Write digits only, such as 4096."
+                "--set: training.micro_batch_size: micro_batch_size = '=4' is not a whole number. Write digits only, "
+                "such as 8."
             ),
         ),
-        ("b=0", "--set: training.micro_batch_size: micro_batch_size = 0 is too small. It must be more than 0."),
+        ("b=0", "--set: training.micro_batch_size: micro_batch_size = 0 is too small. Set more than 0."),
         (
             "b=[",
             (
@@ -201,13 +198,17 @@ def test_the_last_of_several_wins_under_whatever_name() -> None:
         (
             "h=5",
             (
-                "--set: model.num_attention_heads: num_attention_heads = 5 does not divide hidden_size = 64. "
-                "Give a number of heads that divides it, such as 4, or set head_dim."
+                "--set: model.num_attention_heads: num_attention_heads = 5 does not divide hidden_size = 64. Set "
+                "num_attention_heads to a divisor, such as 4, or set head_dim."
             ),
         ),
         (
             "gpu=abacus",
-            "--set: hardware.gpu: 'abacus' is not a known GPU. `memcalc gpus` lists all GPUs; --budget SIZE takes the memory of any other GPU.",
+            (
+                "--set: hardware.gpu: 'abacus' is not a known GPU. `memcalc gpus` lists all GPUs; --budget SIZE takes "
+                "the "
+                "memory of any other GPU."
+            ),
         ),
     ],
 )

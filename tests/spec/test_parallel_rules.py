@@ -32,71 +32,78 @@ def test_megatron_keeps_fp32_main_gradients() -> None:
 
 def test_megatrons_matrices_need_its_engine() -> None:
     assert refusal(training={"implementation": "megatron"}, parallelism={"engine": "deepspeed"}) == (
-        "configuration: parallelism.engine: engine = deepspeed with implementation megatron: its linear layers add to main "
-        "gradients. Leave engine out, or set engine: megatron."
+        "configuration: parallelism.engine: implementation = megatron does not support engine = deepspeed: its linear "
+        "layers add to main gradients. Leave engine out, or set engine: megatron."
     )
 
 
 @pytest.mark.parametrize("loss", ["materialized", "chunked"])
 def test_megatrons_loss_works_on_parts_of_the_vocabulary(loss: str) -> None:
     assert refusal(training={"implementation": "megatron", "loss": loss}) == (
-        f"configuration: training.loss: loss = {loss} with implementation megatron: its loss shards the "
+        f"configuration: training.loss: implementation = megatron does not support loss = {loss}: its loss shards the "
         "vocabulary. Set loss: vocab-parallel (Megatron-Core's own) or fused (Transformer Engine's)."
     )
 
 
 def test_megatrons_fused_attention_is_flash() -> None:
     assert refusal(training={"implementation": "megatron", "attention": "memory-efficient"}) == (
-        "configuration: training.attention: attention = memory-efficient with implementation megatron: its fused "
-        "kernel is flash attention. Set attention: flash (Transformer Engine) or eager (Megatron-Core's own modules)."
+        "configuration: training.attention: implementation = megatron does not support attention = memory-efficient. "
+        "Set attention: flash (Transformer Engine) or eager (Megatron-Core's own modules)."
     )
 
 
 def test_megatrons_own_modules_have_no_experts() -> None:
     experts = {"num_experts": 4, "num_experts_per_token": 2, "expert_intermediate_size": 64}
-    assert "attention = eager with implementation megatron and experts is not modelled" in refusal(
-        model={"moe": experts}, training={"implementation": "megatron", "attention": "eager"}
+    assert (
+        "configuration: training.attention: attention = eager is not modelled with implementation = megatron and "
+        "experts. Set attention: flash, or implementation: plain."
+        in refusal(model={"moe": experts}, training={"implementation": "megatron", "attention": "eager"})
     )
 
 
 def test_megatron_in_fp32_has_no_fused_attention_and_its_own_recipe() -> None:
     wide = {"implementation": "megatron", "dtype": "fp32"}
-    assert "attention = flash with dtype = fp32: no fused kernel supports it" in refusal(
-        training=wide | {"attention": "flash"}
+    assert (
+        "configuration: training.attention: attention = flash has no fused kernel for dtype = fp32. Set attention: "
+        "eager, or dtype: bf16 or fp16." in refusal(training=wide | {"attention": "flash"})
     )
     assert "Set recipe: fp32-main" in refusal(training=wide | {"recipe": "fp32"})
-    assert "recipe = fp32-main is Megatron-LM's, but implementation = plain" in refusal(
-        training={"dtype": "fp32", "recipe": "fp32-main", "implementation": "plain"}
+    assert (
+        "configuration: training.recipe: recipe = fp32-main needs implementation = megatron, not plain. Set recipe: "
+        "fp32, or implementation: megatron."
+        in refusal(training={"dtype": "fp32", "recipe": "fp32-main", "implementation": "plain"})
     )
 
 
 def test_models_that_megatrons_layers_do_not_have_are_refused() -> None:
     assert refusal(training={"implementation": "megatron"}, model={"norms_per_layer": 4}) == (
-        "configuration: model.norms_per_layer: norms_per_layer = 4 is not modelled with implementation megatron. "
-        "Modelled: 2; or set implementation: plain."
+        "configuration: model.norms_per_layer: norms_per_layer = 4 is not modelled with implementation = megatron. Set "
+        "norms_per_layer: 2, or implementation: plain."
     )
 
 
 def test_a_sequence_is_cut_into_two_pieces_for_each_context_parallel_rank() -> None:
     assert refusal(parallelism={"context_parallel": 3}) == (
-        "configuration: parallelism.context_parallel: sequence_length = 2048 cannot be split into 2 x 3 x 1 = 6 chunks. "
-        "Each rank gets a chunk from the front and one from the back, to balance causal attention."
+        "configuration: parallelism.context_parallel: sequence_length = 2048 is not a multiple of 2 x 3 x 1 = 6, the "
+        "chunks of context_parallel = 3. Set sequence_length to a multiple of 6, such as 2046."
     )
     spread = {"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": True}
     assert load({"model": SIZES, "parallelism": spread}).parallelism.context_parallel == 2
 
 
 def test_no_context_parallel_rank_sees_a_whole_attention_map() -> None:
-    assert "attention = eager with context_parallel = 2" in refusal(
-        parallelism={"context_parallel": 2}, training={"attention": "eager"}
+    assert (
+        "configuration: training.attention: context_parallel = 2 needs attention = flash, not eager: no rank has all "
+        "keys at once. Set attention: flash."
+        in refusal(parallelism={"context_parallel": 2}, training={"attention": "eager"})
     )
 
 
 def test_heads_are_exchanged_evenly() -> None:
     spread = {"context_parallel": 8, "context_parallel_method": "all-to-all"}
     assert refusal(parallelism=spread) == (
-        "configuration: parallelism.context_parallel: context_parallel = 8 does not divide the 4 query heads of a rank, "
-        "which all-to-all exchanges. Set context_parallel_method: ring, or fewer ranks."
+        "configuration: parallelism.context_parallel: context_parallel = 8 does not divide the 4 query heads of a "
+        "rank, which all-to-all exchanges. Set context_parallel_method: ring, or lower context_parallel."
     )
 
 
@@ -116,8 +123,8 @@ def test_experts_are_distributed_evenly_over_the_ranks() -> None:
         model=moe, parallelism={"expert_tensor_parallel": 5}
     )
     assert refusal(model=moe, parallelism={"expert_parallel": 4, "data_parallel": 2}) == (
-        "configuration: parallelism.expert_parallel: tensor 1 x context 1 x data 2 = 2 ranks are not a multiple of expert 4 "
-        "x expert_tensor 1. Expert parallelism uses the same ranks, so its groups must fit in them."
+        "configuration: parallelism.expert_parallel: expert 4 x expert_tensor 1 does not divide tensor 1 x context 1 x "
+        "data 2 = 2 ranks. Change expert_parallel or data_parallel: groups of experts use the same ranks."
     )
     assert load({"model": SIZES | moe, "parallelism": {"expert_parallel": 4, "data_parallel": 4}})
 
@@ -127,8 +134,10 @@ def test_hybrid_sharding_has_groups_of_one_size() -> None:
     assert "data_parallel_replicate = 3 does not divide data_parallel = 8." in refusal(
         parallelism=shared | {"data_parallel_replicate": 3}
     )
-    assert "Only fsdp2 shards inside groups (HSDP)." in refusal(
-        parallelism={"data_parallel": 8, "data_parallel_replicate": 2}
+    assert (
+        "configuration: parallelism.data_parallel_replicate: data_parallel_replicate = 2 needs engine = fsdp2, not "
+        "ddp. Set engine: fsdp2, which shards inside groups (HSDP), or leave data_parallel_replicate out."
+        in refusal(parallelism={"data_parallel": 8, "data_parallel_replicate": 2})
     )
 
 
@@ -138,20 +147,34 @@ PIPELINE = {"pipeline_parallel": 2}
 @pytest.mark.parametrize(
     ("spread", "message"),
     [
-        ({"schedule": "gpipe"}, "schedule = gpipe, but pipeline_parallel = 1. Leave schedule out, or add stages."),
+        (
+            {"schedule": "gpipe"},
+            (
+                "schedule = gpipe needs several stages, but pipeline_parallel = 1. Leave schedule out, or raise "
+                "pipeline_parallel."
+            ),
+        ),
         (
             PIPELINE | {"schedule": "interleaved"},
-            "schedule = interleaved, but virtual_stages = 1. Set virtual_stages: 2 or more.",
+            (
+                "schedule = interleaved needs several chunks per stage, but virtual_stages = 1. Set virtual_stages: 2 "
+                "or "
+                "more."
+            ),
         ),
         (
             {"schedule": "dualpipe", "pipeline_parallel": 3},
-            "schedule = dualpipe with 3 stages. It runs in both directions: set an even number.",
+            (
+                "schedule = dualpipe needs an even number of stages, but pipeline_parallel = 3. Set pipeline_parallel: "
+                "4 "
+                "or another even number."
+            ),
         ),
         (
             {"schedule": "zb-v", "pipeline_parallel": 4},
             (
-                "schedule = zb-v splits the model into 8 chunks, but num_layers = 4. "
-                "A chunk needs at least one layer: use fewer stages or virtual_stages."
+                "schedule = zb-v splits the model into 8 chunks, but num_layers = 4. Lower pipeline_parallel or "
+                "virtual_stages: a chunk needs at least one layer."
             ),
         ),
     ],
@@ -162,8 +185,8 @@ def test_a_schedule_has_stages_and_layers_enough(spread: dict[str, Any], message
 
 def test_only_interleaving_has_virtual_stages() -> None:
     assert refusal(parallelism=PIPELINE | {"virtual_stages": 2}) == (
-        "configuration: parallelism.virtual_stages: virtual_stages = 2 with schedule 1f1b. "
-        "Set schedule: interleaved for several chunks per stage; the V schedules always have two."
+        "configuration: parallelism.virtual_stages: virtual_stages = 2 needs schedule = interleaved, not 1f1b. Set "
+        "schedule: interleaved, or leave virtual_stages out; V schedules always have two chunks per stage."
     )
 
 
@@ -177,16 +200,16 @@ def test_torchtitan_is_fsdp2_over_fp32_shards() -> None:
 
 def test_torchtitan_needs_ranks_and_its_own_model() -> None:
     titan = {"training": {"implementation": "torchtitan"}, "parallelism": {"data_parallel": 8}}
-    with pytest.raises(InputError, match="normalization = layernorm is not modelled with implementation torchtitan"):
+    with pytest.raises(InputError, match="normalization = layernorm is not modelled with implementation = torchtitan"):
         load({"model": SIZES} | titan)
-    with pytest.raises(InputError, match="FSDP2 has no ranks to shard over"):
+    with pytest.raises(InputError, match="needs several ranks for FSDP2"):
         load({"preset": "llama-3-8b", "training": titan["training"]})
 
 
 def test_fsdp2_takes_parameters_of_one_dtype() -> None:
     """transformers builds ERNIE's routers in fp32: PyTorch's assertion was the traceback of a trace."""
     words = ("num_layers=2", "implementation=huggingface", "engine=fsdp2", "zero_stage=3", "data_parallel=2")
-    with pytest.raises(InputError, match="FSDP2 refuses parameters of two dtypes"):
+    with pytest.raises(InputError, match="FSDP2, which rejects parameters of two dtypes"):
         load("ernie-4.5-21b-a3b", (*words, "recipe=pure"))
     for other in (("recipe=amp",), ("recipe=pure", "implementation=plain"), ("recipe=pure", "data_parallel=1")):
         load("ernie-4.5-21b-a3b", (*words, *other))

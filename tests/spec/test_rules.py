@@ -39,8 +39,8 @@ def refusal(**blocks: dict[str, Any]) -> str:
 
 def test_heads_divide_the_hidden_size() -> None:
     assert refusal(model={"d": 66}) == (
-        "configuration: model.num_attention_heads: num_attention_heads = 4 does not divide hidden_size = 66. "
-        "Give a number of heads that divides it, such as 3, or set head_dim."
+        "configuration: model.num_attention_heads: num_attention_heads = 4 does not divide hidden_size = 66. Set "
+        "num_attention_heads to a divisor, such as 3, or set head_dim."
     )
     assert run(model={"d": 66, "head_dim": 16}).model.query_size == 64
 
@@ -61,50 +61,52 @@ def test_more_key_value_heads_than_heads_are_refused() -> None:
 
 def test_norms_after_are_two() -> None:
     assert refusal(model={"norm_placement": "after", "norms_per_layer": 4}) == (
-        "configuration: model.norm_placement: norm_placement = after places 2 norms, but norms_per_layer = 4. "
-        "Set norms_per_layer: 2; 4 are before and after attention and MLP anyway."
+        "configuration: model.norm_placement: norm_placement = after places 2 norms, but norms_per_layer = 4. Set "
+        "norms_per_layer: 2, or leave norm_placement out; 4 norms are before and after attention and MLP."
     )
 
 
 def test_dense_layers_exist_and_are_not_too_many_to_look_at() -> None:
     assert refusal(model={"moe": MOE | {"dense_layers": [4]}}) == (
-        "configuration: model.moe.dense_layers: dense_layers names layer 4, but the layers are 0 to 3. "
-        "Name layers that exist."
+        "configuration: model.moe.dense_layers: dense_layers names layer 4, but the layers are 0 to 3. Remove layer 4, "
+        "or raise num_layers."
     )
 
 
 def test_layers_are_not_too_many_to_lay_out() -> None:
     assert refusal(model={"l": 2**31}) == (
-        "configuration: model.num_layers: num_layers = 2147483648 is more than 1,024. Set at most 1,024."
+        "configuration: model.num_layers: num_layers = 2147483648 is more than 1,024, the limit of memcalc. Set at "
+        "most 1,024."
     )
 
 
 def test_one_norm_a_layer_needs_a_parallel_block() -> None:
     assert refusal(model={"norms_per_layer": 1}) == (
-        "configuration: model.norms_per_layer: norms_per_layer = 1 needs parallel_block: true. "
-        "A block with the MLP after attention has 2 norms."
+        "configuration: model.norms_per_layer: norms_per_layer = 1 needs parallel_block: true. Set parallel_block: "
+        "true, or norms_per_layer: 2."
     )
     assert run(model={"norms_per_layer": 1, "parallel_block": True}).model.norms_per_layer == 1
 
 
 def test_a_latent_head_is_as_wide_as_its_parts() -> None:
     assert refusal(model={"mla": MLA, "head_dim": 16}) == (
-        "configuration: model.head_dim: head_dim = 16, but with latent attention it is "
-        "qk_nope_head_dim + qk_rope_head_dim = 12 + 8 = 20. Leave head_dim out."
+        "configuration: model.head_dim: head_dim = 16 differs from the head dimension of latent attention: "
+        "qk_nope_head_dim + qk_rope_head_dim = 12 + 8 = 20. Leave head_dim out, or set 20."
     )
 
 
 def test_a_token_visits_no_more_experts_than_there_are() -> None:
     assert refusal(model={"moe": MOE | {"num_experts_per_token": 9}}) == (
-        "configuration: model.moe.num_experts_per_token: num_experts_per_token = 9 is more than num_experts = 8. "
-        "A token uses each expert at most once."
+        "configuration: model.moe.num_experts_per_token: num_experts_per_token = 9 is more than num_experts = 8. Set "
+        "at most 8: a token uses each expert at most once."
     )
     assert run(model={"moe": MOE | {"num_experts_per_token": 8}}).model.moe is not None
 
 
 def test_no_more_first_layers_are_dense_than_there_are_layers() -> None:
     assert refusal(model={"moe": MOE | {"first_dense_layers": 5}}) == (
-        "configuration: model.moe.first_dense_layers: first_dense_layers = 5 is more than num_layers = 4. Lower it."
+        "configuration: model.moe.first_dense_layers: first_dense_layers = 5 is more than num_layers = 4. Set at most "
+        "4."
     )
     assert run(model={"moe": MOE | {"first_dense_layers": 4}}).model.moe is not None
 
@@ -116,7 +118,7 @@ def test_a_sequence_has_a_learned_position_for_each_token() -> None:
     longer = {"s": 4096}
     assert refusal(training=longer) == (
         "configuration: training.sequence_length: sequence_length = 4096 is longer than the 2048 learned positions. "
-        "Lower it to 2048, or raise model.max_position_embeddings."
+        "Set sequence_length: 2048 or less, or raise model.max_position_embeddings."
     )
     assert run(training=longer, model={"max_position_embeddings": 4096}).training.sequence_length == 4096
     for other in ("rope", "alibi", "none"):  # positions that are computed know no end
@@ -126,16 +128,16 @@ def test_a_sequence_has_a_learned_position_for_each_token() -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_recipe_fp32_computes_in_fp32(dtype: str) -> None:
     assert refusal(training={"recipe": "fp32", "dtype": dtype}) == (
-        f"configuration: training.recipe: recipe fp32 computes in fp32, but dtype = {dtype}. "
-        "Set dtype: fp32, or recipe: amp to compute in 16 bit with fp32 weights."
+        f"configuration: training.recipe: recipe = fp32 computes in fp32, but dtype = {dtype}. Set dtype: fp32, or "
+        "recipe: amp to compute in 16 bits with fp32 weights."
     )
 
 
 @pytest.mark.parametrize("recipe", ["amp", "mixed-16", "mixed-18", "mixed-20"])
 def test_mixed_precision_computes_in_16_bit(recipe: str) -> None:
     assert refusal(training={"recipe": recipe, "dtype": "fp32"}) == (
-        f"configuration: training.recipe: recipe {recipe} computes in 16 bit, but dtype = fp32. "
-        "Set dtype: bf16 or fp16, or recipe: fp32."
+        f"configuration: training.recipe: recipe = {recipe} computes in 16 bits, but dtype = fp32. Set dtype: bf16 or "
+        "fp16, or recipe: fp32."
     )
     assert run(training={"recipe": recipe, "dtype": "fp16"}).training.recipe == recipe
 
@@ -150,15 +152,16 @@ def test_pure_computes_in_any_dtype() -> None:
 
 def test_a_stage_holds_at_least_one_layer() -> None:
     assert refusal(parallelism={"pipeline_parallel": 5}) == (
-        "configuration: parallelism.pipeline_parallel: pipeline_parallel = 5 is more than num_layers = 4. "
-        "A stage needs at least one layer: at most 4."
+        "configuration: parallelism.pipeline_parallel: pipeline_parallel = 5 is more than num_layers = 4. Set at most "
+        "4: a stage needs at least one layer."
     )
     assert run(parallelism={"pipeline_parallel": 4}).parallelism.pipeline_parallel == 4
 
 
 def test_a_plan_names_layers_that_exist() -> None:
     assert refusal(training={"recompute": [0, 9, 4]}) == (
-        "configuration: training.recompute: recompute names layer 9, but the layers are 0 to 3. Name layers that exist."
+        "configuration: training.recompute: recompute names layer 9, but the layers are 0 to 3. Remove layer 9, or "
+        "raise num_layers."
     )
     assert run(training={"recompute": [0, 3]}).training.recompute == (0, 3)
 
@@ -181,7 +184,7 @@ def test_tensor_parallelism_divides_the_heads() -> None:
 def test_a_rank_has_whole_key_value_heads_or_a_copy_of_one() -> None:
     assert tensor(4, h=12, num_key_value_heads=6, head_dim=16) == (
         "configuration: parallelism.tensor_parallel: tensor_parallel = 4 and num_key_value_heads = 6: neither divides "
-        "the other. A rank needs whole key/value heads, or a copy of one: try 1, 2, 6, or a multiple of 6."
+        "the other. A rank needs whole key/value heads, or a copy of one: try 1, 2, 3, 6, or a multiple of 6."
     )
     assert run(model={"num_key_value_heads": 2}, parallelism={"tensor_parallel": 4}).parallelism.tensor_parallel == 4
 
@@ -195,21 +198,22 @@ def test_latent_attention_has_no_key_value_heads_to_divide() -> None:
 @pytest.mark.parametrize(
     ("model", "name", "width", "tries"),
     [
-        ({"intermediate_size": 30}, "intermediate_size", 30, "1, 2, 30"),
-        ({"moe": MOE | {"expert_intermediate_size": 18}}, "expert_intermediate_size", 18, "1, 2, 18"),
-        ({"moe": MOE | {"shared_expert_intermediate_size": 6}}, "shared_expert_intermediate_size", 6, "1, 2, 6"),
+        ({"intermediate_size": 30}, "intermediate_size", 30, "1, 2, 3, 5, 6, 10, 15, 30"),
+        ({"moe": MOE | {"expert_intermediate_size": 18}}, "expert_intermediate_size", 18, "1, 2, 3, 6, 9, 18"),
+        ({"moe": MOE | {"shared_expert_intermediate_size": 6}}, "shared_expert_intermediate_size", 6, "1, 2, 3, 6"),
     ],
 )
 def test_tensor_parallelism_divides_the_widths(model: dict[str, Any], name: str, width: int, tries: str) -> None:
     assert tensor(4, **model) == (
-        f"configuration: parallelism.tensor_parallel: tensor_parallel = 4 does not divide {name} = {width}. Try {tries}."
+        f"configuration: parallelism.tensor_parallel: tensor_parallel = 4 does not divide {name} = {width}. Try "
+        f"{tries}."
     )
 
 
 def test_sequence_parallelism_divides_the_sequence() -> None:
     assert tensor(4, {"s": 102}, sequence=True) == (
-        "configuration: parallelism.sequence_parallel: tensor_parallel = 4 does not divide sequence_length = 102. "
-        "Sequence parallelism splits the sequence evenly over the tensor-parallel ranks."
+        "configuration: parallelism.sequence_parallel: tensor_parallel = 4 does not divide sequence_length = 102. Set "
+        "sequence_length to a multiple of 4, or sequence_parallel: false."
     )
     assert run(training={"s": 102}, parallelism={"tensor_parallel": 4}).training.sequence_length == 102
 
@@ -218,20 +222,21 @@ def test_sequence_parallelism_divides_the_sequence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "stage", "stages"),
+    ("engine", "stage", "stages", "others"),
     [
-        ("ddp", 1, "0"),
-        ("ddp", 3, "0"),
-        ("fsdp2", 0, "2, 3"),
-        ("fsdp2", 1, "2, 3"),
-        ("megatron", 2, "0, 1"),
-        ("megatron", 3, "0, 1"),
+        ("ddp", 1, ("0",), "deepspeed or megatron"),
+        ("ddp", 3, ("0",), "fsdp2 or deepspeed"),
+        ("fsdp2", 0, ("2", "3"), "ddp or deepspeed or megatron"),
+        ("fsdp2", 1, ("2", "3"), "deepspeed or megatron"),
+        ("megatron", 2, ("0", "1"), "fsdp2 or deepspeed"),
+        ("megatron", 3, ("0", "1"), "fsdp2 or deepspeed"),
     ],
 )
-def test_an_engine_does_its_own_stages(engine: str, stage: int, stages: str) -> None:
+def test_an_engine_does_its_own_stages(engine: str, stage: int, stages: tuple[str, ...], others: str) -> None:
     assert refusal(parallelism={"engine": engine, "zero_stage": stage}).splitlines()[0] == (
-        f"configuration: parallelism.engine: engine = {engine} supports zero_stage {stages}, not {stage}. "
-        "ddp shards nothing, deepspeed supports stages 1 to 3, fsdp2 supports 2 and 3."
+        f"configuration: parallelism.engine: engine = {engine} supports zero_stage {' and '.join(stages)}, not "
+        f"{stage}. "
+        f"Set zero_stage: {' or '.join(stages)}, or engine: {others}."
     )
 
 
@@ -245,9 +250,9 @@ def test_engines_with_their_stages_load(engine: str, stage: int) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_gradients_are_not_sharded_over_a_pipeline(stage: int) -> None:
     assert refusal(parallelism={"zero_stage": stage, "pipeline_parallel": 2}) == (
-        f"configuration: parallelism.zero_stage: zero_stage = {stage} together with pipeline_parallel = 2 is not "
-        "modelled: gradients of several micro-batches would be sharded while the pipeline still adds to them. "
-        "Use zero_stage 0 or 1 with a pipeline."
+        f"configuration: parallelism.zero_stage: zero_stage = {stage} is not modelled with pipeline_parallel = 2: "
+        "gradients would be sharded while later micro-batches still add to them. Set zero_stage: 0 or 1, or "
+        "pipeline_parallel: 1."
     )
     assert run(parallelism={"zero_stage": 1, "pipeline_parallel": 2}).parallelism.zero_stage == 1
 
@@ -259,8 +264,8 @@ def test_transformers_modules_are_not_split() -> None:
     message = refusal(training={"implementation": "huggingface"}, parallelism={"tensor_parallel": 2})
 
     assert message == (
-        "configuration: parallelism.tensor_parallel: tensor_parallel = 2 with transformers' modules is not modelled "
-        "yet. Modelled today: 1."
+        "configuration: parallelism.tensor_parallel: tensor_parallel = 2 is not modelled with transformers' modules. "
+        "Set tensor_parallel: 1, or implementation: plain."
     )
 
 
@@ -285,7 +290,7 @@ def test_an_unknown_gpu_of_an_option_is_named_after_it() -> None:
 
 # -- values of a wrong kind --------------------------------------------------------------------------------------------
 
-WHOLE = "is not a whole number. Write digits only, such as 4096."
+WHOLE = "is not a whole number. Write digits only, such as 8."
 RECOMPUTE = (
     "Write none, selective, full, every-k (every-2: each second layer) or a list of layers; a nested list or a range "
     '("4-7") is one checkpoint segment.'
@@ -295,32 +300,32 @@ RECOMPUTE = (
 @pytest.mark.parametrize(
     ("block", "field", "value", "rest"),
     [
-        ("training", "micro_batch_size", 0, "= 0 is too small. It must be more than 0."),
-        ("training", "micro_batch_size", -3, "= -3 is too small. It must be more than 0."),
+        ("training", "micro_batch_size", 0, "= 0 is too small. Set more than 0."),
+        ("training", "micro_batch_size", -3, "= -3 is too small. Set more than 0."),
         ("training", "micro_batch_size", 1.5, f"= 1.5 {WHOLE}"),
         ("training", "micro_batch_size", 2.0, f"= 2.0 {WHOLE}"),
         ("training", "micro_batch_size", "2", f"= '2' {WHOLE}"),
         ("training", "micro_batch_size", True, f"= True {WHOLE}"),
         ("training", "micro_batch_size", [1], f"= a list {WHOLE}"),
         ("training", "micro_batch_size", {"x": 1}, f"= a block {WHOLE}"),
-        ("training", "micro_batch_size", 2**41, "= 2199023255552 is too large. It must be at most 1099511627776."),
-        ("training", "dropout", 1, "= 1 is too large. It must be less than 1.0."),
-        ("training", "dropout", -0.5, "= -0.5 is too small. It must be at least 0.0."),
+        ("training", "micro_batch_size", 2**41, "= 2199023255552 is too large. Set at most 1099511627776."),
+        ("training", "dropout", 1, "= 1 is too large. Set less than 1.0."),
+        ("training", "dropout", -0.5, "= -0.5 is too small. Set at least 0.0."),
         ("training", "dropout", "x", "= 'x' is not a number. Write a number, such as 0.1."),
         ("training", "recompute", "every-0", f"= 'every-0' is not a valid value. {RECOMPUTE}"),
         ("training", "recompute", "fulll", f"= 'fulll' is not a valid value. {RECOMPUTE}"),
         ("training", "recompute", 3, f"= 3 is not a valid value. {RECOMPUTE}"),
         ("training", "recompute", [-1], f"= a list is not a valid value. {RECOMPUTE}"),
         ("training", "recompute", ["a"], f"= a list is not a valid value. {RECOMPUTE}"),
-        ("training", "zero_grad", "free", "= 'free' is not known. Known are 'set_to_none' or 'zero'."),
-        ("training", "dtype", "fp8", "= 'fp8' is not known. Known are 'fp32', 'bf16' or 'fp16'."),
-        ("training", "attention", 3, "= 3 is not known. Known are 'eager', 'flash' or 'memory-efficient'."),
-        ("parallelism", "zero_stage", 4, "= 4 is too large. It must be at most 3."),
-        ("parallelism", "zero_stage", -1, "= -1 is too small. It must be at least 0."),
-        ("parallelism", "pipeline_parallel", 4096, "= 4096 is too large. It must be at most 1024."),
+        ("training", "zero_grad", "free", "= 'free' is not a known value. Choose 'set_to_none' or 'zero'."),
+        ("training", "dtype", "fp8", "= 'fp8' is not a known value. Choose 'fp32', 'bf16' or 'fp16'."),
+        ("training", "attention", 3, "= 3 is not a known value. Choose 'eager', 'flash' or 'memory-efficient'."),
+        ("parallelism", "zero_stage", 4, "= 4 is too large. Set at most 3."),
+        ("parallelism", "zero_stage", -1, "= -1 is too small. Set at least 0."),
+        ("parallelism", "pipeline_parallel", 4096, "= 4096 is too large. Set at most 1024."),
         ("parallelism", "sequence_parallel", "yes", "= 'yes' is neither true nor false. Write true or false."),
         ("model", "qkv_bias", 1, "= 1 is neither true nor false. Write true or false."),
-        ("model", "norms_per_layer", 3, "= 3 is not known. Known are 1, 2 or 4."),
+        ("model", "norms_per_layer", 3, "= 3 is not a known value. Choose 1, 2 or 4."),
         ("model", "moe", 3, "= 3 is not a block. Write the block's fields indented below it."),
         ("hardware", "gpu", 3, "= 3 is not a word. Write a word; put it in quotes if YAML reads it as a number."),
     ],
@@ -342,7 +347,7 @@ def test_a_name_that_is_no_word_is_refused() -> None:
 
 def test_a_wrong_value_in_a_nested_block_is_named_by_its_whole_path() -> None:
     assert refusal(model={"moe": MOE | {"num_experts": 0}}) == (
-        "configuration: model.moe.num_experts: num_experts = 0 is too small. It must be more than 0."
+        "configuration: model.moe.num_experts: num_experts = 0 is too small. Set more than 0."
     )
 
 

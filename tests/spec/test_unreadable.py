@@ -15,17 +15,17 @@ from tests.spec.files import SIZES, refusal
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "it has no configuration."),
-        ("# only a comment\n", "it has no configuration."),
-        ("{}", "it has no configuration."),
-        ("null", "it has no configuration."),
-        ("42", "it holds 42, not a configuration."),
-        ("hello", "it holds 'hello', not a configuration."),
-        ("[1, 2]", "it holds a list, not a configuration."),
+        ("", "the file has no configuration."),
+        ("# only a comment\n", "the file has no configuration."),
+        ("{}", "the file has no configuration."),
+        ("null", "the file has no configuration."),
+        ("42", "the file holds 42, not a configuration."),
+        ("hello", "the file holds 'hello', not a configuration."),
+        ("[1, 2]", "the file holds a list, not a configuration."),
     ],
 )
 def test_a_file_without_blocks_is_refused(folder: Path, text: str, problem: str) -> None:
-    remedy = "Write at least a `model:` block; `memcalc models` lists presets to start from."
+    remedy = "Write a `model:` block, or `preset: NAME` (`memcalc models` lists the presets)."
 
     assert refusal(folder, text) == f"run.yaml: {problem} {remedy}"
 
@@ -52,12 +52,15 @@ def test_a_huge_file_is_refused_without_being_read_as_a_whole(folder: Path) -> N
     [
         (
             "nope",
-            "nope: not a file, preset or hub id. `memcalc models` lists the presets, `memcalc models QUERY` searches the published models.",
+            (
+                "nope: no file, preset or hub id has this name. `memcalc models` lists the presets, `memcalc models "
+                "QUERY` searches the published models."
+            ),
         ),
-        ("gpt33", "gpt33: not a file, preset or hub id. Did you mean gpt3?"),
+        ("gpt33", "gpt33: no file, preset or hub id has this name. Did you mean gpt3?"),
         (
             "lama-3-8b.yaml",
-            "lama-3-8b.yaml: not a file, preset or hub id. Did you mean llama-3-8b?",
+            "lama-3-8b.yaml: no file, preset or hub id has this name. Did you mean llama-3-8b?",
         ),
         (
             "x/gpt3",
@@ -68,7 +71,7 @@ def test_a_huge_file_is_refused_without_being_read_as_a_whole(folder: Path) -> N
         ),
         (
             ".",
-            ".: . is a directory without a config.json. Name a file in it, or check all of them with `memcalc check`.",
+            ".: the directory has no config.json. Name a file in the directory, or run `memcalc check` on all files.",
         ),
     ],
 )
@@ -81,7 +84,7 @@ def test_a_name_that_leads_nowhere_is_refused(folder: Path, source: str, message
 
 @pytest.mark.parametrize("source", ["a" * 5000, "gpt3\0", "../" * 2000 + "x", "\udce9"])
 def test_a_name_that_no_system_can_look_up_is_refused(folder: Path, source: str) -> None:
-    with pytest.raises(InputError, match="not a file, preset or hub id"):
+    with pytest.raises(InputError, match="no file, preset or hub id has this name"):
         load(source)
 
 

@@ -247,11 +247,17 @@ def test_keys_that_are_no_words_are_refused(text: str, place: str) -> None:
     assert refusal(text) == f"{place}: a key must be a word. Write `name: value` lines."
 
 
+def test_a_template_is_rendered_first() -> None:
+    """YAML reads {{ name }} as a mapping that is the key of a mapping: the remedy was to write `name: value` lines."""
+    with pytest.raises(InputError, match=r"run\.yaml:1: preset: a key must be a word\. Render the template first"):
+        parse_yaml("preset: {{ name }}\n", "run.yaml")
+
+
 @pytest.mark.parametrize(("text", "line"), [("a: 1\n---\nb: 2\n", 2), ("---\na: 1\n---\n", 3)])
 def test_several_documents_are_refused(text: str, line: int) -> None:
     rule = "the file holds more than one document (a line of ---)."
 
-    assert refusal(text) == f"run.yaml:{line}: {rule} A configuration is one small document."
+    assert refusal(text) == f"run.yaml:{line}: {rule} Keep one document per file."
 
 
 @pytest.mark.parametrize(
@@ -268,7 +274,7 @@ def test_deep_and_long_files_are_refused_at_once(text: str) -> None:
     start = time.process_time()
     rule = "the file nests or repeats beyond 32 levels or 20,000 values."
 
-    assert refusal(text) == f"run.yaml:1: {rule} A configuration is one small document."
+    assert refusal(text) == f"run.yaml:1: {rule} Remove what a configuration does not need."
     assert time.process_time() - start < 2
 
 

@@ -132,14 +132,29 @@ def test_autocast_over_16_bit_weights_runs_layer_norms_in_fp32() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("recipe=amp", "autocast=false"), "autocast = false with recipe amp, which is autocast over fp32 weights."),
+        (
+            ("recipe=amp", "autocast=false"),
+            (
+                "--set: training.autocast: autocast = false contradicts recipe = amp, which is autocast over fp32 "
+                "weights. "
+                "Leave autocast out, or set recipe: fp32 or pure."
+            ),
+        ),
         (
             ("recipe=pure", "weight_dtype=fp16"),
-            "weight_dtype = fp16 with dtype = bf16 and recipe pure, which computes in the dtype of the weights.",
+            (
+                "--set: training.weight_dtype: weight_dtype = fp16 is not dtype = bf16, but recipe = pure computes in "
+                "the "
+                "dtype of the weights. Set recipe: pure and autocast: true, or leave weight_dtype out."
+            ),
         ),
         (
             ("recipe=pure", "autocast=true", "weight_dtype=fp16", "zero_stage=3", "data_parallel=2"),
-            "weight_dtype = fp16 with dtype = bf16 is not modelled for sharded weights or FP8.",
+            (
+                "--set: training.weight_dtype: weight_dtype = fp16 is not modelled with dtype = bf16 for sharded "
+                "weights "
+                "or FP8. Leave weight_dtype out, or set zero_stage: 0, tensor_parallel: 1 and fp8: none."
+            ),
         ),
         (
             ("recipe=pure", "fp32_modules=[norm]", "implementation=huggingface"),
@@ -151,7 +166,11 @@ def test_autocast_over_16_bit_weights_runs_layer_norms_in_fp32() -> None:
         ),
         (
             ("recipe=fp32", "autocast=true"),
-            "autocast = true with recipe fp32 and dtype fp32: autocast computes in 16 bit.",
+            (
+                "--set: training.autocast: autocast = true computes in 16 bits, but recipe = fp32 and dtype = fp32. "
+                "Set "
+                "recipe: amp and dtype: bf16 or fp16, or leave autocast out."
+            ),
         ),
     ],
 )
@@ -200,43 +219,45 @@ def test_a_loop_around_transformers_has_its_loss() -> None:
         (
             ("loss_upcast=false", "implementation=huggingface"),
             (
-                "loss_upcast = false with implementation huggingface and loss materialized, which makes the copy. "
-                "Set loss_upcast: true, or implementation: plain and loss: materialized."
+                "--set: training.loss_upcast: loss_upcast = false needs implementation = plain and loss = "
+                "materialized, not huggingface and materialized. Set loss_upcast: true, or implementation: plain and "
+                "loss: materialized."
             ),
         ),
         (
             ("loss_recompute=false",),
             (
-                "loss_recompute = false with loss = materialized, which has no chunks to checkpoint. "
-                "Set loss: chunked, or leave loss_recompute out."
+                "--set: training.loss_recompute: loss_recompute = false needs loss = chunked: loss = materialized has "
+                "no chunks to checkpoint. Set loss: chunked, or leave loss_recompute out."
             ),
         ),
         (
             ("chunked_head=false", "loss=chunked"),
             (
-                "chunked_head = false, but each chunk is recomputed from its hidden states. "
-                "Set loss: chunked and loss_recompute: false, or leave chunked_head out."
+                "--set: training.chunked_head: chunked_head = false needs loss_recompute = false: recomputation starts "
+                "from the hidden states of each chunk. Set loss: chunked and loss_recompute: false, or leave "
+                "chunked_head out."
             ),
         ),
         (
             ("repeat_kv=true", "implementation=huggingface"),
             (
-                "repeat_kv = true has no effect with implementation huggingface: its modules decide. "
-                "Leave repeat_kv out, or set implementation: plain."
+                "--set: training.repeat_kv: repeat_kv = true needs implementation = plain, not huggingface. Leave "
+                "repeat_kv out, or set implementation: plain."
             ),
         ),
         (
             ("norm_dtype=fp32", "implementation=huggingface"),
             (
-                "norm_dtype = fp32 with implementation huggingface, which has its own norms. "
-                "Set norm_dtype: input, or implementation: plain."
+                "--set: training.norm_dtype: norm_dtype = fp32 needs implementation = plain: implementation = "
+                "huggingface has its own norms. Set norm_dtype: input, or implementation: plain."
             ),
         ),
         (
             ("logits_dtype=fp32", "loss=chunked"),
             (
-                "logits_dtype = fp32 with implementation plain and loss chunked: the model returns no logits to convert. "
-                "Set logits_dtype: compute."
+                "--set: training.logits_dtype: logits_dtype = fp32 needs logits, but implementation = plain with loss "
+                "= chunked returns none. Set logits_dtype: compute."
             ),
         ),
     ],

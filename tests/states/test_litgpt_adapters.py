@@ -85,7 +85,13 @@ def test_values_that_are_a_view_keep_the_whole_sum() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("implementation=huggingface",), "lora.implementation = litgpt with implementation = huggingface"),
+        (
+            ("implementation=huggingface",),
+            (
+                "--set: training.lora.implementation: lora.implementation = litgpt does not support implementation = "
+                "huggingface. Set lora.implementation: peft, or implementation: plain."
+            ),
+        ),
         (("lora.target_modules=[qkv_proj]",), "target_modules names qkv_proj"),
     ],
 )

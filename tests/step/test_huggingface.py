@@ -78,7 +78,7 @@ def test_dropout_goes_where_the_class_has_it() -> None:
 @pytest.mark.parametrize(
     ("architecture", "training", "words"),
     [
-        ("llama", {"model": {"norms_per_layer": 4}}, "norms_per_layer = 4 is not what transformers' llama has"),
+        ("llama", {"model": {"norms_per_layer": 4}}, "norms_per_layer = 4 is not a value that transformers' llama has"),
         ("codegen", {"attention": "flash"}, "codegen has eager attention only"),
         ("llama", {"recompute": "selective"}, "recomputes whole layers"),
     ],

@@ -144,8 +144,7 @@ def test_tensor_parallelism_stays_in_a_node_if_asked():
     table = evaluate("gpt3", {"tensor_parallel": [4, 8, 16]}, gpus_per_node=8)
     assert table.valid.tolist() == [True, True, False]
     assert table.reasons() == {
-        "parallelism.tensor_parallel: tensor_parallel = 16 is more than the 8 GPUs of a node. Its ranks exchange "
-        "activations in every layer: keep them inside one node.": 1
+        "parallelism.tensor_parallel: tensor_parallel = 16 is more than the 8 GPUs of a node. Set at most 8: tensor-parallel ranks exchange activations in every layer.": 1
     }
     assert table.point(2) == {"parallelism.tensor_parallel": 16}
 

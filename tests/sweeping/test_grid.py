@@ -34,12 +34,12 @@ def test_fields_of_one_axis_change_together():
             {"b": [1], "micro_batch_size": [2]},
             "grid: training.micro_batch_size is varied twice. Give each field one list of values.",
         ),
-        ({"b": []}, "training.micro_batch_size: there are no values to vary it over. Give at least one."),
+        ({"b": []}, "training.micro_batch_size: the list of values is empty. Add at least one value."),
         (
             {("b", "s"): [(1, 2), (1,)]},
             (
-                "grid: [1] does not hold a value for each of training.micro_batch_size, training.sequence_length. "
-                "Give as many values as there are names."
+                "grid: [1] does not have a value for each of training.micro_batch_size, training.sequence_length. "
+                "Write as many values as names."
             ),
         ),
     ],

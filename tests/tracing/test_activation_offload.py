@@ -130,5 +130,7 @@ def test_the_trace_is_what_was_recorded(record: dict[str, Any]) -> None:
 
 
 def test_the_cpu_has_them_already() -> None:
-    with pytest.raises(InputError, match="offload_activations = pinned on the CPU, where they already are"):
+    with pytest.raises(
+        InputError, match="offload_activations = pinned has no effect on the CPU, which already holds the activations"
+    ):
         memcalc.trace("gpt2", "l=1", "offload_activations=pinned", semantics="cpu")

@@ -177,7 +177,7 @@ def test_check_never_traces(
     [
         (BERT, "BertForDreaming", (), "architectures = 'BertForDreaming' is not a model class of transformers"),
         (BERT, "pipeline", (), "architectures = 'pipeline' is not a model class of transformers"),
-        (VISION | {"model_type": "vit"}, None, (), "nor a causal language model that transformers"),
+        (VISION | {"model_type": "vit"}, None, (), "has no causal language model of this type"),
         (BERT, "BertForMaskedLM", ("s=1024",), "sequence_length = 1024 is longer than the 512 positions"),
         (
             CONFIGS["LlavaForConditionalGeneration"],

@@ -87,5 +87,5 @@ def test_a_large_model_costs_the_host_that_traces_it_nothing() -> None:
 
 
 def test_the_cpu_cannot_be_rid_of_what_it_has() -> None:
-    with pytest.raises(InputError, match="offload = all on the CPU, where the step already is"):
+    with pytest.raises(InputError, match="offload = all has no effect: the step already runs on the CPU"):
         memcalc.trace(*SMALL, "zero_stage=3", semantics="cpu")

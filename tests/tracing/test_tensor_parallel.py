@@ -129,8 +129,8 @@ def requested(ledger: Ledger, phase: str) -> int:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (("num_key_value_heads=1",), "its 1 key/value heads are split evenly, or not at all"),
-        (("data_parallel=2",), "DistributedDataParallel does not support sharded parameters: set engine fsdp2"),
+        (("num_key_value_heads=1",), "2 ranks cannot split 1 key/value heads evenly"),
+        (("data_parallel=2",), "DistributedDataParallel does not support sharded parameters (engine fsdp2"),
         (("position_embedding=alibi", "attention=eager"), "ALiBi's slopes differ from head to head"),
         (("embedding_size=64",), "the plan has no embedding_size"),
         (("qk_norm=true", "qk_norm_width=all-heads"), "a norm of queries and keys over all-heads spans ranks"),

@@ -96,7 +96,10 @@ def test_modules_without_formulas_are_traced_by_estimate(capsys: pytest.CaptureF
         memcalc.estimate(*UNWRITTEN, "data_parallel=2", "engine=ddp")
     words = [word for override in UNWRITTEN[1:] for word in ("--set", override)]
     assert main(["trace", UNWRITTEN[0], *words, "--compare"]) == 2
-    assert "--compare: without formulas the estimate would be the same trace. Remove it." in capsys.readouterr().err
+    assert (
+        "--compare: the estimate of a model without formulas is the same trace. Leave --compare out."
+        in capsys.readouterr().err
+    )
 
 
 def test_without_transformers_modules_without_formulas_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,17 +140,17 @@ def test_a_variant_of_a_known_family_that_has_no_formulas(tmp_path: Path, monkey
         (
             BIOGPT,
             ("attention=flash",),
-            "no kernel for what biogpt asks of it. Set training.attention: memory-efficient",
+            "no kernel for the attention of biogpt. Set training.attention: memory-efficient",
         ),
         (RWKV, ("attention=flash",), "transformers' rwkv has eager attention only"),
-        (BIOGPT, ("l=3",), "num_layers = 3, but the config.json of biogpt says 2. Change it there"),
+        (BIOGPT, ("l=3",), "num_layers = 3, but the config.json of biogpt says 2. Change the config.json"),
         (RWKV, ("s=256",), "sequence_length = 256 is longer than the 128 positions of the config.json"),
         (BIOGPT, ("dropout=0.1",), "biogpt takes its rates from config.json only"),
         (BIOGPT, ("implementation=plain",), "only transformers knows biogpt. Set implementation: huggingface"),
         (BIOGPT | {"hidden_act": "sillu"}, (), "transformers' code of biogpt stops: KeyError: 'sillu'"),
         (BIOGPT | {"num_attention_heads": 7}, (), "transformers' code of biogpt stops: ValueError: "),
         (BIOGPT | {"num_hidden_layers": "two"}, (), "transformers rejects the configuration: "),
-        (SMALL | {"model_type": "t5"}, (), "'t5' is not a model family that memcalc has formulas for, nor a causal"),
+        (SMALL | {"model_type": "t5"}, (), "memcalc has no formulas for the model family 't5', and transformers"),
     ],
 )
 def test_what_cannot_be_is_said_once(
@@ -181,6 +184,6 @@ def test_without_transformers_the_message_names_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(transformers_fallback, "can_read_with_transformers", lambda: False)
 
     with pytest.raises(
-        InputError, match=r"'rwkv' is not a model family .* pip install 'torch>=2\.6' .*'transformers>=4\.51', then"
+        InputError, match=r"for the model family 'rwkv'.* pip install 'torch>=2\.6' .*'transformers>=4\.51', then"
     ):
         memcalc.load(str(config(tmp_path, RWKV)))

@@ -59,10 +59,10 @@ def check_known(name: str, version: Version) -> None:
     since = SINCE.get(name)
     if since is not None and since <= version.minor:
         return
-    history = "" if since is None else f" It was added in 2.{since}."
+    history = "" if since is None else f" torch 2.{since} added the option."
     raise InputError(
         f"torch {version} has no allocator option {name!r}.{history}",
-        f"Its options are {', '.join(known_options(version))}.",
+        f"Choose from {', '.join(known_options(version))}.",
     )
 
 

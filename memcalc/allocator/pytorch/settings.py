@@ -89,7 +89,7 @@ def _pairs(text: str, version: Version) -> dict[str, str]:
             )
         check_known(name, version)
         if given.get(name, value) != value:
-            raise InputError(f"{name} is given as {given[name]} and as {value}.", "Give it once.")
+            raise InputError(f"{name} is set to {given[name]} and to {value}.", "Keep one of the two.")
         given[name] = value
     return given
 

@@ -16,7 +16,7 @@ from memcalc.units import whole_number
 
 def invalid_value(name: str, value: str, rule: str) -> InputError:
     """Return the error for a value that violates a rule."""
-    return InputError(f"{name} is {value}.", f"It must be {rule}.")
+    return InputError(f"{name} = {value} is invalid.", f"The value must be {rule}.")
 
 
 def parse_int(name: str, value: str) -> int:

@@ -46,7 +46,7 @@ def parse_settings(text: str) -> TensorFlowSettings:
     for name, value in given.items():
         field = _READERS[name][0]
         if changes.get(field, value) != value:
-            raise InputError(f"{name} is {value}, but another name of the same option says {changes[field]}.")
+            raise InputError(f"{name} is {value}, but another name of the same option sets {changes[field]}.")
         changes[field] = value
     if changes.get("memory_fraction") == 0:  # the default of the proto: not set
         changes["memory_fraction"] = None

@@ -55,7 +55,9 @@ def choose(
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError as error:
-        raise Unavailable(f"selective plans are solved by SciPy's HiGHS: {installation('plan')}") from error
+        raise Unavailable(
+            f"strategy = selective needs SciPy, which is not installed. Run: {installation('plan')}"
+        ) from error
     count = len(products)
     unit = max(room_bytes, 1)
     sizes = np.array([product.saved_bytes / unit for product in products])

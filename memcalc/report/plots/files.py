@@ -50,7 +50,8 @@ def curve_figure(curve: MemoryCurve, title: str, unit: Unit = "GiB") -> Figure:
 def _require_matplotlib(what: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise Unavailable(
-            f"{what} drawn by matplotlib, which is not installed: {installation('plot')}. A page (.html) needs nothing."
+            f"{what} drawn by matplotlib, which is not installed. Run: {installation('plot')}. A page (.html) needs "
+            "nothing."
         )
 
 

@@ -56,7 +56,7 @@ def layouts_sentence(answer: FitResult) -> str:
     batch = f"for {plural(answer.sequences, 'sequence')} per step"
     if not ranking.fitting:
         if ranking.tried == 0:
-            return "There is no layout: --why lists what was excluded."
+            return "No layout is valid: --why lists the excluded layouts."
         if ranking.undecided == ranking.tried == 1:
             return f"The only layout may fit, {batch}: the GPU's memory is inside its interval of recorded runs."
         if ranking.undecided:
@@ -293,7 +293,9 @@ def notes(answer: FitResult, *, why: bool) -> list[str]:
     """Yield the notes on the result."""
     found = []
     if answer.offers:
-        found.append("prices are those of --price; that of a million tokens compares GPUs and forecasts no bill")
+        found.append(
+            "prices are from --price; the price of a million tokens compares GPUs and is no forecast of a bill"
+        )
     if answer.best and answer.query.maximize is None:
         found.append("costs rank layouts and are no forecast: all rates are peaks, and nothing overlaps")
     if answer.system.assumed and answer.gpus > answer.system.node:
@@ -303,7 +305,7 @@ def notes(answer: FitResult, *, why: bool) -> list[str]:
         values = "next value was" if above == 1 else f"{above} next values were"
         nexts = (maximum.next_verdict for maximum in answer.maxima.values())
         sure = " for sure" if any(each is not None and each.answer == "unknown" for each in nexts) else ""
-        found.append(f"largest: the {values} tried too, and none fits{sure}; a still larger one could only by chance")
+        found.append(f"largest: the {values} tried too, and none fits{sure}; a larger value could fit only by chance")
     if answer.pruned and not why:
         found.append(f"{sum(answer.pruned.values()):,} invalid layouts were excluded; --why lists them")
     return [*found, *map(shortened, answer.notes)]

@@ -91,6 +91,5 @@ def _pyarrow() -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise Unavailable(
-            f"Parquet is written by pyarrow, which is not installed: {installation('parquet')}. "
-            "CSV and JSON need nothing."
+            f"Parquet needs pyarrow, which is not installed. Run: {installation('parquet')}. CSV and JSON need nothing."
         ) from None

@@ -40,8 +40,8 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
     model_type = config.get("model_type")
     if model_type is None:
         raise InputError(
-            "the key model_type is missing, so the family of the model is unknown.",
-            'Add it, e.g. "model_type": "llama".',
+            "model_type is missing, so the family of the model is unknown.",
+            'Add the key, e.g. "model_type": "llama".',
             where,
         )
     if not isinstance(model_type, str):
@@ -54,7 +54,7 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
         and not can_read_with_transformers()
     ):
         raise InputError(
-            f"model_type = {shown(model_type)} is a model of several modalities, for which memcalc has no formulas.",
+            f"model_type = {shown(model_type)} is a multimodal model without formulas in memcalc.",
             f"`memcalc trace` runs its step with transformers: {installation('hf')}. To estimate its language "
             "model alone, save the object under text_config as a separate file.",
             f"{where}: model_type",

@@ -75,7 +75,11 @@ def _other_layers(
         return []
     assert isinstance(layers, int)
     if layers > _MOST_NAMED_LAYERS:
-        raise InputError(f"{key} is given for {layers} layers.", "Leave it out.", f"{where}: {key}")
+        raise InputError(
+            f"the model has {layers} layers, and {key} supports at most {_MOST_NAMED_LAYERS:,}.",
+            f"Leave {key} out.",
+            f"{where}: {key}",
+        )
     if how == "before":
         first = checked(key, value, "count", where)
         assert isinstance(first, int)
@@ -133,7 +137,7 @@ def _found(
     if value is _ABSENT:
         raise InputError(
             f"the key {' or '.join(keys)} is missing, and a {family.name} model has no default for it.",
-            "Give the model's whole config.json, or add the key.",
+            "Pass the model's complete config.json, or add the key.",
             where,
         )
     return key, value
@@ -147,7 +151,7 @@ def _translated(family: FamilyFile, key: str, value: object, table: dict[object,
     known = ", ".join(str(theirs) for theirs in table)
     raise InputError(
         f"{shown(value)} is not a value that memcalc models for {family.name}.",
-        f"It models {known}.",
+        f"Choose from {known}.",
         f"{where}: {key}",
     )
 
@@ -164,7 +168,7 @@ def check_requirements(family: FamilyFile, config: dict[str, object], where: str
         # 1 == True and 1.0 == 1 in Python, but not in a config.
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise InputError(
-                f"{shown(value)} describes a variant of {family.name} that memcalc does not model.",
-                f"It models {key} = {shown(allowed[0])} only.",
+                f"{shown(value)} is a variant of {family.name} that memcalc does not model.",
+                f"Set {key}: {shown(allowed[0])}, the only modelled value.",
                 f"{where}: {key}",
             )

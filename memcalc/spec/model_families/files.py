@@ -117,7 +117,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
-LISTED = "`memcalc models` lists the families that it has formulas for."  # a list of fifty names would be too long
+LISTED = "`memcalc models` lists the families with formulas."  # a list of fifty names would be too long
 
 
 def family_named(name: str, where: str) -> FamilyFile:
@@ -128,8 +128,8 @@ def family_named(name: str, where: str) -> FamilyFile:
     """
     if name not in names():
         raise InputError(
-            f"{shown(name)} is not a model family that memcalc knows.{nearest(name)}",
-            f"{LISTED} Or leave it out and give every field of the model: block.",
+            f"memcalc has no formulas for the model family {shown(name)}.{nearest(name)}",
+            f"{LISTED} Or leave architecture out and set every field of the model: block.",
             where,
         )
     return parsed(name)

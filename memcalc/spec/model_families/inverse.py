@@ -35,7 +35,7 @@ def write_hf_config(model: ModelSpec) -> dict[str, Any]:
     """
     if model.architecture is None:
         raise InputError(
-            "the model names no architecture, so no class of transformers is known to be meant.",
+            "model.architecture is missing, so the class of transformers is unknown.",
             "Set model.architecture, or implementation: plain.",
             "model.architecture",
         )
@@ -49,14 +49,14 @@ def write_hf_config(model: ModelSpec) -> dict[str, Any]:
             return config
     if not differing:
         raise InputError(
-            f"this combination of sizes is not what transformers' {family} has.",
+            f"transformers' {family} has no such combination of sizes.",
             "Compare with a preset of this family, or set implementation: plain.",
             "model",
         )
     field = differing[0]
     raise InputError(
-        f"{field} = {wanted.get(field)!r} is not what transformers' {family} has with these sizes.",
-        "Leave it out, or set implementation: plain.",
+        f"{field} = {wanted.get(field)!r} is not a value that transformers' {family} has with these sizes.",
+        f"Leave {field} out, or set implementation: plain.",
         f"model.{field}",
     )
 

@@ -72,8 +72,8 @@ def diffusers_class(text: str, where: str) -> Any:
     name = json.loads(text)[DIFFUSERS]
     if not can_read_with_transformers() or importlib.util.find_spec("diffusers") is None:
         raise InputError(
-            f"{shown(name)} is a model of diffusers, which memcalc has no formulas for.",
-            f"Its real step can be run: {installation('diffusers')}, then `memcalc trace`.",
+            f"memcalc has no formulas for {shown(name)}, a model of diffusers.",
+            f"Run its real step: {installation('diffusers')}, then `memcalc trace`.",
             where,
         )
     import diffusers
@@ -129,9 +129,9 @@ def configuration(text: str, where: str) -> Any:
     family = config.pop("model_type")
     if not can_read_with_transformers():
         raise InputError(
-            f"{shown(family)} is not a model family that memcalc has formulas for.{nearest(family)}",
-            f"{LISTED} The real step of others can be run with transformers: "
-            f"{installation('hf')}, then `memcalc trace`.",
+            f"memcalc has no formulas for the model family {shown(family)}.{nearest(family)}",
+            f"{LISTED} To run the real step of other families with transformers: {installation('hf')}, then "
+            "`memcalc trace`.",
             where,
         )
     # transformers takes seconds to import, and few runs need it.
@@ -141,9 +141,10 @@ def configuration(text: str, where: str) -> Any:
     architecture = architecture_of(text)
     if architecture is None and family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise InputError(
-            f"{shown(family)} is not a model family that memcalc has formulas for, nor a causal language model that "
-            f"transformers {transformers.__version__} knows.{nearest(family)}",
-            f'{LISTED} For another class of it, the file names one: "architectures": ["..."]. A module of your own: '
+            f"memcalc has no formulas for the model family {shown(family)}, and transformers "
+            f"{transformers.__version__} has no "
+            f"causal language model of this type.{nearest(family)}",
+            f'{LISTED} For another class of transformers, set "architectures": ["..."] there. For your own module: '
             "memcalc.trace(module, inputs).",
             where,
         )
@@ -159,7 +160,7 @@ def configuration(text: str, where: str) -> Any:
     except Exception as error:
         raise InputError(
             f"transformers rejects the configuration: {' '.join(str(error).split()) or type(error).__name__}.",
-            "Give the model's own config.json.",
+            "Pass the config.json of the model.",
             where,
         ) from error
 

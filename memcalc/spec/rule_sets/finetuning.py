@@ -33,9 +33,8 @@ def _modules(spec: Spec) -> Iterator[Violation]:
     if training.implementation != "plain" or spec.model.mla is not None:
         yield Violation(
             ("training", "lora", "implementation"),
-            "lora.implementation = litgpt with "
-            + ("latent attention" if spec.model.mla is not None else f"implementation = {training.implementation}")
-            + ", which LitGPT does not have.",
+            "lora.implementation = litgpt does not support "
+            + ("latent attention." if spec.model.mla is not None else f"implementation = {training.implementation}."),
             "Set lora.implementation: peft, or implementation: plain.",
         )
 
@@ -50,13 +49,13 @@ def _targets(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "lora", "target_modules"),
             f"target_modules names {', '.join(missing) or wanted}, which the layers of this model do not have.",
-            f"They have {', '.join(there)}.",
+            f"Choose from {', '.join(there)}.",
         )
     if lora.modules_to_save and model.tie_word_embeddings:
         yield Violation(
             ("training", "lora", "modules_to_save"),
             f"modules_to_save names {lora.modules_to_save[0]}, but the embedding and the LM head share one weight.",
-            "Set model.tie_word_embeddings: false, or leave it out.",
+            "Set model.tie_word_embeddings: false, or leave modules_to_save out.",
         )
 
 
@@ -82,13 +81,13 @@ def _parallel(spec: Spec) -> Iterator[Violation]:
     if training.implementation not in ("plain", "huggingface"):
         yield Violation(
             ("training", "implementation"),
-            f"finetune = {training.finetune} with implementation = {training.implementation} is not modelled.",
+            f"finetune = {training.finetune} is not modelled with implementation = {training.implementation}.",
             "Set implementation: plain or huggingface.",
         )
     for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
         if getattr(parallelism, name) > 1:
             yield Violation(
                 ("parallelism", name),
-                f"{name} = {getattr(parallelism, name)} with finetune = {training.finetune} is not modelled.",
-                f"Set {name}: 1; data_parallel is modelled.",
+                f"{name} = {getattr(parallelism, name)} is not modelled with finetune = {training.finetune}.",
+                f"Set {name}: 1, and use data_parallel instead.",
             )

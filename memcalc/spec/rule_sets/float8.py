@@ -19,35 +19,37 @@ def float8_rules(spec: Spec) -> Iterator[Violation]:
     if training.finetune != "full":
         yield Violation(
             KEY,
-            f"fp8 = {training.fp8} with finetune = {training.finetune}; torchao's layers with adapters are not "
-            "modelled.",
+            f"fp8 = {training.fp8} is not modelled with finetune = {training.finetune}, which puts adapters on "
+            "torchao's "
+            "layers.",
             "Set fp8: none, or finetune: full.",
         )
     if spec.parallelism.tensor_parallel > 1:
         yield Violation(
             KEY,
-            f"fp8 = {training.fp8} with tensor_parallel = {spec.parallelism.tensor_parallel}; torchao's layers that "
-            "DTensor splits are not modelled.",
+            f"fp8 = {training.fp8} is not modelled with tensor_parallel = {spec.parallelism.tensor_parallel}, where "
+            "DTensor "
+            "splits torchao's layers.",
             "Set fp8: none, tensor_parallel: 1, or implementation: megatron.",
         )
     if spec.model.tie_word_embeddings and not skips(spec, "lm_head"):
         yield Violation(
             ("training", "fp8_skip"),
-            "fp8_skip without lm_head, which shares the embedding's weight: its matmuls in torchao are not modelled.",
+            "fp8_skip lacks lm_head, which shares the embedding's weight: torchao's matmuls of both are not modelled.",
             "Add lm_head to fp8_skip.",
         )
     for name, width in _sides(spec).items():
         if width % STEP:
             yield Violation(
                 KEY,
-                f"fp8 = {training.fp8} needs matrix dimensions that are multiples of {STEP}; {name} is {width}.",
-                "Choose other sizes, add the layers of that size to fp8_skip, or set fp8: none.",
+                f"fp8 = {training.fp8} needs matrix dimensions that are multiples of {STEP}, but {name} = {width}.",
+                "Change the size, add its layers to fp8_skip, or set fp8: none.",
             )
     tokens = training.micro_batch_size * (training.sequence_length // spec.parallelism.context_parallel)
     if tokens % STEP:
         yield Violation(
             KEY,
-            f"fp8 = {training.fp8} needs a multiple of {STEP} tokens; b·s is {tokens} on a rank.",
+            f"fp8 = {training.fp8} needs a multiple of {STEP} tokens, but b·s = {tokens} on a rank.",
             "Choose another sequence_length, or set fp8: none.",
         )
 

@@ -42,20 +42,26 @@ def fp8(spec: Spec) -> Iterator[Violation]:
     if recipe not in recipes:
         yield Violation(
             KEY,
-            f"fp8 = {recipe} with implementation = {training.implementation}, which uses the matmuls of {library}.",
+            f"fp8 = {recipe} is not supported by {library}, which implementation = {training.implementation} uses.",
             f"Set fp8: {' or '.join(recipes)}, or implementation: {'plain' if megatron else 'megatron'}.",
         )
         return
     if megatron and not training.transformer_engine:
-        yield Violation(KEY, f"fp8 = {recipe} with Megatron-Core's own modules (attention: eager).", "Set fp8: none.")
+        yield Violation(
+            KEY,
+            f"fp8 = {recipe} needs Transformer Engine, but attention = eager selects Megatron-Core's own modules.",
+            "Set attention: flash, or fp8: none.",
+        )
     if training.dtype == "fp32":
-        yield Violation(KEY, f"fp8 = {recipe} with dtype = fp32.", "Set dtype: bf16 or fp16.")
+        yield Violation(
+            KEY, f"fp8 = {recipe} needs a 16-bit dtype, but dtype = fp32.", "Set dtype: bf16 or fp16, or fp8: none."
+        )
     gpu, least = _gpu(spec), LEAST_CAPABILITY[recipe]
     if gpu is not None and gpu.compute_capability is not None and gpu.compute_capability < least:
         found, needed = (".".join(map(str, each)) for each in (gpu.compute_capability, least))
         yield Violation(
             KEY,
-            f"fp8 = {recipe} needs compute capability {needed}; {gpu.label} has {found}.",
+            f"fp8 = {recipe} needs compute capability {needed}, but {gpu.label} has {found}.",
             "Use a newer GPU, or set fp8: none.",
         )
     yield from _options(spec)
@@ -66,7 +72,9 @@ def _without(spec: Spec) -> Iterator[Violation]:
     """Yield violations by FP8 options without FP8."""
     for name in ("fp8_all_gather", "fp8_params"):
         if getattr(spec.training, name):
-            yield Violation(("training", name), f"{name} with fp8 = none.", f"Set fp8, or {name}: false.")
+            yield Violation(
+                ("training", name), f"{name} = true needs FP8 matmuls, but fp8 = none.", f"Set fp8, or {name}: false."
+            )
 
 
 def _options(spec: Spec) -> Iterator[Violation]:
@@ -75,13 +83,15 @@ def _options(spec: Spec) -> Iterator[Violation]:
     if training.fp8_params and training.implementation != "megatron":
         yield Violation(
             ("training", "fp8_params"),
-            f"fp8_params with implementation = {training.implementation}; torchao's weights stay in 16 or 32 bits.",
+            f"fp8_params = true needs implementation = megatron, not {training.implementation}: torchao's weights stay "
+            "in 16 "
+            "or 32 bits.",
             "Set fp8_params: false, or implementation: megatron.",
         )
     elif training.fp8_params and not parallelism.zero_stage:
         yield Violation(
             ("training", "fp8_params"),
-            "fp8_params with zero_stage = 0; Megatron-LM has it with its distributed optimizer alone.",
+            "fp8_params = true needs Megatron-LM's distributed optimizer, but zero_stage = 0.",
             "Set fp8_params: false, or zero_stage: 1.",
         )
     if not training.fp8_all_gather:
@@ -89,16 +99,17 @@ def _options(spec: Spec) -> Iterator[Violation]:
     if training.implementation == "megatron" or training.fp8 != "tensorwise":
         yield Violation(
             ("training", "fp8_all_gather"),
-            f"fp8_all_gather with fp8 = {training.fp8}, implementation = {training.implementation}; torchao gathers "
-            "weights with one scale each.",
-            "Set fp8_all_gather: false, or fp8: tensorwise and another implementation.",
+            f"fp8_all_gather = true needs torchao's fp8 = tensorwise, but fp8 = {training.fp8} with implementation = "
+            f"{training.implementation}.",
+            "Set fp8_all_gather: false, or fp8: tensorwise and an implementation other than megatron.",
         )
     elif parallelism.engine != "fsdp2" or parallelism.data_parallel == 1:
         yield Violation(
             ("training", "fp8_all_gather"),
-            f"fp8_all_gather with engine = {parallelism.engine}, data_parallel = {parallelism.data_parallel}; it is "
-            "FSDP2 that gathers.",
-            "Set fp8_all_gather: false, or engine: fsdp2 on several ranks.",
+            f"fp8_all_gather = true needs FSDP2 on several ranks, but engine = {parallelism.engine} and data_parallel "
+            "= "
+            f"{parallelism.data_parallel}.",
+            "Set fp8_all_gather: false, or engine: fsdp2 and data_parallel: 2 or more.",
         )
 
 
@@ -117,13 +128,13 @@ def _sizes(spec: Spec, recipe: str) -> Iterator[Violation]:
         if width % step:
             yield Violation(
                 KEY,
-                f"fp8 = {recipe} needs matrix dimensions that are multiples of {step}; {name} is {width} on a rank.",
-                "Choose other sizes, or set fp8: none.",
+                f"fp8 = {recipe} needs matrix dimensions that are multiples of {step}, but {name} = {width} on a rank.",
+                "Change the size, or set fp8: none.",
             )
     tokens = spec.training.micro_batch_size * (spec.training.sequence_length // spec.parallelism.context_parallel)
     if tokens % MULTIPLE_OF_TOKENS[recipe]:
         yield Violation(
             KEY,
-            f"fp8 = {recipe} needs a multiple of {MULTIPLE_OF_TOKENS[recipe]} tokens; b·s is {tokens} on a rank.",
+            f"fp8 = {recipe} needs a multiple of {MULTIPLE_OF_TOKENS[recipe]} tokens, but b·s = {tokens} on a rank.",
             "Choose another sequence_length, or set fp8: none.",
         )

@@ -23,32 +23,33 @@ def policy(spec: Spec) -> Iterator[Violation]:
         if training.implementation != "torchtitan":  # that implementation's own rule reports it
             yield Violation(
                 key,
-                f"fsdp is set, but engine = {parallelism.engine}, which has no such options.",
+                f"the block fsdp needs engine = fsdp2, but engine = {parallelism.engine}.",
                 "Set engine: fsdp2, or leave fsdp out.",
             )
         return
     if fsdp.param_dtype not in (None, training.dtype):
         yield Violation(
             (*key, "param_dtype"),
-            f"param_dtype = {fsdp.param_dtype}, but dtype = {training.dtype}: modules compute in what FSDP2 gathers.",
+            f"param_dtype = {fsdp.param_dtype} is not dtype = {training.dtype}: modules compute in the dtype that "
+            "FSDP2 gathers.",
             f"Set param_dtype: {training.dtype}, or dtype: {fsdp.param_dtype}.",
         )
     if fsdp.output_dtype not in (None, training.dtype):
         yield Violation(
             (*key, "output_dtype"),
-            f"output_dtype = {fsdp.output_dtype}, but modules compute in {training.dtype}: "
-            "such casts are not modelled.",
-            f"Set output_dtype: {training.dtype}, or leave it out.",
+            f"output_dtype = {fsdp.output_dtype} is not dtype = {training.dtype}: casts of outputs are not modelled.",
+            f"Set output_dtype: {training.dtype}, or leave output_dtype out.",
         )
     if fsdp.param_dtype is not None and RECIPES[training.recipe].master is not None:
         yield Violation(
             ("training", "recipe"),
-            f"recipe = {training.recipe} has fp32 master weights, but under fsdp.param_dtype the shards are these.",
+            f"recipe = {training.recipe} adds fp32 master weights, but with fsdp.param_dtype the shards are the "
+            "masters.",
             "Set recipe: fp32 (no autocast) or amp (autocast as well), or leave param_dtype out.",
         )
     if fsdp.gradient_sync == "last" and parallelism.offload != "none":
         yield Violation(
             (*key, "gradient_sync"),
-            f"gradient_sync = last with offload = {parallelism.offload} is not modelled.",
+            f"gradient_sync = last is not modelled with offload = {parallelism.offload}.",
             "Set gradient_sync: each, or offload: none.",
         )

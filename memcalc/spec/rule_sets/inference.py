@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memcalc.errors import InputError
 from memcalc.spec.model_families.transformers_fallback import fallback_family
-from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.rule_sets.violations import Violation, shown
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path
 
@@ -31,7 +31,7 @@ def inference(spec: Spec) -> Iterator[Violation]:
     if spec.model.transformers_config is not None:
         yield Violation(
             ("inference",),
-            f"inference of {fallback_family(spec.model)}, for which memcalc has no formulas.",
+            f"memcalc has no formulas for inference of {fallback_family(spec.model)}.",
             "Dry-run its generation script: `memcalc dry-run --gpu GPU -- python script.py`.",
         )
     positions = spec.model.max_position_embeddings
@@ -40,7 +40,7 @@ def inference(spec: Spec) -> Iterator[Violation]:
             ("inference", "context_length"),
             f"context_length = {asked.context_length} (prompt {asked.prompt_length} + new tokens {asked.new_tokens}) "
             f"is longer than the {positions} learned positions.",
-            f"Lower it to {positions}, or raise model.max_position_embeddings.",
+            f"Set context_length: {positions} or less, or raise model.max_position_embeddings.",
         )
     yield from _cache(spec)
     yield from _spread(spec)
@@ -54,27 +54,28 @@ def _cache(spec: Spec) -> Iterator[Violation]:
             if (given := getattr(asked, field)) != value:
                 yield Violation(
                     ("inference", field),
-                    f"{field} = {given} with cache = paged: its kernel reads keys and values block by block.",
+                    f"cache = paged needs {field} = {value}, not {given}: the paged kernel reads keys and values block "
+                    "by block.",
                     f"Set {field}: {value}, or cache: dynamic.",
                 )
         return
     if asked.block_size is not None:
         yield Violation(
             ("inference", "block_size"),
-            f"block_size = {asked.block_size} with cache = {asked.cache}, which has no blocks.",
+            f"block_size = {asked.block_size} needs cache = paged: cache = {asked.cache} has no blocks.",
             "Set cache: paged, or leave block_size out.",
         )
     if asked.kv_cache_dtype != "compute":
         yield Violation(
             ("inference", "kv_cache_dtype"),
-            f"kv_cache_dtype = {asked.kv_cache_dtype} with cache = {asked.cache}: transformers' caches have the dtype "
-            "of the model's keys and values.",
+            f"kv_cache_dtype = {asked.kv_cache_dtype} needs cache = paged: cache = {asked.cache} has the dtype of the "
+            "model's keys and values.",
             "Set cache: paged, or kv_cache_dtype: compute.",
         )
     if asked.prefill_chunk is not None and asked.prefill_chunk < asked.prompt_length:
         yield Violation(
             ("inference", "prefill_chunk"),
-            f"prefill_chunk = {asked.prefill_chunk} with cache = {asked.cache} is not modelled: later chunks of the "
+            f"prefill_chunk = {asked.prefill_chunk} is not modelled with cache = {asked.cache}: later chunks of the "
             "prompt need a mask, which selects other kernels.",
             "Set cache: paged, or leave prefill_chunk out.",
         )
@@ -87,20 +88,21 @@ def _spread(spec: Spec) -> Iterator[Violation]:
         if (value := getattr(parallelism, field)) != neutral:
             yield Violation(
                 ("parallelism", field),
-                f"{field} = {value} belongs to training, but inference: is set.",
-                "Leave it out: weights and caches are split by tensor_parallel, pipeline_parallel and expert_parallel.",
+                f"{field} = {shown(value)} is a training field, but inference: is set.",
+                f"Leave {field} out; inference has tensor_parallel, pipeline_parallel and expert_parallel.",
             )
     if asked.implementation == "huggingface" and parallelism.tensor_parallel > 1:
         yield Violation(
             ("parallelism", "tensor_parallel"),
-            f"tensor_parallel = {parallelism.tensor_parallel} with transformers' modules is not modelled.",
-            "Set inference.implementation: plain.",
+            f"tensor_parallel = {parallelism.tensor_parallel} is not modelled with transformers' modules.",
+            "Set tensor_parallel: 1, or inference.implementation: plain.",
         )
     if asked.quantization != "none" and parallelism.tensor_parallel > 1:
         yield Violation(
             ("inference", "quantization"),
-            f"quantization = {asked.quantization} with tensor_parallel = {parallelism.tensor_parallel} is not "
-            "modelled: bitsandbytes packs only whole weight matrices.",
+            f"quantization = {asked.quantization} is not modelled with tensor_parallel = "
+            f"{parallelism.tensor_parallel}: "
+            "bitsandbytes packs only whole weight matrices.",
             "Set tensor_parallel: 1, or quantization: none.",
         )
 
@@ -123,7 +125,7 @@ def of_training(spec: Spec, verb: str) -> Spec:
 REMEDIES = {
     "fit": "`memcalc estimate --gpu GPU` lists the largest batch and the longest context that fit.",
     "measure": "`memcalc dry-run --gpu GPU -- python script.py` dry-runs a script that generates.",
-    "trace --device null": "Leave --device out; or `memcalc dry-run --gpu GPU -- python script.py` a script.",
+    "trace --device null": "Leave --device out, or dry-run a script: `memcalc dry-run --gpu GPU -- python script.py`.",
 }
 
 
@@ -146,6 +148,6 @@ def refuse_training_fields(overridden: dict[Path, str]) -> None:
             remedy = (
                 f"Set inference.{own} instead."
                 if own in InferenceSpec.model_fields
-                else "Remove it: generation trains nothing."
+                else f"Remove {name}: generation trains nothing."
             )
-            raise InputError(f"{name} is set, a field of training, but inference: is set.", remedy, where)
+            raise InputError(f"{name} is a training field, but inference: is set.", remedy, where)

@@ -21,7 +21,7 @@ def kernels(spec: Spec) -> Iterator[Violation]:
     if training.kernels == "liger" and training.implementation != "huggingface":
         yield Violation(
             ("training", "kernels"),
-            f"kernels = liger replace modules of transformers, but implementation = {training.implementation}.",
+            f"kernels = liger replaces transformers' modules, but implementation = {training.implementation}.",
             "Set implementation: huggingface, or kernels: torch.",
         )
     if training.attention_windows == "mask" and training.implementation != "huggingface":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.rule_sets.violations import Violation, setting, shown
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
 
@@ -17,40 +17,45 @@ def loss(spec: Spec) -> Iterator[Violation]:
     if not training.loss_upcast and (training.implementation != "plain" or kind != "materialized"):
         yield Violation(
             ("training", "loss_upcast"),
-            f"loss_upcast = false with implementation {training.implementation} and loss {kind}, which makes the copy.",
+            f"loss_upcast = false needs implementation = plain and loss = materialized, not {training.implementation} "
+            "and "
+            f"{kind}.",
             "Set loss_upcast: true, or implementation: plain and loss: materialized.",
         )
     whole = kind not in TOKENWISE or not training.loss_recompute
     if not training.loss_recompute and kind != "chunked":
         yield Violation(
             ("training", "loss_recompute"),
-            f"loss_recompute = false with loss = {kind}, which has no chunks to checkpoint.",
+            f"loss_recompute = false needs loss = chunked: loss = {kind} has no chunks to checkpoint.",
             "Set loss: chunked, or leave loss_recompute out.",
         )
     if not training.chunked_head and training.loss_recompute:
         yield Violation(
             ("training", "chunked_head"),
-            "chunked_head = false, but each chunk is recomputed from its hidden states.",
+            "chunked_head = false needs loss_recompute = false: recomputation starts from the hidden states of each "
+            "chunk.",
             "Set loss: chunked and loss_recompute: false, or leave chunked_head out.",
         )
     for field in ("repeat_kv", "heads_first"):
         if getattr(training, field) and training.implementation != "plain":
             yield Violation(
                 ("training", field),
-                f"{field} = true has no effect with implementation {training.implementation}: its modules decide.",
+                f"{field} = true needs implementation = plain, not {training.implementation}.",
                 f"Leave {field} out, or set implementation: plain.",
             )
     if training.norm_dtype == "fp32" and training.implementation != "plain":
         yield Violation(
             ("training", "norm_dtype"),
-            f"norm_dtype = fp32 with implementation {training.implementation}, which has its own norms.",
+            f"norm_dtype = fp32 needs implementation = plain: implementation = {training.implementation} has its own "
+            "norms.",
             "Set norm_dtype: input, or implementation: plain.",
         )
     if training.logits_dtype == "fp32" and (training.implementation in ("megatron", "torchtitan") or not whole):
         yield Violation(
             ("training", "logits_dtype"),
-            f"logits_dtype = fp32 with implementation {training.implementation} and loss {kind}: the model returns no "
-            "logits to convert.",
+            f"logits_dtype = fp32 needs logits, but implementation = {training.implementation} with loss = {kind} "
+            "returns "
+            "none.",
             "Set logits_dtype: compute.",
         )
     if kind not in TOKENWISE or training.implementation == "megatron":
@@ -58,13 +63,13 @@ def loss(spec: Spec) -> Iterator[Violation]:
     if spec.parallelism.tensor_parallel > 1 or spec.parallelism.context_parallel > 1:
         yield Violation(
             ("training", "loss"),
-            f"loss = {kind} is not modelled with a vocabulary or a sequence that is sharded.",
-            "Set loss: vocab-parallel or materialized, or tensor_parallel and context_parallel: 1.",
+            f"loss = {kind} is not modelled with a sharded vocabulary or sequence.",
+            "Set loss: vocab-parallel or materialized, or tensor_parallel: 1 and context_parallel: 1.",
         )
     if kind in ("fused", "tiled") and model.lm_head_bias:
         yield Violation(
             ("training", "loss"),
-            f"loss = {kind}, but the LM head has a bias, which is not modelled with this loss.",
+            f"loss = {kind} is not modelled with model.lm_head_bias = true.",
             "Set loss: chunked, or model.lm_head_bias: false.",
         )
     if kind in ("fused", "tiled") and training.qlora is not None and training.qlora.quantize_lm_head:
@@ -92,6 +97,7 @@ def _classification(spec: Spec) -> Iterator[Violation]:
         if value not in known:
             yield Violation(
                 key,
-                f"{key[1]} = {str(value).lower()} with num_labels = {model.num_labels}, a head without a vocabulary.",
-                f"Set {key[1]}: {' or '.join(str(each).lower() for each in known)}, or num_labels: 0.",
+                f"num_labels = {model.num_labels} makes a classification head, which does not support {key[1]} = "
+                f"{shown(value)}.",
+                f"Set {setting(key[1], known)}, or num_labels: 0.",
             )

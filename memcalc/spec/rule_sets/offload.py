@@ -31,15 +31,16 @@ def offload(spec: Spec) -> Iterator[Violation]:
     if engine == "fsdp2" and what != "all":
         yield Violation(
             KEY,
-            f"offload = {what} with engine = fsdp2: CPUOffloadPolicy offloads parameters, gradients and states.",
+            f"engine = fsdp2 does not support offload = {what}: CPUOffloadPolicy offloads parameters, gradients and "
+            "states.",
             "Set offload: all, or engine: deepspeed.",
         )
     elif engine not in ("fsdp2", "deepspeed") or (engine == "deepspeed" and stage < LEAST_STAGE[what]):
         yield Violation(
             KEY,
-            f"offload = {what} with engine = {engine} and zero_stage = {stage}; modelled is DeepSpeed's offload, from "
-            f"stage {LEAST_STAGE[what]} on{', and FSDP2' if what == 'all' else ''}.",
-            f"Set engine: deepspeed and zero_stage: {'3' if LEAST_STAGE[what] == 3 else '2 or 3'}.",
+            f"offload = {what} needs engine = deepspeed with zero_stage = {'3' if LEAST_STAGE[what] == 3 else '2 or 3'}"
+            f"{', or fsdp2' if what == 'all' else ''}, not {engine} with zero_stage = {stage}.",
+            f"Set engine: deepspeed and zero_stage: {'3' if LEAST_STAGE[what] == 3 else '2 or 3'}, or offload: none.",
         )
     if parallelism.shards == 1:
         yield Violation(
@@ -57,13 +58,15 @@ def _kernels(spec: Spec, optimizers: tuple[str, ...]) -> Iterator[Violation]:
         yield Violation(
             ("training", "optimizer"),
             f"optimizer = {training.optimizer} has no CPU kernel, and offload runs the optimizer on the CPU.",
-            f"Set one of {', '.join(optimizers)}.",
+            f"Set optimizer to one of {', '.join(optimizers)}.",
         )
     elif training.optimizer_options.paged:
         yield Violation(
             ("training", "optimizer_options", "paged"),
-            f"paged = true with offload = {spec.parallelism.offload}: bitsandbytes' kernels need a GPU.",
-            "Set paged: false; offload keeps the states in host memory.",
+            f"paged = true needs the GPU kernels of bitsandbytes, but offload = {spec.parallelism.offload} runs the "
+            "optimizer "
+            "on the CPU.",
+            "Set paged: false; offload already keeps the states in host memory.",
         )
 
 
@@ -76,7 +79,7 @@ def activations(spec: Spec) -> Iterator[Violation]:
         ("parallelism",): (
             spec.parallelism.ranks > 1 and not _data_alone(spec),
             f"{spec.parallelism.ranks} ranks of engine {spec.parallelism.engine}",
-            "Run it on one GPU, or use data parallelism only with engine: fsdp2 or ddp",
+            "Use one GPU, or only data parallelism with engine: fsdp2 or ddp",
         ),
         ("training", "implementation"): (
             training.implementation not in ("plain", "huggingface"),
@@ -99,7 +102,7 @@ def activations(spec: Spec) -> Iterator[Violation]:
         if is_so:
             yield Violation(
                 key,
-                f"offload_activations = {training.offload_activations} with {what} is not modelled.",
+                f"offload_activations = {training.offload_activations} is not modelled with {what}.",
                 f"{remedy}, or set offload_activations: none.",
             )
 

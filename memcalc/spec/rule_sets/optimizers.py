@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memcalc.spec.optimizers import IN_BACKWARD, OPTIMIZERS, OptimizerOptions, momentum, nesterov
 from memcalc.spec.recipes import RECIPES
-from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.rule_sets.violations import Violation, setting, shown
 from memcalc.spec.spec import Spec
 
 # The options of a configuration that sets none.
@@ -24,8 +24,8 @@ def optimizing(spec: Spec) -> Iterator[Violation]:
     if training.ema != "none" and training.finetune != "full":
         yield Violation(
             ("training", "ema"),
-            f"ema = {training.ema} together with finetune = {training.finetune} is not modelled yet.",
-            "Set ema: none.",
+            f"ema = {training.ema} is not modelled with finetune = {training.finetune}.",
+            "Set ema: none, or finetune: full.",
         )
 
 
@@ -38,26 +38,29 @@ def _options(spec: Spec) -> Iterator[Violation]:
             others = [other for other, facts in OPTIMIZERS.items() if option in facts.options]
             yield Violation(
                 ("training", "optimizer_options", option),
-                f"{option} = {value} is not an option of optimizer = {name}.",
-                f"It is one of {', '.join(others)}; {name} has {' and '.join(known) or 'none'}.",
+                f"{option} = {shown(value)} is not an option of optimizer = {name}.",
+                f"Leave {option} out, or set {setting('optimizer', others)}; {name} has "
+                f"{', '.join(known) or 'no options'}.",
             )
     if nesterov(name, options) and not momentum(name, options):
         yield Violation(
             ("training", "optimizer_options", "nesterov"),
             "nesterov = true needs a momentum, but momentum = 0.",
-            "Raise momentum, or set nesterov: false.",
+            "Set momentum above 0, or nesterov: false.",
         )
     if options.paged and options.amsgrad:
         yield Violation(
             ("training", "optimizer_options", "amsgrad"),
-            "bitsandbytes' paged optimizers have no amsgrad.",
+            "amsgrad = true is not an option of bitsandbytes' paged optimizers.",
             "Set amsgrad: false or paged: false.",
         )
 
     if options.embeddings_32bit and RECIPES[spec.training.recipe].master:
         yield Violation(
             ("training", "optimizer_options", "embeddings_32bit"),
-            f"recipe = {spec.training.recipe} updates master weights, which bitsandbytes does not treat as embeddings.",
+            f"embeddings_32bit = true does not apply to recipe = {spec.training.recipe}: bitsandbytes does not "
+            "recognize "
+            "master weights as embeddings.",
             "Set recipe: fp32, amp or pure, or embeddings_32bit: false.",
         )
 
@@ -109,11 +112,11 @@ def _in_backward(spec: Spec) -> Iterator[Violation]:
         ("training", "gradient_clipping"): (
             training.gradient_clipping,
             training.gradient_clipping is not None,
-            "null: the norm of all gradients is known only when backward has ended",
+            "null (the norm of all gradients is known only after backward)",
         ),
         ("training", "ema"): (training.ema, training.ema != "none", "none"),
         ("training", "zero_grad"): (training.zero_grad, training.zero_grad == "zero", "set_to_none"),
-        ("parallelism", "data_parallel"): (spec.parallelism.ranks, spec.parallelism.ranks > 1, "one GPU"),
+        ("parallelism", "gpus"): (spec.parallelism.ranks, spec.parallelism.ranks > 1, "1"),
         ("training", "implementation"): (
             training.implementation,
             training.implementation in ("megatron", "torchtitan"),
@@ -123,8 +126,8 @@ def _in_backward(spec: Spec) -> Iterator[Violation]:
     for path, (value, is_broken, remedy) in lacks.items():
         if is_broken:
             yield Violation(
-                path,
-                f"optimizer_in_backward updates each parameter by itself, but {path[-1]} = {value}.",
+                ("parallelism", "data_parallel") if path[-1] == "gpus" else path,
+                f"optimizer_in_backward = true updates each parameter separately, but {path[-1]} = {value}.",
                 f"Set optimizer_in_backward: false, or {path[-1]}: {remedy}.",
             )
 
@@ -142,5 +145,5 @@ def _gradients(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "gradient_dtype"),
             f"recipe {training.recipe} sums gradients in {known}, but gradient_dtype = {training.gradient_dtype}.",
-            "mixed-18 can also sum them in dtype; mixed-16 stores them in dtype and mixed-20 in fp32.",
+            "Leave gradient_dtype out, or choose recipe mixed-16 (dtype), mixed-18 (fp32 or dtype) or mixed-20 (fp32).",
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memcalc.spec.model_families.conversion import built_in_fp32
 from memcalc.spec.recipes import RECIPES
-from memcalc.spec.rule_sets.violations import Violation, divisors
+from memcalc.spec.rule_sets.violations import Violation, divisors, setting, shown
 from memcalc.spec.spec import Spec
 from memcalc.spec.yaml_source import Path
 
@@ -26,7 +26,7 @@ def megatron(spec: Spec) -> Iterator[Violation]:
     elif training.recipe == "fp32-main":
         yield Violation(
             ("training", "recipe"),
-            f"recipe = fp32-main is Megatron-LM's, but implementation = {training.implementation}.",
+            f"recipe = fp32-main needs implementation = megatron, not {training.implementation}.",
             "Set recipe: fp32, or implementation: megatron.",
         )
     if not own:
@@ -34,32 +34,33 @@ def megatron(spec: Spec) -> Iterator[Violation]:
     if training.dtype == "fp32" and training.attention != "eager":
         yield Violation(
             ("training", "attention"),
-            f"attention = {training.attention} with dtype = fp32: no fused kernel supports it.",
-            "Set attention: eager.",
+            f"attention = {training.attention} has no fused kernel for dtype = fp32.",
+            "Set attention: eager, or dtype: bf16 or fp16.",
         )
     if parallelism.engine not in ("megatron", "ddp"):
         yield Violation(
             ("parallelism", "engine"),
-            f"engine = {parallelism.engine} with implementation megatron: its linear layers add to main gradients.",
+            f"implementation = megatron does not support engine = {parallelism.engine}: its linear layers add to main "
+            "gradients.",
             "Leave engine out, or set engine: megatron.",
         )
     if training.loss not in ("vocab-parallel", "fused"):
         yield Violation(
             ("training", "loss"),
-            f"loss = {training.loss} with implementation megatron: its loss shards the vocabulary.",
+            f"implementation = megatron does not support loss = {training.loss}: its loss shards the vocabulary.",
             "Set loss: vocab-parallel (Megatron-Core's own) or fused (Transformer Engine's).",
         )
     if training.attention == "memory-efficient":
         yield Violation(
             ("training", "attention"),
-            f"attention = {training.attention} with implementation megatron: its fused kernel is flash attention.",
+            f"implementation = megatron does not support attention = {training.attention}.",
             "Set attention: flash (Transformer Engine) or eager (Megatron-Core's own modules).",
         )
     if training.attention == "eager" and (model.moe or model.mla):
         yield Violation(
             ("training", "attention"),
-            f"attention = eager with implementation megatron and {'experts' if model.moe else 'latent attention'} is "
-            "not modelled.",
+            f"attention = eager is not modelled with implementation = megatron and "
+            f"{'experts' if model.moe else 'latent attention'}.",
             "Set attention: flash, or implementation: plain.",
         )
     shape = {
@@ -75,8 +76,8 @@ def megatron(spec: Spec) -> Iterator[Violation]:
         if value not in known:
             yield Violation(
                 ("model", field),
-                f"{field} = {value} is not modelled with implementation megatron.",
-                f"Modelled: {', '.join(map(str, known))}; or set implementation: plain.",
+                f"{field} = {shown(value)} is not modelled with implementation = megatron.",
+                f"Set {setting(field, known)}, or implementation: plain.",
             )
 
 
@@ -119,13 +120,13 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
         if value not in known:
             yield Violation(
                 key,
-                f"{key[-1]} = {value} is not modelled with implementation torchtitan.",
-                f"Modelled: {', '.join(map(str, known))}; or set implementation: plain.",
+                f"{key[-1]} = {shown(value)} is not modelled with implementation = torchtitan.",
+                f"Set {setting(str(key[-1]), known)}, or implementation: plain.",
             )
     if parallelism.shards == 1:
         yield Violation(
             ("parallelism", "data_parallel"),
-            "implementation torchtitan with data_parallel = 1: FSDP2 has no ranks to shard over.",
+            "implementation = torchtitan needs several ranks for FSDP2, but data_parallel = 1.",
             "Set data_parallel: 2 or more.",
         )
 
@@ -140,25 +141,31 @@ def context(spec: Spec) -> Iterator[Violation]:
     if spec.training.attention != "flash":
         yield Violation(
             ("training", "attention"),
-            f"attention = {spec.training.attention} with context_parallel = {c}: no rank has all keys at once.",
+            f"context_parallel = {c} needs attention = flash, not {spec.training.attention}: no rank has all keys at "
+            "once.",
             "Set attention: flash.",
         )
     pieces = 2 * c * (t if spec.parallelism.sequence_parallel else 1)
     if length % pieces:
         yield Violation(
             key,
-            f"sequence_length = {length} cannot be split into 2 x {c} x {pieces // (2 * c)} = {pieces} chunks.",
-            "Each rank gets a chunk from the front and one from the back, to balance causal attention.",
+            f"sequence_length = {length} is not a multiple of 2 x {c} x {pieces // (2 * c)} = {pieces}, the chunks of "
+            f"context_parallel = {c}.",
+            f"Set sequence_length to a multiple of {pieces}, such as {max(1, length // pieces) * pieces}.",
         )
     heads = spec.model.num_attention_heads // t
     if spec.parallelism.context_parallel_method == "all-to-all" and heads % c:
         yield Violation(
             key,
             f"context_parallel = {c} does not divide the {heads} query heads of a rank, which all-to-all exchanges.",
-            "Set context_parallel_method: ring, or fewer ranks.",
+            "Set context_parallel_method: ring, or lower context_parallel.",
         )
     if spec.training.implementation == "huggingface":
-        yield Violation(key, f"context_parallel = {c} with transformers' modules is not modelled.", "Set it to 1.")
+        yield Violation(
+            key,
+            f"context_parallel = {c} is not modelled with transformers' modules.",
+            "Set context_parallel: 1, or implementation: plain.",
+        )
 
 
 def experts(spec: Spec) -> Iterator[Violation]:
@@ -176,7 +183,7 @@ def experts(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("parallelism", "expert_parallel"),
             f"expert_parallel = {e} does not divide num_experts = {moe.num_experts}.",
-            f"Each rank holds as many experts: try {divisors(moe.num_experts)}.",
+            f"Each rank holds the same number of experts: try {divisors(moe.num_experts)}.",
         )
     if width is not None and moe.expert_intermediate_size % width:
         yield Violation(
@@ -189,16 +196,16 @@ def experts(spec: Spec) -> Iterator[Violation]:
     if ranks % (e * parallelism.expert_width_ranks):
         yield Violation(
             ("parallelism", "expert_parallel"),
+            f"expert {e} x expert_tensor {parallelism.expert_width_ranks} does not divide "
             f"tensor {parallelism.tensor_parallel} x context {parallelism.context_parallel} x data "
-            f"{parallelism.data_parallel} = {ranks} ranks are not a multiple of expert {e} x expert_tensor "
-            f"{parallelism.expert_width_ranks}.",
-            "Expert parallelism uses the same ranks, so its groups must fit in them.",
+            f"{parallelism.data_parallel} = {ranks} ranks.",
+            "Change expert_parallel or data_parallel: groups of experts use the same ranks.",
         )
     if spec.training.implementation == "huggingface" and e > 1:
         yield Violation(
             ("parallelism", "expert_parallel"),
-            f"expert_parallel = {e} with transformers' modules is not modelled.",
-            "Set it to 1.",
+            f"expert_parallel = {e} is not modelled with transformers' modules.",
+            "Set expert_parallel: 1, or implementation: plain.",
         )
 
 
@@ -210,13 +217,13 @@ def replicas(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("parallelism", "data_parallel_replicate"),
             f"data_parallel_replicate = {groups} does not divide data_parallel = {ranks}.",
-            f"Groups are of one size: try {divisors(ranks)}.",
+            f"All groups have the same size: try {divisors(ranks)}.",
         )
     if groups > 1 and parallelism.engine != "fsdp2":
         yield Violation(
             ("parallelism", "data_parallel_replicate"),
-            f"data_parallel_replicate = {groups} with engine {parallelism.engine}.",
-            "Only fsdp2 shards inside groups (HSDP).",
+            f"data_parallel_replicate = {groups} needs engine = fsdp2, not {parallelism.engine}.",
+            "Set engine: fsdp2, which shards inside groups (HSDP), or leave data_parallel_replicate out.",
         )
 
 
@@ -228,8 +235,9 @@ def one_dtype(spec: Spec) -> Iterator[Violation]:
     if wide and trained and parallelism.engine == "fsdp2" and parallelism.data_parallel > 1:
         yield Violation(
             ("training", "recipe"),
-            f"recipe = {training.recipe} with FSDP2: transformers builds {', '.join(wide)} of "
-            f"{spec.model.architecture} in fp32, and FSDP2 refuses parameters of two dtypes.",
+            f"recipe = {training.recipe} does not run under FSDP2, which rejects parameters of two dtypes: "
+            "transformers "
+            f"builds {', '.join(wide)} of {spec.model.architecture} in fp32.",
             "Set recipe: amp or fp32, another engine, or implementation: plain.",
         )
 
@@ -242,23 +250,33 @@ def schedule(spec: Spec) -> Iterator[Violation]:
     if virtual > 1 and name != "interleaved":
         yield Violation(
             ("parallelism", "virtual_stages"),
-            f"virtual_stages = {virtual} with schedule {name}.",
-            "Set schedule: interleaved for several chunks per stage; the V schedules always have two.",
+            f"virtual_stages = {virtual} needs schedule = interleaved, not {name}.",
+            "Set schedule: interleaved, or leave virtual_stages out; V schedules always have two chunks per stage.",
         )
     if name == "1f1b":
         return
     if stages == 1:
-        yield Violation(key, f"schedule = {name}, but pipeline_parallel = 1.", "Leave schedule out, or add stages.")
+        yield Violation(
+            key,
+            f"schedule = {name} needs several stages, but pipeline_parallel = 1.",
+            "Leave schedule out, or raise pipeline_parallel.",
+        )
     if name == "interleaved" and virtual == 1:
-        yield Violation(key, "schedule = interleaved, but virtual_stages = 1.", "Set virtual_stages: 2 or more.")
+        yield Violation(
+            key,
+            "schedule = interleaved needs several chunks per stage, but virtual_stages = 1.",
+            "Set virtual_stages: 2 or more.",
+        )
     if name == "dualpipe" and stages % 2:
         yield Violation(
-            key, f"schedule = dualpipe with {stages} stages.", "It runs in both directions: set an even number."
+            key,
+            f"schedule = dualpipe needs an even number of stages, but pipeline_parallel = {stages}.",
+            f"Set pipeline_parallel: {stages + 1} or another even number.",
         )
     parts = stages * {"interleaved": virtual, "gpipe": 1, "zb-h1": 1, "zb-h2": 1, "dualpipe": 1}.get(name, 2)
     if parts > layers:
         yield Violation(
             key,
             f"schedule = {name} splits the model into {parts} chunks, but num_layers = {layers}.",
-            "A chunk needs at least one layer: use fewer stages or virtual_stages.",
+            "Lower pipeline_parallel or virtual_stages: a chunk needs at least one layer.",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.spec.rule_sets.violations import Violation
+from memcalc.spec.rule_sets.violations import Violation, setting
 from memcalc.spec.spec import Spec
 
 
@@ -15,8 +15,8 @@ def rollouts(spec: Spec) -> Iterator[Violation]:
         if training.steps_per_generation is not None:
             yield Violation(
                 ("training", "steps_per_generation"),
-                f"steps_per_generation = {training.steps_per_generation} without completion_length: nothing is "
-                "generated.",
+                f"steps_per_generation = {training.steps_per_generation} needs completion_length, without which "
+                "nothing is generated.",
                 "Set completion_length, or leave steps_per_generation out.",
             )
         return
@@ -25,7 +25,7 @@ def rollouts(spec: Spec) -> Iterator[Violation]:
             ("training", "completion_length"),
             f"completion_length = {training.completion_length} leaves no prompt in sequence_length = "
             f"{training.sequence_length}.",
-            "Raise sequence_length, which is the prompt and the completion.",
+            "Raise sequence_length, which counts prompt and completion, or lower completion_length.",
         )
     fields = {
         ("training", "implementation"): (training.implementation, ("plain", "huggingface")),
@@ -38,6 +38,6 @@ def rollouts(spec: Spec) -> Iterator[Violation]:
         if value not in known:
             yield Violation(
                 key,
-                f"{key[1]} = {value} with completion_length = {training.completion_length} is not modelled.",
-                f"Modelled: {', '.join(map(str, known))}; or leave completion_length out.",
+                f"{key[1]} = {value} is not modelled with completion_length = {training.completion_length}.",
+                f"Set {setting(key[1], known)}, or leave completion_length out.",
             )

@@ -63,19 +63,19 @@ def _heads(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("model", "norms_per_layer"),
             "norms_per_layer = 1 needs parallel_block: true.",
-            "A block with the MLP after attention has 2 norms.",
+            "Set parallel_block: true, or norms_per_layer: 2.",
         )
     if model.norm_placement == "after" and model.norms_per_layer != 2:
         yield Violation(
             ("model", "norm_placement"),
             f"norm_placement = after places 2 norms, but norms_per_layer = {model.norms_per_layer}.",
-            "Set norms_per_layer: 2; 4 are before and after attention and MLP anyway.",
+            "Set norms_per_layer: 2, or leave norm_placement out; 4 norms are before and after attention and MLP.",
         )
     if model.tie_word_embeddings and model.moe is None and model.embedding_size > model.hidden_size * 64:
         yield Violation(
             ("model", "embedding_size"),
-            f"embedding_size = {model.embedding_size} is out of proportion to hidden_size = {model.hidden_size}.",
-            "It is the embedding dimension, usually hidden_size.",
+            f"embedding_size = {model.embedding_size} is more than 64 times hidden_size = {model.hidden_size}.",
+            f"Set embedding_size: {model.hidden_size}, the usual value, or untie the LM head.",
         )
 
 
@@ -87,19 +87,19 @@ def _experts(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("model", "moe", "num_experts_per_token"),
             f"num_experts_per_token = {moe.num_experts_per_token} is more than num_experts = {moe.num_experts}.",
-            "A token uses each expert at most once.",
+            f"Set at most {moe.num_experts}: a token uses each expert at most once.",
         )
     if moe.first_dense_layers > spec.model.num_layers:
         yield Violation(
             ("model", "moe", "first_dense_layers"),
             f"first_dense_layers = {moe.first_dense_layers} is more than num_layers = {spec.model.num_layers}.",
-            "Lower it.",
+            f"Set at most {spec.model.num_layers}.",
         )
     if moe.dense_layers and max(moe.dense_layers) >= spec.model.num_layers:
         yield Violation(
             ("model", "moe", "dense_layers"),
             f"dense_layers names layer {max(moe.dense_layers)}, but the layers are 0 to {spec.model.num_layers - 1}.",
-            "Name layers that exist.",
+            f"Remove layer {max(moe.dense_layers)}, or raise num_layers.",
         )
 
 
@@ -119,13 +119,14 @@ def _foreign(spec: Spec) -> Iterator[Violation]:
             ("training", "sequence_length"),
             f"sequence_length = {training.sequence_length} is longer than the {spec.model.max_position_embeddings} "
             "positions of the config.json.",
-            "Lower it, or raise max_position_embeddings in the config.json.",
+            f"Set sequence_length: {spec.model.max_position_embeddings} or less, or raise max_position_embeddings "
+            "there.",
         )
     if training.dropout is not None:
         yield Violation(
             ("training", "dropout"),
             f"dropout = {training.dropout}, but {family} takes its rates from config.json only.",
-            "Set them in the config.json.",
+            "Set the rates there, and leave dropout out.",
         )
 
 
@@ -135,7 +136,7 @@ def _sequence(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("training", "sequence_length"),
             f"sequence_length = {length} is longer than the {positions} learned positions.",
-            f"Lower it to {positions}, or raise model.max_position_embeddings.",
+            f"Set sequence_length: {positions} or less, or raise model.max_position_embeddings.",
         )
 
 
@@ -144,19 +145,19 @@ def _precision(spec: Spec) -> Iterator[Violation]:
     if recipe in ("fp32", "fp32-main") and dtype not in ("fp32", spec.parallelism.fsdp.param_dtype):
         yield Violation(
             ("training", "recipe"),
-            f"recipe {recipe} computes in fp32, but dtype = {dtype}.",
-            "Set dtype: fp32, or recipe: amp to compute in 16 bit with fp32 weights.",
+            f"recipe = {recipe} computes in fp32, but dtype = {dtype}.",
+            "Set dtype: fp32, or recipe: amp to compute in 16 bits with fp32 weights.",
         )
     if spec.training.autocasts and recipe != "amp" and "fp32" in (recipe, dtype):
         yield Violation(
             ("training", "autocast"),
-            f"autocast = true with recipe {recipe} and dtype {dtype}: autocast computes in 16 bit.",
+            f"autocast = true computes in 16 bits, but recipe = {recipe} and dtype = {dtype}.",
             "Set recipe: amp and dtype: bf16 or fp16, or leave autocast out.",
         )
     if recipe == "amp" and not spec.training.autocasts:
         yield Violation(
             ("training", "autocast"),
-            "autocast = false with recipe amp, which is autocast over fp32 weights.",
+            "autocast = false contradicts recipe = amp, which is autocast over fp32 weights.",
             "Leave autocast out, or set recipe: fp32 or pure.",
         )
     yield from _weight_dtype(spec)
@@ -164,7 +165,7 @@ def _precision(spec: Spec) -> Iterator[Violation]:
     if (recipe == "amp" or recipe.startswith("mixed")) and dtype == "fp32":
         yield Violation(
             ("training", "recipe"),
-            f"recipe {recipe} computes in 16 bit, but dtype = fp32.",
+            f"recipe = {recipe} computes in 16 bits, but dtype = fp32.",
             "Set dtype: bf16 or fp16, or recipe: fp32.",
         )
 
@@ -177,14 +178,15 @@ def _weight_dtype(spec: Spec) -> Iterator[Violation]:
     if not training.autocasts or (training.recipe != "pure" and not frozen):
         yield Violation(
             ("training", "weight_dtype"),
-            f"weight_dtype = {weights} with dtype = {training.dtype} and recipe {training.recipe}, which computes in "
-            "the dtype of the weights.",
+            f"weight_dtype = {weights} is not dtype = {training.dtype}, but recipe = {training.recipe} computes in the "
+            "dtype "
+            "of the weights.",
             "Set recipe: pure and autocast: true, or leave weight_dtype out.",
         )
     elif spec.parallelism.zero_stage or spec.parallelism.tensor_parallel > 1 or training.fp8 != "none":
         yield Violation(
             ("training", "weight_dtype"),
-            f"weight_dtype = {weights} with dtype = {training.dtype} is not modelled for sharded weights or FP8.",
+            f"weight_dtype = {weights} is not modelled with dtype = {training.dtype} for sharded weights or FP8.",
             "Leave weight_dtype out, or set zero_stage: 0, tensor_parallel: 1 and fp8: none.",
         )
 
@@ -199,7 +201,8 @@ def _fp32_modules(spec: Spec) -> Iterator[Violation]:
             ("training", "fp32_modules"),
             f"fp32_modules = {', '.join(modules)} is modelled only for transformers' modules trained in 16 bits under "
             "autocast, without sharding.",
-            "Set implementation: huggingface, recipe: pure, autocast: true and zero_stage: 0, or leave it out.",
+            "Set implementation: huggingface, recipe: pure, autocast: true and zero_stage: 0, or leave fp32_modules "
+            "out.",
         )
     elif spec.model.tie_word_embeddings and ("embed_tokens" in modules) != ("lm_head" in modules):
         yield Violation(
@@ -213,7 +216,7 @@ def _layers(spec: Spec) -> Iterator[Violation]:
     if spec.model.num_layers > MOST_LAYERS:
         yield Violation(
             ("model", "num_layers"),
-            f"num_layers = {spec.model.num_layers} is more than {MOST_LAYERS:,}.",
+            f"num_layers = {spec.model.num_layers} is more than {MOST_LAYERS:,}, the limit of memcalc.",
             f"Set at most {MOST_LAYERS:,}.",
         )
     layers, stages = spec.model.num_layers, spec.parallelism.pipeline_parallel
@@ -221,7 +224,7 @@ def _layers(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("parallelism", "pipeline_parallel"),
             f"pipeline_parallel = {stages} is more than num_layers = {layers}.",
-            f"A stage needs at least one layer: at most {layers}.",
+            f"Set at most {layers}: a stage needs at least one layer.",
         )
     recompute = spec.training.recompute
     yield from saved_matmuls_rules(spec)
@@ -231,7 +234,7 @@ def _layers(spec: Spec) -> Iterator[Violation]:
             yield Violation(
                 ("training", "recompute"),
                 f"recompute names layer {max(named)}, but the layers are 0 to {layers - 1}.",
-                "Name layers that exist.",
+                f"Remove layer {max(named)}, or raise num_layers.",
             )
         elif has_segments(recompute):
             yield from _segments(spec, recompute)
@@ -282,25 +285,28 @@ def _tensor_parallel(spec: Spec) -> Iterator[Violation]:
         yield Violation(
             ("parallelism", "sequence_parallel"),
             f"tensor_parallel = {ranks} does not divide sequence_length = {length}.",
-            "Sequence parallelism splits the sequence evenly over the tensor-parallel ranks.",
+            f"Set sequence_length to a multiple of {ranks}, or sequence_parallel: false.",
         )
 
 
 def _engine(spec: Spec) -> Iterator[Violation]:
     engine, stage = spec.parallelism.engine, spec.parallelism.zero_stage
-    stages = {"ddp": (0,), "fsdp2": (2, 3), "deepspeed": (0, 1, 2, 3), "megatron": (0, 1)}[engine]
+    supported = {"ddp": (0,), "fsdp2": (2, 3), "deepspeed": (0, 1, 2, 3), "megatron": (0, 1)}
+    stages = supported[engine]
     if stage not in stages:
+        others = [other for other, own in supported.items() if stage in own]
         yield Violation(
             ("parallelism", "engine"),
-            f"engine = {engine} supports zero_stage {', '.join(map(str, stages))}, not {stage}.",
-            "ddp shards nothing, deepspeed supports stages 1 to 3, fsdp2 supports 2 and 3.",
+            f"engine = {engine} supports zero_stage {' and '.join(map(str, stages))}, not {stage}.",
+            f"Set zero_stage: {' or '.join(map(str, stages))}, or engine: {' or '.join(others)}.",
         )
     if spec.parallelism.pipeline_parallel > 1 and stage >= 2:
         yield Violation(
             ("parallelism", "zero_stage"),
-            f"zero_stage = {stage} together with pipeline_parallel = {spec.parallelism.pipeline_parallel} is not "
-            "modelled: gradients of several micro-batches would be sharded while the pipeline still adds to them.",
-            "Use zero_stage 0 or 1 with a pipeline.",
+            f"zero_stage = {stage} is not modelled with pipeline_parallel = {spec.parallelism.pipeline_parallel}: "
+            "gradients "
+            "would be sharded while later micro-batches still add to them.",
+            "Set zero_stage: 0 or 1, or pipeline_parallel: 1.",
         )
 
 
@@ -309,7 +315,7 @@ def _zero(spec: Spec) -> Iterator[Violation]:
     if engine != "deepspeed" and not spec.parallelism.zero_optimization.is_default:
         yield Violation(
             ("parallelism", "zero_optimization"),
-            f"zero_optimization is set, but engine = {engine}, which has no such buffers.",
+            f"the block zero_optimization needs engine = deepspeed, but engine = {engine}.",
             "Set engine: deepspeed, or leave zero_optimization out.",
         )
 
@@ -326,17 +332,18 @@ def _of_transformers(spec: Spec) -> Iterator[Violation]:
             remedy = "Dry-run its generation script: `memcalc dry-run --gpu GPU -- python script.py`."
             yield Violation(("inference",), f"generation of a model with {what} is not modelled.", remedy)
         else:
-            problem = f"implementation = {spec.training.implementation} with {what}, which is modelled of transformers."
+            problem = f"implementation = {spec.training.implementation} does not support {what}."
             yield Violation(("training", "implementation"), problem, "Set implementation: huggingface.")
 
 
 def _modelled(spec: Spec) -> Iterator[Violation]:
     training, parallelism = spec.training, spec.parallelism
-    unknown: dict[Path, tuple[str, str]] = {}
     if training.implementation == "huggingface" and parallelism.tensor_parallel > 1:
-        unknown["parallelism", "tensor_parallel"] = (f"{parallelism.tensor_parallel} with transformers' modules", "1")
-    for key, (value, known) in unknown.items():
-        yield Violation(key, f"{key[-1]} = {value} is not modelled yet.", f"Modelled today: {known}.")
+        yield Violation(
+            ("parallelism", "tensor_parallel"),
+            f"tensor_parallel = {parallelism.tensor_parallel} is not modelled with transformers' modules.",
+            "Set tensor_parallel: 1, or implementation: plain.",
+        )
 
 
 RULES: tuple[Rule, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from memcalc.spec.yaml_source import Path
@@ -16,6 +17,18 @@ class Violation(NamedTuple):
 
 
 def divisors(number: int) -> str:
-    """Return the powers of two that divide `number`, and the number itself, for a remedy."""
-    found = [2**k for k in range(8) if number % 2**k == 0]
-    return ", ".join(map(str, found if number in found or number > 128 else [*found, number]))
+    """Return the divisors of `number` up to 128 for a remedy; of more than ten, only the powers of two."""
+    found = [k for k in range(1, 129) if number % k == 0]
+    if len(found) > 10:
+        found = [k for k in found if k.bit_count() == 1]
+    return ", ".join(map(str, found))
+
+
+def shown(value: object) -> str:
+    """Return a value as YAML has it: true, false and null in lower case."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def setting(field: str, values: Iterable[object]) -> str:
+    """Return "field: a or b", the values that a field can have, for a remedy."""
+    return f"{field}: {' or '.join(map(shown, values))}"

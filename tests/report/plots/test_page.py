@@ -172,8 +172,8 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
         write_plot(tmp_path / "run.png", asked_for(two_steps()), "tiny")
 
     assert str(error.value) == (
-        "run.png: PNG and SVG are drawn by matplotlib, which is not installed: pip install 'matplotlib>=3.8'. "
-        "A page (.html) needs nothing."
+        "run.png: PNG and SVG are drawn by matplotlib, which is not installed. Run: pip install 'matplotlib>=3.8'. A "
+        "page (.html) needs nothing."
     )
 
 
