@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.api.sources import Source, load_to_run
 from memcalc.progress import Progress, silent
-from memcalc.spec.rule_sets.inference import of_training
 
 if TYPE_CHECKING:
     from memcalc.measuring import Measurement
@@ -47,7 +46,7 @@ def measure(
     from memcalc.validation.single_run import MeasureOptions, measure_run
 
     how = MeasureOptions(device, steps, record, alloc_conf, python, headroom, force)
-    return measure_run(of_training(load_to_run(source, *overrides, gpu=gpu, **fields), "measure"), how)
+    return measure_run(load_to_run(source, *overrides, gpu=gpu, **fields), how)
 
 
 def measure_suite(

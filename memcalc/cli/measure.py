@@ -82,7 +82,6 @@ def command(
     from memcalc.measuring.measurement import OUT_OF_MEMORY
     from memcalc.measuring.ranks import place
     from memcalc.report.progress import shown_progress
-    from memcalc.spec.rule_sets.inference import of_training
     from memcalc.validation.predicted_vs_measured import PredictedVsMeasured
     from memcalc.validation.single_run import MeasureOptions, measure_one_rank, measure_run
 
@@ -101,7 +100,7 @@ def command(
         )
     check_files(plot or (), export or (), html)
     traces = _traces(trace)
-    spec = of_training(api.load_to_run(config or model or "", *(overrides or ())), "measure")
+    spec = api.load_to_run(config or model or "", *(overrides or ()))
     first = here is None or here.rank == 0
     how = MeasureOptions(device, steps, record, alloc_conf, python, headroom, force, show_warning if first else None)
     files = WrittenFiles()

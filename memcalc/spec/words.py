@@ -55,6 +55,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "training.lora.modules_to_save": ("modules_to_save",),
     "training.qlora.quantization": ("bnb_4bit_quant_type",),
     "training.qlora.double_quantization": ("bnb_4bit_use_double_quant", "use_bnb_nested_quant", "double_quant"),
+    "training.compile": ("torch_compile",),
     "training.finetune": ("finetuning_type", "adapter", "finetuning"),
     "training.optimizer_options.weight_decay": ("weight_decay",),
     "parallelism.gpus": ("gpus", "num_gpus", "n_gpus", "ngpus", "world_size", "nproc_per_node", "num_processes"),

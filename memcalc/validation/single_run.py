@@ -11,6 +11,7 @@ from memcalc.measuring.measure import MeasurementOutOfMemory, measure
 from memcalc.measuring.measurement import MeasuredDevice, Measurement
 from memcalc.measuring.ranks import RankPlace, device_of_rank, measure_rank, refuse_other_ranks
 from memcalc.measuring.records import RECORDS
+from memcalc.spec.rule_sets.inference import of_training
 from memcalc.spec.spec import Spec
 from memcalc.step.packages import require
 from memcalc.validation import preflight as room
@@ -52,6 +53,7 @@ def measure_run(spec: Spec, options: MeasureOptions) -> Measurement:
         OutOfMemory: the run ran out of memory; the message has the simulated allocator's result and changes that fit.
         NotKept: the record could not be written.
     """
+    of_training(spec, "measure")
     if options.record is not None:
         RECORDS.check(Path(options.record))
     if options.device is None or not options.device.startswith("null"):
@@ -82,6 +84,7 @@ def measure_one_rank(
     Raises:
         Unavailable, InputError, OutOfMemory: see `measure_run`.
     """
+    of_training(spec, "measure")
     if options.record is not None:
         RECORDS.check(Path(options.record))
     device = device_of_rank(options.device, here)

@@ -67,6 +67,11 @@ def test_verdicts(gpu: str, eager: str, compiled: str) -> None:
     assert found.answer == compiled
 
 
+@pytest.mark.parametrize("name", ["compile", "training.compile", "torch_compile"])
+def test_names(name: str) -> None:
+    assert memcalc.load("gpt2", f"{name}=true").training.compile
+
+
 def test_only_states_are_a_lower_bound() -> None:
     """A compiler fuses operators, so that activations may be fewer; weights, gradients and optimizer state stay."""
     spec = memcalc.load("llama-3-8b", "recipe=pure", "b=4", "compile=true", gpu="h100-80gb")
