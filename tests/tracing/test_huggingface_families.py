@@ -20,6 +20,9 @@ WINDOWS: dict[str, dict[str, object]] = {
     "reads all": {"full_attention_interval": 2},
     "has a mask": {"full_attention_layers": [0, 2], "full_attention_interval": 0, "sliding_window": 64},
 }
+FULL = {"head_dim": 64, "num_key_value_heads": 1, "keys_as_values": True}
+EXPERTS = {"num_experts": 8, "num_experts_per_token": 2, "expert_intermediate_size": 96}
+GEMMA4: dict[str, object] = {"architecture": "gemma4_text", "full_attention_interval": 3, "head_dim": 48}
 FAMILIES: dict[str, dict[str, object]] = {
     "falcon": {"architecture": "falcon", "num_key_value_heads": 1},
     "falcon, a key head for each query head": {"architecture": "falcon"},
@@ -56,6 +59,15 @@ FAMILIES: dict[str, dict[str, object]] = {
         f"{family}, every second layer {how}": {**GROUPED, "architecture": family, **windows}
         for family in ("cohere2", "exaone4", "gemma3_text", "olmo3")
         for how, windows in WINDOWS.items()
+    },
+    **{
+        f"gemma4, {name}": {**GROUPED, **GEMMA4, **changes}
+        for name, changes in {
+            "sdpa of other kernels": {"full_attention": {"head_dim": 264, "num_key_value_heads": 2}},
+            "one key head, keys as values": {"full_attention": FULL | {"head_dim": 264}},
+            "windows with a mask": {"full_attention": FULL, "sliding_window": 64},
+            "experts": {"full_attention": FULL, "moe": EXPERTS | {"dense_mlp": True}},
+        }.items()
     },
     "smollm3, every second layer turns nothing": {**GROUPED, "architecture": "smollm3", "unrotated_interval": 2},
     "smollm3, all but the first turn": {**GROUPED, "architecture": "smollm3", "unrotated_interval": 0}
