@@ -405,6 +405,17 @@ def makes_masks(config: str) -> bool:
 
 
 @lru_cache(maxsize=64)
+def masks_given_images(config: str) -> bool:
+    """Return whether the whole model makes such masks for layers with a window where a batch has images.
+
+    transformers 5.23 models/gemma4/modeling_gemma4.py, Gemma4Model.forward.
+    """
+    whole = json.loads(config)
+    text = whole.get("text_config") or {}
+    return bool(whole.get("model_type") == "gemma4" and text.get("use_bidirectional_attention") == "vision")
+
+
+@lru_cache(maxsize=64)
 def tower_parameters(config: str) -> tuple[TowerParameter, ...]:
     """Return the parameters of a vision tower and its projector.
 

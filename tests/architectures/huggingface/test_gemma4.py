@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.catalogue.shipped import find_shipped, search_shipped
 from memcalc.errors import InputError
 from memcalc.layout.parameters import count_parameters
 from memcalc.ledger.component import Component
+from memcalc.report.screens.published import published_rows
+from memcalc.spec.model_families.conversion import has_family_formulas, read_hf_config
 
 B, S, D, F, V = 2, 32, 64, 96, 100
 H, KV, HEAD = 4, 2, 16
@@ -140,6 +143,64 @@ def test_other_modules_are_refused(implementation: str) -> None:
 def test_generation_is_refused() -> None:
     with pytest.raises(InputError, match="generation of a model with other heads in full attention is not modelled"):
         memcalc.estimate({"model": run("wf")["model"], "inference": {"prompt_length": 10, "new_tokens": 1}})
+
+
+def test_completions_are_refused() -> None:
+    with pytest.raises(InputError, match="generation of a model with other heads in full attention is not modelled"):
+        memcalc.estimate(run("wf"), "completion_length=16")
+
+
+def test_images_in_short_sequences_are_a_limit() -> None:
+    """A window of 1,024 tokens has a mask from 1,024 tokens on anyway."""
+    limits = {
+        length: [limit.feature for limit in memcalc.estimate("google/gemma-4-26B-A4B", f"s={length}").limits]
+        for length in (512, 1024)
+    }
+
+    assert {length: any("batches with images" in each for each in found) for length, found in limits.items()} == {
+        512: True,
+        1024: False,
+    }
+
+
+def test_a_saved_config_has_the_heads_of_each_layer_with_full_attention() -> None:
+    """transformers 5.23 writes per_layer_config in place of global_head_dim."""
+    published = find_shipped("google/gemma-4-31B-it")
+    assert published is not None
+    text = dict(published.config["text_config"])
+    full = {"head_dim": text.pop("global_head_dim"), "num_key_value_heads": text.pop("num_global_key_value_heads")}
+    layers = [layer for layer, word in enumerate(text["layer_types"]) if word == "full_attention"]
+
+    read = read_hf_config(text | {"per_layer_config": {str(layer): full for layer in layers}}, "config.json")
+
+    assert read["full_attention"] == full | {"keys_as_values": True}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size_per_layer_input": 256},
+        {"num_kv_shared_layers": 10},
+        {"layer_types": ["full_attention", *["sliding_attention"] * 59]},
+        {"layer_types": None},
+        {"final_logit_softcapping": None},
+        {"per_layer_config": {"0": {"head_dim": 512}}},
+    ],
+    ids=str,
+)
+def test_other_variants_have_no_formulas(change: dict[str, Any]) -> None:
+    published = find_shipped("google/gemma-4-31B-it")
+    assert published is not None
+
+    assert has_family_formulas(published.config["text_config"])
+    assert not has_family_formulas(published.config["text_config"] | change)
+
+
+def test_models_with_per_layer_inputs_are_listed_as_traced() -> None:
+    rows = {row["hub_id"]: row["answered_by"] for row in published_rows(search_shipped("google gemma-4"))}
+
+    assert rows["google/gemma-4-26B-A4B"] == rows["google/gemma-4-31B-it"] == "formulas"
+    assert rows["google/gemma-4-E2B"] == rows["google/gemma-4-E4B-it"] == "trace"
 
 
 def test_key_heads_of_full_attention_divide_query_heads() -> None:
