@@ -56,7 +56,7 @@ class AttentionScores(Base):
     def multiply_in_place(self, x: Tensor, name: str, dtype: str) -> Tensor:
         """x *= a buffer of one element, in place; saves the buffer. Backward allocates a new tensor."""
         y = Tensor(x.storage, x.shape, x.dtype)
-        self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
+        self.tape.record(Node(name, (x,), (y,), (), (NEW,), keeps_weight=True))
         self.tape.also_saves(Tensor(-1, ("1",), dtype))
         return y
 

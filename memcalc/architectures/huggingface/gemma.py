@@ -154,8 +154,9 @@ class Gemma4(Gemma3):
         q = self.positioned_alone(self.head_norm(q, "q"), "q")
         k = self.projection(x, "k")
         v = k if self.c.full_heads and self.c.keys_as_values else self.projection(x, "v")
+        k, v = (self.by_head(k, "v"),) * 2 if v is k else (k, self.by_head(v, "v"))
         k = self.positioned_alone(self.head_norm(k, "k"), "k")
-        v = self.by_head(power_rms_norm(self.ops, v, "attention.v_norm", self.head_size, weight=False), "v")
+        v = power_rms_norm(self.ops, v, "attention.v_norm", self.head_size, weight=False)
         return q, k, v
 
     def projection(self, x: Tensor, name: str) -> Tensor:
