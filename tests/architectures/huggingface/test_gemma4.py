@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 import memcalc
+from memcalc.architectures.catalogue import GradientPolicy, program
+from memcalc.architectures.structure import block_structure
 from memcalc.catalogue.shipped import find_shipped, search_shipped
 from memcalc.errors import InputError
-from memcalc.layout.parameters import count_parameters
+from memcalc.layout.parameters import count_parameters, parameter_table, prefix_of
+from memcalc.layout.stages import layer_modules
 from memcalc.ledger.component import Component
 from memcalc.report.screens.published import published_rows
 from memcalc.spec.model_families.conversion import has_family_formulas, read_hf_config
@@ -128,6 +131,19 @@ def test_experts_add_to_the_mlp() -> None:
     )
 
     assert kept("wwf", moe=MOE) - kept("wwf") == 3 * (3 * norm(TOKENS, D) + router + experts)
+
+
+@pytest.mark.parametrize("layer", [0, 2], ids=["window", "full"])
+def test_every_parameter_gets_its_gradient(layer: int) -> None:
+    """Those of the parameter table: in layers with full attention, one projection makes keys and values."""
+    spec = memcalc.load(run("wwf", MOE))
+    structure = block_structure(spec).of_layers(layer_modules(spec, layer))
+    block = program(structure, "expert layer", False, GradientPolicy(True, None))
+    made = {block.storages[event.storage].parameter for event in block.backward if event.sign > 0}
+    prefix = f"{prefix_of(spec.model, layer)}*."
+    named = {f"{row.module}.{row.tensor}" for row in parameter_table(spec.model) if row.module.startswith(prefix)}
+
+    assert {name.removeprefix(prefix) for name in named} == made - {""}
 
 
 def test_recomputed_layers_keep_their_inputs() -> None:
