@@ -49,12 +49,12 @@ def _computed(family: FamilyFile, field: str, rule: FieldRule, config: dict[str,
         sizes = [size for size in found if isinstance(size, int)]
         return math.prod(sizes) if rule.how == "product" else sizes[0] // sizes[1] or None
     if rule.how == "in_full_layers":
-        layers, key = rule.keys
-        objects = _looked_up(config, layers)
+        by_layer, key = rule.keys
+        objects = _looked_up(config, by_layer)
         assert isinstance(objects, dict)  # see `check_requirements`
         own = next(iter(objects.values()))
-        found_at = (key, own[key]) if key in own else _found(family, field, (key,), config, where)
-        return checked(*found_at, kind_of(field), where)
+        value = own[key] if key in own else _found(family, field, (key,), config, where)[1]
+        return checked(key, value, kind_of(field), where)
     key, value = _found(family, field, rule.keys, config, where)
     if rule.how == "share":
         if value is None:
