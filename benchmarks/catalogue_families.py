@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import memcalc
 from memcalc.api.sources import load
 from memcalc.catalogue.shipped import CatalogueEntry, find_shipped, shipped_entries
-from memcalc.spec.model_families.conversion import known_families
+from memcalc.spec.model_families.conversion import has_family_formulas
 from memcalc.spec.model_families.multimodal import language_config
 from memcalc.spec.towers import TOWERS
 
@@ -34,7 +34,7 @@ def smallest() -> dict[str, CatalogueEntry]:
     for entry in shipped_entries():
         family = entry.config["model_type"]
         language = language_config(entry.config) if family in TOWERS else entry.config
-        if language is None or language["model_type"] not in known_families() or entry.parameters < LEAST:
+        if language is None or not has_family_formulas(language) or entry.parameters < LEAST:
             continue
         if family not in found or entry.parameters < found[family].parameters:
             found[family] = entry

@@ -38,6 +38,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     **_alike("gpt_oss granitemoe minimax_m2 mixtral olmoe phimoe qwen3_moe", GROUPED | WITH_EXPERTS),
     **_alike("ernie4_5_moe glm4_moe", GROUPED | FEW_DENSE),
     **_alike("qwen2_moe", GROUPED | {"moe": SHARED}),
+    "gemma4_text": GROUPED
+    | {"full_attention_interval": 3, "full_attention": {"head_dim": 128, "num_key_value_heads": 2}},
     "llama4_text": GROUPED
     | {"num_layers": 4, "full_attention_interval": 2, "head_dim": 64, "moe": SHARED | {"expert_interval": 2}},
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memcalc.layout.adapters import Adapters, adapters_of, read_dtype, replaces_linears
 from memcalc.layout.spec_cache import cached_by_spec
@@ -13,7 +13,7 @@ from memcalc.operators.base import wider
 from memcalc.operators.float8 import Float8
 from memcalc.spec.fp32_modules import in_fp32
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
-from memcalc.spec.hardware.kernels import needs_columns
+from memcalc.spec.hardware.kernels import FLASH_LARGEST_HEAD, kernel_for_heads, needs_columns
 from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, windows_among
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import family_of, rules_of
@@ -149,17 +149,34 @@ class BlockStructure(NamedTuple):
     fused_linear: bool = False  # linear attention with one linear layer for q, k, v and z
     grouped_linear: bool = False  # linear attention with fewer key heads than value heads
     attention_gate: bool = False  # a gate multiplies attention's output
+    full_heads: bool = False  # this layer has the heads of `full_attention`
+    full_grouped: bool = False  # the same as `grouped` for layers with `full_heads`
+    full_single_key_head: bool = False  # the same as `single_key_head`
+    full_attention: str = ""  # the attention kernel of layers with `full_heads`
+    full_large_heads: bool = False  # the same as `large_heads`
+    large_heads: bool = False  # sdpa takes no grouped heads of this size, so transformers repeats keys and values
+    keys_as_values: bool = False  # in layers with `full_heads` one projection makes keys and values
     embedding_stays: bool = False  # the embedding's output is a leaf that the first layer does not save
 
     def of_layers(self, layer_type: LayerType | LayerModules) -> BlockStructure:
         """Return the structure of layers of one type."""
-        if not (layer_type.detached or layer_type.masked or layer_type.without_rope or layer_type.linear):
+        usual = not (layer_type.detached or layer_type.masked or layer_type.without_rope)
+        if usual and not (layer_type.linear or layer_type.full_heads):
             return self
-        return self._replace(
+        found = self._replace(
             detached=self.detached or layer_type.detached,
             masked=layer_type.masked,
             without_rope=layer_type.without_rope,
             linear=layer_type.linear,
+            full_heads=layer_type.full_heads,
+        )
+        if not layer_type.full_heads:
+            return found
+        return found._replace(
+            grouped=self.full_grouped,
+            single_key_head=self.full_single_key_head,
+            large_heads=self.full_large_heads,
+            attention=self.full_attention,
         )
 
     def as_read_by_head(self) -> BlockStructure:
@@ -300,7 +317,22 @@ def block_structure(spec: Spec) -> BlockStructure:
         grouped_linear=model.linear_attention is not None
         and model.linear_attention.num_key_heads < model.linear_attention.num_value_heads,
         attention_gate=model.attention_gate,
+        **_of_full_heads(spec),
     )
+
+
+def _of_full_heads(spec: Spec) -> dict[str, Any]:
+    """Return the options of layers with the heads of `full_attention`."""
+    full, heads = spec.model.full_attention, spec.model.num_attention_heads
+    if full is None:
+        return {}
+    return {
+        "full_grouped": full.num_key_value_heads != heads,
+        "full_single_key_head": full.num_key_value_heads == 1 < heads,
+        "full_large_heads": full.head_dim > FLASH_LARGEST_HEAD,
+        "full_attention": kernel_for_heads(spec.training.attention, full.head_dim),
+        "keys_as_values": full.keys_as_values,
+    }
 
 
 def _padding_mask(spec: Spec) -> str:

@@ -15,10 +15,11 @@ from memcalc.spec.defaults import takes_math_kernel
 from memcalc.spec.dtensor_plan import unsplittable
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.kernels import gpu_omissions
+from memcalc.spec.layers import fills_windows
 from memcalc.spec.limits import Limit
 from memcalc.spec.model_families.conversion import family_omissions
 from memcalc.spec.spec import Spec
-from memcalc.spec.towers import tower_trains
+from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
 
 # what no config states
@@ -135,6 +136,9 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
 
 
 def _vision(spec: Spec) -> Iterator[tuple[str, bool]]:
+    config, flash = spec.model.vision_config, spec.training.attention == "flash"
+    if config is not None and flash and masks_given_images(config) and not fills_windows(spec):
+        yield "masks of batches with images, which rule out flash attention in layers with a window", True
     if tower_trains(spec.model, spec.training):
         yield "activations of the vision tower and its projector", True
     elif spec.model.vision_config is None:

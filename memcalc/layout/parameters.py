@@ -6,6 +6,7 @@ come from them. Linear weights are [out, in], as in torch.nn.Linear. Symbols:
     d hidden   h heads   h_kv key/value heads   d_h head   F MLP   V vocabulary   S positions   d_e embedding
     E experts   F_e expert   F_s shared expert   r_q, r_kv latents   d_n, d_r, d_v latent attention's head parts
     h_lv, d_lv value heads of linear attention   d_mix its queries, keys and values   w_c its convolution
+    h_kvf, d_hf key/value heads and head of layers with full attention, where these differ
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from math import prod
 from typing import Literal
 
 from memcalc.spec.layers import windows_among
-from memcalc.spec.model import LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import FullAttentionSpec, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.towers import VISION, tower_parameters
 
@@ -35,7 +36,7 @@ Split = Literal["column", "row", "vocab", "expert", "replicated"]
 
 # Prefixes of the modules of layers, where layers differ: in their MLP, or in their attention.
 DENSE, MOE = "layers.dense.", "layers.moe."
-LINEAR, FULL = "layers.linear.", "layers.full."
+LINEAR, FULL, WINDOW = "layers.linear.", "layers.full.", "layers.window."
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,12 @@ def table_elements(model: ModelSpec) -> int:
         # each layer has a separate table of sines and cosines: [S, rotary_dim]
         return model.num_layers * model.max_position_embeddings * model.rotary_dim
     # One frequency for each pair of rotated dimensions; `inv_freq` and the copy `original_inv_freq`.
-    tables = min(buffers.rotary_tables, sum(windows_among(model)))
-    return 2 * ((model.rotary_dim + 1) // 2) * tables
+    windows, full = windows_among(model)
+    if model.full_attention is not None:  # RoPE rotates whole heads
+        heads = (model.rotary_dim,) * windows + (model.full_attention.head_dim,) * full
+    else:
+        heads = (model.rotary_dim,) * min(buffers.rotary_tables, windows + full)
+    return sum(2 * ((rotated + 1) // 2) for rotated in heads)
 
 
 def mask_elements(model: ModelSpec) -> int:
@@ -187,7 +192,11 @@ def _layer_kinds(model: ModelSpec) -> list[tuple[str, int, MoeSpec | None]]:
     """Return the layer types: name prefix, number of layers, and the experts of each."""
     moe = model.moe
     linear = model.linear_layers(0, model.num_layers)
-    if linear:  # all layers have experts, or none
+    if model.full_attention is not None:  # all layers have experts, or none
+        full = model.layers_with_full_heads(0, model.num_layers)
+        counts = ((WINDOW, model.num_layers - full), (FULL, full))
+        return [(prefix + "*.", count, moe) for prefix, count in counts if count]
+    if linear:  # the same
         full = model.num_layers - linear
         return [(LINEAR + "*.", linear, moe), *([(FULL + "*.", full, moe)] if full else [])]
     if moe is None:
@@ -219,15 +228,19 @@ def prefix_of(model: ModelSpec, layer: int) -> str:
     """Return the prefix of one layer's modules, where layers differ."""
     if model.linear_attention is not None:
         return LINEAR if model.is_linear(layer) else FULL
+    if model.full_attention is not None:
+        return FULL if model.has_full_heads(layer) else WINDOW
     return MOE if model.moe is not None and model.moe.has_experts(layer) else DENSE
 
 
 def layers_by_prefix(model: ModelSpec, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
     """Return the number of layers of each prefix among spans of layers [lo, hi)."""
-    found = {LINEAR: 0, FULL: 0, DENSE: 0, MOE: 0}
+    found = {LINEAR: 0, WINDOW: 0, FULL: 0, DENSE: 0, MOE: 0}
     for lo, hi in spans:
         linear, experts = model.linear_layers(lo, hi), model.layers_with_experts(lo, hi)
-        for prefix, count in ((LINEAR, linear), (FULL, hi - lo - linear), (MOE, experts), (DENSE, hi - lo - experts)):
+        windows = 0 if model.full_attention is None else hi - lo - model.layers_with_full_heads(lo, hi)
+        found[FULL] += hi - lo - linear - windows
+        for prefix, count in ((LINEAR, linear), (WINDOW, windows), (MOE, experts), (DENSE, hi - lo - experts)):
             found[prefix] += count
     return found
 
@@ -254,6 +267,8 @@ def _add_layer(layer: _Part, model: ModelSpec, moe: MoeSpec | None) -> None:
         layer.norm("input_norm", d, model)
     if model.linear_attention is not None and layer.prefix.startswith(LINEAR):
         _add_linear_attention(layer, d, model.linear_attention)
+    elif model.full_attention is not None and layer.prefix.startswith(FULL):
+        _add_full_attention(layer, model, model.full_attention)
     elif model.mla is None:
         _add_attention(layer, model)
     else:
@@ -262,9 +277,9 @@ def _add_layer(layer: _Part, model: ModelSpec, moe: MoeSpec | None) -> None:
         layer.norm("attention_output_norm", d, model)
     if model.norms_per_layer > 1 and before:
         layer.norm("post_attention_norm", d, model)
-    if moe is None:
+    if moe is None or moe.dense_mlp:
         _add_mlp(layer, model, "mlp.", d, _mlp_axis(model))
-    else:
+    if moe is not None:
         _add_experts(layer, model, moe)
     if model.norms_per_layer == 4 or not before:
         layer.norm("mlp_output_norm", d, model)
@@ -293,6 +308,19 @@ def _add_attention(layer: _Part, model: ModelSpec) -> None:
                 layer.tensor(name, "weight", (heads,), "column")
     if model.attention_sinks:
         layer.tensor("attention.sinks", "weight", (("h", model.num_attention_heads),), "column")
+    layer.linear("attention.o_proj", d, q, "row", bias=model.output_bias)
+
+
+def _add_full_attention(layer: _Part, model: ModelSpec, full: FullAttentionSpec) -> None:
+    """Add attention with separate sizes of heads (transformers 5.23 models/gemma4/modeling_gemma4.py)."""
+    d = ("d", model.hidden_size)
+    q = ("h·d_hf", model.num_attention_heads * full.head_dim)
+    kv = ("h_kvf·d_hf", full.num_key_value_heads * full.head_dim)
+    layer.linear("attention.q_proj", q, d, "column", bias=model.qkv_bias)
+    for name in ("k",) if full.keys_as_values else ("k", "v"):
+        layer.linear(f"attention.{name}_proj", kv, d, "column", bias=model.qkv_bias)
+    for name in ("q", "k") if model.qk_norm and model.qk_norm_weight else ():
+        layer.norm(f"attention.{name}_norm", ("d_hf", full.head_dim), model)
     layer.linear("attention.o_proj", d, q, "row", bias=model.output_bias)
 
 
@@ -353,6 +381,11 @@ def _add_experts(layer: _Part, model: ModelSpec, moe: MoeSpec) -> None:
     experts = ("E", moe.num_experts)
     width = ("F_e", moe.expert_intermediate_size)
     layer.tensor("mlp.router", "weight", (experts, d), "replicated")
+    if moe.dense_mlp:  # Gemma4TextRouter and Gemma4TextDecoderLayer
+        layer.tensor("mlp.router_scale", "weight", (d,), "replicated")
+        layer.tensor("mlp.expert_scales", "weight", (experts,), "replicated")
+        for name in ("mlp.dense_output_norm", "mlp.experts_input_norm", "mlp.experts_output_norm"):
+            layer.norm(name, d, model)
     if moe.router_bias:
         layer.tensor("mlp.router", "bias", (experts,), "replicated")
     # transformers stacks the experts: one tensor for all gate and up projections, one for all down projections.

@@ -76,6 +76,7 @@ class LayerTraits(NamedTuple):
         masked: whether the sequence exceeds its sliding window, which a mask then applies.
         unturned: whether no RoPE is applied.
         linear: whether it has linear attention.
+        full_heads: whether it has the heads of `full_attention`.
     """
 
     experts: bool
@@ -83,6 +84,7 @@ class LayerTraits(NamedTuple):
     masked: bool
     without_rope: bool
     linear: bool
+    full_heads: bool
 
 
 class LayerModules(NamedTuple):
@@ -93,6 +95,7 @@ class LayerModules(NamedTuple):
         masked: see `LayerTraits`.
         without_rope: see `LayerTraits`.
         linear: see `LayerTraits`.
+        full_heads: see `LayerTraits`.
         detached: whether the input needs no gradient, since nothing before it trains.
     """
 
@@ -100,6 +103,7 @@ class LayerModules(NamedTuple):
     masked: bool
     without_rope: bool
     linear: bool
+    full_heads: bool
     detached: bool
 
 
@@ -112,6 +116,7 @@ class LayerType(NamedTuple):
         masked: see `LayerTraits`.
         unturned: see `LayerTraits`.
         linear: see `LayerTraits`.
+        full_heads: see `LayerTraits`.
         count: number of such layers.
         first: the first of them.
         last: the last of them.
@@ -123,6 +128,7 @@ class LayerType(NamedTuple):
     masked: bool
     without_rope: bool
     linear: bool
+    full_heads: bool
     count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
@@ -131,7 +137,7 @@ class LayerType(NamedTuple):
     @property
     def traits(self) -> LayerTraits:
         """The traits that its layers share."""
-        return LayerTraits(self.experts, self.recomputed, self.masked, self.without_rope, self.linear)
+        return LayerTraits(self.experts, self.recomputed, self.masked, self.without_rope, self.linear, self.full_heads)
 
 
 def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
@@ -234,13 +240,14 @@ def _kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
     dense = dense_layers(spec.model)
     spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
     kinds = []
-    masked, unturned, linear = has_mask(spec, 0), applies_no_rope(spec, 0), spec.model.is_linear(0)
+    masked, unturned = has_mask(spec, 0), applies_no_rope(spec, 0)
+    linear, full_heads = spec.model.is_linear(0), spec.model.has_full_heads(0)
     for experts, lo, hi in spans:
         recomputed = recomputed_count(spec.training, lo, hi) if hi > lo else 0
         for again, count in ((False, hi - lo - recomputed), (True, recomputed)):
             if hi > lo and count > 0:
                 first, last = _ends(spec.training, again, lo, hi)
-                kinds.append(LayerType(experts, again, masked, unturned, linear, count, first, last))
+                kinds.append(LayerType(experts, again, masked, unturned, linear, full_heads, count, first, last))
     return sorted(kinds, key=lambda layer_type: layer_type.first)
 
 
@@ -265,7 +272,8 @@ def layer_modules(spec: Spec, layer: int) -> LayerModules:
         experts = moe is not None and moe.has_experts(layer)
         detached = layer == 0 and starts_detached(spec)
         masked, unturned = has_mask(spec, layer), applies_no_rope(spec, layer)
-        known[layer] = LayerModules(experts, masked, unturned, spec.model.is_linear(layer), detached)
+        linear, full_heads = spec.model.is_linear(layer), spec.model.has_full_heads(layer)
+        known[layer] = LayerModules(experts, masked, unturned, linear, full_heads, detached)
     return known[layer]
 
 
@@ -273,8 +281,8 @@ def _traits_of(spec: Spec, layer: int) -> LayerTraits:
     moe = spec.model.moe
     experts = moe is not None and moe.has_experts(layer)
     again = recomputed_count(spec.training, layer, layer + 1) == 1
-    linear = spec.model.is_linear(layer)
-    return LayerTraits(experts, again, has_mask(spec, layer), applies_no_rope(spec, layer), linear)
+    linear, full_heads = spec.model.is_linear(layer), spec.model.has_full_heads(layer)
+    return LayerTraits(experts, again, has_mask(spec, layer), applies_no_rope(spec, layer), linear, full_heads)
 
 
 def dense_layers(model: ModelSpec) -> int:

@@ -46,6 +46,8 @@ MEANINGS = {
     "d_lk": "width of a key head of linear attention",
     "d_lv": "width of a value head of linear attention",
     "d_mix": "queries, keys and values of linear attention together",
+    "d_hf": "head size of layers with full attention",
+    "h_kvf": "key/value heads of layers with full attention",
     "w_c": "tokens that the convolution before linear attention spans",
     "⌈s⌉₆₄": "sequence length, rounded up to a multiple of 64",
     "s_64": "chunks of 64 tokens in a sequence",
@@ -152,6 +154,15 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
             "d_mix+h_lv·d_lv": mixed + linear.value_size,
             "w_c": linear.conv_kernel,
             "64": LINEAR_CHUNK,
+        }
+    if model.full_attention is not None:
+        full, heads = model.full_attention, model.num_attention_heads
+        values |= {
+            "d_hf": full.head_dim,
+            "d_hf/2": -(-full.head_dim // 2),
+            "h_kvf": full.num_key_value_heads,
+            "h·d_hf": heads * full.head_dim,
+            "h_kvf·d_hf": full.num_key_value_heads * full.head_dim,
         }
     if tensor_parallel > 1:
         values |= {

@@ -53,6 +53,13 @@ class AttentionScores(Base):
         self.tape.record(Node(name, (x,), (y,), (), (NEW,)))
         return y
 
+    def multiply_in_place(self, x: Tensor, name: str, dtype: str) -> Tensor:
+        """x *= a buffer of one element, in place; saves the buffer. Backward allocates a new tensor."""
+        y = Tensor(x.storage, x.shape, x.dtype)
+        self.tape.record(Node(name, (x,), (y,), (), (NEW,), keeps_weight=True))
+        self.tape.also_saves(Tensor(-1, ("1",), dtype))
+        return y
+
     def add_in_place(self, x: Tensor, other: Tensor, name: str) -> Tensor:
         """x += other, in place; the gradient of `other` is cast where it has another dtype."""
         y = Tensor(x.storage, x.shape, x.dtype)

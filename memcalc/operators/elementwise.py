@@ -81,10 +81,19 @@ class Elementwise(Base):
         self.tape.record(Node(name, of, (y,), (), (None,) * len(of)))
         return y
 
-    def times_weight(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
+    def times_weight(
+        self, x: Tensor, module: str, width: str, out: Shape | None = None, *, second: bool = False
+    ) -> Tensor:
         """x times a parameter of its last axis; saves x. The parameter's gradient is a sum over all tokens.
 
         A frozen parameter has no gradient, and x, which only that gradient needs, is not saved.
+
+        Args:
+            x: the input.
+            module: module of the parameter.
+            width: axis of the parameter.
+            out: axes of the result, where they differ from those of x.
+            second: whether the parameter is the second factor, with a gradient computed before that of x.
         """
         tape = self.tape
         y = tape.new(f"{module} output", out or x.shape, wider(x.dtype, self.parameters), DERIVATIVES)
@@ -102,7 +111,8 @@ class Elementwise(Base):
             (y,),
             (x.storage,),
             (NEW if x.dtype == y.dtype else CAST,),
-            between=((product, 1),),
+            prepares=((product, 1),) if second else (),
+            between=() if second else ((product, 1),),
             summed_later=(staging,),
             parameters=(gradient,),
             summed=(gradient,),

@@ -10,7 +10,9 @@ from memcalc.programs.tape import NEW, SAME, SUMMED, Node, Shape, Tensor
 class Fp32NormWeight(Base):
     """Multiplication by a norm weight that is upcast to fp32."""
 
-    def times_fp32_weight(self, x: Tensor, module: str, weight: Shape, *, shifted: bool = False) -> Tensor:
+    def times_fp32_weight(
+        self, x: Tensor, module: str, weight: Shape, *, shifted: bool = False, second: bool = False
+    ) -> Tensor:
         """x in fp32 times `weight.float()`, or 1 plus it; saves x, and the factor where it is not the parameter itself.
 
         The factor's gradient is a product as large as x, summed over all tokens. `weight * x`, and `x * (1 + weight)`.
@@ -20,7 +22,9 @@ class Fp32NormWeight(Base):
             module: the module of the weight.
             weight: axes of the weight.
             shifted: whether 1 is added.
+            second: whether the weight is the second factor, as it is with 1 added.
         """
+        second = second or shifted
         tape, trains = self.tape, self.trains(module)
         y = tape.new(f"{module} output in fp32", x.shape, "fp32", DERIVATIVES)
         gradient = self.parameter_gradient(module, "weight", weight, self.parameters) if trains else None
@@ -42,8 +46,8 @@ class Fp32NormWeight(Base):
             saved,
             (NEW, SUMMED if factor.grad else None),
             # gradient of the second factor before the first (derivatives.yaml, by name)
-            prepares=raw if shifted else (),
-            between=() if shifted else raw,
+            prepares=raw if second else (),
+            between=() if second else raw,
             summed_later=sums,
             parameters=(gradient,) if gradient is not None and own else (),
             summed=(gradient,) if gradient is not None and own else (),

@@ -40,12 +40,16 @@ class Fp32Parameters(Base):
         with self.as_stored(module):
             return super().layer_norm(x, module, *args, **options)  # type: ignore[misc, no-any-return]
 
-    def times_weight(self, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
+    def times_weight(
+        self, x: Tensor, module: str, width: str, out: Shape | None = None, *, second: bool = False
+    ) -> Tensor:
         """See `Elementwise.times_weight`."""
         with self.as_stored(module):
-            return super().times_weight(x, module, width, out)  # type: ignore[misc, no-any-return]
+            return super().times_weight(x, module, width, out, second=second)  # type: ignore[misc, no-any-return]
 
-    def times_fp32_weight(self, x: Tensor, module: str, weight: Shape, *, shifted: bool = False) -> Tensor:
+    def times_fp32_weight(
+        self, x: Tensor, module: str, weight: Shape, *, shifted: bool = False, second: bool = False
+    ) -> Tensor:
         """See `WideWeights.times_fp32_weight`."""
         with self.as_stored(module):
-            return super().times_fp32_weight(x, module, weight, shifted=shifted)  # type: ignore[misc, no-any-return]
+            return super().times_fp32_weight(x, module, weight, shifted=shifted, second=second)  # type: ignore[misc, no-any-return]

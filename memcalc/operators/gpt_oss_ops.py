@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from memcalc.operators.base import DERIVATIVES, Base
 from memcalc.operators.routing import INDEXING
 from memcalc.programs import operator_workspaces
@@ -11,18 +13,20 @@ from memcalc.programs.tape import NEW, REDUCED, SAME, Node, Shape, Tensor
 class GptOssOps(Base):
     """Rows of parameters, clamps, and the maximum subtracted before a softmax."""
 
-    def rows_of_bias(self, module: str, bias: Shape, index: Tensor, out: Shape) -> Tensor:
-        """Index a bias with one row per token copy; saves the index. Its gradient sums over all copies."""
+    def rows_of_bias(
+        self, module: str, bias: Shape, index: Tensor, out: Shape, tensor: Literal["weight", "bias"] = "bias"
+    ) -> Tensor:
+        """Index a parameter with one row per token copy; saves the index. Its gradient sums over all copies."""
         tape, trains = self.tape, self.trains(module)
-        y = tape.new(f"{module} bias of each copy", out, self.parameters, "aten::index", grad=trains)
+        y = tape.new(f"{module} {tensor} of each copy", out, self.parameters, "aten::index", grad=trains)
         gradients: tuple[int, ...] = ()
         scratch: tuple[int, ...] = ()
         if trains:
-            gradients = (self.parameter_gradient(module, "bias", bias, self.parameters),)
+            gradients = (self.parameter_gradient(module, tensor, bias, self.parameters),)
             rule = operator_workspaces.named(operator_workspaces.add_rows, indices=index.shape, rows=bias[:1])
-            scratch = (tape.store(f"{module} bias: sorted indices", (), "uint8", INDEXING, rule=rule),)
+            scratch = (tape.store(f"{module} {tensor}: sorted indices", (), "uint8", INDEXING, rule=rule),)
         saved = (index.storage,) if trains else ()
-        node = Node(f"{module} bias", (), (y,), saved, (), backward_temporaries=scratch, parameters=gradients)
+        node = Node(f"{module} {tensor}", (), (y,), saved, (), backward_temporaries=scratch, parameters=gradients)
         tape.record(node)
         return y
 

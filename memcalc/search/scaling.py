@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, lcm
 from typing import Any
 
 from memcalc.spec.model import ModelSpec
@@ -15,6 +15,8 @@ ROUND = 128
 def heads_step(model: ModelSpec, tensor_parallel: int) -> int:
     """Return the smallest step of query heads: whole key/value groups, equal on every rank."""
     group = model.num_attention_heads // model.num_key_value_heads
+    if model.full_attention is not None:
+        group = lcm(group, model.num_attention_heads // model.full_attention.num_key_value_heads)
     per_rank = tensor_parallel // gcd(tensor_parallel, group)
     return group * per_rank
 
@@ -47,4 +49,7 @@ def scaled(model: ModelSpec, heads: int) -> dict[str, Any]:
             "dense_layers": tuple(layer for layer in model.moe.dense_layers if layer < fields["num_layers"]),
         }
         fields["moe"] = model.moe.model_copy(update=inner)
+    if model.full_attention is not None:
+        groups = max(1, heads * model.full_attention.num_key_value_heads // whole)
+        fields["full_attention"] = model.full_attention.model_copy(update={"num_key_value_heads": groups})
     return fields

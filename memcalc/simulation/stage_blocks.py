@@ -189,7 +189,8 @@ def module_of(spec: Spec, stage: Stage, block: SizedBlock) -> str:
     if spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
         words.append("moe" if modules.experts else "dense")
     if differ_in_attention(spec.model):
-        words.append("linear" if modules.linear else "full")
+        of_others = "linear" if spec.model.linear_attention is not None else "window"
+        words.append(of_others if modules.linear or not modules.full_heads else "full")
     elif differ_in_masks(spec):
         words.append("window" if modules.masked else "full")
     elif differ_in_rotation(spec):

@@ -7,7 +7,7 @@ from math import gcd
 from memcalc.errors import InputError
 from memcalc.spec.model_families.conversion import family_defaults, rotary_fraction
 
-_NESTED = ("moe", "mla", "linear_attention")
+_NESTED = ("moe", "mla", "linear_attention", "full_attention")
 _WITH_GELU = ("gelu", "geglu")
 
 

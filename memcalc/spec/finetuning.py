@@ -142,7 +142,7 @@ def adaptable_modules(model: ModelSpec, implementation: str, adapters: str = "pe
         attention += LINEAR_ATTENTION_TARGETS[4:] if fused else (*LINEAR_ATTENTION_TARGETS[:4], "out_proj")
     if model.layers_with_experts(0, model.num_layers) == model.num_layers:
         moe = model.moe
-        if moe is not None and not moe.shared_expert_intermediate_size:
+        if moe is not None and not (moe.shared_expert_intermediate_size or moe.dense_mlp):
             return attention
     if not model.gated_mlp:
         return (*attention, "up_proj", "down_proj")

@@ -97,5 +97,6 @@ def are_mixed(spec: Spec) -> bool:
 
 
 def differ_in_attention(model: ModelSpec) -> bool:
-    """Return whether some layers have linear attention and others attend to all tokens."""
-    return 0 < model.linear_layers(0, model.num_layers) < model.num_layers
+    """Return whether only some layers have linear attention, or the heads of `full_attention`."""
+    layers = model.num_layers
+    return 0 < model.linear_layers(0, layers) < layers or 0 < model.layers_with_full_heads(0, layers) < layers

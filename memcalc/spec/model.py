@@ -41,6 +41,9 @@ class MoeSpec(ConfigBlock):
         False, description="whether the router has a bias buffer of E fp32 values (e_score_correction_bias)"
     )
     router_correction_parameter: bool = Field(False, description="whether that bias is a parameter (ERNIE 4.5)")
+    dense_mlp: bool = Field(
+        False, description="whether a dense MLP, and norms before and after the experts, are added to them (Gemma 4)"
+    )
 
     @property
     def mixed(self) -> bool:
@@ -82,6 +85,14 @@ class LinearAttentionSpec(ConfigBlock):
     def value_size(self) -> int:
         """Size of all value heads together."""
         return self.num_value_heads * self.value_head_dim
+
+
+class FullAttentionSpec(ConfigBlock):
+    """Heads of the layers that attend to all tokens, where they differ from those of layers with a window (Gemma 4)."""
+
+    head_dim: Size = Field(description="dimension of each attention head in these layers")
+    num_key_value_heads: Size = Field(description="key/value heads in these layers")
+    keys_as_values: bool = Field(False, description="whether one projection makes both keys and values in these layers")
 
 
 class ModelSpec(ConfigBlock):
@@ -158,6 +169,9 @@ class ModelSpec(ConfigBlock):
     linear_attention: LinearAttentionSpec | None = Field(
         None, description="linear attention in the layers without full attention (Qwen3.5)"
     )
+    full_attention: FullAttentionSpec | None = Field(
+        None, description="other heads in the layers that attend to all tokens (Gemma 4)"
+    )
     vision_config: str | None = Field(
         None, description="the config.json, as text, of a vision-language model; its vision tower is counted too"
     )
@@ -191,6 +205,14 @@ class ModelSpec(ConfigBlock):
     def linear_layers(self, lo: int, hi: int) -> int:
         """Return the number of layers from `lo` to `hi` (exclusive) with linear attention."""
         return 0 if self.linear_attention is None else sum(map(self.is_linear, range(lo, hi)))
+
+    def has_full_heads(self, layer: int) -> bool:
+        """Return whether this layer, counted from 0, has the heads of `full_attention`."""
+        return self.full_attention is not None and self._attends_fully(layer)
+
+    def layers_with_full_heads(self, lo: int, hi: int) -> int:
+        """Return the number of layers from `lo` to `hi` (exclusive) with the heads of `full_attention`."""
+        return 0 if self.full_attention is None else sum(map(self.has_full_heads, range(lo, hi)))
 
     def _attends_fully(self, layer: int) -> bool:
         interval = self.full_attention_interval

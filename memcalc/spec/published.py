@@ -87,8 +87,9 @@ def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> Mode
     if language is None:
         return ModelReading(read_hf_config(_without_code(config, where), where))
     model = read_hf_config(language, where)
-    note = vision_note(str(config["model_type"]))
-    if config["model_type"] not in TOWERS:
+    counted = config["model_type"] in TOWERS and "transformers_config" not in model
+    note = vision_note(str(config["model_type"]), counted=counted)
+    if not counted:
         return ModelReading(model, (note,), (vision_limit(parameters),))
     text = json.dumps(config, sort_keys=True)
     try:

@@ -167,6 +167,32 @@ def _gemma3(tower: _Tower) -> None:
     tower.tensor("projector.mm_soft_emb_norm", width)
 
 
+def _gemma4(tower: _Tower) -> None:
+    """Gemma4VisionModel and Gemma4MultimodalEmbedder.
+
+    Raises:
+        InputError: there is an audio tower.
+    """
+    if tower.config.get("audio_config") is not None:
+        raise InputError("memcalc models towers without audio.", "", "audio_config")
+    width, inner, head = tower.size("hidden_size"), tower.size("intermediate_size"), tower.size("head_dim")
+    layers = tower.layers
+    tower.linear("patch_embedder.input_proj", width, 3 * tower.size("patch_size") ** 2, bias=False)
+    tower.tensor("patch_embedder.position_embedding_table", 2, tower.size("position_embedding_size"), width)
+    for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+        tower.tensor(f"layers.*.{name}_layernorm", width, layers=layers)
+    for name, heads in (("q", "num_attention_heads"), ("k", "num_key_value_heads"), ("v", "num_key_value_heads")):
+        tower.linear(f"layers.*.attention.{name}_proj", tower.size(heads) * head, width, layers=layers, bias=False)
+    for name in ("q_norm", "k_norm"):
+        tower.tensor(f"layers.*.attention.{name}", head, layers=layers)
+    query = tower.size("num_attention_heads") * head
+    tower.linear("layers.*.attention.o_proj", width, query, layers=layers, bias=False)
+    for name in ("gate_proj", "up_proj"):
+        tower.linear(f"layers.*.mlp.{name}", inner, width, layers=layers, bias=False)
+    tower.linear("layers.*.mlp.down_proj", width, inner, layers=layers, bias=False)
+    tower.linear("projector.embedding_projection", tower.text_size, width, bias=False)
+
+
 def _siglip(tower: _Tower, width: int) -> None:
     """SiglipVisionModel without its pooling head.
 
@@ -280,6 +306,19 @@ TOWERS: dict[str, tuple[Callable[[_Tower], None], dict[str, Any]]] = {
             "vision_use_head": True,
         },
     ),
+    "gemma4": (
+        _gemma4,
+        {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 12,
+            "head_dim": 64,
+            "patch_size": 16,
+            "position_embedding_size": 10240,
+        },
+    ),
     "glm4v": (
         _glm4,
         {
@@ -363,6 +402,17 @@ def makes_masks(config: str) -> bool:
     images.
     """
     return bool(json.loads(config).get("model_type") == "gemma3")
+
+
+@lru_cache(maxsize=64)
+def masks_given_images(config: str) -> bool:
+    """Return whether the whole model makes such masks for layers with a window where a batch has images.
+
+    transformers 5.23 models/gemma4/modeling_gemma4.py, Gemma4Model.forward.
+    """
+    whole = json.loads(config)
+    text = whole.get("text_config") or {}
+    return bool(whole.get("model_type") == "gemma4" and text.get("use_bidirectional_attention") == "vision")
 
 
 @lru_cache(maxsize=64)

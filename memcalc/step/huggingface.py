@@ -16,6 +16,7 @@ from transformers import masking_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from memcalc.errors import InputError
+from memcalc.spec.hardware.kernels import kernel_for_heads
 from memcalc.spec.layers import masks_images
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import defaults_of, family_of, put_at, rules_of
@@ -83,7 +84,8 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
     backends = CPU_BACKENDS
     if kernel == "sdpa" and device.type == "cuda":
         backends = list(dict.fromkeys((CUDA_BACKENDS[training.attention], SDPBackend.EFFICIENT_ATTENTION)))
-        backends = backends if needs_masks(config, spec) or masks_images(spec.model) else backends[:1]
+        others = needs_masks(config, spec) or masks_images(spec.model) or other_kernel_for_full_heads(spec)
+        backends = backends if others else backends[:1]
     windows = windows_of_the_kernel if training.attention_windows == "kernel" else nullcontext
 
     @contextmanager
@@ -141,6 +143,12 @@ def needs_masks(config: Any, spec: Spec) -> bool:
     window: int | None = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     masks = spec.training.attention_windows == "mask"
     return masks and window is not None and spec.training.sequence_length >= window
+
+
+def other_kernel_for_full_heads(spec: Spec) -> bool:
+    """Return whether layers with the heads of `full_attention` cannot use the requested kernel."""
+    full, attention = spec.model.full_attention, spec.training.attention
+    return full is not None and kernel_for_heads(attention, full.head_dim) != attention
 
 
 @contextmanager
@@ -238,6 +246,7 @@ def build_config(spec: Spec) -> Any:
     # No text is generated, and the default token ids may be outside a small vocabulary.
     tokens: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     if model.vision_config is not None:
+        tokens["pad_token_id"] = 0  # Gemma4Model.forward writes it in place of image tokens
         return vision_language_config(
             model.vision_config, {**keys, **further, **tokens, "use_cache": False}, model.rotary_dim or model.head_dim
         )

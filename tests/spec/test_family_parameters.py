@@ -22,6 +22,21 @@ SMALL_LINEAR: dict[str, Any] = {
     "linear_value_head_dim": 12,
     "full_attention_interval": 2,
 }
+SMALL_GEMMA4: dict[str, Any] = SMALL | {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "intermediate_size": 96,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention"],
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+}
+SMALL_GEMMA4_MOE: dict[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
 SMALL_NEO: dict[str, Any] = SMALL | {"attention_types": [[["global", "local", "global"], 1]]}
 
 # Each variant changes the layout of the weights; the first of each family is transformers' own default.
@@ -78,6 +93,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gemma", {}),
     ("gemma", SMALL | {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True}),
     ("gemma", SMALL | {"num_key_value_heads": 2, "tie_word_embeddings": False, "intermediate_size": 96}),
+    ("gemma4_text", SMALL_GEMMA4),
+    ("gemma4_text", SMALL_GEMMA4 | {"attention_bias": True, "num_global_key_value_heads": 1, "head_dim": 24}),
+    ("gemma4_text", SMALL_GEMMA4 | {"attention_k_eq_v": True, "tie_word_embeddings": False}),
+    ("gemma4_text", SMALL_GEMMA4 | SMALL_GEMMA4_MOE | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
     ("phi3", {}),
     ("phi3", SMALL | {"pad_token_id": 0, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     ("phi3", SMALL | {"pad_token_id": 0, "num_key_value_heads": None, "intermediate_size": 96}),
@@ -222,10 +241,11 @@ def test_defaults_are_those_of_transformers_configuration_classes(model_type: st
     """A key that config.json leaves out has the value that transformers gives it."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoConfig.for_model(model_type)
+    theirs.allow_global_per_layer_attribute_access = True  # Gemma 4's head_dim differs between layers
     for key, ours in files.parsed(model_type).defaults.items():
         # null: we leave the field unset, and derive it as transformers' class does; seq_length is BLOOM's own key, and
-        # the classes of Qwen3.5 read full_attention_interval without keeping it.
-        if ours is not None and key not in ("seq_length", "full_attention_interval"):
+        # the classes of Qwen3.5 read full_attention_interval without keeping it, as that of Gemma 4 global_head_dim.
+        if ours is not None and key not in ("seq_length", "full_attention_interval", "global_head_dim"):
             assert their_default(theirs, key) == ours, key
 
 
@@ -234,8 +254,10 @@ def test_defaults_are_those_of_transformers_configuration_classes(model_type: st
     [
         name
         for name in known_families()
-        # transformers cannot build the last two from their defaults: RoPE needs a head_dim, attention key/value heads
-        if name not in (*OWN_NAMES, "bloom", "deepseek_v2", "deepseek_v3", "hunyuan_v1_dense", "nemotron")
+        # transformers cannot build the last two from their defaults: RoPE needs a head_dim, attention key/value heads;
+        # the default Gemma 4 has per-layer inputs, which have no formulas
+        if name
+        not in (*OWN_NAMES, "bloom", "deepseek_v2", "deepseek_v3", "gemma4_text", "hunyuan_v1_dense", "nemotron")
     ],
 )
 def test_a_config_with_only_its_sizes_reads_as_transformers_reads_it(model_type: str) -> None:

@@ -52,12 +52,15 @@ def small_model(family: str, **changes: Any) -> ModelSpec:
         model["mla"] = LATENT
     if family.startswith(("qwen3_5", "qwen3_next")):
         model["linear_attention"] = LINEAR | {"fused_projections": family == "qwen3_next"}
+    if family == "gemma4_text":
+        full = {"head_dim": 32, "num_key_value_heads": 2, "keys_as_values": True}
+        model |= {"full_attention": full, "full_attention_interval": 2}
     return load({"model": model, "training": training(family)}).model
 
 
 def training(family: str) -> dict[str, Any]:
     """Short sequences; modules of transformers for the families of which no others are modelled."""
-    own = family == "apertus" or family.startswith(("qwen3_5", "qwen3_next"))
+    own = family == "apertus" or family.startswith(("gemma4", "qwen3_5", "qwen3_next"))
     return {"sequence_length": 16} | ({"implementation": "huggingface"} if own else {})
 
 

@@ -31,6 +31,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "gemma": ("gemma", "Gemma"),
     "gemma2": ("gemma", "Gemma2"),
     "gemma3_text": ("gemma", "Gemma3"),
+    "gemma4_text": ("gemma", "Gemma4"),
     "glm": ("glm", "Glm"),
     "glm4": ("glm", "Glm4"),
     "glm4_moe": ("sigmoid_router", "Glm4Moe"),

@@ -216,7 +216,8 @@ class Family:
 
     def rotary_tables(self, *, windows: bool | None) -> list[Tensor]:
         """The model's rotary embedding: cos and sin of angles, times a factor, in the embeddings' dtype."""
-        ops, width, whole = self.ops, self.rotated_size, ("s", self.rotated_size)
+        ops, width = self.ops, self.table_size(windows=windows)
+        whole = ("s", width)
         kind = " of windows" if windows else ""
         if self.c.cache is not None or len(self.tables) == 1:
             return [
@@ -268,7 +269,16 @@ class Family:
     @property
     def rotated_size(self) -> str:
         """Axis of the rotary features of a head."""
-        return "d_rot" if self.c.partial_rotary else "d_h"
+        return "d_rot" if self.c.partial_rotary else self.head_size
+
+    def table_size(self, *, windows: bool | None) -> str:  # noqa: ARG002
+        """Axis of the RoPE cache of layers with a sliding window, without one, or all (None)."""
+        return self.rotated_size
+
+    @property
+    def head_size(self) -> str:
+        """Axis of the features of a head."""
+        return "d_h"
 
     @property
     def table_dtype(self) -> str:
@@ -335,19 +345,22 @@ class Family:
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
         if c.attention == "flash" and not c.masked:
-            core = ops.flash_attention(q, k, v, "h", "h_kv", "d_h", "s", splits=not c.attention_dropout)
+            core = ops.flash_attention(q, k, v, "h", "h_kv", self.head_size, "s", splits=not c.attention_dropout)
             return ops.copy(core, "attention output by token") if self.rotated_by_head else core
         if c.grouped:
-            k, v = (self.repeated(x, name, ("b", "s", "h", "d_h"), views=c.masked) for x, name in ((k, "k"), (v, "v")))
+            heads = ("b", "s", "h", self.head_size)
+            views = c.masked or c.large_heads  # transformers repeats them, as a view of a single head; else PyTorch
+            k, v = (self.repeated(x, name, heads, views=views) for x, name in ((k, "k"), (v, "v")))
         # An additive mask is shared, unless autocast casts it.
         shares = c.padding_mask == "additive" and not c.autocast
-        return ops.efficient_attention(q, k, v, "h", "d_h", "s", masked=c.masked and not shares)
+        return ops.efficient_attention(q, k, v, "h", self.head_size, "s", masked=c.masked and not shares)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
         """eager_attention_forward of gpt2 and llama."""
         c, ops = self.c, self.ops
         dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast rotated queries are in fp32
-        heads, keys, scores_shape = ("b", "s", "h", "d_h"), ("b", c.keys, "h", "d_h"), ("b", "h", "s", c.keys)
+        heads, keys = (("b", tokens, "h", self.head_size) for tokens in ("s", c.keys))
+        scores_shape = ("b", "h", "s", c.keys)
         if c.grouped:
             k, v = self.repeated(k, "k", keys), self.repeated(v, "v", keys)
         named = (k, v)

@@ -9,7 +9,7 @@ from typing import Any
 from memcalc.catalogue.shipped import CatalogueEntry
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import count
-from memcalc.spec.model_families.conversion import known_families
+from memcalc.spec.model_families.conversion import has_family_formulas, known_families
 from memcalc.spec.model_families.multimodal import language_config
 from memcalc.spec.towers import TOWERS
 
@@ -18,14 +18,13 @@ MOST_ROWS = 20  # of a search without --all
 
 def published_rows(entries: Iterable[CatalogueEntry]) -> list[dict[str, Any]]:
     """Return one row per model, with where its figures were read and what its parameter count was compared with."""
-    known = frozenset(known_families())
     return [
         {
             "hub_id": entry.hub_id,
             "model_type": entry.hub_type or entry.config["model_type"],
             "kind": entry.model_class,
             "parameters": entry.parameters,
-            "answered_by": _answered_by(entry, known),
+            "answered_by": _answered_by(entry),
             "verified": entry.verified,
             "check": entry.check,
             "source": entry.source,
@@ -34,15 +33,15 @@ def published_rows(entries: Iterable[CatalogueEntry]) -> list[dict[str, Any]]:
     ]
 
 
-def _answered_by(entry: CatalogueEntry, known: frozenset[str]) -> str:
+def _answered_by(entry: CatalogueEntry) -> str:
     """How a run of the model is estimated: "formulas", "formulas (language model)" or "trace"."""
     family = entry.config["model_type"]
-    if family in known:
-        return "formulas"
+    if family in known_families():
+        return "formulas" if has_family_formulas(entry.config) else "trace"
     language = language_config(entry.config)
-    if language and family in TOWERS and language["model_type"] in known:
-        return "formulas"
-    return "formulas (language model)" if language and language["model_type"] in known else "trace"
+    if not language or not has_family_formulas(language):
+        return "trace"
+    return "formulas" if family in TOWERS else "formulas (language model)"
 
 
 def published_grid(rows: list[dict[str, Any]]) -> TextTable:

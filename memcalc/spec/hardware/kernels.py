@@ -34,6 +34,17 @@ def gpu_omissions(gpu: GpuSpec | None) -> tuple[str, ...]:
 
 # FlashAttention-2, and PyTorch's copies of its kernels, need Ampere or later.
 FLASH = (8, 0)
+FLASH_LARGEST_HEAD = 256  # torch 2.13 aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, check_head_dim_size_flash
+
+
+def kernel_for_heads(attention: str, head_dim: int) -> str:
+    """Return the kernel that scaled_dot_product_attention takes for heads of this dimension.
+
+    Args:
+        attention: `training.attention`.
+        head_dim: dimension of the heads.
+    """
+    return "memory-efficient" if attention == "flash" and head_dim > FLASH_LARGEST_HEAD else attention
 
 
 def missing_units(dtype: str, attention: str, gpu: GpuSpec) -> list[str]:

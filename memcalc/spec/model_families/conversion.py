@@ -76,6 +76,18 @@ def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
     return block
 
 
+def has_family_formulas(config: dict[str, object]) -> bool:
+    """Return whether a config.json is of a family with formulas, and of a variant that they cover."""
+    model_type = config.get("model_type")
+    if model_type not in known_families():
+        return False
+    try:
+        check_requirements(family_named(str(model_type), "model_type"), config, "model")
+    except InputError:
+        return False
+    return True
+
+
 def family_defaults(architecture: str) -> dict[str, object]:
     """Return the defaults that `architecture: X` sets in the `model:` block: all fields except sizes.
 
@@ -136,6 +148,14 @@ def rules_of(family: str) -> dict[str, tuple[FieldRule, ...]]:
 def defaults_of(family: str) -> dict[str, object]:
     """Return the defaults of transformers' configuration class for keys that config.json omits."""
     return family_named(family, "model.architecture").defaults
+
+
+def needed_keys(family: str) -> dict[str, object]:
+    """Return the keys that a config.json must have, because transformers' default is a variant without formulas."""
+    found = family_named(family, "model.architecture")
+    return {
+        key: allowed[0] for key, allowed in found.require.items() if found.defaults.get(key, allowed[0]) not in allowed
+    }
 
 
 def translations_of(family: str, field: str) -> dict[object, object] | None:

@@ -48,6 +48,13 @@ def _computed(family: FamilyFile, field: str, rule: FieldRule, config: dict[str,
         found = [checked(*_found(family, field, (key,), config, where), kind, where) for key in rule.keys]
         sizes = [size for size in found if isinstance(size, int)]
         return math.prod(sizes) if rule.how == "product" else sizes[0] // sizes[1] or None
+    if rule.how == "in_full_layers":
+        by_layer, key = rule.keys
+        objects = _looked_up(config, by_layer)
+        assert isinstance(objects, dict)  # see `check_requirements`
+        own = next(iter(objects.values()))
+        value = own[key] if key in own else _found(family, field, (key,), config, where)[1]
+        return checked(key, value, kind_of(field), where)
     key, value = _found(family, field, rule.keys, config, where)
     if rule.how == "share":
         if value is None:
@@ -164,7 +171,7 @@ def check_requirements(family: FamilyFile, config: dict[str, object], where: str
     """
     for key, allowed in family.require.items():
         value = _looked_up(config, key)
-        value = allowed[0] if value is _ABSENT else value
+        value = family.defaults.get(key, allowed[0]) if value is _ABSENT else value
         # 1 == True and 1.0 == 1 in Python, but not in a config.
         if not any(value == other and type(value) is type(other) for other in allowed):
             raise InputError(
@@ -172,3 +179,32 @@ def check_requirements(family: FamilyFile, config: dict[str, object], where: str
                 f"Set {key}: {shown(allowed[0])}, the only modelled value.",
                 f"{where}: {key}",
             )
+    for key, types in family.full_layers.items():
+        _check_full_layers(family, config, key, types, where)
+    for key, word in family.last.items():
+        value = _looked_up(config, key)
+        if not isinstance(value, list) or value[-1:] != [word]:
+            raise InputError(
+                f"{shown(None if value is _ABSENT else value)} describes a variant of {family.name} that memcalc does "
+                "not model.",
+                f"It models a list that ends with {shown(word)}.",
+                f"{where}: {key}",
+            )
+
+
+def _check_full_layers(family: FamilyFile, config: dict[str, object], key: str, types: str, where: str) -> None:
+    """Check that the layers with full attention, and no others, have other values, which are equal."""
+    objects, words = _looked_up(config, key), _looked_up(config, types)
+    if objects is _ABSENT or objects is None:
+        return
+    words = words if isinstance(words, list) else []
+    full = {str(layer) for layer, word in enumerate(words) if word == "full_attention"}
+    if isinstance(objects, dict) and {str(layer) for layer in objects} == full:
+        first, *others = objects.values()
+        if isinstance(first, dict) and all(own == first for own in others):
+            return
+    raise InputError(
+        f"{shown(objects)} describes a variant of {family.name} that memcalc does not model.",
+        f"It models the same other values in the layers with full_attention under {types}, and no others.",
+        f"{where}: {key}",
+    )

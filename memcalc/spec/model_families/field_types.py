@@ -25,6 +25,8 @@ BOOLEANS = frozenset(
         "fused_gate_up",
         "moe.shared_expert_gate",
         "linear_attention.fused_projections",
+        "full_attention.keys_as_values",
+        "moe.dense_mlp",
         "moe.expert_bias",
         "moe.router_bias",
         "moe.router_correction_bias",

@@ -6,11 +6,15 @@ There is one file per model_type in memcalc/data/families, with these keys:
     source     the code that the file was derived from
     fixed      memcalc's fields that the family's code determines, regardless of the config
     read       memcalc's field: the config's key ("a.b" is in the object a), or a list of keys of which the first one
-               present counts, or one of the mappings below; `moe`, `mla` and `linear_attention` are nested
+               present counts, or one of the mappings below; the blocks of `ModelSpec`, such as `moe`, are nested
     defaults   the config's key: the default of transformers' configuration class
     translate  memcalc's field: {the config's value: memcalc's value}; other values are rejected. The value that `mlp`
                is read from also decides which gelu is meant: `GELUS`
-    require    the config's key: the values (the first one is the default) for which the block is valid
+    require    the config's key: the values for which the block is valid; the first one is the default, unless
+               `defaults` has another
+    full_layers  the config's key with other values of some layers: the key with the types of all layers; the former
+               must be of the layers with "full_attention" and no others, with equal values
+    last       the config's key: the word that its list, with one entry per layer, must end with
     buffers    the buffers that transformers registers; see `FamilyBuffers`
     eager_only     whether transformers' modules support eager attention only, and reject `sdpa`
     fused_attention   the fused kernel that `sdpa` takes; flash unless the modules pass what flash has no kernel for
@@ -25,6 +29,8 @@ If one key is not sufficient, a field reads
     {before: key}                                  so many of the first layers
     {every: key}, {others: key}                    of a list with one entry per layer: n if every n-th one, and no
                                                    other, is "full_attention" (or 0), else 0; else these layers
+    {in_full_layers: [key, of_each]}               the value in the objects of layers with full attention, by layer,
+                                                   under a key; if they lack it, that of all layers
     {value: ours}                                  the same value for every config
     {cases: [{when: {key: value, ...}, ...}, ...]} the first case that matches the config; the last has no `when`
 
@@ -96,6 +102,8 @@ class FamilyFile:
     defaults: dict[str, object]
     translate: dict[str, dict[object, object]]
     require: dict[str, list[object]]
+    last: dict[str, str]
+    full_layers: dict[str, str]
     buffers: FamilyBuffers
     eager_only: bool
     fused_attention: str
@@ -159,6 +167,8 @@ def parsed(name: str) -> FamilyFile:
         defaults=data["defaults"],
         translate=translate,
         require=data.get("require", {}),
+        last=data.get("last", {}),
+        full_layers=data.get("full_layers", {}),
         buffers=FamilyBuffers(**data.get("buffers", {})),
         eager_only=data.get("eager_only", False),
         fused_attention=data.get("fused_attention", "flash"),
@@ -171,7 +181,7 @@ def flattened(rules: dict[str, Any]) -> dict[str, Any]:
     """Return the rules with nested blocks flattened to dotted names."""
     flat: dict[str, Any] = {}
     for field, rule in rules.items():
-        if field in ("moe", "mla", "linear_attention"):
+        if field in ("moe", "mla", "linear_attention", "full_attention"):
             flat.update({f"{field}.{inner}": inner_rule for inner, inner_rule in rule.items()})
         else:
             flat[field] = rule

@@ -16,6 +16,7 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import (
     defaults_of,
     family_of,
+    needed_keys,
     put_at,
     read_hf_config,
     rules_of,
@@ -92,7 +93,7 @@ def _candidates(family: str, wanted: dict[str, Any]) -> Iterator[dict[str, Any]]
         # Rules of one key come first, because rules of several keys depend on them.
         order = sorted(zip(fields, chosen, strict=True), key=lambda pair: pair[1].how not in ("read", "value"))
         if all(_settle(keys, field, rule, wanted, family) for field, rule in order):
-            config: dict[str, Any] = {"model_type": family}
+            config: dict[str, Any] = {"model_type": family, **needed_keys(family)}
             defaults = defaults_of(family)
             for key, value in keys.items():
                 # Defaults are omitted: the classes distinguish 0 from 0.0, and null from an absent key.
@@ -110,6 +111,8 @@ def _settle(keys: dict[str, Any], field: str, rule: FieldRule, wanted: dict[str,
             return False
     elif rule.how == "read" and field == "full_attention_interval" and not value:
         return False  # the classes divide by it
+    elif rule.how == "in_full_layers":
+        return False  # other keys have the same meaning
     elif rule.how == "read":
         theirs = _theirs(field, wanted, family)
         if theirs is _UNSETTLED:

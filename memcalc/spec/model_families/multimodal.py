@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.spec.limits import Limit
-from memcalc.spec.towers import TOWERS
 
 # The family of the language model's layers, by the model_type of the whole model (transformers 5.23, modeling_*.py).
 # For other models it is the model_type under text_config.
@@ -57,9 +56,14 @@ def vision_limit(parameters: int = 0) -> Limit:
     return Limit("the vision tower and its projector", holds_memory=True, parameters_of_whole=parameters)
 
 
-def vision_note(model_type: str) -> str:
-    """Return the note on the part of a vision-language model that is estimated."""
-    if model_type in TOWERS:
+def vision_note(model_type: str, *, counted: bool) -> str:
+    """Return the note on the part of a vision-language model that is estimated.
+
+    Args:
+        model_type: of the whole model.
+        counted: whether its vision tower is counted.
+    """
+    if counted:
         return (
             f"{model_type} is a vision-language model: its vision tower is counted (vision_tower: trained or frozen), "
             f"and its language model, with {_TEXT}."

@@ -69,6 +69,13 @@ def _sides(spec: Spec) -> dict[str, int]:
         "num_key_value_heads · head_dim": ("attention.k_proj", model.num_key_value_heads * model.head_dim),
         "vocab_size": ("lm_head", model.vocab_size),
     }
+    if model.full_attention is not None:
+        head, groups = model.full_attention.head_dim, model.full_attention.num_key_value_heads
+        sides["num_attention_heads · full_attention.head_dim"] = (
+            "attention.o_proj",
+            model.num_attention_heads * head,
+        )
+        sides["full_attention.num_key_value_heads · full_attention.head_dim"] = ("attention.k_proj", groups * head)
     if model.moe is not None:
         sides["num_experts"] = ("mlp.router", model.moe.num_experts)
         sides["shared_expert_intermediate_size"] = (

@@ -27,6 +27,12 @@ def rollouts(spec: Spec) -> Iterator[Violation]:
             f"{training.sequence_length}.",
             "Raise sequence_length, which counts prompt and completion, or lower completion_length.",
         )
+    if spec.model.full_attention is not None:
+        yield Violation(
+            ("training", "completion_length"),
+            "generation of a model with other heads in full attention is not modelled.",
+            "Leave completion_length out, or dry-run the program: `memcalc dry-run --gpu GPU -- python script.py`.",
+        )
     fields = {
         ("training", "implementation"): (training.implementation, ("plain", "huggingface")),
         ("parallelism", "zero_stage"): (parallelism.zero_stage, (0, 1, 2)),

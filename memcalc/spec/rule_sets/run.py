@@ -59,6 +59,12 @@ def _heads(spec: Spec) -> Iterator[Violation]:
             f"num_key_value_heads = {groups} does not divide num_attention_heads = {heads}.",
             f"Each key/value head serves the same number of query heads: try {divisors(heads)}.",
         )
+    if model.full_attention is not None and heads % (groups := model.full_attention.num_key_value_heads):
+        yield Violation(
+            ("model", "full_attention"),
+            f"full_attention.num_key_value_heads = {groups} does not divide num_attention_heads = {heads}.",
+            f"Each key/value head serves the same number of query heads: try {divisors(heads)}.",
+        )
     if model.parallel_block is False and model.norms_per_layer == 1:
         yield Violation(
             ("model", "norms_per_layer"),
@@ -325,7 +331,13 @@ def _of_transformers(spec: Spec) -> Iterator[Violation]:
     if spec.inference is None and spec.training.implementation == "huggingface":
         return
     model = spec.model
-    for what, is_so in (("linear attention", model.linear_attention is not None), ("xIELU", model.mlp == "xielu")):
+    parts = {
+        "linear attention": model.linear_attention is not None,
+        "other heads in full attention": model.full_attention is not None,
+        "a dense MLP in addition to experts": model.moe is not None and model.moe.dense_mlp,
+        "xIELU": model.mlp == "xielu",
+    }
+    for what, is_so in parts.items():
         if not is_so:
             continue
         if spec.inference is not None:

@@ -35,6 +35,20 @@ def shifted_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tens
     return y
 
 
+def power_rms_norm(ops: Operators, x: Tensor, module: str, width: str, *, weight: bool = True) -> Tensor:
+    """Gemma4RMSNorm: x * (mean(x²) + eps)^-0.5, times the weight, in fp32; cast at the end."""
+    wide = ops.cast(x, "fp32", f"{module} input in fp32")
+    mean = ops.shift(ops.mean(ops.pow(wide, f"{module} squares"), f"{module} variance"), f"{module} variance + eps")
+    factor = ops.pow(mean, f"{module} reciprocal deviation")
+    product = ops.mul(wide, factor, f"{module} normed in fp32", reduces=True)
+    ops.tape.still_referenced(wide, mean)
+    if weight:
+        product = ops.times_fp32_weight(product, module, (width,), second=True)
+    y = ops.cast(product, x.dtype, f"{module} output in {x.dtype}")
+    ops.tape.still_referenced(x)
+    return y
+
+
 def fp32_layer_norm(ops: Operators, x: Tensor, module: str, weight: Shape) -> Tensor:
     """CohereLayerNorm: weight * normed in fp32, cast at the end; x - mean is computed twice."""
     wide = ops.cast(x, "fp32", f"{module} input in fp32")
