@@ -149,17 +149,25 @@ class BlockStructure(NamedTuple):
     fused_linear: bool = False  # linear attention with one linear layer for q, k, v and z
     grouped_linear: bool = False  # linear attention with fewer key heads than value heads
     attention_gate: bool = False  # a gate multiplies attention's output
+    mixer: str = ""  # letter of this layer's single module; empty: attention and an MLP
+    conv_bias: bool = False  # the convolution before Mamba-2 has a bias
+    mamba_bias: bool = False  # the projections of Mamba-2 have biases
+    single_chunk: bool = False  # the sequence is one chunk of Mamba-2
+    pads_chunks: bool = False  # the last chunk of Mamba-2 is padded
+    latent_experts: bool = False  # tokens are projected to a latent before the routed experts, and back
     embedding_stays: bool = False  # the embedding's output is a leaf that the first layer does not save
 
     def of_layers(self, layer_type: LayerType | LayerModules) -> BlockStructure:
         """Return the structure of layers of one type."""
-        if not (layer_type.detached or layer_type.masked or layer_type.without_rope or layer_type.linear):
+        traits = (layer_type.detached, layer_type.masked, layer_type.without_rope, layer_type.linear, layer_type.mixer)
+        if not any(traits):
             return self
         return self._replace(
             detached=self.detached or layer_type.detached,
             masked=layer_type.masked,
             without_rope=layer_type.without_rope,
             linear=layer_type.linear,
+            mixer=layer_type.mixer,
         )
 
     def as_read_by_head(self) -> BlockStructure:
@@ -300,6 +308,11 @@ def block_structure(spec: Spec) -> BlockStructure:
         grouped_linear=model.linear_attention is not None
         and model.linear_attention.num_key_heads < model.linear_attention.num_value_heads,
         attention_gate=model.attention_gate,
+        latent_experts=model.moe is not None and model.moe.latent_size > 0,
+        conv_bias=model.mamba is not None and model.mamba.conv_bias,
+        mamba_bias=model.mamba is not None and model.mamba.projection_bias,
+        single_chunk=model.mamba is not None and training.row_length <= model.mamba.chunk_size,
+        pads_chunks=model.mamba is not None and training.row_length % model.mamba.chunk_size > 0,
     )
 
 

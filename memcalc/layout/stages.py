@@ -76,6 +76,7 @@ class LayerTraits(NamedTuple):
         masked: whether the sequence exceeds its sliding window, which a mask then applies.
         unturned: whether no RoPE is applied.
         linear: whether it has linear attention.
+        mixer: the letter of its single module; empty: it has attention and an MLP.
     """
 
     experts: bool
@@ -83,6 +84,7 @@ class LayerTraits(NamedTuple):
     masked: bool
     without_rope: bool
     linear: bool
+    mixer: str
 
 
 class LayerModules(NamedTuple):
@@ -93,6 +95,7 @@ class LayerModules(NamedTuple):
         masked: see `LayerTraits`.
         without_rope: see `LayerTraits`.
         linear: see `LayerTraits`.
+        mixer: see `LayerTraits`.
         detached: whether the input needs no gradient, since nothing before it trains.
     """
 
@@ -100,6 +103,7 @@ class LayerModules(NamedTuple):
     masked: bool
     without_rope: bool
     linear: bool
+    mixer: str
     detached: bool
 
 
@@ -112,6 +116,7 @@ class LayerType(NamedTuple):
         masked: see `LayerTraits`.
         unturned: see `LayerTraits`.
         linear: see `LayerTraits`.
+        mixer: see `LayerTraits`.
         count: number of such layers.
         first: the first of them.
         last: the last of them.
@@ -123,6 +128,7 @@ class LayerType(NamedTuple):
     masked: bool
     without_rope: bool
     linear: bool
+    mixer: str
     count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
@@ -131,7 +137,7 @@ class LayerType(NamedTuple):
     @property
     def traits(self) -> LayerTraits:
         """The traits that its layers share."""
-        return LayerTraits(self.experts, self.recomputed, self.masked, self.without_rope, self.linear)
+        return LayerTraits(self.experts, self.recomputed, self.masked, self.without_rope, self.linear, self.mixer)
 
 
 def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
@@ -232,6 +238,7 @@ def _kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
     if are_mixed(spec):
         return _mixed_kinds(spec, stage)
     dense = dense_layers(spec.model)
+    mixer = spec.model.mixer(0)
     spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
     kinds = []
     masked, unturned, linear = has_mask(spec, 0), applies_no_rope(spec, 0), spec.model.is_linear(0)
@@ -240,7 +247,7 @@ def _kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
         for again, count in ((False, hi - lo - recomputed), (True, recomputed)):
             if hi > lo and count > 0:
                 first, last = _ends(spec.training, again, lo, hi)
-                kinds.append(LayerType(experts, again, masked, unturned, linear, count, first, last))
+                kinds.append(LayerType(experts, again, masked, unturned, linear, mixer, count, first, last))
     return sorted(kinds, key=lambda layer_type: layer_type.first)
 
 
@@ -261,24 +268,26 @@ def layer_modules(spec: Spec, layer: int) -> LayerModules:
     """Return what one layer's modules differ in from those of others."""
     known = _layers_known(spec)
     if layer not in known:
-        moe = spec.model.moe
-        experts = moe is not None and moe.has_experts(layer)
+        model = spec.model
         detached = layer == 0 and starts_detached(spec)
         masked, unturned = has_mask(spec, layer), applies_no_rope(spec, layer)
-        known[layer] = LayerModules(experts, masked, unturned, spec.model.is_linear(layer), detached)
+        known[layer] = LayerModules(
+            model.has_experts(layer), masked, unturned, model.is_linear(layer), model.mixer(layer), detached
+        )
     return known[layer]
 
 
 def _traits_of(spec: Spec, layer: int) -> LayerTraits:
-    moe = spec.model.moe
-    experts = moe is not None and moe.has_experts(layer)
+    model = spec.model
     again = recomputed_count(spec.training, layer, layer + 1) == 1
-    linear = spec.model.is_linear(layer)
-    return LayerTraits(experts, again, has_mask(spec, layer), applies_no_rope(spec, layer), linear)
+    masked, unturned = has_mask(spec, layer), applies_no_rope(spec, layer)
+    return LayerTraits(model.has_experts(layer), again, masked, unturned, model.is_linear(layer), model.mixer(layer))
 
 
 def dense_layers(model: ModelSpec) -> int:
     """Return the number of leading layers with a dense MLP, where all dense layers come first."""
+    if model.layer_pattern:  # where all layers have one letter: others are mixed
+        return 0 if model.has_experts(0) else model.num_layers
     return model.num_layers if model.moe is None else min(model.moe.first_dense_layers, model.num_layers)
 
 

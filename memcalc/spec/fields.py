@@ -9,7 +9,7 @@ from memcalc.errors import InputError
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.inference import InferenceSpec
-from memcalc.spec.model import ConfigBlock, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import ConfigBlock, LinearAttentionSpec, MambaSpec, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.optimizers import OptimizerOptions
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
@@ -33,6 +33,7 @@ NESTED: dict[str, type[ConfigBlock]] = {
     "moe": MoeSpec,
     "mla": MlaSpec,
     "linear_attention": LinearAttentionSpec,
+    "mamba": MambaSpec,
     "lora": LoraSpec,
     "qlora": QloraSpec,
     "optimizer_options": OptimizerOptions,
@@ -41,7 +42,7 @@ NESTED: dict[str, type[ConfigBlock]] = {
     "zero_optimization": ZeroSpec,
 }
 HOME = {
-    **dict.fromkeys(("moe", "mla", "linear_attention"), "model"),
+    **dict.fromkeys(("moe", "mla", "linear_attention", "mamba"), "model"),
     **dict.fromkeys(("lora", "qlora", "optimizer_options", "versions"), "training"),
     **dict.fromkeys(("fsdp", "zero_optimization"), "parallelism"),
 }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memcalc.api import estimate
 from memcalc.errors import InputError
 from memcalc.spec.derive import derive_model
-from memcalc.spec.model import ConfigBlock, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import ConfigBlock, LinearAttentionSpec, MambaSpec, MlaSpec, ModelSpec, MoeSpec
 from memcalc.spec.model_families import field_types, files
 from memcalc.spec.model_families.conversion import family_defaults, known_families, read_hf_config
 from tests.spec.small import model_spec, small_config
@@ -23,7 +23,12 @@ from tests.spec.small import model_spec, small_config
 def test_each_family_speaks_of_fields_that_exist(name: str) -> None:
     """A field that ModelSpec does not have would be refused only when a user meets it."""
     fields = set(ModelSpec.model_fields)
-    nested: dict[str, type[ConfigBlock]] = {"moe": MoeSpec, "mla": MlaSpec, "linear_attention": LinearAttentionSpec}
+    nested: dict[str, type[ConfigBlock]] = {
+        "moe": MoeSpec,
+        "mla": MlaSpec,
+        "linear_attention": LinearAttentionSpec,
+        "mamba": MambaSpec,
+    }
     fields |= {f"{name}.{field}" for name, block in nested.items() for field in block.model_fields}
     family = files.parsed(name)
 

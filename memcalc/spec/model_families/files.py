@@ -6,7 +6,7 @@ There is one file per model_type in memcalc/data/families, with these keys:
     source     the code that the file was derived from
     fixed      memcalc's fields that the family's code determines, regardless of the config
     read       memcalc's field: the config's key ("a.b" is in the object a), or a list of keys of which the first one
-               present counts, or one of the mappings below; `moe`, `mla` and `linear_attention` are nested
+               present counts, or one of the mappings below; `moe`, `mla`, `linear_attention` and `mamba` are nested
     defaults   the config's key: the default of transformers' configuration class
     translate  memcalc's field: {the config's value: memcalc's value}; other values are rejected. The value that `mlp`
                is read from also decides which gelu is meant: `GELUS`
@@ -25,6 +25,8 @@ If one key is not sufficient, a field reads
     {before: key}                                  so many of the first layers
     {every: key}, {others: key}                    of a list with one entry per layer: n if every n-th one, and no
                                                    other, is "full_attention" (or 0), else 0; else these layers
+    {pattern: keys}, {length: keys}                of a list with the type of each layer, or the same as letters: the
+                                                   letters of `layer_pattern`; their number
     {value: ours}                                  the same value for every config
     {cases: [{when: {key: value, ...}, ...}, ...]} the first case that matches the config; the last has no `when`
 
@@ -171,7 +173,7 @@ def flattened(rules: dict[str, Any]) -> dict[str, Any]:
     """Return the rules with nested blocks flattened to dotted names."""
     flat: dict[str, Any] = {}
     for field, rule in rules.items():
-        if field in ("moe", "mla", "linear_attention"):
+        if field in ("moe", "mla", "linear_attention", "mamba"):
             flat.update({f"{field}.{inner}": inner_rule for inner, inner_rule in rule.items()})
         else:
             flat[field] = rule

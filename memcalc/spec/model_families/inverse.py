@@ -68,7 +68,7 @@ def _flat(model: ModelSpec) -> dict[str, Any]:
         if isinstance(value, dict):
             found.update({f"{name}.{inner}": each for inner, each in value.items()})
         elif name not in ("architecture", "vision_config"):
-            found[name] = value
+            found[name] = model.mixers if name == "layer_pattern" else value
     return found
 
 
@@ -122,6 +122,8 @@ def _settle(keys: dict[str, Any], field: str, rule: FieldRule, wanted: dict[str,
         head = wanted["head_dim"]
         share = value / head
         needs[rule.keys[-1]] = share if int(head * share) == value else (value + 0.5) / head
+    elif rule.how == "pattern":
+        needs[rule.keys[-1]] = value  # the last key has letters
     elif rule.how in ("except", "every", "others", "before", "after"):
         given = _of_layers(field, rule.how, wanted)
         if given is _UNSETTLED:
