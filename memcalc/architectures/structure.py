@@ -156,12 +156,18 @@ class BlockStructure(NamedTuple):
     full_large_heads: bool = False  # the same as `large_heads`
     large_heads: bool = False  # sdpa takes no grouped heads of this size, so transformers repeats keys and values
     keys_as_values: bool = False  # in layers with `full_heads` one projection makes keys and values
+    mixer: str = ""  # letter of this layer's single module; empty: attention and an MLP
+    conv_bias: bool = False  # the convolution before Mamba-2 has a bias
+    mamba_bias: bool = False  # the projections of Mamba-2 have biases
+    single_chunk: bool = False  # the sequence is one chunk of Mamba-2
+    pads_chunks: bool = False  # the last chunk of Mamba-2 is padded
+    latent_experts: bool = False  # tokens are projected to a latent before the routed experts, and back
     embedding_stays: bool = False  # the embedding's output is a leaf that the first layer does not save
 
     def of_layers(self, layer_type: LayerType | LayerModules) -> BlockStructure:
         """Return the structure of layers of one type."""
-        usual = not (layer_type.detached or layer_type.masked or layer_type.without_rope)
-        if usual and not (layer_type.linear or layer_type.full_heads):
+        traits = (layer_type.detached, layer_type.masked, layer_type.without_rope, layer_type.linear, layer_type.mixer)
+        if not (any(traits) or layer_type.full_heads):
             return self
         found = self._replace(
             detached=self.detached or layer_type.detached,
@@ -169,6 +175,7 @@ class BlockStructure(NamedTuple):
             without_rope=layer_type.without_rope,
             linear=layer_type.linear,
             full_heads=layer_type.full_heads,
+            mixer=layer_type.mixer,
         )
         if not layer_type.full_heads:
             return found
@@ -317,6 +324,11 @@ def block_structure(spec: Spec) -> BlockStructure:
         grouped_linear=model.linear_attention is not None
         and model.linear_attention.num_key_heads < model.linear_attention.num_value_heads,
         attention_gate=model.attention_gate,
+        latent_experts=model.moe is not None and model.moe.latent_size > 0,
+        conv_bias=model.mamba is not None and model.mamba.conv_bias,
+        mamba_bias=model.mamba is not None and model.mamba.projection_bias,
+        single_chunk=model.mamba is not None and training.row_length <= model.mamba.chunk_size,
+        pads_chunks=model.mamba is not None and training.row_length % model.mamba.chunk_size > 0,
         **_of_full_heads(spec),
     )
 

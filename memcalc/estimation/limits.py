@@ -17,6 +17,7 @@ from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.kernels import gpu_omissions
 from memcalc.spec.layers import fills_windows
 from memcalc.spec.limits import Limit
+from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import family_omissions
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
@@ -116,8 +117,7 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
     ):  # bf16 scores are computed in fp32: torch 2.13 ATen native/transformers/attention.cpp
         yield "the math kernel that attn_implementation sdpa takes for one key head: eager attention is counted", True
     yield from _vision(spec)
-    if model.linear_attention is not None:  # those save less
-        yield "the kernels of flash-linear-attention and causal_conv1d: transformers' PyTorch code is counted", False
+    yield from _kernels(model)
     if training.kernels == "liger" and model.architecture not in LIGER_FAMILIES:  # such modules save more than Liger's
         yield f"Liger's kernels in modules of {model.architecture}: PyTorch's are counted", False
     if model.attention_sinks:
@@ -133,6 +133,14 @@ def _training(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield what, False
     if communication_library_bytes(spec):
         yield "buffers of the communication library are planning defaults, not measurements of this cluster", False
+
+
+def _kernels(model: ModelSpec) -> Iterator[tuple[str, bool]]:
+    """Yield packages of kernels that transformers runs where they are installed; they save less."""
+    if model.linear_attention is not None:
+        yield "the kernels of flash-linear-attention and causal_conv1d: transformers' PyTorch code is counted", False
+    if model.mamba is not None:
+        yield "the kernels of mamba-ssm and causal-conv1d: transformers' PyTorch code is counted", False
 
 
 def _vision(spec: Spec) -> Iterator[tuple[str, bool]]:

@@ -146,8 +146,7 @@ class ForwardBlocks:
 
     def experts(self, layer: int) -> bool:
         """Return whether a layer has experts."""
-        moe = self.spec.model.moe
-        return moe is not None and moe.has_experts(layer)
+        return self.spec.model.has_experts(layer)
 
     def block(self, name: str, part: Part) -> GenerationBlock:
         """Return a block that is not a layer; it creates the mask that layers with a sliding window need."""

@@ -9,7 +9,7 @@ from typing import get_args
 from memcalc.frameworks.draft import Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.weights import placed_config
-from memcalc.spec.finetuning import LINEAR_ATTENTION_TARGETS, Target
+from memcalc.spec.finetuning import LATENT_TARGETS, LINEAR_ATTENTION_TARGETS, MAMBA_TARGETS, Target
 
 # What families of transformers call the layers that the table of parameters has (modeling_<family>.py); c_proj and
 # dense end more than one layer, and PEFT takes them all.
@@ -32,9 +32,14 @@ _PEFTS = {
 _PEFTS_OF = {
     ("gpt2", "gpt_neox", "bloom", "falcon", "mpt", "gpt_bigcode", "codegen", "phi3"): ("qkv_proj",),
     ("phi",): ("q_proj", "v_proj", "up_proj", "down_proj"),
+    ("nemotron_h",): ("q_proj", "k_proj", "v_proj", "o_proj"),
 }
 
-_WITH_LINEAR_ATTENTION = ("qwen3_5", "qwen3_next")  # model_type begins with one of these
+# Names of layers that only some families have, and how their model_type begins.
+_OF_FAMILIES = {
+    LINEAR_ATTENTION_TARGETS: ("qwen3_5", "qwen3_next"),
+    (*MAMBA_TARGETS, *LATENT_TARGETS): ("nemotron_h",),
+}
 
 # How PEFT's patterns end: "...(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
 _PATTERN = re.compile(r"\((\w+(?:\|\w+)*)\)(\w*)\$?$")
@@ -84,10 +89,11 @@ def _named(draft: Draft, text: str) -> str | list[str]:
 def _layers(draft: Draft, names: Iterable[str]) -> list[str]:
     """Return memcalc's names of layers; "self_attn.q_proj" is the q_proj of every layer. A note lists unknown names."""
     found: dict[str, None] = {}
-    linear = str(placed_config(draft).get("model_type", "")).startswith(_WITH_LINEAR_ATTENTION)
+    model_type = str(placed_config(draft).get("model_type", ""))
     for name in names:
         last = name.rpartition(".")[2]
-        if last in LINEAR_ATTENTION_TARGETS and not linear:  # PEFT ignores names without a match if others match
+        families = next((families for targets, families in _OF_FAMILIES.items() if last in targets), ("",))
+        if not model_type.startswith(families):  # PEFT ignores names without a match if others match
             draft.notes.append(f"adapters on {name} are ignored: no layer of the model has this name")
             continue
         ours = LAYERS.get(last, (last,) if last in get_args(Target) else ())

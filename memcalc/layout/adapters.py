@@ -8,7 +8,9 @@ from typing import NamedTuple
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.spec.finetuning import (
     ATTENTION_TARGETS,
+    LATENT_TARGETS,
     LINEAR_ATTENTION_TARGETS,
+    MAMBA_TARGETS,
     MLP_TARGETS,
     QKV,
     LoraSpec,
@@ -21,6 +23,10 @@ from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import VISION
 from memcalc.spec.training import TrainingSpec
+
+LINEAR_TARGETS = frozenset(
+    (*ATTENTION_TARGETS, *LINEAR_ATTENTION_TARGETS, *MAMBA_TARGETS, *LATENT_TARGETS, *MLP_TARGETS)
+)
 
 
 class Quantization(NamedTuple):
@@ -78,8 +84,7 @@ class Adapters(NamedTuple):
             return False
         if module.startswith(VISION):
             return True
-        linear = name in ATTENTION_TARGETS or name in LINEAR_ATTENTION_TARGETS or name in MLP_TARGETS
-        return linear or (name == "lm_head" and self.quantised.head)
+        return name in LINEAR_TARGETS or (name == "lm_head" and self.quantised.head)
 
 
 @cached_by_spec

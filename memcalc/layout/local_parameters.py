@@ -145,7 +145,8 @@ def stage_parameters(spec: Spec, stage: Stage) -> LocalParameters:
 
 def _alike(model: ModelSpec, stage: Stage) -> Stage:
     """Return the stage without fields irrelevant to its parameters; of identical layers, positions do not matter."""
-    if model.moe is None and model.linear_attention is None and model.full_attention is None:
+    differ = model.linear_attention is not None or model.full_attention is not None or bool(model.layer_pattern)
+    if model.moe is None and not differ:
         return Stage(0, 0, stage.layers, stage.has_embedding, stage.has_head, 1)
     return one_in_flight(stage)._replace(pieces=tuple(map(one_in_flight, stage.pieces)))
 

@@ -7,6 +7,8 @@ come from them. Linear weights are [out, in], as in torch.nn.Linear. Symbols:
     E experts   F_e expert   F_s shared expert   r_q, r_kv latents   d_n, d_r, d_v latent attention's head parts
     h_lv, d_lv value heads of linear attention   d_mix its queries, keys and values   w_c its convolution
     h_kvf, d_hf key/value heads and head of layers with full attention, where these differ
+    h_m Mamba-2 heads   d_m all of them   d_conv channels of its convolution   d_in outputs of its projection
+    d_l latent of routed experts
 """
 
 from __future__ import annotations
@@ -18,7 +20,18 @@ from math import prod
 from typing import Literal
 
 from memcalc.spec.layers import windows_among
-from memcalc.spec.model import FullAttentionSpec, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import (
+    ATTENTION,
+    EXPERTS,
+    MAMBA,
+    MLP,
+    FullAttentionSpec,
+    LinearAttentionSpec,
+    MambaSpec,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+)
 from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.towers import VISION, tower_parameters
 
@@ -34,9 +47,10 @@ Where = Literal["embedding", "layer", "head"]
 Split = Literal["column", "row", "vocab", "expert", "replicated"]
 
 
-# Prefixes of the modules of layers, where layers differ: in their MLP, or in their attention.
+# Prefixes of the modules of layers, where layers differ: in their MLP, in their attention, or in their single module.
 DENSE, MOE = "layers.dense.", "layers.moe."
 LINEAR, FULL, WINDOW = "layers.linear.", "layers.full.", "layers.window."
+MIXERS = {MAMBA: "mamba", ATTENTION: "attention", MLP: "mlp", EXPERTS: "moe"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +205,9 @@ class _Part:
 def _layer_kinds(model: ModelSpec) -> list[tuple[str, int, MoeSpec | None]]:
     """Return the layer types: name prefix, number of layers, and the experts of each."""
     moe = model.moe
+    if model.layer_pattern:
+        counted = ((letter, model.mixers.count(letter)) for letter in MIXERS)
+        return [(f"{_of_mixer(letter)}*.", count, moe) for letter, count in counted if count]
     linear = model.linear_layers(0, model.num_layers)
     if model.full_attention is not None:  # all layers have experts, or none
         full = model.layers_with_full_heads(0, model.num_layers)
@@ -207,6 +224,11 @@ def _layer_kinds(model: ModelSpec) -> list[tuple[str, int, MoeSpec | None]]:
     if dense == model.num_layers:
         return [("layers.*.", model.num_layers, None)]
     return [(DENSE + "*.", dense, None), (MOE + "*.", model.num_layers - dense, moe)]
+
+
+def _of_mixer(letter: str) -> str:
+    """Return the prefix of the modules of layers with this letter."""
+    return f"layers.{MIXERS[letter]}."
 
 
 def layer_prefixes(model: ModelSpec, layers: Iterable[int]) -> tuple[str, ...]:
@@ -226,15 +248,20 @@ def layer_prefixes(model: ModelSpec, layers: Iterable[int]) -> tuple[str, ...]:
 
 def prefix_of(model: ModelSpec, layer: int) -> str:
     """Return the prefix of one layer's modules, where layers differ."""
+    if model.layer_pattern:
+        return _of_mixer(model.mixer(layer))
     if model.linear_attention is not None:
         return LINEAR if model.is_linear(layer) else FULL
     if model.full_attention is not None:
         return FULL if model.has_full_heads(layer) else WINDOW
-    return MOE if model.moe is not None and model.moe.has_experts(layer) else DENSE
+    return MOE if model.has_experts(layer) else DENSE
 
 
 def layers_by_prefix(model: ModelSpec, spans: Iterable[tuple[int, int]]) -> dict[str, int]:
     """Return the number of layers of each prefix among spans of layers [lo, hi)."""
+    if model.layer_pattern:
+        here = "".join(model.mixers[lo:hi] for lo, hi in spans)
+        return {_of_mixer(letter): here.count(letter) for letter in MIXERS}
     found = {LINEAR: 0, WINDOW: 0, FULL: 0, DENSE: 0, MOE: 0}
     for lo, hi in spans:
         linear, experts = model.linear_layers(lo, hi), model.layers_with_experts(lo, hi)
@@ -265,6 +292,9 @@ def _add_layer(layer: _Part, model: ModelSpec, moe: MoeSpec | None) -> None:
     before = model.norm_placement == "before" or model.norms_per_layer == 4
     if before:
         layer.norm("input_norm", d, model)
+    if model.layer_pattern:
+        _add_mixer(layer, model, moe)
+        return
     if model.linear_attention is not None and layer.prefix.startswith(LINEAR):
         _add_linear_attention(layer, d, model.linear_attention)
     elif model.full_attention is not None and layer.prefix.startswith(FULL):
@@ -283,6 +313,37 @@ def _add_layer(layer: _Part, model: ModelSpec, moe: MoeSpec | None) -> None:
         _add_experts(layer, model, moe)
     if model.norms_per_layer == 4 or not before:
         layer.norm("mlp_output_norm", d, model)
+
+
+def _add_mixer(layer: _Part, model: ModelSpec, moe: MoeSpec | None) -> None:
+    """Add the single module of a layer, which its prefix names."""
+    d = ("d", model.hidden_size)
+    if layer.prefix.startswith(_of_mixer(MAMBA)):
+        assert model.mamba is not None
+        _add_mamba(layer, d, model.mamba)
+    elif layer.prefix.startswith(_of_mixer(ATTENTION)):
+        _add_attention(layer, model)
+    elif layer.prefix.startswith(_of_mixer(MLP)):
+        _add_mlp(layer, model, "mlp.", d, _mlp_axis(model))
+    else:
+        assert moe is not None
+        _add_experts(layer, model, moe)
+
+
+def _add_mamba(layer: _Part, d: Axis, mamba: MambaSpec) -> None:
+    """Add Mamba-2 (arXiv 2405.21060), as transformers 5.23 models/nemotron_h/modeling_nemotron_h.py registers it."""
+    heads, inner = ("h_m", mamba.num_heads), ("d_m", mamba.inner_size)
+    channels = ("d_conv", mamba.conv_size)
+    layer.tensor("mamba.dt", "bias", (heads,), "replicated")
+    layer.tensor("mamba.A_log", "weight", (heads,), "replicated")
+    layer.tensor("mamba.D", "weight", (heads,), "replicated")
+    layer.tensor("mamba.conv1d", "weight", (channels, ("1", 1), ("w_c", mamba.conv_kernel)), "replicated")
+    if mamba.conv_bias:
+        layer.tensor("mamba.conv1d", "bias", (channels,), "replicated")
+    projected = ("d_in", inner[1] + channels[1] + heads[1])
+    layer.linear("mamba.in_proj", projected, d, "replicated", bias=mamba.projection_bias)
+    layer.tensor("mamba.norm", "weight", (inner,), "replicated")
+    layer.linear("mamba.out_proj", d, inner, "replicated", bias=mamba.projection_bias)
 
 
 def _add_attention(layer: _Part, model: ModelSpec) -> None:
@@ -390,16 +451,20 @@ def _add_experts(layer: _Part, model: ModelSpec, moe: MoeSpec) -> None:
         layer.tensor("mlp.router", "bias", (experts,), "replicated")
     # transformers stacks the experts: one tensor for all gate and up projections, one for all down projections.
     up, up_out = ("gate_up_proj", ("2·F_e", 2 * width[1])) if model.gated_mlp else ("up_proj", width)
-    layer.tensor(f"mlp.experts.{up}", "weight", (experts, up_out, d), "expert")
+    inner = ("d_l", moe.latent_size) if moe.latent_size else d
+    layer.tensor(f"mlp.experts.{up}", "weight", (experts, up_out, inner), "expert")
     if model.experts_have_bias:
         layer.tensor(f"mlp.experts.{up}", "bias", (experts, up_out), "expert")
-    layer.tensor("mlp.experts.down_proj", "weight", (experts, d, width), "expert")
+    layer.tensor("mlp.experts.down_proj", "weight", (experts, inner, width), "expert")
     if model.experts_have_bias:
-        layer.tensor("mlp.experts.down_proj", "bias", (experts, d), "expert")
+        layer.tensor("mlp.experts.down_proj", "bias", (experts, inner), "expert")
     if moe.shared_expert_intermediate_size:
         _add_mlp(layer, model, "mlp.shared_experts.", d, ("F_s", moe.shared_expert_intermediate_size))
         if moe.shared_expert_gate:
             layer.tensor("mlp.shared_expert_gate", "weight", (("1", 1), d), "replicated")
+    if moe.latent_size:
+        layer.linear("mlp.fc1_latent_proj", inner, d, "replicated", bias=model.mlp_bias)
+        layer.linear("mlp.fc2_latent_proj", d, inner, "replicated", bias=model.mlp_bias)
 
 
 def _add_head(rows: list[Parameter], model: ModelSpec) -> None:

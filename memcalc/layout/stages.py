@@ -77,6 +77,7 @@ class LayerTraits(NamedTuple):
         unturned: whether no RoPE is applied.
         linear: whether it has linear attention.
         full_heads: whether it has the heads of `full_attention`.
+        mixer: the letter of its single module; empty: it has attention and an MLP.
     """
 
     experts: bool
@@ -85,6 +86,7 @@ class LayerTraits(NamedTuple):
     without_rope: bool
     linear: bool
     full_heads: bool
+    mixer: str
 
 
 class LayerModules(NamedTuple):
@@ -96,6 +98,7 @@ class LayerModules(NamedTuple):
         without_rope: see `LayerTraits`.
         linear: see `LayerTraits`.
         full_heads: see `LayerTraits`.
+        mixer: see `LayerTraits`.
         detached: whether the input needs no gradient, since nothing before it trains.
     """
 
@@ -104,6 +107,7 @@ class LayerModules(NamedTuple):
     without_rope: bool
     linear: bool
     full_heads: bool
+    mixer: str
     detached: bool
 
 
@@ -117,6 +121,7 @@ class LayerType(NamedTuple):
         unturned: see `LayerTraits`.
         linear: see `LayerTraits`.
         full_heads: see `LayerTraits`.
+        mixer: see `LayerTraits`.
         count: number of such layers.
         first: the first of them.
         last: the last of them.
@@ -129,6 +134,7 @@ class LayerType(NamedTuple):
     without_rope: bool
     linear: bool
     full_heads: bool
+    mixer: str
     count: int  # type: ignore[assignment] # hides tuple.count, which no kind needs
     first: int
     last: int
@@ -137,7 +143,8 @@ class LayerType(NamedTuple):
     @property
     def traits(self) -> LayerTraits:
         """The traits that its layers share."""
-        return LayerTraits(self.experts, self.recomputed, self.masked, self.without_rope, self.linear, self.full_heads)
+        traits = (self.experts, self.recomputed, self.masked, self.without_rope, self.linear)
+        return LayerTraits(*traits, self.full_heads, self.mixer)
 
 
 def stages_of(spec: Spec, micro_batches: int | None = None) -> tuple[Stage, ...]:
@@ -238,6 +245,7 @@ def _kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
     if are_mixed(spec):
         return _mixed_kinds(spec, stage)
     dense = dense_layers(spec.model)
+    mixer = spec.model.mixer(0)
     spans = [(False, stage.first, min(stage.stop, dense)), (True, max(stage.first, dense), stage.stop)]
     kinds = []
     masked, unturned = has_mask(spec, 0), applies_no_rope(spec, 0)
@@ -247,7 +255,8 @@ def _kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
         for again, count in ((False, hi - lo - recomputed), (True, recomputed)):
             if hi > lo and count > 0:
                 first, last = _ends(spec.training, again, lo, hi)
-                kinds.append(LayerType(experts, again, masked, unturned, linear, full_heads, count, first, last))
+                traits = (experts, again, masked, unturned, linear, full_heads, mixer)
+                kinds.append(LayerType(*traits, count, first, last))
     return sorted(kinds, key=lambda layer_type: layer_type.first)
 
 
@@ -268,25 +277,39 @@ def layer_modules(spec: Spec, layer: int) -> LayerModules:
     """Return what one layer's modules differ in from those of others."""
     known = _layers_known(spec)
     if layer not in known:
-        moe = spec.model.moe
-        experts = moe is not None and moe.has_experts(layer)
+        model = spec.model
         detached = layer == 0 and starts_detached(spec)
         masked, unturned = has_mask(spec, layer), applies_no_rope(spec, layer)
-        linear, full_heads = spec.model.is_linear(layer), spec.model.has_full_heads(layer)
-        known[layer] = LayerModules(experts, masked, unturned, linear, full_heads, detached)
+        known[layer] = LayerModules(
+            experts=model.has_experts(layer),
+            masked=masked,
+            without_rope=unturned,
+            linear=model.is_linear(layer),
+            full_heads=model.has_full_heads(layer),
+            mixer=model.mixer(layer),
+            detached=detached,
+        )
     return known[layer]
 
 
 def _traits_of(spec: Spec, layer: int) -> LayerTraits:
-    moe = spec.model.moe
-    experts = moe is not None and moe.has_experts(layer)
+    model = spec.model
     again = recomputed_count(spec.training, layer, layer + 1) == 1
-    linear, full_heads = spec.model.is_linear(layer), spec.model.has_full_heads(layer)
-    return LayerTraits(experts, again, has_mask(spec, layer), applies_no_rope(spec, layer), linear, full_heads)
+    return LayerTraits(
+        experts=model.has_experts(layer),
+        recomputed=again,
+        masked=has_mask(spec, layer),
+        without_rope=applies_no_rope(spec, layer),
+        linear=model.is_linear(layer),
+        full_heads=model.has_full_heads(layer),
+        mixer=model.mixer(layer),
+    )
 
 
 def dense_layers(model: ModelSpec) -> int:
     """Return the number of leading layers with a dense MLP, where all dense layers come first."""
+    if model.layer_pattern:  # where all layers have one letter: others are mixed
+        return 0 if model.has_experts(0) else model.num_layers
     return model.num_layers if model.moe is None else min(model.moe.first_dense_layers, model.num_layers)
 
 

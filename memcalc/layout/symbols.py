@@ -49,6 +49,17 @@ MEANINGS = {
     "d_hf": "head size of layers with full attention",
     "h_kvf": "key/value heads of layers with full attention",
     "w_c": "tokens that the convolution before linear attention spans",
+    "h_m": "Mamba-2 heads",
+    "d_hm": "size of a Mamba-2 head",
+    "g_m": "groups of Mamba-2 heads",
+    "n_m": "size of the Mamba-2 state of a feature",
+    "d_m": "all Mamba-2 heads together",
+    "d_m/g_m": "the heads of one group together",
+    "d_conv": "channels of the convolution before Mamba-2",
+    "d_in": "outputs of Mamba-2's input projection",
+    "Q": "tokens of a Mamba-2 chunk",
+    "s_Q": "Mamba-2 chunks in a sequence",
+    "d_l": "latent size of routed experts",
     "⌈s⌉₆₄": "sequence length, rounded up to a multiple of 64",
     "s_64": "chunks of 64 tokens in a sequence",
     "t": "tensor-parallel ranks",
@@ -122,6 +133,7 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
             "2·F_e": 2 * model.moe.expert_intermediate_size,
             "F_s": model.moe.shared_expert_intermediate_size,
             "2·F_s": 2 * model.moe.shared_expert_intermediate_size,
+            "d_l": model.moe.latent_size,
         }
     if model.mla is not None:
         mla, heads = model.mla, model.num_attention_heads
@@ -164,6 +176,20 @@ def model_values(model: ModelSpec, tensor_parallel: int) -> dict[str, int]:
             "h·d_hf": heads * full.head_dim,
             "h_kvf·d_hf": full.num_key_value_heads * full.head_dim,
         }
+    if model.mamba is not None:
+        mamba = model.mamba
+        values |= {
+            "h_m": mamba.num_heads,
+            "d_hm": mamba.head_dim,
+            "g_m": mamba.num_groups,
+            "n_m": mamba.state_size,
+            "d_m": mamba.inner_size,
+            "d_m/g_m": mamba.inner_size // mamba.num_groups,
+            "d_conv": mamba.conv_size,
+            "d_in": mamba.inner_size + mamba.conv_size + mamba.num_heads,
+            "w_c": mamba.conv_kernel,
+            "Q": mamba.chunk_size,
+        }
     if tensor_parallel > 1:
         values |= {
             f"{axis}/t": -(-value // tensor_parallel) for axis, value in values.items() if axis not in ("t", "1")
@@ -190,6 +216,10 @@ def symbol_values(spec: Spec, gpu: GpuSpec | None) -> dict[str, int]:
     values["s_64-1"] = values["s_64"] - 1
     if spec.model.linear_attention is not None:
         values["s+w_c-1"] = s + spec.model.linear_attention.conv_kernel - 1
+    if spec.model.mamba is not None:
+        values["s+w_c-1"] = s + spec.model.mamba.conv_kernel - 1
+        values["s_Q"] = -(-s // spec.model.mamba.chunk_size)
+        values["s_Q+1"] = values["s_Q"] + 1
     values["s/t"] = -(-s // parallelism.tensor_parallel)
     values["c"] = parallelism.context_parallel
     values["s/c"] = -(-s // parallelism.context_parallel)

@@ -21,6 +21,7 @@ from memcalc.operators.megatron_moe_ops import MegatronMoeOps
 from memcalc.operators.norms import Norms
 from memcalc.operators.routing import Routing
 from memcalc.operators.slice_assignment import SliceAssignment
+from memcalc.operators.state_space import StateSpace
 
 
 class Operators(
@@ -38,5 +39,6 @@ class Operators(
     AttentionScores,
     GptOssOps,
     LinearAttention,
+    StateSpace,
 ):
     """A tape with all operators of a module's forward."""

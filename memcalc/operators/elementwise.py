@@ -145,7 +145,7 @@ class Elementwise(Base):
             named: whether a Python variable references the fp32 product until the norm returns.
         """
         wide = self.cast(x, "fp32", f"{module} input in fp32")
-        variance, product = self._normed(wide, module, None if weight else out)
+        variance, product = self.normed_with_variance(wide, module, None if weight else out)
         normed = self.cast(product, x.dtype, f"{module} normed")
         y = self.times_weight(normed, module, width, out) if weight else normed
         if named:
@@ -154,9 +154,9 @@ class Elementwise(Base):
 
     def normed_in_fp32(self, x: Tensor, module: str, out: Shape | None = None) -> Tensor:
         """x / sqrt(mean(x^2) + eps), as separate operators."""
-        return self._normed(self.cast(x, "fp32", f"{module} input in fp32"), module, out)[1]
+        return self.normed_with_variance(self.cast(x, "fp32", f"{module} input in fp32"), module, out)[1]
 
-    def _normed(self, wide: Tensor, module: str, out: Shape | None) -> tuple[Tensor, Tensor]:
+    def normed_with_variance(self, wide: Tensor, module: str, out: Shape | None) -> tuple[Tensor, Tensor]:
         """Return the mean of the squares of x, and x divided by its square root."""
         variance = self.mean(self.pow(wide, f"{module} squares"), f"{module} variance")
         shifted = self.shift(variance, f"{module} variance + eps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, Base
 from memcalc.programs import operator_workspaces
 from memcalc.programs.tape import NEW, SAME, SUMMED, Node, Shape, Tensor
@@ -63,7 +64,9 @@ class Fp32NormWeight(Base):
         tape, name = self.tape, f"{module}.weight"
         factor = Tensor(-1, weight, "fp32", grad=False)
         if self.parameters != "fp32":
-            factor = tape.new(f"{name} in fp32", weight, "fp32", "aten::_to_copy", grad=gradient is not None)
+            # A copy of a parameter is no activation: a temporary, as in the trace.
+            copied = tape.store(f"{name} in fp32", weight, "fp32", "aten::_to_copy", component=Component.TEMPORARIES)
+            factor = Tensor(copied, weight, "fp32", grad=gradient is not None)
             parameters = () if gradient is None else (gradient,)
             tape.record(Node(f"{name} in fp32", (), (factor,), (), (), parameters=parameters))
         if shifted:

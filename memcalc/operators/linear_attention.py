@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, Base, wider
 from memcalc.programs.tape import CAST, NEW, Node, Shape, Tensor
 
@@ -12,32 +13,48 @@ HEADS = ("b", "h_lv")
 class LinearAttention(Base):
     """The gated delta rule as PyTorch operators, without the package flash-linear-attention."""
 
-    def depthwise_convolution(self, x: Tensor, module: str, channels: str, out: Shape) -> Tensor:
-        """A convolution of each channel with w_c numbers; saves x and its weight.
+    def depthwise_convolution(
+        self, x: Tensor, module: str, channels: str, out: Shape, *, bias: bool = False, views_weight: bool = False
+    ) -> Tensor:
+        """A convolution of each channel with w_c numbers; saves x and its weight, for whichever gradient it computes.
 
         The output has w_c - 1 more positions than the input; a slice of it is read.
+
+        Args:
+            x: the input.
+            module: the module of the weight.
+            channels: axis of the channels.
+            out: axes of the slice.
+            bias: whether there is a bias.
+            views_weight: whether the weight is a view of the parameter, and x is cast to the parameter's dtype first.
+                Autocast caches casts of parameters only, so the operator saves the cast.
         """
         tape, trains = self.tape, self.trains(module)
         dtype = self.compute if self.autocast else self.parameters
-        x = self.cast(x, dtype)
+        given = self.cast(x, self.parameters) if views_weight else x
         weight = (channels, "1", "w_c")
         casts: tuple[Tensor, ...] = ()
         parameters: tuple[int, ...] = ()
-        gradient = self.parameter_gradient(module, "weight", weight, self.parameters) if trains else None
-        if self.parameters != dtype:
-            casts = (self.cast_weight(module, "weight", weight, gradient),)
-        elif gradient is not None:
-            parameters = (gradient,)
+        for tensor, shape in (("bias", (channels,)), ("weight", weight)) if bias else (("weight", weight),):
+            gradient = self.parameter_gradient(module, tensor, shape, self.parameters) if trains else None
+            if self.parameters == dtype:
+                parameters = (gradient, *parameters) if gradient is not None else parameters
+            elif tensor == "weight" and views_weight:
+                casts = (self._cast_view(module, shape, gradient), *casts)
+            else:
+                casts = (self.cast_weight(module, tensor, shape, gradient), *casts)
+        x = self.cast(given, dtype)
         y = tape.new(f"{module} output", ("b", channels, "s+w_c-1"), dtype, "aten::convolution")
         ordered = tape.store(f"{module} input by channel", x.shape, dtype, "aten::convolution: contiguous input")
-        saved = (*((x.storage,) if trains else ()), *(cast.storage for cast in casts if x.grad))
+        saved = (x.storage, *(cast.storage for cast in casts[:1]))  # convolution_backward is one formula of both
         tape.record(
             Node(
                 module,
-                (*casts, x),
+                (x, *casts),
                 (y,),
                 saved,
-                (*(NEW for _ in casts), NEW),
+                (NEW, *(NEW for _ in casts)),
+                referenced_by_caller=(given.storage,),
                 forward_temporaries=(ordered,),
                 backward_temporaries=(ordered,),
                 parameters=parameters,
@@ -49,6 +66,16 @@ class LinearAttention(Base):
         read = Tensor(y.storage, out, dtype, strided=True)
         tape.record(Node(f"{module}, without the last positions", (y,), (read,), (), (NEW,)))
         return read
+
+    def _cast_view(self, module: str, shape: Shape, gradient: int | None) -> Tensor:
+        """Cast a view of a weight to the compute dtype, which autocast does not cache."""
+        name, citation = f"{module}.weight in {self.compute}", "aten::_to_copy"
+        storage = self.tape.store(name, shape, self.compute, citation, component=Component.TEMPORARIES)
+        y = Tensor(storage, shape, self.compute, grad=gradient is not None)
+        self.tape.record(
+            Node(f"{module}.weight cast", (), (y,), (), (), parameters=() if gradient is None else (gradient,))
+        )
+        return y
 
     def times_parameter(self, x: Tensor, module: str, width: str, name: str) -> Tensor:
         """x times a function of a parameter with few numbers, which is computed in its dtype; saves x."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.layout.parameters import parameter_table, prefix_of
 from memcalc.layout.weight_layout import weight_layout
 from memcalc.spec.matmuls import layer_matmuls
+from memcalc.spec.model import ATTENTION
 from memcalc.spec.spec import Spec
 
 
@@ -34,7 +35,7 @@ def layer_flops(spec: Spec, layer: int) -> int:
         * 2  # multiply and add
         * tokens
         * spec.training.sequence_length  # all pairs: kernels that skip the masked half compute less
-        * model.query_size
+        * (model.query_size if model.mixer(layer) in ("", ATTENTION) else 0)
     )
     return (products + attention) // (parallelism.tensor_parallel * parallelism.context_parallel)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from memcalc.architectures.catalogue import GradientPolicy, Part, program
 from memcalc.architectures.structure import BlockStructure, block_structure
+from memcalc.layout.parameters import MIXERS
 from memcalc.layout.stages import LayerModules, Stage, first_recomputed_layer, kinds_of, layer_modules
 from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
@@ -186,7 +187,9 @@ def module_of(spec: Spec, stage: Stage, block: SizedBlock) -> str:
     if len([kind for kind in kinds_of(spec, stage) if not kind.detached]) == 1:
         return "layers.*"
     words = []
-    if spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
+    if modules.mixer:
+        words.append(MIXERS[modules.mixer])
+    elif spec.model.moe is not None and (spec.model.moe.first_dense_layers or spec.model.moe.mixed):
         words.append("moe" if modules.experts else "dense")
     if differ_in_attention(spec.model):
         of_others = "linear" if spec.model.linear_attention is not None else "window"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from math import gcd
 
 from memcalc.errors import InputError
+from memcalc.spec.model import EXPERTS, MAMBA, repeated_pattern
 from memcalc.spec.model_families.conversion import family_defaults, rotary_fraction
 
-_NESTED = ("moe", "mla", "linear_attention", "full_attention")
+_NESTED = ("moe", "mla", "linear_attention", "full_attention", "mamba")
+_MOST_LAYERS = 2**16
 _WITH_GELU = ("gelu", "geglu")
 
 
@@ -27,6 +29,7 @@ def derive_model(raw: dict[str, object]) -> dict[str, object]:
         if model.get("mlp") not in (None, *_WITH_GELU):
             defaults.pop("gelu", None)  # it belongs to the family's default activation
         model = _merged(defaults, model)
+    _fit_blocks(model)
     hidden_size = _size(model.get("hidden_size"))
     heads = _size(model.get("num_attention_heads"))
     if heads is not None:
@@ -45,6 +48,19 @@ def derive_model(raw: dict[str, object]) -> dict[str, object]:
         rotated = int(head * rotary_fraction(architecture))
     model.setdefault("rotary_dim", rotated)
     return model
+
+
+def _fit_blocks(model: dict[str, object]) -> None:
+    """Drop `moe` and `mamba` where no layer of the pattern has such a module: only defaults of the family set them."""
+    pattern = model.get("layer_pattern")
+    if not isinstance(pattern, str) or not pattern:
+        return
+    layers = _size(model.setdefault("num_layers", len(pattern)))
+    if layers is not None and layers <= _MOST_LAYERS:
+        mixers = repeated_pattern(pattern, layers)
+        for letter, block in ((EXPERTS, "moe"), (MAMBA, "mamba")):
+            if letter not in mixers:
+                model.pop(block, None)
 
 
 def _given(block: dict[str, object]) -> dict[str, object]:

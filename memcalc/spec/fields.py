@@ -9,7 +9,15 @@ from memcalc.errors import InputError
 from memcalc.spec.finetuning import LoraSpec, QloraSpec
 from memcalc.spec.fsdp import FsdpSpec
 from memcalc.spec.inference import InferenceSpec
-from memcalc.spec.model import ConfigBlock, FullAttentionSpec, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import (
+    ConfigBlock,
+    FullAttentionSpec,
+    LinearAttentionSpec,
+    MambaSpec,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+)
 from memcalc.spec.optimizers import OptimizerOptions
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.training import HardwareSpec, ParallelismSpec, TrainingSpec
@@ -34,6 +42,7 @@ NESTED: dict[str, type[ConfigBlock]] = {
     "mla": MlaSpec,
     "linear_attention": LinearAttentionSpec,
     "full_attention": FullAttentionSpec,
+    "mamba": MambaSpec,
     "lora": LoraSpec,
     "qlora": QloraSpec,
     "optimizer_options": OptimizerOptions,
@@ -42,7 +51,7 @@ NESTED: dict[str, type[ConfigBlock]] = {
     "zero_optimization": ZeroSpec,
 }
 HOME = {
-    **dict.fromkeys(("moe", "mla", "linear_attention", "full_attention"), "model"),
+    **dict.fromkeys(("moe", "mla", "linear_attention", "full_attention", "mamba"), "model"),
     **dict.fromkeys(("lora", "qlora", "optimizer_options", "versions"), "training"),
     **dict.fromkeys(("fsdp", "zero_optimization"), "parallelism"),
 }

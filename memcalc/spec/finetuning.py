@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from memcalc.spec.model import ConfigBlock, ModelSpec, Probability, Size
+from memcalc.spec.model import ATTENTION, MAMBA, MLP, ConfigBlock, ModelSpec, Probability, Size
 
 if TYPE_CHECKING:
     from memcalc.spec.training import ParallelismSpec, TrainingSpec
@@ -22,6 +22,9 @@ LINEAR_ATTENTION_TARGETS = (
     *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
     *("in_proj_qkvz", "in_proj_ba", "out_proj"),
 )
+# of Mamba-2; PEFT rejects adapters of its out_proj (PEFT 0.21 tuners_utils.py, _check_lora_target_modules_mamba)
+MAMBA_TARGETS = ("in_proj",)
+LATENT_TARGETS = ("fc1_latent_proj", "fc2_latent_proj")  # of routed experts
 MLP_TARGETS = ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
 
 Target = Literal[
@@ -41,6 +44,9 @@ Target = Literal[
     "in_proj_qkvz",
     "in_proj_ba",
     "out_proj",
+    "in_proj",
+    "fc1_latent_proj",
+    "fc2_latent_proj",
     "gate_up_proj",
     "gate_proj",
     "up_proj",
@@ -131,6 +137,8 @@ def adaptable_modules(model: ModelSpec, implementation: str, adapters: str = "pe
     The plain implementation has separate gate and up projections. Routers and stacked experts are not nn.Linear.
     LitGPT's adapter of q, k and v includes or omits each of the three, for fused families too.
     """
+    if model.layer_pattern:
+        return _adaptable_mixers(model)
     if model.mla is not None:
         query = ("q_a_proj", "q_b_proj") if model.mla.q_lora_rank else ("q_proj",)
         attention = (*query, "kv_a_proj", "kv_b_proj", "o_proj")
@@ -148,6 +156,19 @@ def adaptable_modules(model: ModelSpec, implementation: str, adapters: str = "pe
         return (*attention, "up_proj", "down_proj")
     up = ("gate_up_proj",) if model.fused_gate_up and implementation != "plain" else ("gate_proj", "up_proj")
     return (*attention, *up, "down_proj")
+
+
+def _adaptable_mixers(model: ModelSpec) -> tuple[str, ...]:
+    """Return the linear layers that can have adapters in a model of layers with a single module."""
+    mixers, moe = model.mixers, model.moe
+    found: tuple[str, ...] = ()
+    if MAMBA in mixers:
+        found += MAMBA_TARGETS
+    if ATTENTION in mixers:
+        found += (*QKV, "o_proj")
+    if MLP in mixers or (moe is not None and moe.shared_expert_intermediate_size):
+        found += ("gate_proj", "up_proj", "down_proj") if model.gated_mlp else ("up_proj", "down_proj")
+    return found + LATENT_TARGETS if moe is not None and moe.latent_size else found
 
 
 def adapted_modules(lora: LoraSpec, model: ModelSpec, implementation: str) -> tuple[str, ...]:

@@ -91,9 +91,7 @@ def differ_in_masks(spec: Spec) -> bool:
 def are_mixed(spec: Spec) -> bool:
     """Return whether layers of different types alternate, so that each must be considered separately."""
     model = spec.model
-    if model.moe is not None and model.moe.mixed:
-        return True
-    return differ_in_masks(spec) or differ_in_rotation(spec) or differ_in_attention(model)
+    return model.mixes_experts or differ_in_masks(spec) or differ_in_rotation(spec) or differ_in_attention(model)
 
 
 def differ_in_attention(model: ModelSpec) -> bool:

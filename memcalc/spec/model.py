@@ -15,6 +15,9 @@ PositionEmbedding = Literal["learned", "rope", "alibi", "none"]
 Normalization = Literal["layernorm", "rmsnorm"]
 Mlp = Literal["gelu", "relu", "relu2", "xielu", "swiglu", "geglu"]
 Gelu = Literal["exact", "tanh", "new", "fast"]
+# One letter per layer, as in Megatron-LM's --hybrid-override-pattern: Mamba-2, attention, MLP, experts.
+MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
+Pattern = Annotated[str, Field(pattern=r"^[-M*E]*$", max_length=2**16)]
 Layers = Annotated[tuple[Annotated[int, Field(ge=0, le=2**40)], ...], Field(strict=False)]
 
 
@@ -43,6 +46,9 @@ class MoeSpec(ConfigBlock):
     router_correction_parameter: bool = Field(False, description="whether that bias is a parameter (ERNIE 4.5)")
     dense_mlp: bool = Field(
         False, description="whether a dense MLP, and norms before and after the experts, are added to them (Gemma 4)"
+    )
+    latent_size: Count = Field(
+        0, description="size that tokens are projected to before the routed experts, and back after; 0: not projected"
     )
 
     @property
@@ -93,6 +99,29 @@ class FullAttentionSpec(ConfigBlock):
     head_dim: Size = Field(description="dimension of each attention head in these layers")
     num_key_value_heads: Size = Field(description="key/value heads in these layers")
     keys_as_values: bool = Field(False, description="whether one projection makes both keys and values in these layers")
+
+
+class MambaSpec(ConfigBlock):
+    """Mamba-2 (arXiv 2405.21060) in place of attention: a state of fixed size, updated chunk by chunk."""
+
+    num_heads: Size = Field(description="heads, each with its own decay")
+    head_dim: Size = Field(description="dimension of a head")
+    num_groups: Size = Field(description="groups of heads that share the state's inputs and outputs (B and C)")
+    state_size: Size = Field(description="dimension of the state of each feature of a head")
+    conv_kernel: Size = Field(4, description="tokens that the convolution before it spans")
+    conv_bias: bool = Field(True, description="bias of that convolution")
+    projection_bias: bool = Field(False, description="bias of the projections before and after it")
+    chunk_size: Size = Field(128, description="tokens of a chunk")
+
+    @property
+    def inner_size(self) -> int:
+        """Size of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of the convolution: all heads, and B and C of all groups."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
 
 
 class ModelSpec(ConfigBlock):
@@ -172,6 +201,12 @@ class ModelSpec(ConfigBlock):
     full_attention: FullAttentionSpec | None = Field(
         None, description="other heads in the layers that attend to all tokens (Gemma 4)"
     )
+    mamba: MambaSpec | None = Field(None, description="Mamba-2 in the layers that layer_pattern gives an M")
+    layer_pattern: Pattern = Field(
+        "",
+        description="one letter per layer that has a single module: M Mamba-2 | * attention | - MLP | E experts; it is "
+        "repeated or cut to num_layers; empty: all layers have attention and an MLP",
+    )
     vision_config: str | None = Field(
         None, description="the config.json, as text, of a vision-language model; its vision tower is counted too"
     )
@@ -193,6 +228,28 @@ class ModelSpec(ConfigBlock):
     def key_value_size(self) -> int:
         """Size of all key heads together, and of all value heads together."""
         return self.num_key_value_heads * self.head_dim
+
+    @property
+    def mixers(self) -> str:
+        """The letter of each layer; empty if all layers have attention and an MLP."""
+        return repeated_pattern(self.layer_pattern, self.num_layers)
+
+    def mixer(self, layer: int) -> str:
+        """Return the letter of this layer, counted from 0; empty for a layer with attention and an MLP."""
+        return self.layer_pattern[layer % len(self.layer_pattern)] if self.layer_pattern else ""
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether this layer, counted from 0, has experts in place of the MLP."""
+        if self.layer_pattern:
+            return self.mixer(layer) == EXPERTS
+        return self.moe is not None and self.moe.has_experts(layer)
+
+    @property
+    def mixes_experts(self) -> bool:
+        """Whether layers with experts alternate with layers without."""
+        if self.layer_pattern:
+            return len(set(self.mixers)) > 1
+        return self.moe is not None and self.moe.mixed
 
     def has_window(self, layer: int) -> bool:
         """Return whether this layer, counted from 0, attends to a window of tokens only."""
@@ -228,6 +285,8 @@ class ModelSpec(ConfigBlock):
     def layers_with_experts(self, lo: int, hi: int) -> int:
         """Return the number of layers from `lo` to `hi` (exclusive) that have experts."""
         moe = self.moe
+        if self.layer_pattern:
+            return self.mixers.count(EXPERTS, lo, hi)
         if moe is None:
             return 0
         lo = max(lo, moe.first_dense_layers)
@@ -251,3 +310,8 @@ class ModelSpec(ConfigBlock):
     def gated_mlp(self) -> bool:
         """Whether the MLP has a gate projection."""
         return self.mlp in ("swiglu", "geglu")
+
+
+def repeated_pattern(pattern: str, layers: int) -> str:
+    """Return a pattern repeated or cut to a number of layers."""
+    return (pattern * -(-layers // len(pattern)))[:layers] if pattern else ""

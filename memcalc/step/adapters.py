@@ -64,6 +64,7 @@ FAMILY_NAMES = {
         "down_proj": "ffn.down_proj",
         "embed_tokens": "wte",
     },
+    "nemotron_h": {"embed_tokens": "embeddings"},
     "opt": {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"},
     "phi": {"o_proj": "self_attn.dense", "up_proj": "fc1", "down_proj": "fc2"},
     "nanochat": {"up_proj": "fc1", "down_proj": "fc2"},

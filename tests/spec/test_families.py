@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from memcalc.api import estimate
 from memcalc.errors import InputError
 from memcalc.spec.derive import derive_model
-from memcalc.spec.model import ConfigBlock, FullAttentionSpec, LinearAttentionSpec, MlaSpec, ModelSpec, MoeSpec
+from memcalc.spec.model import (
+    ConfigBlock,
+    FullAttentionSpec,
+    LinearAttentionSpec,
+    MambaSpec,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+)
 from memcalc.spec.model_families import field_types, files
 from memcalc.spec.model_families.conversion import family_defaults, known_families, read_hf_config
 from tests.spec.small import model_spec, small_config
@@ -28,6 +36,7 @@ def test_each_family_speaks_of_fields_that_exist(name: str) -> None:
         "mla": MlaSpec,
         "linear_attention": LinearAttentionSpec,
         "full_attention": FullAttentionSpec,
+        "mamba": MambaSpec,
     }
     fields |= {f"{name}.{field}" for name, block in nested.items() for field in block.model_fields}
     family = files.parsed(name)

@@ -37,6 +37,17 @@ SMALL_GEMMA4_MOE: dict[str, Any] = {
     "top_k_experts": 2,
     "moe_intermediate_size": 24,
 }
+SMALL_MAMBA: dict[str, Any] = {
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 8,
+    "n_groups": 2,
+    "ssm_state_size": 12,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 24,
+}
 SMALL_NEO: dict[str, Any] = SMALL | {"attention_types": [[["global", "local", "global"], 1]]}
 
 # Each variant changes the layout of the weights; the first of each family is transformers' own default.
@@ -89,6 +100,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("hunyuan_v1_dense", SMALL | {"head_dim": 24, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     ("nemotron", SMALL | {"head_dim": 16, "num_key_value_heads": 2}),
     ("nemotron", SMALL | {"head_dim": 24, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    ("nemotron_h", {}),
+    ("nemotron_h", SMALL | SMALL_MAMBA | {"layers_block_type": ["mamba", "mlp", "attention", "mlp"], "mlp_bias": True}),
+    ("nemotron_h", SMALL | SMALL_MAMBA | {"hybrid_override_pattern": "MEM*E", "moe_latent_size": 20}),
+    ("nemotron_h", SMALL | SMALL_MAMBA | {"hybrid_override_pattern": "MM", "use_bias": True, "use_conv_bias": False}),
     ("flex_olmo", SMALL_MOE | {"num_experts": 4, "intermediate_size": 40, "pad_token_id": 0}),
     ("gemma", {}),
     ("gemma", SMALL | {"num_key_value_heads": 1, "head_dim": 24, "attention_bias": True}),

@@ -23,6 +23,7 @@ SIZES: dict[str, Any] = {
 EXPERTS = {"num_experts": 4, "num_experts_per_token": 2, "expert_intermediate_size": 32}
 LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
 LINEAR = {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 8, "value_head_dim": 8}
+MAMBA = {"num_heads": 4, "head_dim": 8, "num_groups": 2, "state_size": 8, "conv_bias": False, "chunk_size": 32}
 WITH_EXPERTS = tuple(
     "deepseek_v2 deepseek_v3 ernie4_5_moe flex_olmo glm4_moe gpt_oss granitemoe llama4_text minimax_m2 mixtral olmoe "
     "phimoe qwen2_moe qwen3_5_moe_text qwen3_moe qwen3_next".split()
@@ -55,12 +56,15 @@ def small_model(family: str, **changes: Any) -> ModelSpec:
     if family == "gemma4_text":
         full = {"head_dim": 32, "num_key_value_heads": 2, "keys_as_values": True}
         model |= {"full_attention": full, "full_attention_interval": 2}
+    if family == "nemotron_h":
+        model |= {"layer_pattern": "ME*-", "mamba": MAMBA, "num_key_value_heads": 2, "head_dim": 8}
+        model["moe"] = EXPERTS | {"shared_expert_intermediate_size": 24, "latent_size": 16}
     return load({"model": model, "training": training(family)}).model
 
 
 def training(family: str) -> dict[str, Any]:
     """Short sequences; modules of transformers for the families of which no others are modelled."""
-    own = family == "apertus" or family.startswith(("gemma4", "qwen3_5", "qwen3_next"))
+    own = family in ("apertus", "nemotron_h") or family.startswith(("gemma4", "qwen3_5", "qwen3_next"))
     return {"sequence_length": 16} | ({"implementation": "huggingface"} if own else {})
 
 

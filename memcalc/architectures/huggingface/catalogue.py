@@ -52,6 +52,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "mpt": ("mpt", "Mpt"),
     "nanochat": ("nanochat", "NanoChat"),
     "nemotron": ("nemotron", "Nemotron"),
+    "nemotron_h": ("nemotron", "NemotronH"),
     "olmo": ("olmo", "Olmo"),
     "olmo2": ("olmo", "Olmo2"),
     "olmo3": ("olmo", "Olmo3"),

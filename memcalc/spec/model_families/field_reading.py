@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from memcalc.errors import InputError
+from memcalc.spec.model import ATTENTION, EXPERTS, MAMBA, MLP
 from memcalc.spec.model_families.field_types import checked, kind_of, shown
 from memcalc.spec.model_families.files import FamilyFile, FieldRule
 
@@ -12,6 +13,15 @@ from memcalc.spec.model_families.files import FamilyFile, FieldRule
 _DERIVED = frozenset({"num_key_value_heads", "head_dim", "intermediate_size", "embedding_size"})
 
 _MOST_NAMED_LAYERS = 2**16
+# transformers' types of layers with a single module
+LETTERS = {
+    "linear_attention": MAMBA,
+    "mamba": MAMBA,
+    "full_attention": ATTENTION,
+    "attention": ATTENTION,
+    "mlp": MLP,
+    "moe": EXPERTS,
+}
 _ABSENT = object()
 
 
@@ -56,6 +66,9 @@ def _computed(family: FamilyFile, field: str, rule: FieldRule, config: dict[str,
         value = own[key] if key in own else _found(family, field, (key,), config, where)[1]
         return checked(key, value, kind_of(field), where)
     key, value = _found(family, field, rule.keys, config, where)
+    if rule.how in ("pattern", "length"):
+        letters = _letters(key, value, where)
+        return letters if rule.how == "pattern" else len(letters)
     if rule.how == "share":
         if value is None:
             return None
@@ -117,6 +130,23 @@ def _whole_layers(key: str, value: object, where: str) -> tuple[int, list[int]]:
     if full == list(range(interval - 1, len(value), interval or 1)) or not full:
         return interval, []
     return 0, full
+
+
+def _letters(key: str, value: object, where: str) -> str:
+    """Return one letter per layer, of a list of layer types or of letters.
+
+    Source: transformers 5.23 models/nemotron_h/configuration_nemotron_h.py, _pattern_to_list; the words "mamba" and
+    "attention" are the older names of two types (configuration_utils.py, remap_legacy_layer_types).
+    """
+    if isinstance(value, (list, str)) and 0 < len(value) <= _MOST_NAMED_LAYERS:
+        found = [word if word in LETTERS.values() else LETTERS.get(word) for word in value if isinstance(word, str)]
+        if len(found) == len(value) and None not in found:
+            return "".join(str(letter) for letter in found)
+    raise InputError(
+        f"{key} = {shown(value)} does not give each layer one of the types that memcalc models.",
+        f"They are {', '.join(dict.fromkeys(LETTERS))}, or the letters {' '.join(dict.fromkeys(LETTERS.values()))}.",
+        f"{where}: {key}",
+    )
 
 
 def _looked_up(config: dict[str, object], key: str) -> object:

@@ -31,6 +31,8 @@ BOOLEANS = frozenset(
         "moe.router_bias",
         "moe.router_correction_bias",
         "moe.router_correction_parameter",
+        "mamba.conv_bias",
+        "mamba.projection_bias",
     }
 )
 PROBABILITIES = frozenset({"attention_dropout", "residual_dropout", "embedding_dropout"})
@@ -42,6 +44,7 @@ COUNTS = frozenset(
         "unrotated_interval",
         "moe.shared_expert_intermediate_size",
         "moe.first_dense_layers",
+        "moe.latent_size",
         "mla.q_lora_rank",
     }
 )

@@ -31,6 +31,8 @@ If one key is not sufficient, a field reads
                                                    other, is "full_attention" (or 0), else 0; else these layers
     {in_full_layers: [key, of_each]}               the value in the objects of layers with full attention, by layer,
                                                    under a key; if they lack it, that of all layers
+    {pattern: keys}, {length: keys}                of a list with the type of each layer, or the same as letters: the
+                                                   letters of `layer_pattern`; their number
     {value: ours}                                  the same value for every config
     {cases: [{when: {key: value, ...}, ...}, ...]} the first case that matches the config; the last has no `when`
 
@@ -181,7 +183,7 @@ def flattened(rules: dict[str, Any]) -> dict[str, Any]:
     """Return the rules with nested blocks flattened to dotted names."""
     flat: dict[str, Any] = {}
     for field, rule in rules.items():
-        if field in ("moe", "mla", "linear_attention", "full_attention"):
+        if field in ("moe", "mla", "linear_attention", "full_attention", "mamba"):
             flat.update({f"{field}.{inner}": inner_rule for inner, inner_rule in rule.items()})
         else:
             flat[field] = rule

@@ -69,7 +69,7 @@ def _flat(model: ModelSpec) -> dict[str, Any]:
         if isinstance(value, dict):
             found.update({f"{name}.{inner}": each for inner, each in value.items()})
         elif name not in ("architecture", "vision_config"):
-            found[name] = value
+            found[name] = model.mixers if name == "layer_pattern" else value
     return found
 
 
@@ -106,14 +106,9 @@ def _settle(keys: dict[str, Any], field: str, rule: FieldRule, wanted: dict[str,
     """Add the keys that a rule needs to give the wanted value; False: impossible, or in conflict with another field."""
     needs = dict(rule.when)
     value = wanted[field]
-    if rule.how == "value":
-        if rule.value != (list(value) if isinstance(value, tuple) else value):
-            return False
-    elif rule.how == "read" and field == "full_attention_interval" and not value:
-        return False  # the classes divide by it
-    elif rule.how == "in_full_layers":
-        return False  # other keys have the same meaning
-    elif rule.how == "read":
+    if not _can_give(field, rule, value):
+        return False
+    if rule.how == "read":
         theirs = _theirs(field, wanted, family)
         if theirs is _UNSETTLED:
             return False
@@ -125,6 +120,8 @@ def _settle(keys: dict[str, Any], field: str, rule: FieldRule, wanted: dict[str,
         head = wanted["head_dim"]
         share = value / head
         needs[rule.keys[-1]] = share if int(head * share) == value else (value + 0.5) / head
+    elif rule.how == "pattern":
+        needs[rule.keys[-1]] = value  # the last key has letters
     elif rule.how in ("except", "every", "others", "before", "after"):
         given = _of_layers(field, rule.how, wanted)
         if given is _UNSETTLED:
@@ -132,6 +129,15 @@ def _settle(keys: dict[str, Any], field: str, rule: FieldRule, wanted: dict[str,
         if given is not _UNSAID:
             needs[rule.keys[0]] = given
     return all(keys.setdefault(key, needed) == needed for key, needed in needs.items())
+
+
+def _can_give(field: str, rule: FieldRule, value: Any) -> bool:
+    """Return whether a rule can give a value, whatever the other fields are."""
+    if rule.how == "value":
+        return bool(rule.value == (list(value) if isinstance(value, tuple) else value))
+    if rule.how == "read" and field == "full_attention_interval":
+        return bool(value)  # the classes divide by it
+    return rule.how != "in_full_layers"  # other keys have the same meaning
 
 
 def _of_layers(field: str, how: str, wanted: dict[str, Any]) -> Any:

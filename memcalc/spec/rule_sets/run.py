@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from memcalc.errors import InputError, raise_all
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.matmuls import saved_matmuls_rules
+from memcalc.spec.model import EXPERTS, MAMBA
+from memcalc.spec.model_families.conversion import family_of, rules_of
 from memcalc.spec.model_families.transformers_fallback import fallback_family
 from memcalc.spec.recompute_plan import Segment, has_segments, in_order, leaves
 from memcalc.spec.rule_sets import fsdp, offload, parallelism
@@ -25,6 +27,7 @@ Rule = Callable[[Spec], Iterable[Violation]]
 
 GPU: Path = ("hardware", "gpu")
 
+SHOWN = 20  # letters of a pattern in messages
 MOST_LAYERS = 1024  # a search replays the allocations of every layer dozens of times; published models have up to 1,000
 
 
@@ -65,7 +68,7 @@ def _heads(spec: Spec) -> Iterator[Violation]:
             f"full_attention.num_key_value_heads = {groups} does not divide num_attention_heads = {heads}.",
             f"Each key/value head serves the same number of query heads: try {divisors(heads)}.",
         )
-    if model.parallel_block is False and model.norms_per_layer == 1:
+    if not model.parallel_block and not model.layer_pattern and model.norms_per_layer == 1:
         yield Violation(
             ("model", "norms_per_layer"),
             "norms_per_layer = 1 needs parallel_block: true.",
@@ -326,6 +329,20 @@ def _zero(spec: Spec) -> Iterator[Violation]:
         )
 
 
+def _pattern(spec: Spec) -> Iterator[Violation]:
+    """Yield violations of `model.layer_pattern`: letters without their block, and families without such layers."""
+    model, key = spec.model, ("model", "layer_pattern")
+    for letter, block in ((MAMBA, "mamba"), (EXPERTS, "moe")):
+        if letter in model.mixers and getattr(model, block) is None:
+            problem = f"layer_pattern has the letter {letter}, but model.{block} is not set."
+            yield Violation(key, problem, f"Set model.{block}, or leave the letter out.")
+    theirs = spec.training.implementation == "huggingface" and model.architecture is not None
+    if model.layer_pattern and theirs and "layer_pattern" not in rules_of(family_of(model.architecture or "")):
+        shown = model.layer_pattern if len(model.layer_pattern) <= SHOWN else f"{model.layer_pattern[:SHOWN]}..."
+        problem = f"layer_pattern = {shown!r}, which modules of {model.architecture} do not have."
+        yield Violation(key, problem, "Leave it out, or set architecture: nemotron_h.")
+
+
 def _of_transformers(spec: Spec) -> Iterator[Violation]:
     """Yield a violation where a model has a part that only transformers' modules have here."""
     if spec.inference is None and spec.training.implementation == "huggingface":
@@ -336,6 +353,7 @@ def _of_transformers(spec: Spec) -> Iterator[Violation]:
         "other heads in full attention": model.full_attention is not None,
         "a dense MLP in addition to experts": model.moe is not None and model.moe.dense_mlp,
         "xIELU": model.mlp == "xielu",
+        "layers of a single module": bool(model.layer_pattern),
     }
     for what, is_so in parts.items():
         if not is_so:
@@ -361,6 +379,7 @@ def _modelled(spec: Spec) -> Iterator[Violation]:
 RULES: tuple[Rule, ...] = (
     _heads,
     _experts,
+    _pattern,
     _of_transformers,
     _foreign,
     _sequence,

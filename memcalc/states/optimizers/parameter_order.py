@@ -35,6 +35,7 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "granitemoe": (*_PROJECTIONS, "input_norm", "post_attention_norm", "mlp."),
     "llama4_text": _EXPERTS_FIRST,
     "nemotron": _NORMS_LAST,
+    "nemotron_h": ("input_norm", "mlp.experts", "mlp.router", "mlp."),
     "opt": (*_KEYS_FIRST, "input_norm", "mlp.", "post_attention_norm"),
     "phi": ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "attention.", "mlp.", "i"),
     "phi3": ("attention.o_proj", "attention.", "mlp.", "input_norm", "post_attention_norm"),

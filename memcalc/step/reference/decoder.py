@@ -40,7 +40,7 @@ class Layer(nn.Module):
         own = before and not self.shares_norm
         self.post_attention_norm = norm(model, model.hidden_size) if own else nn.Identity()
         self.mlp: nn.Module
-        if model.moe is not None and model.moe.has_experts(index):
+        if model.moe is not None and model.has_experts(index):
             self.mlp = MixtureOfExperts(model, model.moe)
         else:
             self.mlp = Mlp(model, model.intermediate_size)

@@ -45,14 +45,10 @@ LAYERS = {
     "arcee": 2 * NORM + ATTENTION + 4 * BSF,
     # PyTorch's LayerNorm: input 2, output 2, mean and deviation; gelu's input 2 and output 2
     "starcoder2": 2 * (4 * BSD + 2 * TOKEN) + ATTENTION + 4 * BSF,
-    # One norm: what x is less its mean 4, and 4 once more, normed in fp32 4, output 2; the weight in fp32.
-    # q: as much but the output, a weight for each head; k as well.
-    "cohere": (14 * BSD + TOKEN + 4 * D)
-    + (12 * BSD + H * TOKEN + 4 * D)
-    + (12 * BSK + KV * TOKEN + 4 * D * KV // H)
-    + ATTENTION
-    + GATED,
-    "cohere2": (14 * BSD + TOKEN + 4 * D) + ATTENTION + GATED,
+    # One norm: what x is less its mean 4, and 4 once more, normed in fp32 4, output 2; the copy of its weight in fp32 is
+    # a temporary, as copies of parameters are. q: as much but the output; k as well.
+    "cohere": (14 * BSD + TOKEN) + (12 * BSD + H * TOKEN) + (12 * BSK + KV * TOKEN) + ATTENTION + GATED,
+    "cohere2": (14 * BSD + TOKEN) + ATTENTION + GATED,
     # q: LayerNorms' input 2, mean and deviation for each head; k as well. The output is copied by token, 2.
     "stablelm": 2 * (4 * BSD + 2 * TOKEN)
     + (2 * BSD + 2 * H * TOKEN)

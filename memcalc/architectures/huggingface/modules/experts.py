@@ -18,6 +18,11 @@ def silu_gated(ops: Operators, both: Tensor) -> Tensor:
     return product
 
 
+def relu_squared(ops: Operators, up: Tensor) -> Tensor:
+    """relu2 of an MLP without gate."""
+    return ops.pow(ops.pointwise(up, "mlp.experts.relu", saves="output"), "mlp.experts.relu²")
+
+
 def grouped_experts(
     ops: Operators,
     x: Tensor,
@@ -26,6 +31,8 @@ def grouped_experts(
     gated: Callable[[Operators, Tensor], Tensor] = silu_gated,
     *,
     biases: bool = False,
+    up: str = "2·F_e",
+    width: str = "d",
 ) -> Tensor:
     """grouped_mm_experts_forward, transformers' default: token copies, sorted by expert, through the experts and back.
 
@@ -38,8 +45,10 @@ def grouped_experts(
         chosen: indices of these experts.
         gated: function from gate and up to the input of the down projection.
         biases: whether experts have biases, one row per expert.
+        up: axis of the first projection: of gate and up together, or "F_e" without a gate.
+        width: axis of the tokens.
     """
-    rows = (*COPIES, "d")
+    rows = (*COPIES, width)
     ids, order = ops.sorted_order(chosen, "order of token copies")
     source = ops.table("tokens of copies", COPIES, "int64", "aten::floor_divide")
     selected = ops.rows_at(x, source, rows, "tokens by expert", x.shape[:-1])
@@ -47,13 +56,14 @@ def grouped_experts(
     counted = ops.table("experts of copies", COPIES, "int32", "aten::_to_copy")
     counts = ops.table("copies of each expert", ("E",), "int32", "aten::histc")
     ends = ops.table("ends of groups", ("E",), "int32", "aten::cumsum")
-    inner, into, out = (*COPIES, "2·F_e"), "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-    bias = (ops.rows_of_bias(into, ("E", "2·F_e"), ids, inner),) if biases else ()
-    both = ops.grouped_gemm(selected, ends, into, ("E", "2·F_e", "d"), inner)
+    inner, out = (*COPIES, up), "mlp.experts.down_proj"
+    into = f"mlp.experts.{'up_proj' if up == 'F_e' else 'gate_up_proj'}"
+    bias = (ops.rows_of_bias(into, ("E", up), ids, inner),) if biases else ()
+    both = ops.grouped_gemm(selected, ends, into, ("E", up, width), inner)
     product = gated(ops, ops.add_in_place(both, *bias, f"{into} and bias") if bias else both)
-    before, bias = bias, (ops.rows_of_bias(out, ("E", "d"), ids, rows),) if biases else ()
+    before, bias = bias, (ops.rows_of_bias(out, ("E", width), ids, rows),) if biases else ()
     ops.tape.still_referenced(*before)
-    down = ops.grouped_gemm(product, ends, out, ("E", "d", "F_e"), rows)
+    down = ops.grouped_gemm(product, ends, out, ("E", width, "F_e"), rows)
     down = ops.add_in_place(down, *bias, f"{out} and bias") if bias else down
     weighted = ops.weigh(down, scales, "weighted expert outputs")
     back = ops.table("order of tokens", COPIES, "int64", "aten::empty_like")

@@ -63,3 +63,11 @@ def fp32_layer_norm(ops: Operators, x: Tensor, module: str, weight: Shape) -> Te
     y = ops.cast(ops.times_fp32_weight(normed, module, weight), x.dtype, f"{module} output in {x.dtype}")
     ops.tape.still_referenced(mean, variance)
     return y
+
+
+def fp32_weight_rms_norm(ops: Operators, x: Tensor, module: str, width: str) -> Tensor:
+    """NemotronHRMSNorm: weight.float() * normed in fp32, cast at the end."""
+    variance, normed = ops.normed_with_variance(ops.cast(x, "fp32", f"{module} input in fp32"), module, None)
+    y = ops.cast(ops.times_fp32_weight(normed, module, (width,)), x.dtype, f"{module} output in {x.dtype}")
+    ops.tape.still_referenced(x, variance, normed)
+    return y
