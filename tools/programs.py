@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from statistics import median
 
@@ -68,4 +69,4 @@ def _compiled_cells(runs: list[Compared]) -> tuple[str, ...]:
     )
 
 
-TABLES = {"programs": programs_table, "programs-compiled": compiled_table}
+TABLES: dict[str, Callable[..., str]] = {"programs": programs_table, "programs-compiled": compiled_table}
