@@ -266,7 +266,7 @@ def test_a_batch_that_does_not_divide_is_refused(given: dict[str, int], ranks: i
 
     assert str(caught.value) == (
         f"configuration: training.global_batch_size: global_batch_size = {problem}. "
-        "Change one of them, or leave one out to have it computed."
+        "Change one of these, or leave one out: memcalc computes the fourth."
     )
 
 

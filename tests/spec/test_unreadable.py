@@ -60,7 +60,7 @@ def test_a_huge_file_is_refused_without_being_read_as_a_whole(folder: Path) -> N
         ("gpt33", "gpt33: no file, preset or hub id has this name. Did you mean gpt3?"),
         (
             "lama-3-8b.yaml",
-            "lama-3-8b.yaml: no file, preset or hub id has this name. Did you mean llama-3-8b?",
+            "lama-3-8b.yaml: the file does not exist. Did you mean llama-3-8b?",
         ),
         (
             "x/gpt3",

@@ -80,12 +80,21 @@ def test_no_word_hides_a_field_of_ours_and_each_names_one() -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("optim=7", "optim = '7' is not a known value. Choose adamw_torch, "),
-        ("attn_implementation=fast", "attn_implementation = 'fast' is not a known value. Choose flash_attention_2, "),
-        ("gradient_checkpointing=often", "gradient_checkpointing = 'often' is not a known value. Choose true, false."),
+        ("optim=7", "optim = '7' is not a known value. Choose from adamw_torch, "),
+        (
+            "attn_implementation=fast",
+            "attn_implementation = 'fast' is not a known value. Choose from flash_attention_2, ",
+        ),
+        (
+            "gradient_checkpointing=often",
+            "gradient_checkpointing = 'often' is not a known value. Choose from true, false.",
+        ),
         ("lr=1e-4", "unknown field 'lr'. Leave lr out: the field has no effect on memory."),
         ("training.learning_rate=1", "Leave learning_rate out: the field has no effect on memory."),
-        ("train_batch_size=8", "unknown field 'train_batch_size'. Set global_batch_size; "),
+        (
+            "train_batch_size=8",
+            "unknown field 'train_batch_size'. Set global_batch_size (DeepSpeed's train_batch_size), or micro_batch_size for one GPU.",
+        ),
         ("model.batch_size=2", "unknown field 'model.batch_size'. Did you mean training.micro_batch_size?"),
         ("per_device_train_batchsize=2", "Did you mean per_device_train_batch_size?"),
     ],

@@ -35,24 +35,20 @@ MOE: dict[str, Any] = {
 
 
 def normed(rows: int, width: int) -> int:
-    """fp32 input, normed in fp32, the mean of squares and its power of each row; the weight in fp32 where there is one.
+    """fp32 input, normed in fp32, the mean of squares and its power of each row.
 
-    The output belongs to the operator that reads it.
+    The output belongs to the operator that reads it. The weight in fp32, where there is one, is a temporary.
     """
     return 8 * rows * width + 8 * rows
 
 
-def norm(rows: int, width: int) -> int:
-    return normed(rows, width) + 4 * width
-
-
 GATED = 8 * TOKENS * F + 2 * TOKENS * D  # gate 2, gelu 2, up 2, product 2; its input
-LAYER = 4 * norm(TOKENS, D) + 2 * TOKENS * D  # norms before and after both branches; the input of attention
+LAYER = 4 * normed(TOKENS, D) + 2 * TOKENS * D  # norms before and after both branches; the input of attention
 
 
 def attention(heads: int, groups: int, head: int, *, repeated: bool) -> int:
     """Norms of heads of q, k and v, the last without a weight; the tensors that the kernel saves."""
-    norms = norm(TOKENS * heads, head) + norm(TOKENS * groups, head) + normed(TOKENS * groups, head)
+    norms = normed(TOKENS * heads, head) + normed(TOKENS * groups, head) + normed(TOKENS * groups, head)
     norms -= 4 * TOKENS * groups * head  # v's product with the power is a temporary, since there is no weight
     kernel = 2 * TOKENS * head * (heads + 2 * (heads if repeated else groups))  # q, k and v
     return norms + kernel + 2 * TOKENS * heads * head + 4 * TOKENS * heads  # attention's output, log-sum-exps
@@ -130,7 +126,7 @@ def test_experts_add_to_the_mlp() -> None:
         + 2 * COPIES * (D + 2 * F_E + F_E + F_E + D)  # tokens, gate and up, gelu, product, outputs
     )
 
-    assert kept("wwf", moe=MOE) - kept("wwf") == 3 * (3 * norm(TOKENS, D) + router + experts)
+    assert kept("wwf", moe=MOE) - kept("wwf") == 3 * (3 * normed(TOKENS, D) + router + experts)
 
 
 @pytest.mark.parametrize("layer", [0, 2], ids=["window", "full"])
@@ -152,7 +148,7 @@ def test_recomputed_layers_keep_their_inputs() -> None:
 
 @pytest.mark.parametrize("implementation", ["plain", "megatron"])
 def test_other_modules_are_refused(implementation: str) -> None:
-    with pytest.raises(InputError, match="other heads in full attention, which is modelled of transformers"):
+    with pytest.raises(InputError, match=r"other heads in full attention\. Set implementation: huggingface"):
         memcalc.estimate(run("wf", implementation=implementation))
 
 

@@ -214,7 +214,7 @@ def test_what_is_counted_is_said() -> None:
 
 @pytest.mark.parametrize("implementation", ["plain", "megatron"])
 def test_other_modules_are_refused(implementation: str) -> None:
-    with pytest.raises(InputError, match="layers of a single module, which is modelled of transformers"):
+    with pytest.raises(InputError, match=r"layers of a single module\. Set implementation: huggingface"):
         memcalc.estimate(run("M*", implementation=implementation))
 
 
