@@ -29,7 +29,21 @@ def replay_errors(kinds: Iterable[str], *, compiled: bool = False) -> RecordedEr
     execution: the interval of a compiled run is wider by that of recorded compiled runs.
     """
     errors = _replay_errors(tuple(kinds))
-    return _widened(errors, _replay_errors((COMPILED,))) if compiled else errors
+    return _widened(errors) if compiled else errors
+
+
+def compiled_errors() -> RecordedErrors:
+    """Return the errors of replaying eager execution in place of compiled runs; the interval is their full range."""
+    found: dict[str, Any] = _table()["compiled"]
+    return RecordedErrors(
+        run_type=COMPILED,
+        runs=found["runs"],
+        median=found["median"],
+        worst=found["worst"],
+        low=min(found["low"], 0.0),
+        high=max(found["high"], 0.0),
+        replayed=False,
+    )
 
 
 def _replay_errors(names: tuple[str, ...]) -> RecordedErrors:
@@ -49,8 +63,9 @@ def _replay_errors(names: tuple[str, ...]) -> RecordedErrors:
     return _unrecorded(names[0], replayed=True)
 
 
-def _widened(errors: RecordedErrors, by: RecordedErrors) -> RecordedErrors:
-    """Return the figures of `by`, with an interval that holds both errors together."""
+def _widened(errors: RecordedErrors) -> RecordedErrors:
+    """Return the errors of compiled runs, with an interval that also holds the errors of eager execution."""
+    by = compiled_errors()
     low, high = ((1 + one) * (1 + other) - 1 for one, other in ((errors.low, by.low), (errors.high, by.high)))
     return by._replace(low=low, high=high)
 
@@ -64,7 +79,7 @@ def reserve_ratio(kinds: Iterable[str], *, compiled: bool = False) -> tuple[floa
     """
     ratio, errors = _reserve_ratio(tuple(kinds))
     if compiled:
-        errors = _widened(errors, _replay_errors((COMPILED,)))._replace(replayed=False)
+        errors = _widened(errors)
     return ratio, errors
 
 

@@ -168,6 +168,8 @@ def error_bars(result: Sizing, unit: Unit) -> str:
         return f"Interval: {span}. Too few runs of this kind ({errors.run_type}) were recorded; {assumed}."
     worst = f"median error {errors.median:.1%}, worst {errors.worst:+.1%}"
     how = "95% of" if errors.replayed else "not replayed; the range of"
+    if isinstance(result, Result) and result.spec.training.compile:
+        how = "the range of"
     return f"Interval: {span}, {how} {errors.runs} recorded runs ({errors.run_type}; {worst})."
 
 
