@@ -28,7 +28,7 @@ def recompute(
 ) -> RecomputeResult:
     """Plan which activations to save and which to recompute. Needs no torch.
 
-    Return the cheapest plan whose verdict is "fits". If no plan fits for sure, return the plan with the lowest
+    Return the cheapest plan with the verdict "fits". If no plan fits for sure, return the plan with the lowest
     peak, with `verdict.answer` "unknown".
 
     Args:

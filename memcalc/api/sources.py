@@ -33,7 +33,7 @@ def load(source: Source, *overrides: str, gpu: str | None = None, **fields: Any)
 
 
 def load_to_run(source: Source, *overrides: str, gpu: str | None = None, **fields: Any) -> Spec:
-    """Load a run whose modules are executed: a vision-language model is loaded whole, not only its language model."""
+    """Load a run to execute: of a vision-language model all modules, not only those of the language model."""
     from memcalc.spec.published import vision_language_models
 
     with vision_language_models():

@@ -190,7 +190,7 @@ def refuse_generation(spec: Spec, semantics: str) -> None:
             "quantization: none",
             "inference.quantization",
         ),
-        (spec.parallelism.ranks > 1, f"{spec.parallelism.ranks} ranks", "one rank", "parallelism"),
+        (spec.parallelism.ranks > 1, f"a run on {spec.parallelism.ranks} ranks", "one rank", "parallelism"),
         (semantics == "cpu", "semantics = cpu", "--semantics cuda", "--semantics"),
     ):
         if is_so:

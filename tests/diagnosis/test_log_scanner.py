@@ -92,7 +92,7 @@ def test_packed_and_encoded(packed, whole) -> None:
 
 
 def test_a_broken_archive_is_refused() -> None:
-    with pytest.raises(InputError, match=r"a\.log: it cannot be unpacked"):
+    with pytest.raises(InputError, match=r"a\.log: the log cannot be unpacked"):
         found(gzip.compress(b"x" * 1000)[:5] + b"garbage")
 
 

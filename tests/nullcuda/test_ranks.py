@@ -138,7 +138,7 @@ def test_one_rank_of_many_runs_alone(dry_run_here: Path, null_python: str) -> No
 def test_a_rank_that_is_none_is_refused(null_python: str) -> None:
     with pytest.raises(InputError, match=r"rank = 8 is out of range\. Choose 0 to 7"):
         environment("h100-80gb", pythons=[null_python], world_size=8, rank=8)
-    with pytest.raises(InputError, match="rank = 1, but the number of ranks is missing"):
+    with pytest.raises(InputError, match="rank = 1, but the number of ranks of the run is missing"):
         environment("h100-80gb", pythons=[null_python], rank=1)
 
 

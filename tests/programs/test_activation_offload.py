@@ -110,7 +110,7 @@ def test_recomputation_is_planned_for_the_device() -> None:
             ("recompute=selective",),
             "is not modelled with recompute = selective. Set recompute: none or full, without recompute_keep, or set",
         ),
-        (("implementation=megatron",), "with implementation = megatron. Set implementation: plain or"),
+        (("implementation=megatron",), "is not modelled with implementation = megatron. Set implementation: plain or"),
         (("finetune=qlora",), "is not modelled with finetune = qlora. Set finetune: full or lora, or set"),
     ],
 )

@@ -143,7 +143,7 @@ def test_inputs_of_the_user_take_the_place_of_ours(tmp_path: Path, capsys: pytes
 
     assert traced.result.ledger.components("loss_1")[Component.INPUTS] == 2 * 3 * 17 * 8
     assert main(["trace", source, "--inputs", f"{file}:number"]) == 2
-    assert "it returns int, not a mapping of forward's arguments by name." in capsys.readouterr().err
+    assert "the function returns int, not a mapping of forward's arguments by name." in capsys.readouterr().err
 
 
 def test_estimate_traces_in_a_child_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +226,7 @@ def test_without_transformers_models_of_several_modalities_name_it(
     for module in (conversion, transformers_fallback):
         monkeypatch.setattr(module, "can_read_with_transformers", lambda: False)
 
-    with pytest.raises(InputError, match=r"several modalities.*pip install .*'transformers>="):
+    with pytest.raises(InputError, match=r"multimodal model.*pip install .*'transformers>="):
         load_to_run(config(tmp_path, CONFIGS["LlavaForConditionalGeneration"], "LlavaForConditionalGeneration"))
 
 

@@ -84,11 +84,11 @@ def test_the_cache_is_the_estimates(cache: str) -> None:
     [
         (
             ("inference.cache=paged",),
-            "inference.cache: cache = paged while generating: what is traced are transformers'",
+            "inference.cache: cache = paged is not traced during generation: only transformers' modules",
         ),
-        (("inference.implementation=plain",), "implementation = plain while generating"),
-        (("inference.quantization=nf4",), "quantization = nf4 while generating"),
-        (("pipeline_parallel=2",), "2 ranks while generating"),
+        (("inference.implementation=plain",), "implementation = plain is not traced during generation"),
+        (("inference.quantization=nf4",), "quantization = nf4 is not traced during generation"),
+        (("pipeline_parallel=2",), "a run on 2 ranks is not traced during generation"),
     ],
 )
 def test_what_is_no_run_of_transformers_on_one_gpu(given: tuple[str, ...], message: str) -> None:

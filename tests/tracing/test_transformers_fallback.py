@@ -130,7 +130,7 @@ def test_a_variant_of_a_known_family_that_has_no_formulas(tmp_path: Path, monkey
     assert memcalc.estimate(str(config(tmp_path, odd)), *RUN).parameters == parameters_of(odd)
 
     monkeypatch.setattr(conversion, "can_read_with_transformers", lambda: False)
-    with pytest.raises(InputError, match=r"_remove_final_layer_norm.*variant of opt.*= False only"):
+    with pytest.raises(InputError, match=r"_remove_final_layer_norm.*variant of opt.*False, the only modelled value"):
         memcalc.load(str(config(tmp_path, odd)))
 
 

@@ -85,5 +85,5 @@ def test_untraceable_runs_are_reported_and_the_others_continue(record: dict[str,
 
 
 def test_missing_records(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.jsonl: no records\. Name a file"):
+    with pytest.raises(InputError, match=r"none\.jsonl: the file does not exist or has no records\. Name a file"):
         compare_records(tmp_path / "none.jsonl", "fake")

@@ -46,8 +46,8 @@ def test_paths_are_relative_to_the_suite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[gpt2]", r"suite\.yaml: a suite has runs, .*; this has a list\."),
-        ("{runs: [gpt2], cards: []}", r"this has runs, cards\."),
+        ("[gpt2]", r"suite\.yaml: a suite needs runs, .*; the file has a list\."),
+        ("{runs: [gpt2], cards: []}", r"the file has runs, cards\."),
         ("{runs: [1]}", r"suite\.yaml: runs\[0\]: 1 is not a run\."),
         ("{runs: [gpt2, gpt2 b=0]}", r"suite\.yaml: runs\[1\]: .*micro_batch_size"),
         ("{runs: [no-such-model]}", r"suite\.yaml: runs\[0\]: "),
