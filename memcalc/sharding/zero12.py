@@ -97,8 +97,11 @@ class ZeRO12(Engine):
         aligned = ALIGNMENT * options.data_parallel
         self.padding = -self.begins[-1] % aligned
         self.share = (self.begins[-1] + self.padding) // options.data_parallel
+        # The last rank with parameters: those after it hold padding alone.
+        last = max(self.begins[-1] - 1, 0) // max(self.share, 1)
         if rank is None:
-            rank = 0 if self.keeps_gradients else options.data_parallel - 1
+            rank = 0 if self.keeps_gradients else last
+        rank = min(rank, last)
         self.partition = range(rank * self.share, min((rank + 1) * self.share, self.begins[-1]))  # of the flat tensor
         self.bucket_size = options.zero.reduce_bucket_size  # elements
         self.have_gradients = False
@@ -344,10 +347,12 @@ def reduced_together(waiting: Sequence[WaitingGradient], share: int, bucket: int
             slices.append((rank, before + stop - begin))
             begin = stop
     together: list[int] = []
-    for _, elements in slices:
+    inside = 0
+    for _, elements in slices:  # hundreds of thousands where so many ranks share a bucket
         together.append(elements)
-        if sum(together) > bucket:
+        inside += elements
+        if inside > bucket:
             yield together
-            together = []
+            together, inside = [], 0
     if together:
         yield together

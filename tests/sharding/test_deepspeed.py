@@ -137,6 +137,20 @@ def test_slices_of_one_rank_are_flattened_together() -> None:
     ]
 
 
+@pytest.mark.parametrize("rank", [None, 99_998])
+def test_ranks_with_padding_alone_are_left_out(rank: int | None) -> None:
+    """gpt2 on 99,999 ranks: its 124,439,808 parameters are padded to 623 * 199,998, or 1,246 elements a rank.
+
+    The last element is on rank 124,439,807 // 1,246 = 99,871; the 127 ranks after it have no gradients.
+    """
+    words = ("zero_stage=2", "engine=deepspeed", "data_parallel=99999")
+    spec = memcalc.load("gpt2", *words, gpu="h100-80gb")
+
+    assert simulate(spec, rank=rank).tops == simulate(spec, rank=99_871).tops
+    assert simulate(spec, rank=0).tops != simulate(spec, rank=99_871).tops  # it has the first parameters
+    assert memcalc.estimate(spec).verdict == "fits"
+
+
 # -- stage 3 -----------------------------------------------------------------------------------------------------------
 
 
