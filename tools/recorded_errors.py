@@ -211,14 +211,20 @@ def errors(runs: list[Compared], compiled: list[Compared]) -> dict[str, Any]:
     ranges = {kind: _range(found) for kind, found in sorted(ratios.items())}
     return {
         "replayed": {kind: _interval(found) for kind, found in sorted(replayed.items())},
-        "compiled": _interval([each.error for each in compiled], central=1.0),
+        "compiled": _full_range([each.error for each in compiled]),
         "reserved over allocated": ranges | {kind: _published(each) for kind, each in published().items()},
     }
 
 
-def _interval(found: list[float], central: float = CENTRAL) -> dict[str, Any]:
+def _full_range(found: list[float]) -> dict[str, Any]:
+    """Errors with their full range, rounded outwards."""
+    least, most = min(found) - 0.5 * 10**-DIGITS, max(found) + 0.5 * 10**-DIGITS
+    return _interval(found) | {"low": round(least, DIGITS), "high": round(most, DIGITS)}
+
+
+def _interval(found: list[float]) -> dict[str, Any]:
     ordered = sorted(found)
-    outside = int((1 - central) / 2 * len(ordered))  # of each side
+    outside = int((1 - CENTRAL) / 2 * len(ordered))  # of each side
     return {
         "runs": len(ordered),
         "exact": sum(error == 0 for error in ordered),
