@@ -34,16 +34,7 @@ def replay_errors(kinds: Iterable[str], *, compiled: bool = False) -> RecordedEr
 
 def compiled_errors() -> RecordedErrors:
     """Return the errors of replaying eager execution in place of compiled runs; the interval is their full range."""
-    found: dict[str, Any] = _table()["compiled"]
-    return RecordedErrors(
-        run_type=COMPILED,
-        runs=found["runs"],
-        median=found["median"],
-        worst=found["worst"],
-        low=min(found["low"], 0.0),
-        high=max(found["high"], 0.0),
-        replayed=False,
-    )
+    return _errors_of(COMPILED, _table()["compiled"], replayed=False)
 
 
 def _replay_errors(names: tuple[str, ...]) -> RecordedErrors:
@@ -51,16 +42,14 @@ def _replay_errors(names: tuple[str, ...]) -> RecordedErrors:
     for run_type in names:
         found = table.get(run_type)
         if found is not None and found["runs"] >= ENOUGH:
-            return RecordedErrors(
-                run_type=run_type,
-                runs=found["runs"],
-                median=found["median"],
-                worst=found["worst"],
-                low=min(found["low"], 0.0),
-                high=max(found["high"], 0.0),
-                replayed=True,
-            )
+            return _errors_of(run_type, found, replayed=True)
     return _unrecorded(names[0], replayed=True)
+
+
+def _errors_of(run_type: str, found: dict[str, Any], *, replayed: bool) -> RecordedErrors:
+    """Return an entry of the file as errors of a type of runs; their interval always contains 0."""
+    low, high = min(found["low"], 0.0), max(found["high"], 0.0)
+    return RecordedErrors(run_type, found["runs"], found["median"], found["worst"], low, high, replayed)
 
 
 def _widened(errors: RecordedErrors) -> RecordedErrors:

@@ -1,5 +1,6 @@
 """The verdict of a compiled run: eager execution is counted, and recorded compiled runs widen its interval."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import memcalc
 from memcalc.estimation.outside_allocator import outside_bytes
 from memcalc.layout.stages import stages_of
+from memcalc.report.screens.verdict import verdict
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.states.model_states import state_peak
 from memcalc.sweeping.verdict_terms import DOES_NOT_FIT
@@ -93,7 +95,13 @@ def test_a_sweep_says_does_not_fit_only_of_states() -> None:
 
 
 def test_the_screen_and_the_list_of_limits() -> None:
+    """The headline says that its figure is that of eager execution."""
     result = memcalc.estimate("gpt2", "compile=true", gpu="h100-80gb")
+    on_any = memcalc.estimate("gpt2", "compile=true")
+
+    assert re.search(r"^FITS: needs [\d.]+ GiB in eager execution of 79\.10 GiB", verdict(result, "GiB"))
+    assert verdict(on_any, "GiB").endswith("reserved in eager execution. Add --gpu to check whether it fits.")
+    assert "eager" not in verdict(memcalc.estimate("gpt2", gpu="h100-80gb"), "GiB")
 
     assert any("torch.compile" in line and "eager" in line for line in result.not_modelled)
     assert kinds_of(result.spec) == (PLAIN, "one GPU")

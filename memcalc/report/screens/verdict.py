@@ -107,7 +107,7 @@ def verdict(result: Sizing, unit: Unit) -> str:
         reserved = f", {format_bytes(needed, unit)} {name}" if name != "allocated" else ""
         bound = "at least " if missing else ""
         hint = "" if result.source == "measure" else " Add --gpu to check whether it fits."
-        return f"Peak per GPU: {bound}{allocated} allocated{reserved}.{without}{hint}"
+        return f"Peak per GPU: {bound}{allocated} allocated{reserved}{_counted_as(result)}.{without}{hint}"
     usable, least = limit_text(result, unit), format_bytes(decision.least_bytes, unit)
     if decision.answer == "unknown":
         interval = decision.interval
@@ -119,13 +119,18 @@ def verdict(result: Sizing, unit: Unit) -> str:
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
         return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}."
     needed, _ = needed_bytes(result)
-    needs, headroom = format_bytes(needed, unit), decision.limit_bytes - needed
+    needs, headroom = format_bytes(needed, unit) + _counted_as(result), decision.limit_bytes - needed
     if decision.answer == "fits":
         return f"FITS: needs {needs} of {usable} ({format_bytes(headroom, unit)} free)."
     if headroom >= 0:  # only with what is known of the parts that are not modelled
         return f"DOES NOT FIT: needs at least {least}, but {limit_text(result, unit, clause=True)}.{without}"
     over = format_bytes(-headroom, unit)
     return f"DOES NOT FIT: needs {needs}, but {limit_text(result, unit, clause=True)} ({over} over).{without}"
+
+
+def _counted_as(result: Sizing) -> str:
+    """Return how a compiled run is counted: mostly it needs less."""
+    return " in eager execution" if isinstance(result, Result) and result.spec.training.compile else ""
 
 
 def limit_text(result: Sizing, unit: Unit, *, clause: bool = False) -> str:
