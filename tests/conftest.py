@@ -51,9 +51,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _what_was_there_before() -> None:
-    """Stays out of collections: traces and recorders ask for them again and again, and the tests alone are many."""
+    """Stays out of collections: traces and recorders ask for them again and again, and the tests alone are many.
+
+    Automatic collections are as rare as in a command (`memcalc.startup`), and not as the last command has left them.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(200_000, 50, 1000)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
@@ -117,6 +118,7 @@ def _describe_inherited(properties: dict[str, Any], kind: type) -> None:
                 properties[name].setdefault("description", found["description"])
 
 
+@cache  # Pydantic compiles each model: together most of a second
 def documents() -> dict[str, TypeAdapter[Any]]:
     """What commands print as JSON, by command; a run that is estimated or traced is a plain `estimate`."""
     return {command: TypeAdapter(with_config(_EXACT)(document)) for command, document in _DOCUMENTS.items()}

@@ -119,6 +119,16 @@ def test_a_file_of_something_else_is_not_written_to(sweep: Sweep) -> None:
     assert not Path("runs").exists()
 
 
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The lines of two cells that ran."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("cells"))
+        patch.setattr(local_processes, "CHILD", "tests.cells.stub_child")
+        api.sweep_runs("gpt2", {"b": [1, 2]}, cells=FILE, gpu="a100-80gb", workers=2)
+        return FILE.read_text().splitlines()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -133,9 +143,10 @@ def test_a_file_of_something_else_is_not_written_to(sweep: Sweep) -> None:
         ("peak_phase", 1),
     ],
 )
-def test_a_line_with_a_value_of_something_else_is_named(name: str, value: object, sweep: Sweep) -> None:
-    sweep({"b": [1, 2]})
-    first, second = FILE.read_text().splitlines()
+def test_a_line_with_a_value_of_something_else_is_named(
+    name: str, value: object, sweep: Sweep, lines: list[str]
+) -> None:
+    first, second = lines
     FILE.write_text(f"{first}\n{json.dumps(json.loads(second) | {name: value})}\n")
 
     with pytest.raises(InputError, match=r"cells\.jsonl:2: this line is not a cell of a sweep: a value is"):

@@ -5,10 +5,9 @@ import io
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-from memcalc.documents.schema import result_schema
+from tests.schemas import validate_result
 
 SCREENS = {
     "gpt3": ["gpt3"],
@@ -38,7 +37,7 @@ def test_json_is_the_document(run) -> None:
     document = json.loads(out)
 
     assert code == 0
-    jsonschema.validate(document, result_schema())
+    validate_result(document)
     assert sum(document["components"].values()) == document["peak"]["allocated_bytes"]
     assert document["fits"] is False
 

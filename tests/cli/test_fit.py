@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 import memcalc
-from memcalc.documents.schema import result_schema
 from memcalc.search.layouts import HOLDABLE
 from tests.cli.conftest import Run
+from tests.schemas import validate_result
 
 SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "t4")
 
@@ -229,7 +228,7 @@ def test_a_layout_is_written_as_another_programs_file(
     code, found = document(run, *words)
 
     assert code == 0
-    jsonschema.validate(found, result_schema())
+    validate_result(found)
     assert "Wrote run.yaml for Accelerate. Add these settings, which it cannot contain:" in screen
     command = shlex.split(screen.partition("it cannot contain:\n")[2].replace("\\\n", " "))
     assert command == shlex.split(found["written"]["command"])

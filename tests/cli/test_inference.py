@@ -3,10 +3,9 @@
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
-from memcalc.documents.schema import result_schema
+from tests.schemas import validate_result
 
 SCREENS = {
     "llama": [
@@ -39,7 +38,7 @@ def test_the_document(run) -> None:
     document = json.loads(out)
 
     assert code == 0
-    jsonschema.validate(document, result_schema())
+    validate_result(document)
     assert sum(document["components"].values()) == document["peak"]["allocated_bytes"]
     assert (
         sum(row["bytes"] for row in document["ledger"] if document["peak"]["phase"] in row["phases"])

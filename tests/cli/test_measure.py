@@ -3,15 +3,14 @@
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 import memcalc
-from memcalc.documents.schema import result_schema
 from memcalc.errors import Unavailable
 from memcalc.measuring.job import Job, encoded
 from memcalc.measuring.measure import measured, refuse_death
 from memcalc.measuring.measurement import MeasuredDevice
+from tests.schemas import validate_result
 
 torch = pytest.importorskip("torch")
 
@@ -42,7 +41,7 @@ def test_json_is_the_document(run, tmp_path: Path) -> None:
     record_line = json.loads(record.read_text())
 
     assert code == 0
-    jsonschema.validate(document, result_schema())
+    validate_result(document)
     assert (document["source"], document["device"]) == ("measure", "cpu")
     assert (document["estimate"]["source"], document["traces"]) == ("estimate", [])
     assert document["measurement"]["phases"] == record_line["phases"]

@@ -6,14 +6,13 @@ import json
 import pickle
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from memcalc.api import load
 from memcalc.cli.trace_output import results_to_compare
-from memcalc.documents.schema import result_schema
 from memcalc.events import read_events, timeline
 from memcalc.report.tables.comparison import source_label
+from tests.schemas import validate_result
 
 pytest.importorskip("torch")
 
@@ -49,7 +48,7 @@ def test_json_is_the_document_with_the_estimate_inside(run) -> None:
     estimate = document.pop("estimate")
 
     for each in (document, estimate):
-        jsonschema.validate(each, result_schema())
+        validate_result(each)
     assert (document["source"], document["device"], estimate["source"]) == ("trace", "fake:cuda", "estimate")
     assert sum(document["components"].values()) == document["peak"]["allocated_bytes"]
 

@@ -12,12 +12,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 import memcalc
 from memcalc.cli.app import main
-from memcalc.documents.schema import result_schema
+from tests.schemas import validate_result
 
 pytest.importorskip("torch")
 
@@ -82,7 +81,7 @@ def test_both_contexts_of_inference_hold_the_same() -> None:
 def test_json_is_the_document_without_a_configuration(run: Any) -> None:
     document = json.loads(run("trace", f"{NETWORK}:make_model", "--gpu", "a100-40gb", "--format", "json").out)
 
-    jsonschema.validate(document, result_schema())
+    validate_result(document)
     assert (document["name"], document["spec"], document["textbook"]) == ("relu_sigmoid.py:make_model", None, None)
     assert document["model"]["parameters"] == 200 * 100 + 100 + 100 * 200 + 200
     assert document["verdict"] == "fits"

@@ -14,14 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
-from memcalc.documents.schema import result_schema
 from memcalc.errors import InputError
 from memcalc.measuring.ranks import RankPlace, device_of_rank, place, refuse_other_ranks
 from memcalc.measuring.records import RECORDS
 from memcalc.spec.loading import load
+from tests.schemas import validate_result
 
 SMALL = ("gpt2", "recipe=pure", "attention=eager", "l=3", "d=64", "h=4", "V=96", "s=32", "b=2")
 ALONE = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -81,7 +80,7 @@ def test_every_rank_is_as_its_trace(
     found: dict[str, Any] = json.loads(done.stdout)
     (traced,) = found["traces"]
 
-    jsonschema.validate(found, result_schema())
+    validate_result(found)
     assert [each["rank"] for each in found["ranks"]] == list(range(ranks))
     assert [json.loads(line)["rank"] for line in record.read_text().splitlines()] == list(range(ranks))
     for phase in traced["phases"]:

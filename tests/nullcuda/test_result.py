@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from memcalc.documents.dry_run import dry_run_document
-from memcalc.documents.schema import result_schema
 from memcalc.nullcuda.result import (
     DONE,
     FAILED,
@@ -27,6 +26,7 @@ from memcalc.nullcuda.result import (
 from memcalc.report.screen import Screen
 from memcalc.report.screens.dry_run import draw_dry_run
 from memcalc.spec.hardware.gpus import find_gpu
+from tests.schemas import validate_result
 
 GIB = 2**30
 CARD = find_gpu("a100-40gb")  # 39.38 GiB usable
@@ -374,7 +374,7 @@ def test_the_document_is_valid_against_the_shipped_schema(run: DryRun) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     document = dry_run_document(run)
 
-    jsonschema.validate(document, result_schema())
+    validate_result(document)
 
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document | {"processes": [{"pid": 1}]}, result_schema())
+        validate_result(document | {"processes": [{"pid": 1}]})

@@ -103,12 +103,24 @@ def layer_of(dotted: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every statement at any depth; expressions, which are most of a tree and hold none, are not visited."""
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, field, ())
+            if isinstance(inner, list):  # the body of a lambda or of a conditional is an expression
+                nodes += inner
+                yield from inner
+
+
 def imports() -> Iterator[Import]:
     """Every import in the package, those inside functions included."""
     children = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     for path in sorted(PACKAGE.rglob("*.py")):
         importer = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(ast.parse(path.read_text())):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]

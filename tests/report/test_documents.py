@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from memcalc.cli.app import main
-from memcalc.documents.schema import documents, result_schema
+from memcalc.documents.schema import documents
+from tests.schemas import validate_result
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, SNAPSHOTS = ROOT / "docs" / "examples", ROOT / "tests" / "snapshots" / "recorded"
@@ -38,12 +39,12 @@ COMMANDS = {
 
 @pytest.mark.parametrize(("kind", "arguments"), COMMANDS.values(), ids=COMMANDS)
 def test_documents(kind: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
+    pytest.importorskip("jsonschema")
     assert main([*arguments, "--format", "json"]) in (0, 1)
     printed: dict[str, Any] = json.loads(capsys.readouterr().out)
 
     documents()[kind].validate_json(json.dumps(printed))
-    jsonschema.validate(printed, result_schema())
+    validate_result(printed)
 
 
 def test_a_document_with_a_field_too_many_is_none() -> None:

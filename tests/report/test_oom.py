@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 from rich.console import Console
@@ -42,17 +43,20 @@ RUN = ("gpt2-large", ["b=8", "recipe=amp", "training.attention=eager", "training
 TOO_LARGE = ("llama-2-7b", ["b=4", "recipe=mixed-16", "data_parallel=8", "zero_stage=1", "hardware.gpu=h100-80gb"])
 
 
-def of(text: str, run: tuple[str, list[str]] | None = None) -> Diagnosis:
-    return diagnose("error.log", io.BytesIO(text.encode()), None if run is None else written_out(load(*run)))
-
-
 CASES = {
-    "fragmented": of(FRAGMENTED),
-    "fragmented_with_config": of(FRAGMENTED, RUN),
-    "full": of(FULL),
-    "full_with_config": of(FULL, TOO_LARGE),
-    "compiled": of(COMPILED),
+    "fragmented": (FRAGMENTED, None),
+    "fragmented_with_config": (FRAGMENTED, RUN),
+    "full": (FULL, None),
+    "full_with_config": (FULL, TOO_LARGE),
+    "compiled": (COMPILED, None),
 }
+
+
+@cache
+def diagnosis_of(name: str) -> Diagnosis:
+    """The diagnosis of a case, made when the first test asks for it."""
+    text, run = CASES[name]
+    return diagnose("error.log", io.BytesIO(text.encode()), None if run is None else written_out(load(*run)))
 
 
 def screen(diagnosis: Diagnosis, width: int = 80, **options) -> str:
@@ -64,7 +68,7 @@ def screen(diagnosis: Diagnosis, width: int = 80, **options) -> str:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", CASES)
 def test_screens(name: str, width: int, golden: Golden) -> None:
-    text = screen(CASES[name], width)
+    text = screen(diagnosis_of(name), width)
 
     golden(f"oom_{name}_{width}", text)
     assert max(len(line) for line in text.splitlines()) <= width
@@ -73,7 +77,7 @@ def test_screens(name: str, width: int, golden: Golden) -> None:
 
 @pytest.mark.parametrize("name", ["fragmented", "full"])
 def test_the_parts_sum_to_the_capacity(name: str) -> None:
-    text = screen(CASES[name], 120, unit="bytes")
+    text = screen(diagnosis_of(name), 120, unit="bytes")
     table = text[text.index("Memory at the failure") : text.index("What to try")]
     parts = [int(size.replace(",", "")) for size in re.findall(r"^  [Apsxou.]  \D+([\d,]+)", table, re.MULTILINE)]
     capacity = re.search(r"capacity +([\d,]+)", table)
@@ -83,16 +87,16 @@ def test_the_parts_sum_to_the_capacity(name: str) -> None:
 
 
 def test_the_verdict_has_the_figures() -> None:
-    assert "FRAGMENTATION: 3.87 GiB is cached but split" in screen(CASES["fragmented"], 200)
-    assert "REAL NEED: 2.63 GiB requested, 1.61 GiB available: 1.02 GiB short." in screen(CASES["full"], 200)
-    assert "LARGER THAN THE DEVICE: 21.95 GiB does not fit into 15.48 GiB" in screen(CASES["compiled"], 200)
+    assert "FRAGMENTATION: 3.87 GiB is cached but split" in screen(diagnosis_of("fragmented"), 200)
+    assert "REAL NEED: 2.63 GiB requested, 1.61 GiB available: 1.02 GiB short." in screen(diagnosis_of("full"), 200)
+    assert "LARGER THAN THE DEVICE: 21.95 GiB does not fit into 15.48 GiB" in screen(diagnosis_of("compiled"), 200)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_color_changes_no_letter(name: str) -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True, color_system="standard", highlight=False)
-    draw_diagnosis(ColorScreen(console), CASES[name], "GiB")
+    draw_diagnosis(ColorScreen(console), diagnosis_of(name), "GiB")
 
-    assert file.getvalue() != screen(CASES[name])
-    assert re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()) == screen(CASES[name])
+    assert file.getvalue() != screen(diagnosis_of(name))
+    assert re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()) == screen(diagnosis_of(name))

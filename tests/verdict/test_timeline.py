@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import jsonschema
 import pytest
 
 import memcalc
-from memcalc.documents.schema import result_schema
 from memcalc.documents.timeline import timeline_document
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.verdict.timeline import timeline_of
+from tests.schemas import validate_result
 
 H100 = "h100-80gb"
 
@@ -82,7 +81,7 @@ def test_the_document_keeps_every_peak_and_its_sums() -> None:
     course = timeline_of(memcalc.load("gpt2", "num_layers=2", "b=2", gpu=H100))
     every, few = (timeline_document(course, "gpt2", "estimate", points) for points in (10**6, 50))
     for document in (every, few):
-        jsonschema.validate(document, result_schema())
+        validate_result(document)
         points = document["points"]
         sums = [sum(parts) for parts in zip(*points["component_bytes"].values(), strict=True)]
         assert sums == points["allocated_bytes"]
