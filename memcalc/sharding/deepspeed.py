@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from memcalc.architectures.catalogue import called_modules
+from memcalc.architectures.huggingface.catalogue import family_class
 from memcalc.architectures.structure import block_structure
 from memcalc.layout.local_parameters import LocalParameter
-from memcalc.sharding.engine import Engine
+from memcalc.layout.stages import layer_modules
+from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.zero3 import ZeRO3
+from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_modules, transformers_modules
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import ZeRO12
 from memcalc.spec.recompute_plan import Segment
@@ -17,6 +21,8 @@ from memcalc.stream.requests import Requests
 
 # Optimizers with updates of a flat tensor that were compared with runs of DeepSpeed.
 COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
+# Families with a block of experts in DEFAULT_LEAF_MODULE_CLASSES (runtime/zero/leaf_module_config.py).
+EXPERTS_HOOKED_WHOLE = ("mixtral", "qwen2_moe", "qwen3_moe")
 RECIPE, DTYPE = "mixed-16", "bf16"  # the effect of "bf16": {"enabled": true}
 
 
@@ -42,9 +48,23 @@ def deepspeed_engine(
     if options.zero_stage < 3:
         return ZeRO12(requests, ordered, options, rank)
     stops_inside = not block_structure(spec).residual_dropout
-    tied, detached = spec.model.tie_word_embeddings, options.detached
-    order = Order(ordered, units, tied=tied, stops_inside=stops_inside, detached=detached)
+    order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.detached)
     return ZeRO3(requests, ordered, [*order.turns(plan)], options)
+
+
+def _modules(
+    ordered: Sequence[LocalParameter], units: Mapping[int, Sequence[LocalParameter]], spec: Spec
+) -> ModuleTree:
+    tied, structure = spec.model.tie_word_embeddings, block_structure(spec)
+    if structure.implementation != "huggingface" or structure.family is None:
+        return reference_modules(ordered, units, tied=tied)
+    family = family_class(structure.family)
+
+    def calls(unit: int) -> ModuleCalls:
+        names = () if unit == ROOT else called_modules(structure, layer_modules(spec, unit))
+        return ModuleCalls(names, family.dropout_after, structure.family in EXPERTS_HOOKED_WHOLE)
+
+    return transformers_modules(ordered, units, calls, tied=tied, rotates=family.rotates)
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
@@ -63,7 +83,6 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         "DeepSpeed and FP8": training.fp8 != "none",
         f"DeepSpeed and a loss that is {training.loss}": training.loss != "materialized",
         "DeepSpeed and adapters": training.lora is not None,
-        "ZeRO stage 3 and modules that are not the reference decoder's": whole and training.implementation != "plain",
         "ZeRO stage 3 and nested recomputation": whole and nested,
     }
     yield from (reason for reason, is_so in reasons.items() if is_so)

@@ -37,6 +37,7 @@ class Family:
     names_returned = False  # the model's loop references all that a layer returns, attention weights included
     wide_probabilities = False  # attention probabilities are not cast after the softmax
     fp32_logits = False  # the model itself returns logits in fp32
+    dropout_after: tuple[str, ...] = ()  # modules that a torch.nn.Dropout follows, whatever its probability
 
     def __init__(self, c: BlockStructure, tape: Tape, *, experts: bool = False) -> None:
         self.c, self.experts = c, experts

@@ -1,0 +1,220 @@
+"""The modules of a model in forward order, as DeepSpeed's stage 3 hooks them.
+
+Modules without parameters count, because prefetching may happen whenever a module begins: containers, activations,
+dropout, and placeholders for absent norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from memcalc.layout.local_parameters import LocalParameter
+from memcalc.sharding.engine import ROOT
+
+SAVED = ".saved"  # suffix of the trained copy of a module (PEFT's modules_to_save)
+HEAD_NORMS = (".q_norm", ".k_norm")  # suffixes of modules that contain a norm
+EXPERTS = ".experts"  # suffix of transformers' module that has the parameters of all routed experts
+GATES, UP = (".gate_proj", ".gate_up_proj", EXPERTS), ".up_proj"  # suffixes of modules before an activation
+SINKS = ".sinks"  # suffix of a parameter of attention itself
+
+
+class Module(NamedTuple):
+    """A module.
+
+    Args:
+        names: its names in programs.
+        parameters: the positions of its own parameters.
+        children: its submodules.
+        trains: whether one of its own parameters trains.
+        reduces_at_end: whether its gradients are reduced when its backward has ended, instead of one by one.
+    """
+
+    names: frozenset[str] = frozenset()
+    parameters: tuple[int, ...] = ()
+    children: tuple[Module, ...] = ()
+    trains: bool = False
+    reduces_at_end: bool = False
+
+    def inside(self) -> Iterator[int]:
+        """Yield the positions of its parameters and of those of its submodules."""
+        yield from self.parameters
+        for child in self.children:
+            yield from child.inside()
+
+    def forward(self) -> Iterator[Module]:
+        """Yield the module and its submodules in forward order."""
+        yield self
+        for child in self.children:
+            yield from child.forward()
+
+    def backward(self) -> Iterator[Module]:
+        """Yield the module and its submodules in backward order: a container still begins first."""
+        yield self
+        for child in reversed(self.children):
+            yield from child.backward()
+
+
+class ModuleCalls(NamedTuple):
+    """How a unit of transformers' model calls its modules.
+
+    Args:
+        names: the modules with parameters in forward order, as in state_dict within the unit.
+        dropout_after: the modules that a dropout module follows.
+        hooks_experts_whole: whether DeepSpeed hooks a block with routed experts as one module, and none inside it
+            (runtime/zero/leaf_module_config.py).
+    """
+
+    names: Sequence[str]
+    dropout_after: Collection[str]
+    hooks_experts_whole: bool
+
+
+class ModuleTree(NamedTuple):
+    """The modules of a model: those before the layers, the layers by number, and those after them."""
+
+    before: Module
+    layers: Mapping[int, Module]
+    after: Module
+
+
+def reference_modules(
+    ordered: Sequence[LocalParameter], units: Mapping[int, Sequence[LocalParameter]], *, tied: bool
+) -> ModuleTree:
+    """Return the modules of the reference decoder, where registration order is forward order.
+
+    Args:
+        ordered: all parameters, in registration order.
+        units: the same by unit.
+        tied: whether the LM head has the embedding's weight.
+    """
+    numbers = iter(range(len(ordered)))
+    root = units[ROOT]
+    before = _modules([parameter for parameter in root if parameter.where == "embedding"], numbers)
+    layers = {layer: _layer(units[layer], numbers) for layer in sorted(units) if layer >= 0}
+    after = _modules([parameter for parameter in root if parameter.where == "head"], numbers)
+    if tied:
+        after = (*after, Module(frozenset(["lm_head"]), (0,)))
+    first, last = Module(children=before), Module(children=after)
+    if any(parameter.module.endswith(".lora_A") for parameter in ordered):  # PEFT wraps the model
+        first, last = Module(children=(first,)), Module(children=(last,))
+    return ModuleTree(first, layers, last)
+
+
+def transformers_modules(
+    ordered: Sequence[LocalParameter],
+    units: Mapping[int, Sequence[LocalParameter]],
+    calls: Callable[[int], ModuleCalls],
+    *,
+    tied: bool,
+    rotates: bool,
+) -> ModuleTree:
+    """Return the modules of a causal language model of transformers (5.23, models/*/modeling_*.py).
+
+    Args:
+        ordered: all parameters, in registration order.
+        units: the same by unit.
+        calls: the calls of a layer.
+        tied: whether the LM head has the embedding's weight.
+        rotates: whether a module makes the cos/sin cache.
+    """
+    numbers = iter(range(len(ordered)))
+    root = units[ROOT]
+    embedding: list[Module] = []
+    for module in _modules([each for each in root if each.where == "embedding"], numbers):
+        embedding += [module, *(Module() for _ in module.names.intersection(calls(ROOT).dropout_after))]
+    layers = {layer: _transformers_layer(units[layer], numbers, calls(layer)) for layer in sorted(units) if layer >= 0}
+    *norms, head = _modules([each for each in root if each.where == "head"], numbers)
+    if tied:
+        norms, head = [*norms, head], Module(frozenset(["lm_head"]), (0,))
+    model = Module(children=(*embedding, *([Module()] if rotates else ())))
+    return ModuleTree(Module(children=(model,)), layers, Module(children=(Module(children=tuple(norms)), head)))
+
+
+def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[int], calls: ModuleCalls) -> Module:
+    """Return the module tree of a layer: its modules in the order of calls, in their containers."""
+    names = [parameter.module.rpartition("*.")[2] for parameter in parameters]
+    with_experts = {before for before, experts, _ in (name.partition(f"{EXPERTS}.") for name in names) if experts}
+    whole = with_experts if calls.hooks_experts_whole else set[str]()
+
+    def owner(name: str) -> str:
+        """Return the module that is hooked for a parameter's module."""
+        before, experts, _ = name.partition(f"{EXPERTS}.")
+        one = next((each for each in whole if name.startswith(f"{each}.")), f"{before}{EXPERTS}")
+        return one if experts or one in whole else name.removesuffix(SINKS)
+
+    held: dict[str, dict[int, str]] = {}
+    for name in names:
+        held.setdefault(owner(name), {})[next(numbers)] = name
+    place = {owner(name): at for at, name in reversed([*enumerate(calls.names)])}
+    called = sorted(held, key=lambda name: place.get(name, -1))
+    activated = {name for name in called if name.endswith(GATES) or (name.endswith(UP) and not _gated(name, called))}
+
+    def inside(prefix: str) -> Iterator[Module]:
+        """Yield the modules of a container, each container where the first of its modules is."""
+        children = (name.removeprefix(prefix).partition(".")[0] for name in called if name.startswith(prefix))
+        for name in (f"{prefix}{child}" for child in dict.fromkeys(children)):
+            own = held.get(name, {})
+            yield Module(frozenset(own.values()), tuple(own), (*inside(f"{name}."),), reduces_at_end=name in whole)
+            yield from (Module() for each in (activated, calls.dropout_after) if name in each)
+
+    return Module(children=(*inside(""),))
+
+
+def _gated(up: str, called: Collection[str]) -> bool:
+    """Return whether an MLP's up projection, which an activation would follow, has a gate beside it."""
+    return f"{up.removesuffix(UP)}.gate_proj" in called
+
+
+def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Module:
+    """Return the module tree of a layer. Source: memcalc/step/reference/decoder.py, Layer; norms.py, HeadNorm."""
+    known: dict[str, list[LocalParameter]] = {}
+    for parameter in parameters:
+        known.setdefault(parameter.module.rpartition("*.")[2], []).append(parameter)
+    made = {name: (held, tuple(next(numbers) for _ in held)) for name, held in known.items()}
+
+    def module(name: str) -> Module:
+        held, own = made[name]
+        leaf = Module(frozenset(module_names(held[0])), own, trains=any(each.trains for each in held))
+        return Module(children=(leaf,)) if name.endswith(HEAD_NORMS) else leaf
+
+    def holder(name: str) -> Module:
+        inside = [each for each in made if each.startswith(f"{name}.")]
+        parts = dict.fromkeys(each.removeprefix(f"{name}.").partition(".")[0] for each in inside)
+        return Module(children=tuple(each for part in parts for each in parts_of(f"{name}.{part}")))
+
+    def parts_of(name: str) -> Iterator[Module]:
+        if name not in made:
+            yield holder(name)
+            return
+        adapters = holder(name).children
+        yield from (Module(), module(name), Module(), *adapters) if adapters else (module(name),)  # PEFT's wrapper
+
+    def norm(name: str) -> Module:
+        return module(name) if name in made else Module()
+
+    attention = (holder("attention"), norm("attention_output_norm"))
+    fed = (holder("mlp"), norm("mlp_output_norm"))
+    named = ("input_norm", "attention", "attention_output_norm", "post_attention_norm", "mlp", "mlp_output_norm")
+    others = dict.fromkeys(name.partition(".")[0] for name in made if name.partition(".")[0] not in named)
+    mixers = (each for name in others for each in parts_of(name))  # in place of attention, or beside it
+    return Module(children=(norm("input_norm"), *attention, *mixers, norm("post_attention_norm"), *fed))
+
+
+def _modules(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> tuple[Module, ...]:
+    found: list[Module] = []
+    copied = {parameter.module for parameter in parameters if parameter.module.endswith(SAVED)}
+    for name, held in groupby(parameters, key=lambda each: each.module):
+        own = tuple(next(numbers) for _ in held)
+        if f"{name}{SAVED}" not in copied:  # PEFT runs the trained copy in place of the module
+            found.append(Module(frozenset([name.removesuffix(SAVED)]), own))
+    return tuple(found)
+
+
+def module_names(parameter: LocalParameter) -> Iterator[str]:
+    """Yield the names of a parameter's module in programs: the reference decoder names experts differently."""
+    module = parameter.module.rpartition("*.")[2]
+    yield module
+    if parameter.routed:
+        yield module.removesuffix("_proj")
