@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import yaml
+from packaging.version import Version
 
 from benchmarks.programs.compare import settings, write_files
 from benchmarks.programs.compiled import FAMILIES
@@ -45,6 +46,7 @@ SAMPLED = ("allocator-settings", "sampled")  # as benchmarks/verdict_runs.py rec
 RANKS = ("reserved/*.jsonl", "gpu/*/ranks-*.jsonl")  # one rank of many, as benchmarks/record_sharded.py records them
 GENERATIONS = "generation/reserved-*.jsonl"  # as benchmarks/record_generation.py records them
 OTHER_RANK = " rank="  # a word of the cases of other ranks than the first; of these, stages of pipelines are replayed
+SCALES_OUTPUT_GRADIENT = Version("0.18.4"), Version("0.19.6")  # of DeepSpeed: from the first to before the second
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
 DIGITS = 6
 
@@ -144,12 +146,20 @@ def _ranks() -> Iterator[Recorded]:
         for path in sorted(RECORDINGS.glob(files)):
             for record in _lines(path):
                 spec = load(record["spec"], (), gpu=_gpu_of(record["device"]))
-                spec = under(spec, record["versions"]["torch"])
+                spec = under_deepspeed(under(spec, record["versions"]["torch"]), record["versions"].get("deepspeed"))
                 allocated, reserved = (max(record[part].values()) for part in ("phases", "reserved"))
                 rank = int(record["case"].partition(OTHER_RANK)[2].split()[0]) if OTHER_RANK in record["case"] else 0
                 stage = rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks
                 if rank == 0 or spec.parallelism.pipeline_parallel > 1:
                     yield Recorded(record["case"], record["device"], spec, allocated, reserved, stage)
+
+
+def under_deepspeed(spec: Spec, release: str | None) -> Spec:
+    """Return the run under a release of DeepSpeed, with the copies that it makes (frameworks/deepspeed.py)."""
+    scales = release is not None and SCALES_OUTPUT_GRADIENT[0] <= Version(release) < SCALES_OUTPUT_GRADIENT[1]
+    zero = spec.parallelism.zero_optimization.model_copy(update={"scales_output_gradient": scales})
+    parallelism = spec.parallelism.model_copy(update={"zero_optimization": zero})
+    return spec.model_copy(update={"parallelism": parallelism})
 
 
 def _gpu_of(device: str) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from memcalc.architectures.catalogue import called_modules
 from memcalc.architectures.huggingface.catalogue import family_class
+from memcalc.architectures.huggingface.family import Family
 from memcalc.architectures.structure import block_structure
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.layout.stages import layer_modules
@@ -14,6 +15,7 @@ from memcalc.sharding.zero3 import ZeRO3
 from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_modules, transformers_modules
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import ZeRO12
+from memcalc.spec.model import ModelSpec
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.state_options import state_options
@@ -49,22 +51,38 @@ def deepspeed_engine(
         return ZeRO12(requests, ordered, options, rank)
     stops_inside = not block_structure(spec).residual_dropout
     order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.detached)
-    return ZeRO3(requests, ordered, [*order.turns(plan)], options)
+    family = _transformers_family(spec)
+    views_experts = family is None or family.transposes_experts
+    return ZeRO3(requests, ordered, [*order.turns(plan)], options, views_experts=views_experts)
+
+
+def _transformers_family(spec: Spec) -> type[Family] | None:
+    """Return the class that writes the run's modules of transformers; None for the reference decoder."""
+    structure = block_structure(spec)
+    is_own = structure.implementation != "huggingface" or structure.family is None
+    return None if is_own else family_class(str(structure.family))
 
 
 def _modules(
     ordered: Sequence[LocalParameter], units: Mapping[int, Sequence[LocalParameter]], spec: Spec
 ) -> ModuleTree:
     tied, structure = spec.model.tie_word_embeddings, block_structure(spec)
-    if structure.implementation != "huggingface" or structure.family is None:
+    family = _transformers_family(spec)
+    if family is None:
         return reference_modules(ordered, units, tied=tied)
-    family = family_class(structure.family)
 
     def calls(unit: int) -> ModuleCalls:
-        names = () if unit == ROOT else called_modules(structure, layer_modules(spec, unit))
-        return ModuleCalls(names, family.dropout_after, structure.family in EXPERTS_HOOKED_WHOLE)
+        return ModuleCalls(
+            () if unit == ROOT else called_modules(structure, layer_modules(spec, unit)),
+            family.silent_after,
+            family.mlp_is_module,
+            family.activation_is_module,
+            structure.family in EXPERTS_HOOKED_WHOLE,
+        )
 
-    return transformers_modules(ordered, units, calls, tied=tied, rotates=family.rotates)
+    both = family.turns_windows and structure.windows and structure.has_full_attention
+    rotations = family.rotates + (family.rotates and both)
+    return transformers_modules(ordered, units, calls, tied=tied, rotations=rotations)
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
@@ -84,5 +102,20 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         f"DeepSpeed and a loss that is {training.loss}": training.loss != "materialized",
         "DeepSpeed and adapters": training.lora is not None,
         "ZeRO stage 3 and nested recomputation": whole and nested,
+    }
+    yield from (reason for reason, is_so in reasons.items() if is_so)
+    if whole and training.implementation == "huggingface":
+        yield from _unknown_modules(spec.model)
+
+
+def _unknown_modules(model: ModelSpec) -> Iterator[str]:
+    """Yield the properties of a model for which the order of transformers' modules is not modelled."""
+    reasons = {
+        # A convolution's weight is read outside its module (transformers 5.23 models/qwen3_next, models/nemotron_h).
+        "ZeRO stage 3 and linear attention or Mamba": model.linear_attention is not None or model.mamba is not None,
+        "ZeRO stage 3 and norms without weights": not (
+            model.norm_weight and (model.qk_norm_weight or not model.qk_norm)
+        ),
+        "ZeRO stage 3 and other heads in full attention": model.full_attention is not None,
     }
     yield from (reason for reason, is_so in reasons.items() if is_so)

@@ -57,17 +57,26 @@ class ZeRO3(Engine):
         requests: where they are recorded.
         ordered: all parameters, in registration order.
         turns: the modules of a micro-batch in order; their parameters are positions in `ordered`.
-        choice: state options of the run.
+        options: state options of the run.
+        views_experts: whether autograd saves views of the routed experts' weights.
     """
 
-    hooks_gradients = hooks_modules = scales_output_gradient = True
+    hooks_gradients = hooks_modules = True
     keeps_gradients = repeats = False
 
     def __init__(
-        self, requests: Requests, ordered: Sequence[LocalParameter], turns: Sequence[ModuleTurn], options: StateOptions
+        self,
+        requests: Requests,
+        ordered: Sequence[LocalParameter],
+        turns: Sequence[ModuleTurn],
+        options: StateOptions,
+        *,
+        views_experts: bool = True,
     ) -> None:
         super().__init__(requests)
         self.choice = options
+        self.views_experts = views_experts
+        self.scales_output_gradient = options.zero.scales_output_gradient
         self.labels = reduction_labels(options)
         source = f"{SOURCE}partitioned_param_coordinator.py"
         component = Component.COMMUNICATION_BUFFERS
@@ -294,10 +303,11 @@ class ZeRO3(Engine):
     def _is_viewed(self, number: int, turn: ModuleTurn) -> bool:
         """Return whether autograd keeps a view of a weight, and so its memory, until the weight's backward.
 
-        That is so for routed experts, because their matmuls read views (linear.py handles Linear only), and all that
+        That is so for routed experts where their matmuls read views (linear.py handles Linear only), and for all that
         a checkpoint recomputes: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
         """
-        return turn.again or (self.ordered[number].routed and not turn.backward and not turn.checkpointed)
+        saved = self.views_experts and not turn.backward and not turn.checkpointed
+        return turn.again or (saved and self.ordered[number].routed)
 
     def _release(self, number: int, *, viewed: bool = False) -> None:
         storage = self.there.pop(number, None)

@@ -16,8 +16,9 @@ from memcalc.sharding.engine import ROOT
 SAVED = ".saved"  # suffix of the trained copy of a module (PEFT's modules_to_save)
 HEAD_NORMS = (".q_norm", ".k_norm")  # suffixes of modules that contain a norm
 EXPERTS = ".experts"  # suffix of transformers' module that has the parameters of all routed experts
+MLP = "mlp"  # the container of an MLP's layers
 GATES, UP = (".gate_proj", ".gate_up_proj", EXPERTS), ".up_proj"  # suffixes of modules before an activation
-SINKS = ".sinks"  # suffix of a parameter of attention itself
+OF_CONTAINER = (".sinks", ".A_log", ".dt", ".D", ".alpha_p", ".alpha_n")  # suffixes of parameters of a container itself
 
 
 class Module(NamedTuple):
@@ -61,13 +62,17 @@ class ModuleCalls(NamedTuple):
 
     Args:
         names: the modules with parameters in forward order, as in state_dict within the unit.
-        dropout_after: the modules that a dropout module follows.
+        silent_after: the modules that one without parameters follows, activations aside.
+        mlp_is_module: whether a module contains the layers of the MLP.
+        activation_is_module: whether a module without parameters applies the activation.
         hooks_experts_whole: whether DeepSpeed hooks a block with routed experts as one module, and none inside it
             (runtime/zero/leaf_module_config.py).
     """
 
     names: Sequence[str]
-    dropout_after: Collection[str]
+    silent_after: Collection[str]
+    mlp_is_module: bool
+    activation_is_module: bool
     hooks_experts_whole: bool
 
 
@@ -89,11 +94,11 @@ def reference_modules(
         units: the same by unit.
         tied: whether the LM head has the embedding's weight.
     """
-    numbers = iter(range(len(ordered)))
+    outside, inside = _numbers(ordered)
     root = units[ROOT]
-    before = _modules([parameter for parameter in root if parameter.where == "embedding"], numbers)
-    layers = {layer: _layer(units[layer], numbers) for layer in sorted(units) if layer >= 0}
-    after = _modules([parameter for parameter in root if parameter.where == "head"], numbers)
+    before = _modules([parameter for parameter in root if parameter.where == "embedding"], outside)
+    layers = {layer: _layer(units[layer], inside) for layer in sorted(units) if layer >= 0}
+    after = _modules([parameter for parameter in root if parameter.where == "head"], outside)
     if tied:
         after = (*after, Module(frozenset(["lm_head"]), (0,)))
     first, last = Module(children=before), Module(children=after)
@@ -108,7 +113,7 @@ def transformers_modules(
     calls: Callable[[int], ModuleCalls],
     *,
     tied: bool,
-    rotates: bool,
+    rotations: int,
 ) -> ModuleTree:
     """Return the modules of a causal language model of transformers (5.23, models/*/modeling_*.py).
 
@@ -117,19 +122,25 @@ def transformers_modules(
         units: the same by unit.
         calls: the calls of a layer.
         tied: whether the LM head has the embedding's weight.
-        rotates: whether a module makes the cos/sin cache.
+        rotations: calls of the module that makes a cos/sin cache.
     """
-    numbers = iter(range(len(ordered)))
+    outside, inside = _numbers(ordered)
     root = units[ROOT]
     embedding: list[Module] = []
-    for module in _modules([each for each in root if each.where == "embedding"], numbers):
-        embedding += [module, *(Module() for _ in module.names.intersection(calls(ROOT).dropout_after))]
-    layers = {layer: _transformers_layer(units[layer], numbers, calls(layer)) for layer in sorted(units) if layer >= 0}
-    *norms, head = _modules([each for each in root if each.where == "head"], numbers)
+    for module in _modules([each for each in root if each.where == "embedding"], outside):
+        embedding += [module, *(Module() for _ in module.names.intersection(calls(ROOT).silent_after))]
+    layers = {layer: _transformers_layer(units[layer], inside, calls(layer)) for layer in sorted(units) if layer >= 0}
+    *norms, head = _modules([each for each in root if each.where == "head"], outside)
     if tied:
         norms, head = [*norms, head], Module(frozenset(["lm_head"]), (0,))
-    model = Module(children=(*embedding, *([Module()] if rotates else ())))
+    model = Module(children=(*embedding, *(Module() for _ in range(rotations))))
     return ModuleTree(Module(children=(model,)), layers, Module(children=(Module(children=tuple(norms)), head)))
+
+
+def _numbers(ordered: Sequence[LocalParameter]) -> tuple[Iterator[int], Iterator[int]]:
+    """Return the positions of parameters outside layers, and those of parameters in layers."""
+    inside = [parameter.where == "layer" for parameter in ordered]
+    return (number for number, each in enumerate(inside) if not each), (n for n, each in enumerate(inside) if each)
 
 
 def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[int], calls: ModuleCalls) -> Module:
@@ -142,29 +153,39 @@ def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[
         """Return the module that is hooked for a parameter's module."""
         before, experts, _ = name.partition(f"{EXPERTS}.")
         one = next((each for each in whole if name.startswith(f"{each}.")), f"{before}{EXPERTS}")
-        return one if experts or one in whole else name.removesuffix(SINKS)
+        if experts or one in whole:
+            return one
+        return name.rpartition(".")[0] if name.endswith(OF_CONTAINER) else name
 
     held: dict[str, dict[int, str]] = {}
     for name in names:
         held.setdefault(owner(name), {})[next(numbers)] = name
-    place = {owner(name): at for at, name in reversed([*enumerate(calls.names)])}
-    called = sorted(held, key=lambda name: place.get(name, -1))
-    activated = {name for name in called if name.endswith(GATES) or (name.endswith(UP) and not _gated(name, called))}
+    order = [*map(owner, calls.names)]
+    called = sorted(held, key=lambda name: _first(name, order))
+    activated = {name for name in called if calls.activation_is_module and _is_activated(name, called)}
 
     def inside(prefix: str) -> Iterator[Module]:
         """Yield the modules of a container, each container where the first of its modules is."""
         children = (name.removeprefix(prefix).partition(".")[0] for name in called if name.startswith(prefix))
         for name in (f"{prefix}{child}" for child in dict.fromkeys(children)):
+            if name == MLP and not calls.mlp_is_module:
+                yield from inside(f"{name}.")
+                continue
             own = held.get(name, {})
             yield Module(frozenset(own.values()), tuple(own), (*inside(f"{name}."),), reduces_at_end=name in whole)
-            yield from (Module() for each in (activated, calls.dropout_after) if name in each)
+            yield from (Module() for each in (activated, calls.silent_after) if name in each)
 
     return Module(children=(*inside(""),))
 
 
-def _gated(up: str, called: Collection[str]) -> bool:
-    """Return whether an MLP's up projection, which an activation would follow, has a gate beside it."""
-    return f"{up.removesuffix(UP)}.gate_proj" in called
+def _first(module: str, order: Sequence[str]) -> int:
+    """Return the place of the first call of a module or of one in it."""
+    return next((at for at, name in enumerate(order) if name == module or name.startswith(f"{module}.")), len(order))
+
+
+def _is_activated(module: str, called: Collection[str]) -> bool:
+    """Return whether an activation follows: an MLP's gate, its up projection without a gate, or routed experts."""
+    return module.endswith(GATES) or (module.endswith(UP) and f"{module.removesuffix(UP)}.gate_proj" not in called)
 
 
 def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Module:
