@@ -184,8 +184,9 @@ class ZeRO3(Engine):
             self.positions.setdefault(self.ordered[number], deque()).append(number)
 
     def module_of(self, unit: int, name: str) -> str:
-        """Return one name of the module; a module may have several."""
-        return min(self.turns[self.of_module[unit, name][0]].names)
+        """Return one name of the module, which may have several; "" for a container's parameter."""
+        turns = self.of_module.get((unit, name))
+        return "" if turns is None else min(self.turns[turns[0]].names)
 
     def before_module(self, unit: int, module: str, *, again: bool) -> None:
         """Advance to the turn of this module, past the turns of modules without parameters, which programs omit.

@@ -171,8 +171,9 @@ def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[
             if name == MLP and not calls.mlp_is_module:
                 yield from inside(f"{name}.")
                 continue
-            own = held.get(name, {})
-            yield Module(frozenset(own.values()), tuple(own), (*inside(f"{name}."),), reduces_at_end=name in whole)
+            own, children = held.get(name, {}), (*inside(f"{name}."),)
+            names = () if children else own.values()  # operators of a container run between those of its submodules
+            yield Module(frozenset(names), tuple(own), children, reduces_at_end=name in whole)
             yield from (Module() for each in (activated, calls.silent_after) if name in each)
 
     return Module(children=(*inside(""),))

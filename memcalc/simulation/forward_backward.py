@@ -461,10 +461,11 @@ class ForwardBackward:
         A module runs from the first event of its first operator to the last event of its last one.
         """
         modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
+        names = {name: self.engine.module_of(unit, name) for name in modules}
         at_work = [
-            (position, self.engine.module_of(unit, event.operator.module), event.operator.when is Activity.AGAIN)
+            (position, module, event.operator.when is Activity.AGAIN)
             for position, (event, *_) in enumerate(steps)
-            if event.operator.module in modules
+            if (module := names.get(event.operator.module))
         ]
         end = 0
         for (module, again), events in groupby(at_work, key=lambda each: each[1:]):
