@@ -101,10 +101,14 @@ def reference_modules(
     after = _modules([parameter for parameter in root if parameter.where == "head"], outside)
     if tied:
         after = (*after, Module(frozenset(["lm_head"]), (0,)))
-    first, last = Module(children=before), Module(children=after)
-    if any(parameter.module.endswith(".lora_A") for parameter in ordered):  # PEFT wraps the model
-        first, last = Module(children=(first,)), Module(children=(last,))
-    return ModuleTree(first, layers, last)
+    return _wrapped(ModuleTree(Module(children=before), layers, Module(children=after)), ordered)
+
+
+def _wrapped(tree: ModuleTree, ordered: Sequence[LocalParameter]) -> ModuleTree:
+    """Return the modules as PEFT wraps them, if the model has adapters."""
+    if not any(parameter.module.endswith(".lora_A") for parameter in ordered):
+        return tree
+    return ModuleTree(Module(children=(tree.before,)), tree.layers, Module(children=(tree.after,)))
 
 
 def transformers_modules(
@@ -134,7 +138,9 @@ def transformers_modules(
     if tied:
         norms, head = [*norms, head], Module(frozenset(["lm_head"]), (0,))
     model = Module(children=(*embedding, *(Module() for _ in range(rotations))))
-    return ModuleTree(Module(children=(model,)), layers, Module(children=(Module(children=tuple(norms)), head)))
+    return _wrapped(
+        ModuleTree(Module(children=(model,)), layers, Module(children=(Module(children=tuple(norms)), head))), ordered
+    )
 
 
 def _numbers(ordered: Sequence[LocalParameter]) -> tuple[Iterator[int], Iterator[int]]:
@@ -172,8 +178,11 @@ def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[
                 yield from inside(f"{name}.")
                 continue
             own, children = held.get(name, {}), (*inside(f"{name}."),)
-            names = () if children else own.values()  # operators of a container run between those of its submodules
-            yield Module(frozenset(names), tuple(own), children, reduces_at_end=name in whole)
+            if own and f"{name}.lora_A" in held:  # PEFT's wrapper: the module, dropout, and the adapter
+                yield from (Module(), Module(frozenset(own.values()), tuple(own)), Module(), *children)
+            else:
+                names = () if children else own.values()  # a container's operators run between its submodules
+                yield Module(frozenset(names), tuple(own), children, reduces_at_end=name in whole)
             yield from (Module() for each in (activated, calls.silent_after) if name in each)
 
     return Module(children=(*inside(""),))
