@@ -145,8 +145,7 @@ def _ranks() -> Iterator[Recorded]:
     for files in RANKS:
         for path in sorted(RECORDINGS.glob(files)):
             for record in _lines(path):
-                spec = load(record["spec"], (), gpu=_gpu_of(record["device"]))
-                spec = under_deepspeed(under(spec, record["versions"]["torch"]), record["versions"].get("deepspeed"))
+                spec = recorded_spec(record)
                 allocated, reserved = (max(record[part].values()) for part in ("phases", "reserved"))
                 rank = int(record["case"].partition(OTHER_RANK)[2].split()[0]) if OTHER_RANK in record["case"] else 0
                 stage = rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks
@@ -154,7 +153,13 @@ def _ranks() -> Iterator[Recorded]:
                     yield Recorded(record["case"], record["device"], spec, allocated, reserved, stage)
 
 
-def under_deepspeed(spec: Spec, release: str | None) -> Spec:
+def recorded_spec(record: dict[str, Any]) -> Spec:
+    """Return the run of a record of benchmarks/record_sharded.py, under the releases that it ran with."""
+    spec = load(record["spec"], (), gpu=_gpu_of(record["device"]))
+    return _under_deepspeed(under(spec, record["versions"]["torch"]), record["versions"].get("deepspeed"))
+
+
+def _under_deepspeed(spec: Spec, release: str | None) -> Spec:
     """Return the run under a release of DeepSpeed, with the copies that it makes (frameworks/deepspeed.py)."""
     scales = release is not None and SCALES_OUTPUT_GRADIENT[0] <= Version(release) < SCALES_OUTPUT_GRADIENT[1]
     zero = spec.parallelism.zero_optimization.model_copy(update={"scales_output_gradient": scales})

@@ -16,6 +16,7 @@ from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_mo
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import ZeRO12
 from memcalc.spec.model import ModelSpec
+from memcalc.spec.programs import number
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.state_options import state_options
@@ -25,7 +26,6 @@ from memcalc.stream.requests import Requests
 COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
 # Families with a block of experts in DEFAULT_LEAF_MODULE_CLASSES (runtime/zero/leaf_module_config.py).
 EXPERTS_HOOKED_WHOLE = ("mixtral", "qwen2_moe", "qwen3_moe")
-RECIPE, DTYPE = "mixed-16", "bf16"  # the effect of "bf16": {"enabled": true}
 
 
 def deepspeed_engine(
@@ -94,18 +94,30 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         "DeepSpeed without ZeRO": parallelism.zero_stage == 0,
         "DeepSpeed with tensor or pipeline parallelism": parallelism.ranks != parallelism.data_parallel,
         "hierarchical sharding": parallelism.shards != parallelism.data_parallel,
-        f"DeepSpeed and recipe {training.recipe} in {training.dtype}": (training.recipe, training.dtype)
-        != (RECIPE, DTYPE),
+        f"DeepSpeed and recipe {training.recipe} in {training.dtype}": not _is_recipe_known(spec),
         f"DeepSpeed and optimizer {training.optimizer}": training.optimizer not in COMPARED,
         "DeepSpeed and an average of the weights": training.ema != "none",
         "DeepSpeed and FP8": training.fp8 != "none",
         f"DeepSpeed and a loss that is {training.loss}": training.loss != "materialized",
-        "DeepSpeed and adapters": False,
+        "DeepSpeed and 4-bit weights": training.finetune == "qlora",
+        "DeepSpeed before 0.19": training.versions is not None and _is_older(training.versions.deepspeed),
         "ZeRO stage 3 and nested recomputation": whole and nested,
     }
     yield from (reason for reason, is_so in reasons.items() if is_so)
     if whole and training.implementation == "huggingface":
         yield from _unknown_modules(spec.model)
+
+
+def _is_recipe_known(spec: Spec) -> bool:
+    """Return whether weights are in 16 bits with fp32 master weights, or in fp32 with the copy that stage 3 makes."""
+    if spec.training.recipe == "fp32":
+        zero = spec.parallelism.zero_optimization
+        return spec.parallelism.zero_stage == 3 and zero.copies_fp32_weights
+    return spec.training.recipe == "mixed-16" and spec.training.dtype in ("bf16", "fp16")
+
+
+def _is_older(release: str | None) -> bool:
+    return release is not None and number(release) < number("0.19")
 
 
 def _unknown_modules(model: ModelSpec) -> Iterator[str]:

@@ -151,7 +151,7 @@ def _numbers(ordered: Sequence[LocalParameter]) -> tuple[Iterator[int], Iterator
 
 def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[int], calls: ModuleCalls) -> Module:
     """Return the module tree of a layer: its modules in the order of calls, in their containers."""
-    names = [parameter.module.rpartition("*.")[2] for parameter in parameters]
+    names = [*map(_name, parameters)]
     with_experts = {before for before, experts, _ in (name.partition(f"{EXPERTS}.") for name in names) if experts}
     whole = with_experts if calls.hooks_experts_whole else set[str]()
 
@@ -163,9 +163,9 @@ def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[
             return one
         return name.rpartition(".")[0] if name.endswith(OF_CONTAINER) else name
 
-    held: dict[str, dict[int, str]] = {}
-    for name in names:
-        held.setdefault(owner(name), {})[next(numbers)] = name
+    held: dict[str, dict[int, LocalParameter]] = {}
+    for name, parameter in zip(names, parameters, strict=True):
+        held.setdefault(owner(name), {})[next(numbers)] = parameter
     order = [*map(owner, calls.names)]
     called = sorted(held, key=lambda name: _first(name, order))
     activated = {name for name in called if calls.activation_is_module and _is_activated(name, called)}
@@ -178,14 +178,30 @@ def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[
                 yield from inside(f"{name}.")
                 continue
             own, children = held.get(name, {}), (*inside(f"{name}."),)
-            if own and f"{name}.lora_A" in held:  # PEFT's wrapper: the module, dropout, and the adapter
-                yield from (Module(), Module(frozenset(own.values()), tuple(own)), Module(), *children)
-            else:
-                names = () if children else own.values()  # a container's operators run between its submodules
-                yield Module(frozenset(names), tuple(own), children, reduces_at_end=name in whole)
+            adapted = f"{name}.lora_A" in held
+            # A container's operators run between those of its submodules.
+            called_as = {_name(parameter) for parameter in own.values()} if adapted or not children else ()
+            trains = any(parameter.trains for parameter in own.values())
+            below = () if adapted else children
+            module = Module(frozenset(called_as), tuple(own), below, trains, reduces_at_end=name in whole)
+            yield _adapted(module, children) if adapted else module
             yield from (Module() for each in (activated, calls.silent_after) if name in each)
 
     return Module(children=(*inside(""),))
+
+
+def _name(parameter: LocalParameter) -> str:
+    """Return the name of a parameter's module within its layer."""
+    return parameter.module.rpartition("*.")[2]
+
+
+def _adapted(module: Module, adapters: Sequence[Module]) -> Module:
+    """Return PEFT's wrapper (peft 0.19 tuners/lora/layer.py, Linear) of a module, dropout, and the adapter.
+
+    The wrapper reads the dtype of lora_A's weight, which DeepSpeed then gathers for it, too (parameter_offload.py,
+    ZeROOrderedDict).
+    """
+    return Module(parameters=adapters[0].parameters, children=(module, Module(), *adapters))
 
 
 def _first(module: str, order: Sequence[str]) -> int:
@@ -220,7 +236,7 @@ def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Modu
             yield holder(name)
             return
         adapters = holder(name).children
-        yield from (Module(), module(name), Module(), *adapters) if adapters else (module(name),)  # PEFT's wrapper
+        yield _adapted(module(name), adapters) if adapters else module(name)
 
     def norm(name: str) -> Module:
         return module(name) if name in made else Module()
