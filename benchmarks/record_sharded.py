@@ -284,7 +284,8 @@ def deepspeed(spec: Any, phases: Phases) -> None:
     with phases.phase("optimizer"):
         optimizer = build_optimizer(spec.training, list(model.module.parameters()), [])
         engine, *_ = ds.initialize(model=model.module, optimizer=optimizer, config=config)
-    train(spec, phases, engine, model.loss)
+    with model.contexts():  # the kernel of attention
+        train(spec, phases, engine, model.loss)
 
 
 def train(spec: Any, phases: Phases, engine: Any, loss_of: Any) -> None:

@@ -105,7 +105,7 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
     }
     yield from (reason for reason, is_so in reasons.items() if is_so)
     if whole and training.implementation == "huggingface":
-        yield from _unknown_modules(spec.model)
+        yield from _unknown_modules(spec.model, adapted=training.lora is not None)
 
 
 def _is_recipe_known(spec: Spec) -> bool:
@@ -120,7 +120,7 @@ def _is_older(release: str | None) -> bool:
     return release is not None and number(release) < number("0.19")
 
 
-def _unknown_modules(model: ModelSpec) -> Iterator[str]:
+def _unknown_modules(model: ModelSpec, *, adapted: bool) -> Iterator[str]:
     """Yield the properties of a model for which the order of transformers' modules is not modelled."""
     reasons = {
         # A convolution's weight is read outside its module (transformers 5.23 models/qwen3_next, models/nemotron_h).
@@ -129,5 +129,8 @@ def _unknown_modules(model: ModelSpec) -> Iterator[str]:
             model.norm_weight and (model.qk_norm_weight or not model.qk_norm)
         ),
         "ZeRO stage 3 and other heads in full attention": model.full_attention is not None,
+        # Such a block waits for its parameters in an order that differs from run to run: fetch_sub_module has a set.
+        "ZeRO stage 3 and shared or adapted experts in one hooked block": model.architecture in EXPERTS_HOOKED_WHOLE
+        and (adapted or bool(model.moe and model.moe.shared_expert_intermediate_size)),
     }
     yield from (reason for reason, is_so in reasons.items() if is_so)
