@@ -172,8 +172,8 @@ def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[
 
     def inside(prefix: str) -> Iterator[Module]:
         """Yield the modules of a container, each container where the first of its modules is."""
-        children = (name.removeprefix(prefix).partition(".")[0] for name in called if name.startswith(prefix))
-        for name in (f"{prefix}{child}" for child in dict.fromkeys(children)):
+        firsts = (name.removeprefix(prefix).partition(".")[0] for name in called if name.startswith(prefix))
+        for name in (f"{prefix}{first}" for first in dict.fromkeys(firsts)):
             if name == MLP and not calls.mlp_is_module:
                 yield from inside(f"{name}.")
                 continue

@@ -9,7 +9,7 @@ from memcalc.programs.tape import NEW, Node, Tensor
 class Bloom(Mlps):
     """BloomBlock."""
 
-    silent_after = ("attention.qkv_proj",)
+    silent_after: tuple[str, ...] = ("attention.qkv_proj",)
 
     rotates = False
     names_returned = True

@@ -10,7 +10,7 @@ from memcalc.programs.tape import Shape, Tensor
 class Gpt2(Mlps):
     """GPT2Block."""
 
-    silent_after = ("embed_positions", "attention.o_proj", "mlp.down_proj")
+    silent_after: tuple[str, ...] = ("embed_positions", "attention.o_proj", "mlp.down_proj")
 
     rotates = False
     conv1d = True

@@ -10,7 +10,7 @@ from memcalc.programs.tape import Tensor
 class GptNeox(Rotary, Mlps):
     """GPTNeoXLayer: attention and MLP in parallel or sequentially."""
 
-    silent_after = ("embed_tokens", "attention.o_proj", "mlp.down_proj")
+    silent_after: tuple[str, ...] = ("embed_tokens", "attention.o_proj", "mlp.down_proj")
 
     always_joins = True
 

@@ -10,7 +10,7 @@ from memcalc.programs.tape import Tensor
 class Gptj(Fp32Attention, CodeGen):
     """GPTJBlock."""
 
-    silent_after = ("embed_tokens", "attention.v_proj", "attention.o_proj", "mlp.down_proj")
+    silent_after: tuple[str, ...] = ("embed_tokens", "attention.v_proj", "attention.o_proj", "mlp.down_proj")
 
     fp32_logits = False
 

@@ -9,7 +9,7 @@ from memcalc.programs.tape import Tensor
 class Mpt(Mlps):
     """MptBlock."""
 
-    silent_after = ("attention.o_proj",)
+    silent_after: tuple[str, ...] = ("attention.o_proj",)
 
     rotates = False
     names_returned = True

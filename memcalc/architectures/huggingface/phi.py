@@ -9,7 +9,7 @@ from memcalc.programs.tape import Tensor
 class Phi(PartialRotary):
     """PhiDecoderLayer."""
 
-    silent_after = ("embed_tokens", "attention.o_proj", "mlp.down_proj")
+    silent_after: tuple[str, ...] = ("embed_tokens", "attention.o_proj", "mlp.down_proj")
 
     drops_between_tables = True
     renames_embeddings = True
