@@ -114,7 +114,7 @@ def test_the_timeline_tells_what_is_under_the_pointer(page: Any) -> None:
     tip = page.inner_text(".tip")
     assert "allocated" in tip
     assert "reserved" in tip
-    assert "largest of " in tip  # the formula of the component under the pointer
+    assert "largest tensor of " in tip  # the formula of the component under the pointer
 
 
 def test_the_timeline_moves_by_keyboard_and_says_where(page: Any) -> None:

@@ -119,7 +119,7 @@ def test_a_run_without_known_requests_is_shown_by_phase() -> None:
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        ({}, "model: no model is named. Choose one, or paste a config.json or a YAML."),
+        ({}, "model: no model is given. Enter a preset or a hub id, or paste a config.json or YAML."),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": "gpt2", "gpu": "no-such-gpu"}, "no-such-gpu"),
         ({"model": "gpt2", "more": "bb=3"}, "unknown field 'bb'"),
@@ -139,6 +139,7 @@ def test_a_wrong_run_is_one_clear_message(run: dict[str, Any], message: str) -> 
     assert part["part"] == "error"
     assert message in part["message"]
     assert "Traceback" not in part["message"]
+    assert "--set" not in part["message"]  # an option that the page does not have
 
 
 def test_a_hub_id_that_is_not_known_is_offered_to_be_fetched() -> None:

@@ -84,7 +84,7 @@ def bars_section(result: Result, unit: Unit) -> Section:
     meanings = {row[0]: row[-1] for row in figures(result, unit).rows}
     return {
         "kind": "bars",
-        "title": "Three numbers",
+        "title": "Peak memory",
         "limit": None
         if result.limit_bytes is None
         else {"bytes": result.limit_bytes, "text": limit_text(result, unit)},
