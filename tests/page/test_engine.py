@@ -106,6 +106,16 @@ def test_a_difference_shows_both_runs() -> None:
     assert json.loads(copies["document"])["totals"]["allocated"]["difference"] > 0
 
 
+def test_the_largest_batch_of_a_generation_comes_after_the_answer() -> None:
+    run = {"model": "gpt2", "gpu": "t4", "more": "inference.prompt_length=64"}
+    first, timeline, cache, _ = answer(kind="estimate", run=run)
+    early = next(section for section in first["view"]["sections"] if section.get("place") == "generation")
+    assert timeline["section"]["place"] == "timeline"
+    assert cache["section"]["place"] == "generation"
+    assert [row[0] for row in early["rows"]] == ["a token", "a sequence", "all"]
+    assert [row[0] for row in cache["section"]["rows"][3:]] == ["largest batch", "longest context"]
+
+
 def test_a_run_without_known_requests_is_shown_by_phase() -> None:
     run = {"model": "gpt2", "gpu": "t4", "fields": {"parallelism.pipeline_parallel": "2"}}
     _, timeline, _, copies = answer(kind="estimate", run=run)

@@ -333,9 +333,9 @@ function phaseLabels(u, phases, soft, ink, grid) {
   ctx.font = `${12 * ratio}px system-ui, sans-serif`;
   ctx.textBaseline = "middle";
   ctx.setLineDash([]);
-  const steps = [];
+  const steps = [], trains = phases.some(({ phase }) => phase.startsWith("backward"));
   for (const { phase, begin, end: last } of phases) {
-    const [, word, step] = /^(.*?)(?:_(\d+))?$/.exec(phase);
+    const [, word, step] = trains ? /^(.*?)(?:_(\d+))?$/.exec(phase) : [phase, phase, ""];
     const from = place(begin), to = place(last), name = step ? `step ${step}` : "setup";
     if (steps.at(-1)?.name === name) steps.at(-1).to = to;
     else steps.push({ name, from, to });
