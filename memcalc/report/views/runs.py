@@ -81,7 +81,8 @@ def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section
 
     measured = found.results[-1]
     sections = drawn_sections(lambda screen: draw_measured(screen, found.results, unit, found.missing))
-    return view(f"Measured: {subject(measured).partition(chr(10))[0]}", [*more, *sections])
+    head, rest = sections[:2], sections[2:]  # the run, and the measurement with its predictions
+    return view(f"Measured: {subject(measured).partition(chr(10))[0]}", [*head, *more, *rest])
 
 
 def checks_view(report: CheckReport, unit: Unit) -> View:
