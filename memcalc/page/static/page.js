@@ -13,7 +13,7 @@ const stop = byId("stop"), search = byId("search"), copies = ["copy-command", "c
 const fields = choices.blocks.flatMap((block) => block.fields);
 const controls = ["model", "text", "gpu", "gpus", "more", "maximize", "minimize"];
 
-let worker, number = 0, waiting, last = null, other = "", kind = "estimate", drawnFor = null;
+let worker, number = 0, waiting, last = null, other = "", kind = "estimate";
 
 // -- the form -------------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ function askSoon() {
 }
 
 const RECEIVERS = {
-  ready({ times }) { document.body.dataset.ready = "yes"; window.timesOfWorker = times; },
+  ready() { document.body.dataset.ready = "yes"; },
   broken({ error }) { fail(`Cannot start memcalc: ${error}. Reload the page.`); },
   progress({ id, text }) { if (id === number) say(text, "busy"); },
   part({ id, text, milliseconds }) {
@@ -133,10 +133,9 @@ const RECEIVERS = {
     if (part.part === "error") return fail(part.message, part.hub_id);
     if (part.part === "section") return replaceSection(part.section, view);
     if (part.part === "copies") { last = part; byId("copies").hidden = false; return; }
-    drawnFor = id;
     document.title = `${part.view.title.split(":")[0]} · memcalc`;
     render(part.view, view);
-    window.firstAnswer ??= performance.now();
+    performance.mark("answer");
     say(`Computed in ${milliseconds.toFixed(0)} ms in this browser.`, "partial", short(part.view));
   },
   done({ id }) { if (id === number && document.body.dataset.state !== "failed") state("done"); },
@@ -234,15 +233,3 @@ buildForm();
 recall();
 startWorker();
 ask();
-
-let probe, asked = 0;
-window.ask = (request) => new Promise((resolve) => { // for tests: return the parts of an answer, without the form
-  probe ??= new Worker("worker.js", { type: "module" });
-  const parts = [], id = ++asked;
-  probe.onmessage = ({ data }) => {
-    if (data.id !== id) return;
-    if (data.kind === "part") parts.push(data.text);
-    if (data.kind === "done" || data.kind === "failed") resolve({ parts, error: data.error ?? null });
-  };
-  probe.postMessage({ id, request });
-});

@@ -3,9 +3,6 @@ import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 const DECODER = new TextDecoder();
 
-const times = { begin: performance.timeOrigin + performance.now() };
-const note = (name) => { times[name] = performance.timeOrigin + performance.now() - times.begin; };
-
 /** Fetch a gzipped file and decompress it as it arrives: some static hosts do not compress. */
 async function unpacked(name) {
   const response = await fetch(name);
@@ -24,7 +21,7 @@ function extract(files, archive, folder) {
     folders.add(parent);
     files.writeFile(target, bytes.subarray(at, at += size), { canOwn: true });
   }
-  note("unpacked");
+  performance.mark("packages written");
 }
 
 /** Start: Pyodide compiles its interpreter while the archives are decompressed. */
@@ -38,15 +35,15 @@ async function start() {
   const fsInit = async (files, { sitePackages }) => extract(files, await packages, sitePackages);
   const python = await loadPyodide({ indexURL, stdLibURL, fsInit });
   self.fetch = plainFetch;
-  note("python");
+  performance.mark("Python started");
   python.runPython("from memcalc.startup import start_quickly; start_quickly()");
   const engine = python.pyimport("memcalc.page.engine");
-  note("imported");
+  performance.mark("memcalc imported");
   return engine;
 }
 
 const ready = start();
-ready.then(() => postMessage({ kind: "ready", times }), (error) => postMessage({ kind: "broken", error: String(error?.message ?? error) }));
+ready.then(() => postMessage({ kind: "ready" }), (error) => postMessage({ kind: "broken", error: String(error?.message ?? error) }));
 
 let latest = 0;
 
