@@ -159,7 +159,7 @@ class RequestedRun(NamedTuple):
         return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
 
     def _add_other_defaults(self, found: dict[str, Any]) -> None:
-        """Add the values whose defaults differ between a hub id on the command line and one in a YAML."""
+        """Add values with different defaults for a hub id on the command line and for one in a YAML."""
         here, there = (spec.model_dump(mode="json") for spec in (self.spec, load(found)))
         for block in ("training", "parallelism"):
             other = {name: value for name, value in here[block].items() if there[block][name] != value}
