@@ -259,7 +259,7 @@ def offloaded(spec: Any) -> dict[str, Any]:
 
 
 def deepspeed(spec: Any, phases: Phases) -> None:
-    """ZeRO with DeepSpeed's defaults, bf16, and the optimizer handed over."""
+    """ZeRO with DeepSpeed's defaults, in 16 bits (recipe mixed-16) or fp32, and the optimizer handed over."""
     import deepspeed as ds
     import torch
 
@@ -270,7 +270,7 @@ def deepspeed(spec: Any, phases: Phases) -> None:
     config = {
         "train_micro_batch_size_per_gpu": spec.training.micro_batch_size,
         "gradient_accumulation_steps": spec.training.gradient_accumulation_steps,
-        "bf16": {"enabled": True},
+        **({spec.training.dtype: {"enabled": True}} if spec.training.recipe == "mixed-16" else {}),
         "zero_optimization": {"stage": stage} | offloaded(spec),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's own is compiled on the way
@@ -284,7 +284,8 @@ def deepspeed(spec: Any, phases: Phases) -> None:
     with phases.phase("optimizer"):
         optimizer = build_optimizer(spec.training, list(model.module.parameters()), [])
         engine, *_ = ds.initialize(model=model.module, optimizer=optimizer, config=config)
-    train(spec, phases, engine, model.loss)
+    with model.contexts():  # the kernel of attention
+        train(spec, phases, engine, model.loss)
 
 
 def train(spec: Any, phases: Phases, engine: Any, loss_of: Any) -> None:

@@ -206,6 +206,23 @@ def sharded(lot: Lot, rounds: int) -> Iterator[str]:
                 break
 
 
+def zero(lot: Lot, rounds: int) -> Iterator[str]:
+    """transformers' modules at stages 1, 2 and three times 3, a third with adapters, each once a round."""
+    deck = [(stage, ranks) for stage, ranks in ((1, 8), (2, 8), (3, 2), (3, 8), (3, 64))]
+    for stage, ranks in deck * rounds:
+        while True:
+            family = lot.choice([*LATER, *LATEST, *IN_TRANSFORMERS * 2])
+            preset = lot.choice(LATER.get(family) or LATEST.get(family) or FAMILIES[family])
+            words = sizes(lot, memcalc.load(preset).model)
+            words += settings(lot, ("mixed-16",)) + updated(lot, ("adamw", "adamw", "adam", "sgd", "lion"))
+            words += [f"lora.rank={lot.choice([8, 16, 64])}"] if lot.random() < 1 / 3 else []
+            words += ["implementation=huggingface", "engine=deepspeed", f"zero_stage={stage}"]
+            words.append(f"data_parallel={ranks}")
+            if can_be(preset, *words) and not unsupported_reason(memcalc.load(preset, *words)):
+                yield " ".join([preset, *words])
+                break
+
+
 # Whole models that a GPU of 80 GB is used for, and how they are spread.
 WHOLE = ["gpt2-xl", "llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "llama-3-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b"]
 SPREADS = [
@@ -288,6 +305,7 @@ DRAWS = {
     "theirs": theirs,
     "latest": latest,
     "sharded": sharded,
+    "zero": zero,
     "whole": whole,
     "pipelines": pipelines,
 }

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import yaml
+from packaging.version import Version
 
 from benchmarks.programs.compare import settings, write_files
 from benchmarks.programs.compiled import FAMILIES
@@ -45,8 +46,10 @@ SAMPLED = ("allocator-settings", "sampled")  # as benchmarks/verdict_runs.py rec
 RANKS = ("reserved/*.jsonl", "gpu/*/ranks-*.jsonl")  # one rank of many, as benchmarks/record_sharded.py records them
 GENERATIONS = "generation/reserved-*.jsonl"  # as benchmarks/record_generation.py records them
 OTHER_RANK = " rank="  # a word of the cases of other ranks than the first; of these, stages of pipelines are replayed
+SCALES_OUTPUT_GRADIENT = Version("0.18.4"), Version("0.19.6")  # of DeepSpeed: from the first to before the second
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
 DIGITS = 6
+ENOUGH = 20  # runs with an interval of their own, as in memcalc/verdict/recorded_errors.py
 
 
 class Recorded(NamedTuple):
@@ -143,13 +146,26 @@ def _ranks() -> Iterator[Recorded]:
     for files in RANKS:
         for path in sorted(RECORDINGS.glob(files)):
             for record in _lines(path):
-                spec = load(record["spec"], (), gpu=_gpu_of(record["device"]))
-                spec = under(spec, record["versions"]["torch"])
+                spec = recorded_spec(record)
                 allocated, reserved = (max(record[part].values()) for part in ("phases", "reserved"))
                 rank = int(record["case"].partition(OTHER_RANK)[2].split()[0]) if OTHER_RANK in record["case"] else 0
                 stage = rank * spec.parallelism.pipeline_parallel // spec.parallelism.ranks
                 if rank == 0 or spec.parallelism.pipeline_parallel > 1:
                     yield Recorded(record["case"], record["device"], spec, allocated, reserved, stage)
+
+
+def recorded_spec(record: dict[str, Any]) -> Spec:
+    """Return the run of a record of benchmarks/record_sharded.py, under the releases that it ran with."""
+    spec = load(record["spec"], (), gpu=_gpu_of(record["device"]))
+    return _under_deepspeed(under(spec, record["versions"]["torch"]), record["versions"].get("deepspeed"))
+
+
+def _under_deepspeed(spec: Spec, release: str | None) -> Spec:
+    """Return the run under a release of DeepSpeed, with the copies that it makes (frameworks/deepspeed.py)."""
+    scales = release is not None and SCALES_OUTPUT_GRADIENT[0] <= Version(release) < SCALES_OUTPUT_GRADIENT[1]
+    zero = spec.parallelism.zero_optimization.model_copy(update={"scales_output_gradient": scales})
+    parallelism = spec.parallelism.model_copy(update={"zero_optimization": zero})
+    return spec.model_copy(update={"parallelism": parallelism})
 
 
 def _gpu_of(device: str) -> str | None:
@@ -199,21 +215,34 @@ def compared(run: Recorded) -> Compared:
 
 def errors(runs: list[Compared], compiled: list[Compared]) -> dict[str, Any]:
     """The file's content, from eager and from compiled runs."""
-    replayed: dict[str, list[float]] = {}
+    replayed: dict[str, list[Compared]] = {}
     ratios: dict[str, list[float]] = {}
     for each in runs:
         ratio = each.run.reserved / each.run.allocated
         for kind in kinds_of(each.run.spec):
             if each.estimated is not None:
-                replayed.setdefault(kind, []).append(each.error)
+                replayed.setdefault(kind, []).append(each)
             ratios.setdefault(kind, []).append(ratio)
         ratios.setdefault("", []).append(ratio)
     ranges = {kind: _range(found) for kind, found in sorted(ratios.items())}
     return {
-        "replayed": {kind: _interval(found) for kind, found in sorted(replayed.items())},
+        "replayed": {kind: _of_kind(found) for kind, found in sorted(replayed.items())},
         "compiled": _full_range([each.error for each in compiled]),
         "reserved over allocated": ranges | {kind: _published(each) for kind, each in published().items()},
     }
+
+
+def _of_kind(found: list[Compared]) -> dict[str, Any]:
+    """Errors of a kind. Their interval also contains the central ones on real GPUs, of which the null device is none.
+
+    On a real GPU a block that another CUDA stream has used waits for an event, which takes as long as the GPU does.
+    """
+    errors = _interval([each.error for each in found])
+    real = [each.error for each in found if each.run.device.startswith("NVIDIA")]
+    if len(real) < ENOUGH:
+        return errors
+    on_gpus = _interval(real)
+    return errors | {"low": min(errors["low"], on_gpus["low"]), "high": max(errors["high"], on_gpus["high"])}
 
 
 def _full_range(found: list[float]) -> dict[str, Any]:

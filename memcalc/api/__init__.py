@@ -11,7 +11,7 @@ from memcalc.api.diagnosing import oom
 from memcalc.api.measuring import compare_measured, compare_records, measure, measure_suite
 from memcalc.api.recomputing import describes_chain, recompute, recompute_chain, verified
 from memcalc.api.running import dry_run, replay, trace
-from memcalc.api.searching import check, checked_results, fit, sweep, sweep_command, sweep_runs
+from memcalc.api.searching import check, fit, sweep, sweep_command, sweep_runs
 from memcalc.api.sizing import diff, estimate
 from memcalc.api.sources import Source, load, load_to_run
 from memcalc.jupyter import write_with
@@ -19,7 +19,6 @@ from memcalc.jupyter import write_with
 __all__ = [
     "Source",
     "check",
-    "checked_results",
     "compare_measured",
     "compare_records",
     "describes_chain",

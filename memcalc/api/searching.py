@@ -13,8 +13,7 @@ from memcalc.progress import Progress, silent
 if TYPE_CHECKING:
     from memcalc.cells.cell import GridCells
     from memcalc.cells.cell_sweep import Told
-    from memcalc.checking.report import CheckReport
-    from memcalc.ledger.result import Result
+    from memcalc.checking.report import CheckReport, Describe
     from memcalc.nullcuda.options import Options
     from memcalc.search.result import FitResult
     from memcalc.spec.spec import Spec
@@ -228,6 +227,7 @@ def check(  # noqa: PLR0913 -- what the command has options for
     jobs: int | None = None,
     settings: str | Path | None = None,
     skip_others: bool = False,
+    describe: Describe | None = None,
     progress: Progress = silent,
 ) -> CheckReport:
     """Check whether every configuration under `paths` fits.
@@ -243,6 +243,8 @@ def check(  # noqa: PLR0913 -- what the command has options for
         jobs: processes; default: one per core, if there are enough configurations.
         settings: a settings file; default: memcalc.toml or [tool.memcalc] in this directory or above.
         skip_others: skip named files that are not configurations.
+        describe: makes the `description` of each outcome from its complete estimate, as plain data for a report, for at
+            most 100 configurations: those that do not fit, then the closest to their limit. Picklable.
         progress: called with the number of finished files.
     """
     from memcalc.checking.amount import parse_amount, parse_budget
@@ -258,28 +260,13 @@ def check(  # noqa: PLR0913 -- what the command has options for
         tuple(overrides),
     )
     policy = policy_for(settings)
-    return check_paths(paths, asked, policy, baseline=baseline, jobs=jobs, skip_others=skip_others, progress=progress)
-
-
-def checked_results(
-    report: CheckReport,
-    *,
-    overrides: Iterable[str] = (),
-    gpu: str | None = None,
-    settings: str | Path | None = None,
-) -> dict[str, Result]:
-    """Return the complete estimates of all configurations that the check could read, by path.
-
-    Args:
-        report: the check.
-        overrides: as for `check`.
-        gpu: as for `check`.
-        settings: as for `check`.
-    """
-    from memcalc.checking.check import checked_specs
-    from memcalc.checking.policy import Limits
-    from memcalc.checking.settings_lookup import policy_for
-    from memcalc.verdict.judge import size
-
-    asked = Limits(gpu=gpu, overrides=tuple(overrides))
-    return {path: size(spec, limit) for path, spec, limit in checked_specs(report, asked, policy_for(settings))}
+    return check_paths(
+        paths,
+        asked,
+        policy,
+        baseline=baseline,
+        jobs=jobs,
+        skip_others=skip_others,
+        describe=describe,
+        progress=progress,
+    )

@@ -12,6 +12,7 @@ from memcalc.architectures.context_parallel import over_context_ranks
 from memcalc.architectures.plain import PlainBlock
 from memcalc.architectures.plain_embedding_head import plain_embedding, plain_head, shared_tables
 from memcalc.architectures.structure import BlockStructure, block_structure
+from memcalc.layout.stages import LayerModules
 from memcalc.programs.activation_offload import offload_saved_tensors
 from memcalc.programs.program import END, Program, StorageEvent
 from memcalc.programs.tape import Tape, Tensor
@@ -101,6 +102,14 @@ def _tape(structure: BlockStructure, part: Part) -> tuple[Tape, Tensor | None]:
     if part == "head":
         return plain_head(structure)
     return PlainBlock(structure, experts=part == "expert layer").layer()
+
+
+@lru_cache(maxsize=256)
+def called_modules(structure: BlockStructure, modules: LayerModules) -> tuple[str, ...]:
+    """Return the modules with parameters that a layer calls, in forward order, as in state_dict within the layer."""
+    part: Part = "expert layer" if modules.experts else "dense layer"
+    tape, _ = _tape(structure.of_layers(modules), part)
+    return tuple(dict.fromkeys(node.module for node in tape.nodes if node.module))
 
 
 def has_formulas(spec: Spec) -> bool:

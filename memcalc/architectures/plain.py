@@ -29,9 +29,10 @@ class PlainBlock:
         self.experts = experts
         self.weights: tuple[Tensor, ...] = ()  # attention weights, which transformers' modules return
         self.tape = Tape()
-        self.ops = Operators(self.tape, structure.compute, structure.parameters, structure.autocast, structure.adapters)
-        self.ops.float8 = structure.float8
-        self.split = TensorParallelOps(self.ops, structure)
+        c = structure
+        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears)
+        self.ops.float8 = c.float8
+        self.split = TensorParallelOps(self.ops, c)
         self.stream = self.split.stream
 
     def axis(self, name: str) -> str:

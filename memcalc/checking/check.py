@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,14 +14,16 @@ from memcalc.checking.discovery import DiscoveredFiles, find_configs
 from memcalc.checking.parallel import mapped
 from memcalc.checking.patterns import is_pattern
 from memcalc.checking.policy import NO_POLICY, Limits, Policy
-from memcalc.checking.report import BUDGET, CheckOutcome, CheckReport, Sizes, Status
+from memcalc.checking.report import BUDGET, CheckOutcome, CheckReport, Describe, Sizes, Status, urgency
 from memcalc.errors import InputError, InputErrors, MemcalcError
 from memcalc.importers.loading import load
 from memcalc.ledger.verdict import Answer
 from memcalc.progress import Progress, silent
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.spec import Spec
-from memcalc.verdict.judge import gpu_of, size_against
+from memcalc.verdict.judge import gpu_of, size, size_against
+
+MOST_DESCRIBED = 100  # configs: a description may take as long as its check
 
 _STANDARD_INPUT = "-"
 
@@ -38,6 +41,7 @@ def check(
     baseline: str | Path | None = None,
     jobs: int | None = None,
     skip_others: bool = False,
+    describe: Describe | None = None,
     progress: Progress = silent,
 ) -> CheckReport:
     """Estimate every configuration under `paths`.
@@ -49,6 +53,8 @@ def check(
         baseline: the JSON of an earlier check, in place of the policy's.
         jobs: number of processes, in place of the policy's; None: one per core if there are enough files.
         skip_others: also skip named files that do not look like a configuration.
+        describe: makes `CheckOutcome.description`, for at most MOST_DESCRIBED configurations: those that do not fit,
+            then the closest to their limit. Picklable.
         progress: called with the number of finished files.
 
     Raises:
@@ -71,9 +77,15 @@ def check(
     found = find_configs(wanted, policy.excludes, skip_others=skip_others)
     tasks = [_Task(path, policy.limits_of(path, asked)) for path in found.files]
     jobs = 1 if _STANDARD_INPUT in found.files else jobs or policy.jobs
-    outcomes = mapped(_outcome, tasks, jobs, "configurations", progress)
+    at_once = describe if len(tasks) <= MOST_DESCRIBED else None
+    outcomes = mapped(partial(_outcome, describe=at_once), tasks, jobs, "configurations", progress)
     if before is not None:
         outcomes = [_compared(outcome, task, before) for outcome, task in zip(outcomes, tasks, strict=True)]
+    if describe is not at_once:
+        chosen = _most_urgent(outcomes)
+        repeated = mapped(partial(_outcome, describe=describe), [tasks[at] for at in chosen], jobs, "details", progress)
+        for at, outcome in zip(chosen, repeated, strict=True):
+            outcomes[at] = outcomes[at]._replace(description=outcome.description)
     gone = set(before or ()) - {same_path(path) for path in found.files}
     return CheckReport(
         tuple(outcomes),
@@ -86,14 +98,10 @@ def check(
     )
 
 
-def checked_specs(report: CheckReport, asked: Limits, policy: Policy) -> Iterator[tuple[str, Spec, int]]:
-    """Yield the valid configurations of a check with their paths and limits in bytes; standard input is read once."""
-    asked = asked.with_gpu()
-    for outcome in report.outcomes:
-        if outcome.sizes is not None and outcome.path != _STANDARD_INPUT:
-            limits = policy.limits_of(outcome.path, asked)
-            assert outcome.limit_bytes is not None
-            yield outcome.path, load(outcome.path, limits.overrides, gpu=limits.gpu), outcome.limit_bytes
+def _most_urgent(outcomes: Sequence[CheckOutcome]) -> list[int]:
+    """Return the indices of the outcomes to describe; standard input cannot be read twice."""
+    valid = [at for at, each in enumerate(outcomes) if each.sizes is not None and each.path != _STANDARD_INPUT]
+    return sorted(valid, key=lambda at: urgency(outcomes[at]))[:MOST_DESCRIBED]
 
 
 def _remarks(found: DiscoveredFiles, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:
@@ -106,7 +114,7 @@ def _remarks(found: DiscoveredFiles, idle: Iterable[str], before: Baseline | Non
         yield "the baseline has none of these configurations: nothing was compared"
 
 
-def _outcome(task: _Task) -> CheckOutcome:
+def _outcome(task: _Task, describe: Describe | None) -> CheckOutcome:
     path, limits = task
     try:
         if is_pattern(path):
@@ -117,7 +125,7 @@ def _outcome(task: _Task) -> CheckOutcome:
                 "no GPU and no budget to check against.",
                 "Add --gpu GPU or --budget SIZE, or set hardware.gpu in the file.",
             )
-        return _outcome_of(path, spec, limits)
+        return _outcome_of(path, spec, limits, describe)
     except InputErrors as several:  # a report has one line per file; `estimate` lists all errors
         return _broken(path, str(several.errors[0]))
     except MemcalcError as error:
@@ -136,7 +144,7 @@ def _broken(path: str, text: str) -> CheckOutcome:
     return CheckOutcome(path, "broken", message=text[place.end() :], line=int(place[1]) if place[1] else None)
 
 
-def _outcome_of(path: str, spec: Spec, limits: Limits) -> CheckOutcome:
+def _outcome_of(path: str, spec: Spec, limits: Limits, describe: Describe | None) -> CheckOutcome:
     """Return the outcome of one run: by its lower bound if that exceeds the limit, else as in `estimate`."""
     gpu = gpu_of(spec)
     ends = [] if gpu is None else [(gpu.usable_bytes, f"usable on {gpu.label}")]
@@ -144,7 +152,8 @@ def _outcome_of(path: str, spec: Spec, limits: Limits) -> CheckOutcome:
         ends.append((limits.budget, BUDGET))
     end, words = min(ends)
     margin = 0 if limits.margin is None else limits.margin.of(end)
-    result = size_against(spec, end - margin)
+    limit = end - margin
+    result = size_against(spec, limit)
     verdict, headline = result.judgement, result.headline
     assert verdict is not None
     sizes = Sizes(
@@ -169,6 +178,8 @@ def _outcome_of(path: str, spec: Spec, limits: Limits) -> CheckOutcome:
         limit=words,
         margin_bytes=margin,
         notes=result.notes,
+        # A description has reserved and device memory even if a bound decided the verdict.
+        description=describe(size(spec, limit) if verdict.device_bytes is None else result) if describe else None,
     )
 
 

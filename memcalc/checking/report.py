@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from memcalc.jupyter import NotebookDisplay
+from memcalc.ledger.result import Result
 
 BUDGET = "the budget"  # what sets the limit if no GPU is smaller
 
 Status = Literal["fits", "does not fit", "unknown", "grew", "broken"]
+Describe: TypeAlias = Callable[[Result], Any]  # a complete estimate as plain data, for a report
 
 
 class Sizes(NamedTuple):
@@ -54,6 +57,17 @@ class CheckOutcome(NamedTuple):
     is_bound: bool = False  # whether needed_bytes is a lower bound, so that the run needs more
     interval: tuple[int, int] | None = None  # of device memory, from recorded runs; None if bounds decided
     unmodelled: tuple[str, ...] = ()  # features of the run that need memory and are not modelled
+    description: Any = None  # what `describe` made of the estimate; None for configs that were not described
+
+    @property
+    def filled(self) -> float:
+        """Return the fraction of its limit that the config needs; 0 without a limit."""
+        return (self.needed_bytes or 0) / self.limit_bytes if self.limit_bytes else 0.0
+
+
+def urgency(outcome: CheckOutcome) -> tuple[bool, float]:
+    """Return a sort key: configs that do not fit come first, in each group the closest to their limit."""
+    return outcome.status == "fits", abs(outcome.filled - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -67,10 +68,13 @@ def command(
     from memcalc.report.progress import shown_progress
 
     reports = parse_reports(also or ())
+    describe = None
     if html is not None:
         from memcalc.report.html.html_report import check_report
+        from memcalc.report.views.runs import check_sections
 
         check_report(html)
+        describe = partial(check_sections, unit=units)
     with shown_progress() as progress:
         report = api.check(
             *(paths or ()),
@@ -83,6 +87,7 @@ def command(
             jobs=jobs,
             settings=settings,
             skip_others=skip_others,
+            describe=describe,
             progress=progress,
         )
     report = replace(report, accepts_unknown=accept_unknown)
@@ -93,8 +98,7 @@ def command(
             from memcalc.report.html.html_report import write_report
             from memcalc.report.views.runs import checks_view
 
-            results = api.checked_results(report, overrides=overrides or (), gpu=gpu, settings=settings)
-            write_report(html, checks_view(report, units, results))
+            write_report(html, checks_view(report, units))
     if form == "table":
         from memcalc.report.checks.table import draw_checks
         from memcalc.report.screen import make_screen

@@ -42,7 +42,7 @@ def transient_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDra
     """Return everything on a rank of a stage except model states."""
     items = [*persistent_items(spec, stage, gpu), *rollouts(spec, stage, gpu)]
     for mask, peak in _peaks(spec, stage, gpu):
-        items += [draft._replace(mask=mask) for draft in peak.drafts()]
+        items += peak.drafts(mask)
     return items
 
 

@@ -78,6 +78,14 @@ RELEASES = {
                 "Under ZeRO-3 the optimizer updates a copy of weights that are fp32, too; before, the weights.",
                 "runtime/zero/stage3.py, _create_fp32_partitions",
             ),
+            "0.18.4": ReleaseChange(
+                "In backward a scaled copy replaces the gradient of the model's output.",
+                "runtime/engine.py, _backward_prologue_per_tensor",
+            ),
+            "0.19.6": ReleaseChange(
+                "`engine.backward(loss)` scales the loss alone: the gradient of the model's output is not copied.",
+                "runtime/engine.py, _backward_prologue_per_tensor",
+            ),
         },
     ),
     "trl": Package(

@@ -138,7 +138,7 @@ def _peak(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> int
     from memcalc.layout.stages import stages_that_matter
 
     try:
-        spec = load_opened(_opened(config, overrides, path), parse_overrides(overrides), check=lambda *_: None)
+        spec = load_opened(_opened(config, overrides, path), parse_overrides(overrides))
         return max(peak_bytes(spec, stage, None) for stage in stages_that_matter(spec))
     except MemcalcError:
         return None

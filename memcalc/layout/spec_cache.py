@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from typing import TypeVar
@@ -19,15 +18,16 @@ def cached_by_spec(function: Callable[[Spec], Found]) -> Callable[[Spec], Found]
 
     Hashing a spec takes longer than most of these functions.
     """
-    known: deque[tuple[Spec, Found]] = deque(maxlen=FEW)
+    known: tuple[tuple[Spec, Found], ...] = ()  # replaced, never changed: other threads may read it
 
     @wraps(function)
     def of(spec: Spec) -> Found:
-        for other, found in tuple(known):  # a copy: other threads may add to it
+        nonlocal known
+        for other, found in known:
             if other is spec:
                 return found
         found = function(spec)
-        known.appendleft((spec, found))
+        known = ((spec, found), *known[: FEW - 1])
         return found
 
     return of

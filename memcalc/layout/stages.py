@@ -269,27 +269,28 @@ def _mixed_kinds(spec: Spec, stage: Stage) -> list[LayerType]:
 
 
 @cached_by_spec
-def _layers_known(spec: Spec) -> dict[int, LayerModules]:  # noqa: ARG001
-    return {}
+def _layers_known(spec: Spec) -> tuple[bool, dict[tuple[int, bool, bool], LayerModules]]:
+    return are_mixed(spec), {}
 
 
 def layer_modules(spec: Spec, layer: int) -> LayerModules:
     """Return what one layer's modules differ in from those of others."""
-    known = _layers_known(spec)
-    if layer not in known:
-        model = spec.model
-        detached = layer == 0 and starts_detached(spec)
-        masked, unturned = has_mask(spec, layer), applies_no_rope(spec, layer)
-        known[layer] = LayerModules(
-            experts=model.has_experts(layer),
-            masked=masked,
-            without_rope=unturned,
+    mixed, known = _layers_known(spec)
+    model = spec.model
+    # Unless layer types alternate, layers differ in experts alone, and the first one in what its input needs.
+    key = layer if mixed else 0, model.has_experts(layer), layer == 0 and starts_detached(spec)
+    if key not in known:
+        _, experts, detached = key
+        known[key] = LayerModules(
+            experts=experts,
+            masked=has_mask(spec, layer),
+            without_rope=applies_no_rope(spec, layer),
             linear=model.is_linear(layer),
             full_heads=model.has_full_heads(layer),
             mixer=model.mixer(layer),
             detached=detached,
         )
-    return known[layer]
+    return known[key]
 
 
 def _traits_of(spec: Spec, layer: int) -> LayerTraits:

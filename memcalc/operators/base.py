@@ -23,10 +23,17 @@ class Base:
         parameters: dtype of the weights.
         autocast: whether torch.autocast is on, in the compute dtype.
         adapters: adapters of a frozen base model; None: the model's own parameters train.
+        replaced_linears: whether DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py).
     """
 
     def __init__(
-        self, tape: Tape, compute: str, parameters: str, autocast: bool, adapters: Adapters | None = None
+        self,
+        tape: Tape,
+        compute: str,
+        parameters: str,
+        autocast: bool,
+        adapters: Adapters | None = None,
+        replaced_linears: bool = False,
     ) -> None:
         self.adapters = adapters
         self.tape = tape
@@ -36,6 +43,7 @@ class Base:
         self.fp8, self.fp8_columns = "none", False  # of Transformer Engine's linear layers
         self.fuses_weight_gradients = True  # whether Megatron-Core's GEMMs add to the main gradients
         self.fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
+        self.replaced_linears = replaced_linears
 
     @contextmanager
     def in_fp32(self) -> Iterator[None]:

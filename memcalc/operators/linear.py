@@ -94,12 +94,13 @@ class Linear(Base):
             temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
         keeps = trains or (x.grad and self.adapters is not None and self.adapters.saves_inputs)
         seen = Tensor(casts[0].storage if casts else -1, weight, dtype, strided=not conv1d)
-        of_x = NEW if given.flat else VIEW
-        kinds = (of_x, *(NEW, SUMMED)[: len(casts)]) if bias else (*(NEW for _ in casts), of_x)
+        of_x = NEW if given.flat or self.replaced_linears else VIEW
+        input_first = bias or self.replaced_linears
+        kinds = (of_x, *(NEW, SUMMED)[: len(casts)]) if input_first else (*(NEW for _ in casts), of_x)
         node = Node(
             module,
-            # addmm computes dx first, mm dW (derivatives.yaml, in order of names)
-            (x, *casts) if bias else (*casts, x),
+            # addmm and DeepSpeed's linear layer compute dx first, mm dW (derivatives.yaml, in order of names)
+            (x, *casts) if input_first else (*casts, x),
             (y,),
             # the weight's cast for dx, x for the weight gradient; no gradient needs the bias
             (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
@@ -111,7 +112,7 @@ class Linear(Base):
             summed_later=tuple(temporaries),
             parameters=tuple(parameters),
             summed=tuple(parameters[1:]),
-            parameters_first=not bias,
+            parameters_first=not input_first,
             reversed_accumulation=True,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),

@@ -1,1 +1,1 @@
-"""The web page: what its worker asks of memcalc, its form, and the files that a browser loads."""
+"""The web page: the functions that its worker calls, its form, and the files that a browser loads."""

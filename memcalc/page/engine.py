@@ -1,8 +1,9 @@
-"""What the page's worker calls: a request as JSON, answered part by part, each as soon as it is known."""
+"""Answer the requests of the page's worker: JSON in, JSON out, in parts, each as soon as it is computed."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,32 +16,37 @@ from memcalc.units import Unit
 UNIT: Unit = "GiB"
 
 Part = dict[str, Any]
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
-def parts(request: str, tell: Tell | None = None) -> Iterator[str]:
+def parts(request: str, report_progress: ReportProgress | None = None) -> Iterator[str]:
     """Answer a request; each part is JSON with its `part`.
 
     Args:
         request: a `Request` as JSON.
-        tell: called with how far a search is.
+        report_progress: called with the progress of a search, as text.
 
     Yields:
-        "answer": the `view`; then "section": a section in place of that of the same `place`; then "copies": the
+        "answer": the `view`; then "section": a section that replaces the one with the same `place`; then "copies": the
         `document` as `--format json` prints it, and the run as a `command` and as `yaml`. Or "error": a message, and
-        the `hub_id` that the catalogue does not have, where that is the error.
+        the `hub_id` if the error is that the catalogue lacks it.
     """
     try:
-        asked = parsed(request)
-        yield from map(_dumped, _ANSWERS[asked.kind](asked, tell))
+        read = parsed(request)
+        yield from map(_dumped, _ANSWERS[read.kind](read, report_progress))
     except NotInCatalogue as error:
-        yield _dumped({"part": "error", "message": str(error), "hub_id": error.hub_id})
+        yield _dumped({"part": "error", "message": _message(error), "hub_id": error.hub_id})
     except MemcalcError as error:
-        yield _dumped({"part": "error", "message": str(error)})
+        yield _dumped({"part": "error", "message": _message(error)})
+
+
+def _message(error: MemcalcError) -> str:
+    """Return the message without the option of the command line, which the page does not have."""
+    return re.sub(r"^--set:? ", "", str(error), flags=re.MULTILINE)
 
 
 def text_of(document: Any) -> str:
-    """A document as the command line prints it to a terminal that shows Unicode."""
+    """Return a document as the command line prints it to a terminal with UTF-8."""
     return json_safe(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
 
 
@@ -48,20 +54,21 @@ def _dumped(part: Part) -> str:
     return json.dumps(part, ensure_ascii=False)
 
 
-def _estimate(asked: Request, tell: Tell | None) -> Iterator[Part]:
+def _estimate(request: Request, _: ReportProgress | None) -> Iterator[Part]:
     from memcalc.api.sizing import estimate
-    from memcalc.report.views.estimate import estimate_view, verdict_section
+    from memcalc.report.views.estimate import estimate_view, generation_section, verdict_section
     from memcalc.report.views.timeline import memory_section
 
-    del tell  # an estimate is quick
-    run = run_of(asked.run)
+    run = run_of(request.run)
     result = estimate(run.spec).replayed
     waiting = {"kind": "waiting", "title": "Memory over the run", "place": "timeline"}
-    view = estimate_view(result, UNIT, [waiting])
+    view = estimate_view(result, UNIT, [waiting], largest=False)
     view["sections"][0]["place"] = "verdict"
     yield {"part": "answer", "view": view}
     yield {"part": "section", "section": memory_section(result, UNIT) | {"place": "timeline"}}
-    if result.spec.inference is None:
+    if result.generation is not None:
+        yield {"part": "section", "section": generation_section(result, UNIT, largest=True)}
+    else:
         from memcalc.verdict.reasons import reason_of
 
         section = verdict_section(result, UNIT, reason_of(result))
@@ -71,45 +78,43 @@ def _estimate(asked: Request, tell: Tell | None) -> Iterator[Part]:
     yield _copies(document(result), run, "estimate")
 
 
-def _fit(asked: Request, tell: Tell | None) -> Iterator[Part]:
+def _fit(request: Request, report_progress: ReportProgress | None) -> Iterator[Part]:
     from memcalc.api.searching import fit
     from memcalc.documents.fit import fit_document
     from memcalc.report.views.runs import fit_view
 
-    run = run_of(asked.run.model_copy(update={"gpus": ""}))
-    wanted = {name: value for name in ("maximize", "minimize") if (value := getattr(asked, name))}
-    gpus = asked.run.gpu_count
-    answer = fit(run.source, *run.overrides, gpu=run.gpu, gpus=gpus, progress=_progress(tell), **wanted)
+    run = run_of(request.run.model_copy(update={"gpus": ""}))
+    wanted = {name: value for name in ("maximize", "minimize") if (value := getattr(request, name))}
+    gpus = request.run.gpu_count
+    answer = fit(run.source, *run.overrides, gpu=run.gpu, gpus=gpus, progress=_progress(report_progress), **wanted)
     more = [word for name, value in wanted.items() for word in (f"--{name}", value)]
     more += [] if gpus is None else ["--gpus", str(gpus)]
     yield {"part": "answer", "view": fit_view(answer, UNIT)}
     yield _copies(fit_document(answer), run, "fit", *more)
 
 
-def _diff(asked: Request, tell: Tell | None) -> Iterator[Part]:
+def _diff(request: Request, _: ReportProgress | None) -> Iterator[Part]:
     from memcalc.api.sizing import diff
     from memcalc.documents.diff import difference_document
     from memcalc.report.views.runs import difference_view
     from memcalc.report.views.timeline import memory_section
 
-    del tell
-    first = run_of(asked.other).spec  # read before the other's text takes the place of its file
-    second = run_of(asked.run)
+    first = run_of(request.other).spec  # read first: pasted text of the second run overwrites its file
+    second = run_of(request.run)
     difference = diff(first, second.spec)
     timelines = [memory_section(result, UNIT) for result in difference.results]
     yield {"part": "answer", "view": difference_view(difference, UNIT, timelines)}
     yield _copies(difference_document(difference), second, "estimate")
 
 
-def _progress(tell: Tell | None) -> Progress:
-    """Progress as text, for those who want to know."""
-    if tell is None:
+def _progress(report: ReportProgress | None) -> Progress:
+    if report is None:
         return silent
 
-    def told(what: str, done: int, total: int | None = None) -> None:
-        tell(f"{what}: {done:,}" + ("" if total is None else f" of {total:,}"))
+    def progress(what: str, done: int, total: int | None = None) -> None:
+        report(f"{what}: {done:,}" + ("" if total is None else f" of {total:,}"))
 
-    return told
+    return progress
 
 
 def _copies(document: Any, run: RequestedRun, verb: str, *more: str) -> Part:
@@ -120,7 +125,7 @@ def _copies(document: Any, run: RequestedRun, verb: str, *more: str) -> Part:
     return {"part": "copies", "document": text_of(document), "command": run.command(verb, *more), "yaml": text}
 
 
-_ANSWERS: dict[str, Callable[[Request, Tell | None], Iterator[Part]]] = {
+_ANSWERS: dict[str, Callable[[Request, ReportProgress | None], Iterator[Part]]] = {
     "estimate": _estimate,
     "fit": _fit,
     "diff": _diff,

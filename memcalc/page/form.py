@@ -1,4 +1,4 @@
-"""What the form offers: fields of the configuration with their values, from the models that check them."""
+"""The fields of the form with the values that it offers, from the models that validate them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memcalc.spec.hardware.gpus import all_gpus
 from memcalc.spec.presets import preset_names
 from memcalc.spec.recipes import RECIPES
 
-# Blocks of the form, and the fields of each by their path. The first block is open, the others open when clicked.
+# Blocks of the form, and the paths of their fields. The first block is open; a click opens the others.
 FIELDS: dict[str, tuple[str, ...]] = {
     "Run": (
         "training.micro_batch_size",
@@ -49,8 +49,8 @@ TITLES = {
     "training.lora.target_modules": "LoRA targets",
     "parallelism.zero_stage": "ZeRO stage",
 }
-# Fields that take any number, list or pattern, of which the form offers some.
-WORDS: dict[str, tuple[str, ...]] = {
+# Values that the form offers for fields that accept more.
+OFFERED: dict[str, tuple[str, ...]] = {
     "training.recompute": ("none", "selective", "full", "every-2", "every-4"),
     "training.recipe": tuple(RECIPES),
     "parallelism.zero_stage": ("0", "1", "2", "3"),
@@ -58,7 +58,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 
 def choices() -> dict[str, Any]:
-    """The models and GPUs by name, and the form's fields with their values and descriptions."""
+    """Return the names of models and GPUs, and the form's fields with their values and descriptions."""
     return {
         "models": preset_names(),
         "gpus": [{"name": gpu.name, "label": gpu.label} for gpu in all_gpus()],
@@ -74,14 +74,14 @@ def _field(path: str) -> dict[str, Any]:
     return {
         "path": path,
         "title": TITLES.get(path, name.replace("_", " ")),
-        "kind": "choice" if path in WORDS else kind,
-        "values": list(WORDS.get(path, values)),
+        "kind": "choice" if path in OFFERED else kind,
+        "values": list(OFFERED.get(path, values)),
         "description": field.description or "",
     }
 
 
 def _kind(annotation: Any) -> tuple[str, tuple[str, ...]]:
-    """How a field is entered: as one of some words, a whole number, yes or no, or text."""
+    """Return how a field is entered ("choice", "number" or "text"), and the values to choose from."""
     if annotation is bool:
         return "choice", ("false", "true")
     if get_origin(annotation) is Literal:

@@ -1,4 +1,4 @@
-"""The request of the form: a run in the syntax of the command line, and the same run as a command and as YAML."""
+"""Read a request of the form: its run with overrides as in `--set`, as a command, and as YAML."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from memcalc.spec.overrides import parse_overrides
 from memcalc.spec.spec import Spec
 from memcalc.text import harmless
 
-CONFIG_JSON, CONFIG_YAML = "config.json", "config.yaml"  # what pasted text is called, by its first letter
-# Twice a configuration of the largest size, because some characters are escaped, and the form's fields.
+CONFIG_JSON, CONFIG_YAML = "config.json", "config.yaml"  # file names of pasted text
+# A configuration of the largest size, half of its characters escaped, and the form's fields.
 _MOST_CHARACTERS = 3 * MOST_CONFIG_BYTES
 _RULES = {
     "missing": "is missing",
@@ -36,7 +36,7 @@ _RULES = {
 
 
 class NotInCatalogue(InputError):
-    """A hub id that the catalogue does not have. The page offers to fetch its config.json.
+    """A hub id is missing in the catalogue. The page offers to fetch its config.json.
 
     Args:
         hub_id: the id.
@@ -51,15 +51,15 @@ class NotInCatalogue(InputError):
 
 
 class FormRun(BaseModel):
-    """A run as the form sends it: text as it was typed, empty where nothing was.
+    """A run as the form sends it: the text of each field, empty for the default.
 
     Args:
         model: a name; unused where `text` is given.
         text: a pasted configuration.
         gpu: the GPU.
-        gpus: how many GPUs.
-        fields: values of the configuration by the path of their field.
-        more: one "field=value" on each line.
+        gpus: the number of GPUs.
+        fields: values by the path of their field in the configuration.
+        more: "field=value", one per line.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -73,10 +73,10 @@ class FormRun(BaseModel):
 
     @property
     def gpu_count(self) -> int | None:
-        """How many GPUs; None: as many as the configuration is spread over.
+        """The number of GPUs; None: the configuration's.
 
         Raises:
-            InputError: it is no whole number.
+            InputError: the text is not a whole number.
         """
         text = self.gpus.strip()
         if not text:
@@ -90,10 +90,10 @@ class Request(BaseModel):
     """A request of the page.
 
     Args:
-        kind: of answer.
+        kind: the command.
         run: the form's run.
-        other: the run that a diff compares it with.
-        maximize: the quantity that a fit maximizes; empty: none.
+        other: run A of a diff; `run` is B.
+        maximize: the quantity that a fit maximizes; empty: each.
         minimize: the quantity that a fit minimizes; empty: none.
     """
 
@@ -110,8 +110,8 @@ class RequestedRun(NamedTuple):
     """A run of the form.
 
     Args:
-        source: a name, or the path of the file that pasted text was written to.
-        overrides: as --set takes them.
+        source: a name, or the path of a file with the pasted text.
+        overrides: as for `--set`.
         gpu: the GPU; None: none.
         text: the pasted configuration; empty for a name.
     """
@@ -132,19 +132,19 @@ class RequestedRun(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The source as a command names it."""
+        """The source in a command."""
         return Path(self.source).name if self.text else self.source
 
     def command(self, verb: str, *more: str) -> str:
-        """The command line that gives the same result."""
+        """Return the command with the same result."""
         words = ["memcalc", verb, self.shown, *(("--gpu", self.gpu) if self.gpu else ()), *more]
         return harmless(shlex.join([*words, *(word for override in self.overrides for word in ("--set", override))]))
 
     def as_yaml(self) -> str:
-        """The run as a YAML file that `memcalc estimate` reads.
+        """Return the run as a YAML file for `memcalc estimate`.
 
         Raises:
-            InputError: the pasted text is another framework's configuration, which has no place in a YAML of memcalc.
+            InputError: the pasted text is another framework's configuration, which a memcalc YAML cannot contain.
         """
         found = self._source_keys()
         for place, value in parse_overrides(self.overrides).items():
@@ -159,7 +159,7 @@ class RequestedRun(NamedTuple):
         return yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
 
     def _add_other_defaults(self, found: dict[str, Any]) -> None:
-        """Write out where a hub id on the command line has other defaults than one in a YAML."""
+        """Add values with different defaults for a hub id on the command line and for one in a YAML."""
         here, there = (spec.model_dump(mode="json") for spec in (self.spec, load(found)))
         for block in ("training", "parallelism"):
             other = {name: value for name, value in here[block].items() if there[block][name] != value}
@@ -177,53 +177,53 @@ class RequestedRun(NamedTuple):
         return found
 
 
-def run_of(asked: FormRun) -> RequestedRun:
+def run_of(form: FormRun) -> RequestedRun:
     """Return the run of the form.
 
     Raises:
-        InputError: nothing is named, or standard input is.
-        NotInCatalogue: a hub id is named that the catalogue does not have.
+        InputError: the model is missing, or is standard input.
+        NotInCatalogue: the model is a hub id that the catalogue lacks.
     """
-    name = asked.model.strip()
-    if not asked.text.strip() and name in ("", "-"):
-        problem = "'-' is standard input, which a page does not have." if name else "no model is named."
-        raise InputError(problem, "Choose one, or paste a config.json or a YAML.", "model")
-    if not asked.text.strip() and is_hub_id(name) and resolve_offline(name) is None:
+    name = form.model.strip()
+    if not form.text.strip() and name in ("", "-"):
+        problem = "'-' means standard input, which a page does not have." if name else "no model is given."
+        raise InputError(problem, "Enter a preset or a hub id, or paste a config.json or YAML.", "model")
+    if not form.text.strip() and is_hub_id(name) and resolve_offline(name) is None:
         raise NotInCatalogue(name)
-    fields = {path: value.strip() for path, value in asked.fields.items()}
+    fields = {path: value.strip() for path, value in form.fields.items()}
     overrides = [
         f"{path.rpartition('.')[2] if path.count('.') == 1 else path.partition('.')[2]}={value}"
         for path, value in fields.items()
         if value
     ]
-    overrides += [line.strip() for line in asked.more.splitlines() if line.strip()]
-    gpus = asked.gpus.strip()
+    overrides += [line.strip() for line in form.more.splitlines() if line.strip()]
+    gpus = form.gpus.strip()
     if gpus:
         overrides.append(f"parallelism.gpus={gpus}")
-    source = _written(asked.text) if asked.text.strip() else name
-    return RequestedRun(source, tuple(overrides), asked.gpu or None, asked.text)
+    source = _written(form.text) if form.text.strip() else name
+    return RequestedRun(source, tuple(overrides), form.gpu or None, form.text)
 
 
 @cache
 def _folder() -> Path:
-    """In the browser's own file system, which ends with the page."""
+    """Return the directory for pasted text; in a browser, a file system in memory."""
     folder = Path(tempfile.gettempdir()) / f"memcalc-page-{os.getpid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
 def _written(text: str) -> str:
-    """The path of a file with this text, which is JSON if it begins with a brace."""
+    """Write pasted text to a file and return its path; text that begins with a brace is JSON."""
     path = _folder() / (CONFIG_JSON if text.lstrip().startswith("{") else CONFIG_YAML)
     write_text(path, text)
     return str(path)
 
 
 def parsed(request: str) -> Request:
-    """The request as the page sends it.
+    """Return the request that the page sends as JSON.
 
     Raises:
-        InputError: no form sends such a request.
+        InputError: the request is invalid.
     """
     remedy = "Reload the page."
     if len(request) > _MOST_CHARACTERS:

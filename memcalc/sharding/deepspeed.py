@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from memcalc.architectures.catalogue import called_modules
+from memcalc.architectures.huggingface.catalogue import family_class
+from memcalc.architectures.huggingface.family import Family
 from memcalc.architectures.structure import block_structure
 from memcalc.layout.local_parameters import LocalParameter
-from memcalc.sharding.engine import Engine
+from memcalc.layout.stages import layer_modules
+from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.zero3 import ZeRO3
+from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_modules, transformers_modules
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import ZeRO12
+from memcalc.spec.model import ModelSpec
+from memcalc.spec.programs import number
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.states.state_options import state_options
@@ -17,7 +24,8 @@ from memcalc.stream.requests import Requests
 
 # Optimizers with updates of a flat tensor that were compared with runs of DeepSpeed.
 COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
-RECIPE, DTYPE = "mixed-16", "bf16"  # the effect of "bf16": {"enabled": true}
+# Families with a block of experts in DEFAULT_LEAF_MODULE_CLASSES (runtime/zero/leaf_module_config.py).
+EXPERTS_HOOKED_WHOLE = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
 def deepspeed_engine(
@@ -42,9 +50,39 @@ def deepspeed_engine(
     if options.zero_stage < 3:
         return ZeRO12(requests, ordered, options, rank)
     stops_inside = not block_structure(spec).residual_dropout
-    tied, detached = spec.model.tie_word_embeddings, options.detached
-    order = Order(ordered, units, tied=tied, stops_inside=stops_inside, detached=detached)
-    return ZeRO3(requests, ordered, [*order.turns(plan)], options)
+    order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.detached)
+    family = _transformers_family(spec)
+    views_experts = family is None or family.transposes_experts
+    return ZeRO3(requests, ordered, [*order.turns(plan)], options, views_experts=views_experts)
+
+
+def _transformers_family(spec: Spec) -> type[Family] | None:
+    """Return the class that writes the run's modules of transformers; None for the reference decoder."""
+    structure = block_structure(spec)
+    is_own = structure.implementation != "huggingface" or structure.family is None
+    return None if is_own else family_class(str(structure.family))
+
+
+def _modules(
+    ordered: Sequence[LocalParameter], units: Mapping[int, Sequence[LocalParameter]], spec: Spec
+) -> ModuleTree:
+    tied, structure = spec.model.tie_word_embeddings, block_structure(spec)
+    family = _transformers_family(spec)
+    if family is None:
+        return reference_modules(ordered, units, tied=tied)
+
+    def calls(unit: int) -> ModuleCalls:
+        return ModuleCalls(
+            () if unit == ROOT else called_modules(structure, layer_modules(spec, unit)),
+            family.silent_after,
+            family.mlp_is_module,
+            family.activation_is_module,
+            structure.family in EXPERTS_HOOKED_WHOLE,
+        )
+
+    both = family.turns_windows and structure.windows and structure.has_full_attention
+    rotations = family.rotates + (family.rotates and both)
+    return transformers_modules(ordered, units, calls, tied=tied, rotations=rotations)
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
@@ -56,14 +94,43 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         "DeepSpeed without ZeRO": parallelism.zero_stage == 0,
         "DeepSpeed with tensor or pipeline parallelism": parallelism.ranks != parallelism.data_parallel,
         "hierarchical sharding": parallelism.shards != parallelism.data_parallel,
-        f"DeepSpeed and recipe {training.recipe} in {training.dtype}": (training.recipe, training.dtype)
-        != (RECIPE, DTYPE),
+        f"DeepSpeed and recipe {training.recipe} in {training.dtype}": not _is_recipe_known(spec),
         f"DeepSpeed and optimizer {training.optimizer}": training.optimizer not in COMPARED,
         "DeepSpeed and an average of the weights": training.ema != "none",
         "DeepSpeed and FP8": training.fp8 != "none",
         f"DeepSpeed and a loss that is {training.loss}": training.loss != "materialized",
-        "DeepSpeed and adapters": training.lora is not None,
-        "ZeRO stage 3 and modules that are not the reference decoder's": whole and training.implementation != "plain",
+        "DeepSpeed and 4-bit weights": training.finetune == "qlora",
+        "DeepSpeed before 0.19": training.versions is not None and _is_older(training.versions.deepspeed),
         "ZeRO stage 3 and nested recomputation": whole and nested,
+    }
+    yield from (reason for reason, is_so in reasons.items() if is_so)
+    if whole and training.implementation == "huggingface":
+        yield from _unknown_modules(spec.model, adapted=training.lora is not None)
+
+
+def _is_recipe_known(spec: Spec) -> bool:
+    """Return whether weights are in 16 bits with fp32 master weights, or in fp32 with the copy that stage 3 makes."""
+    if spec.training.recipe == "fp32":
+        zero = spec.parallelism.zero_optimization
+        return spec.parallelism.zero_stage == 3 and zero.copies_fp32_weights
+    return spec.training.recipe == "mixed-16" and spec.training.dtype in ("bf16", "fp16")
+
+
+def _is_older(release: str | None) -> bool:
+    return release is not None and number(release) < number("0.19")
+
+
+def _unknown_modules(model: ModelSpec, *, adapted: bool) -> Iterator[str]:
+    """Yield the properties of a model for which the order of transformers' modules is not modelled."""
+    reasons = {
+        # A convolution's weight is read outside its module (transformers 5.23 models/qwen3_next, models/nemotron_h).
+        "ZeRO stage 3 and linear attention or Mamba": model.linear_attention is not None or model.mamba is not None,
+        "ZeRO stage 3 and norms without weights": not (
+            model.norm_weight and (model.qk_norm_weight or not model.qk_norm)
+        ),
+        "ZeRO stage 3 and other heads in full attention": model.full_attention is not None,
+        # Such a block waits for its parameters in an order that differs from run to run: fetch_sub_module has a set.
+        "ZeRO stage 3 and shared or adapted experts in one hooked block": model.architecture in EXPERTS_HOOKED_WHOLE
+        and (adapted or bool(model.moe and model.moe.shared_expert_intermediate_size)),
     }
     yield from (reason for reason, is_so in reasons.items() if is_so)

@@ -120,6 +120,10 @@ class Engine:
     def after_evaluation(self) -> None:
         """When the forward passes of an evaluation, which no backward follows, are over."""
 
+    def module_of(self, unit: int, name: str) -> str:  # noqa: ARG002 -- for subclasses
+        """Return the module that the engine hooks ("": none), given the unit and the name of an operator's module."""
+        return name
+
     def before_module(self, unit: int, module: str, *, again: bool) -> None:
         """Run before a module's forward or backward, if the engine hooks modules.
 

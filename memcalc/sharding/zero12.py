@@ -78,13 +78,13 @@ class ZeRO12(Engine):
     """
 
     hooks_gradients = True
-    scales_output_gradient = True  # runtime/engine.py, _backward_prologue_per_tensor
 
     def __init__(
         self, requests: Requests, ordered: Sequence[LocalParameter], options: StateOptions, rank: int | None = None
     ) -> None:
         super().__init__(requests)
         self.choice = options
+        self.scales_output_gradient = options.zero.scales_output_gradient
         self.labels = reduction_labels(options)
         self.main = RECIPES[options.recipe].main_gradients_live == "backward"  # an fp32 copy of the rank's gradients
         self.keeps_gradients = options.reduces_after_backward

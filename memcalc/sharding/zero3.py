@@ -57,17 +57,26 @@ class ZeRO3(Engine):
         requests: where they are recorded.
         ordered: all parameters, in registration order.
         turns: the modules of a micro-batch in order; their parameters are positions in `ordered`.
-        choice: state options of the run.
+        options: state options of the run.
+        views_experts: whether autograd saves views of the routed experts' weights.
     """
 
-    hooks_gradients = hooks_modules = scales_output_gradient = True
+    hooks_gradients = hooks_modules = True
     keeps_gradients = repeats = False
 
     def __init__(
-        self, requests: Requests, ordered: Sequence[LocalParameter], turns: Sequence[ModuleTurn], options: StateOptions
+        self,
+        requests: Requests,
+        ordered: Sequence[LocalParameter],
+        turns: Sequence[ModuleTurn],
+        options: StateOptions,
+        *,
+        views_experts: bool = True,
     ) -> None:
         super().__init__(requests)
         self.choice = options
+        self.views_experts = views_experts
+        self.scales_output_gradient = options.zero.scales_output_gradient
         self.labels = reduction_labels(options)
         source = f"{SOURCE}partitioned_param_coordinator.py"
         component = Component.COMMUNICATION_BUFFERS
@@ -83,7 +92,7 @@ class ZeRO3(Engine):
         for at, turn in enumerate(turns):
             for number in turn.parameters:
                 self.uses.setdefault(number, []).append(at)
-        sizes = (sum(self.elements[number] for number in turn.parameters) for turn in turns)
+        sizes = (0 if turn.reduces_at_end else self._elements_of(turn.parameters) for turn in turns)
         self.passed = [0, *accumulate(sizes)]  # elements of modules before each turn
         self.there: dict[int, int] = {}  # gathered parameter -> storage
         self.views: dict[int, int] = {}  # parameters that autograd still has views of -> storage
@@ -102,6 +111,7 @@ class ZeRO3(Engine):
         self.bucket: list[BucketGradient] = []
         self.inside = 0  # elements in the bucket
         self.wide: list[int] = []
+        self.waiting: dict[int, Gradient] = {}  # those of the running module, which reduces them at its end
 
     # -- construction --------------------------------------------------------------------------------------------------
 
@@ -173,6 +183,11 @@ class ZeRO3(Engine):
         for number in reversed(self.trained):
             self.positions.setdefault(self.ordered[number], deque()).append(number)
 
+    def module_of(self, unit: int, name: str) -> str:
+        """Return one name of the module, which may have several; "" for a container's parameter."""
+        turns = self.of_module.get((unit, name))
+        return "" if turns is None else min(self.turns[turns[0]].names)
+
     def before_module(self, unit: int, module: str, *, again: bool) -> None:
         """Advance to the turn of this module, past the turns of modules without parameters, which programs omit.
 
@@ -192,6 +207,8 @@ class ZeRO3(Engine):
 
     def after_module(self) -> None:
         """Free the parameters of the running module. Source: release_sub_module."""
+        for number in sorted(self.waiting):
+            self._put(number, self.waiting.pop(number).storage)
         if self.running is not None:
             self._leave(self.running)
         self.running = None
@@ -251,26 +268,47 @@ class ZeRO3(Engine):
         for number in turn.parameters if turn.releases else ():
             if turn.backward and not turn.again and number in self.views:
                 self.requests.drop((self.views.pop(number),))
-            if self.traced == 1 or self._is_far(number):
+            if self.traced == 1 or self._is_far(number, turn):
                 self._release(number, viewed=self._is_viewed(number, turn))
 
-    def _is_far(self, number: int) -> bool:
-        """Return whether a parameter is freed before its next use, once the order of modules is known."""
+    def _is_far(self, number: int, turn: ModuleTurn) -> bool:
+        """Return whether a parameter is freed before its next use, once the order of modules is known.
+
+        Source: __params_to_release. The distance counts own parameters of the modules in between, without blocks that
+        are hooked whole; for a parameter of such a block, each module counts with all its submodules.
+        """
         if (
             self.elements[number] <= self.choice.zero.param_persistence_threshold
             or self.fetched_for[number] > self.turn
         ):
             return False
+        if turn.reduces_at_end:
+            return self._is_far_from_block(number)
         again = next((later for later in self.uses[number] if later >= self.turn), None)
         return again is None or self.passed[again] - self.passed[self.turn] >= REUSE_DISTANCE
+
+    def _is_far_from_block(self, number: int) -> bool:
+        passed = 0
+        for turn in self.turns[self.turn :]:
+            if passed >= REUSE_DISTANCE:
+                return True
+            is_model = turn.unit == ROOT and not turn.names
+            if is_model or number in turn.inside:
+                return False
+            passed += self._elements_of(turn.inside)
+        return True
+
+    def _elements_of(self, numbers: Iterable[int]) -> int:
+        return sum(self.elements[number] for number in numbers)
 
     def _is_viewed(self, number: int, turn: ModuleTurn) -> bool:
         """Return whether autograd keeps a view of a weight, and so its memory, until the weight's backward.
 
-        That is so for routed experts, because their matmuls read views (linear.py handles Linear only), and all that
+        That is so for routed experts where their matmuls read views (linear.py handles Linear only), and for all that
         a checkpoint recomputes: it keeps detached tensors (torch/utils/checkpoint.py, _recomputation_hook).
         """
-        return turn.again or (self.ordered[number].routed and not turn.backward and not turn.checkpointed)
+        saved = self.views_experts and not turn.backward and not turn.checkpointed
+        return turn.again or (saved and self.ordered[number].routed)
 
     def _release(self, number: int, *, viewed: bool = False) -> None:
         storage = self.there.pop(number, None)
@@ -294,13 +332,19 @@ class ZeRO3(Engine):
             self.requests.drop((gradient.storage,))
             return
         number = self.positions[gradient.parameter].popleft()
+        if self.running is not None and self.running.reduces_at_end and number in self.running.parameters:
+            self.waiting[number] = gradient
+        else:
+            self._put(number, gradient.storage)
+
+    def _put(self, number: int, storage: int) -> None:
         if self.inside + self.elements[number] > self.choice.zero.reduce_bucket_size:
             self._reduce()
         fits = self.inside + self.elements[number] <= self.choice.zero.reduce_bucket_size
         self.inside += self.elements[number]
-        self.bucket.append(BucketGradient(number, None if fits else gradient.storage))
+        self.bucket.append(BucketGradient(number, None if fits else storage))
         if fits:
-            self.requests.drop((gradient.storage,))
+            self.requests.drop((storage,))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Reduce the remaining gradients of a micro-batch. Source: independent_gradient_partition_epilogue."""

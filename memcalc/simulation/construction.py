@@ -118,7 +118,7 @@ def _adapters(
         return
     adapters = adapters_of(spec)
     assert adapters is not None
-    first = [InitialTensor(each.size) for built in made for each in built.tensors]
+    first = [InitialTensor(each.size, parameter=each.parameter) for built in made for each in built.tensors]
     # For a 4-bit matrix PEFT uses the compute dtype.
     base = DTYPE_BYTES[options.compute if adapters.quantised is not None else base_dtype(spec.training)]
     if base < DTYPE_BYTES[adapters.dtype]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
@@ -455,17 +456,26 @@ class ForwardBackward:
         }
 
     def _module_changes(self, unit: int, steps: Sequence[Step]) -> Iterator[tuple[int, str, bool]]:
-        """Yield event counts, the module that begins ("": none), and whether it is a recomputation."""
+        """Yield event counts, the module that begins ("": none), and whether it is a recomputation.
+
+        A module runs from the first event of its first operator to the last event of its last one.
+        """
         modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
-        current = nothing = ("", Activity.RUN)
-        for position, (event, *_) in enumerate(steps):
-            operator = event.operator
-            at_work = (operator.module, operator.when) if operator.module in modules else nothing
-            if at_work != current:
-                yield position, at_work[0], operator.when is Activity.AGAIN
-                current = at_work
-        if current != nothing:
-            yield len(steps), "", False
+        names = {name: self.engine.module_of(unit, name) for name in modules}
+        at_work = [
+            (position, module, event.operator.when is Activity.AGAIN)
+            for position, (event, *_) in enumerate(steps)
+            if (module := names.get(event.operator.module))
+        ]
+        end = 0
+        for (module, again), events in groupby(at_work, key=lambda each: each[1:]):
+            positions = [position for position, *_ in events]
+            if 0 < end < positions[0]:
+                yield end, "", False
+            yield positions[0], module, again
+            end = positions[-1] + 1
+        if end:
+            yield end, "", False
 
     def _change_module(self, unit: int, module: str, *, again: bool) -> None:
         self.engine.after_module()

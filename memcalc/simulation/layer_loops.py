@@ -28,10 +28,12 @@ def loops_of(spec: Spec, plan: Segment) -> tuple[LayerLoop, ...]:
     The first and the last round of a pattern stay apart: an engine prefetches for the next round, and frees what the
     round before has left.
     """
-    return tuple(_loops(plan, [_key(spec, item) for item in plan]))
+    numbers: dict[Hashable, int] = {}  # of distinct keys: numbers are compared faster
+    keys = (_key(spec, item) for item in plan)
+    return tuple(_loops(plan, [numbers.setdefault(key, len(numbers)) for key in keys]))
 
 
-def _loops(plan: Segment, keys: Sequence[Hashable]) -> Iterator[LayerLoop]:
+def _loops(plan: Segment, keys: Sequence[int]) -> Iterator[LayerLoop]:
     at = 0
     while at < len(plan):
         saved, period, rounds = max(_patterns(keys, at))
@@ -46,14 +48,22 @@ def _loops(plan: Segment, keys: Sequence[Hashable]) -> Iterator[LayerLoop]:
         at += period
 
 
-def _patterns(keys: Sequence[Hashable], at: int) -> Iterator[tuple[int, int, int]]:
-    """Yield for each period how many items a loop from a position on saves, the period, and its rounds."""
+def _patterns(keys: Sequence[int], at: int) -> Iterator[tuple[int, int, int]]:
+    """Yield for each period how many items a loop from a position on saves, the period, and its rounds.
+
+    Longer periods that cannot save as much as a shorter one are left out.
+    """
+    most = 0
     for period in range(1, LONGEST_PERIOD + 1):
         end = at + period
         while end < len(keys) and keys[end] == keys[end - period]:
             end += 1
         rounds = (end - at) // period
-        yield period * (rounds - FEWEST_ROUNDS + 1), period, rounds
+        saved = period * (rounds - FEWEST_ROUNDS + 1)
+        yield saved, period, rounds
+        most = max(most, saved)
+        if len(keys) - at - (period + 1) * (FEWEST_ROUNDS - 1) < most:
+            return
 
 
 def _key(spec: Spec, item: int | Segment) -> Hashable:

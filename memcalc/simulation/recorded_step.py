@@ -372,51 +372,55 @@ class RecordedPasses:
         return self._of_first if self.workspace is None else self._peaks(first=False)
 
     def _peaks(self, *, first: bool) -> dict[str, StretchPeak]:
-        sizes = [self.block_bytes(kind, first=first) for kind in self.stream.kinds]
+        sizes = [0] * len(self.stream.kinds)
+        of_blocks = [each.sizes for each in self.sized]
+        for number, block, storage in self.stream.tensors:
+            sizes[number] = of_blocks[block][storage]
+        for number in self.stream.others:
+            sizes[number] = self.block_bytes(self.stream.kinds[number], first=first)
         found = peaks(self.stream, sizes, self.rounds)
         begun = found[self.stream.phases.index(EXISTING)].bytes  # counted with the model states
         moved = (peak._replace(bytes=peak.bytes - begun) for peak in found)
         return dict(zip(self.stream.phases, moved, strict=True))
 
     def block_bytes(self, kind: StorageKind, *, first: bool) -> int:
-        """Return the bytes of the block of a storage; see `peak`."""
-        if isinstance(kind.label, TensorLabel):
-            return self.sized[kind.label.block].sizes[kind.label.storage]
+        """Return the bytes of the block of a storage that is no tensor of a block; see `peak`."""
         if kind.once:
             return self.workspace.each if first and self.workspace is not None else 0
         return rounded(kind.requested)
 
-    def drafts_of(self, live: Mapping[int, int], *, first: bool) -> Iterator[RowDraft]:
+    def drafts_of(self, live: Mapping[int, int], mask: int, *, first: bool) -> Iterator[RowDraft]:
         """Yield rows of live storages.
 
         Args:
             live: how many there are of each kind.
+            mask: bits of the phases in which they are live.
             first: see `peak`.
         """
         engine: dict[EngineTensor, list[tuple[int, int]]] = {}  # sizes and counts
         for number, count in live.items():
             label, requested, once = self.stream.kinds[number]
             if isinstance(label, TensorLabel):
-                yield from self._of_block(label, count)
+                yield from self._of_block(label, count, mask)
             elif isinstance(label, EngineTensor):
                 engine.setdefault(label, []).append((requested, count))
             elif once:
-                yield from [self.workspace._replace(count=count)] if first and self.workspace is not None else ()
+                if first and self.workspace is not None:
+                    yield self.workspace._replace(count=count, mask=mask)
             elif not (self.recording.takes_over and label is Component.GRADIENTS):
                 raise ValueError(label)
         for label, sizes in engine.items():
             if sum(count for _, count in sizes):  # a label's storages may come from several units
-                yield of_engine(label, sizes)
+                yield of_engine(label, sizes, mask)
 
-    def _of_block(self, label: TensorLabel, count: int) -> Iterator[RowDraft]:
+    def _of_block(self, label: TensorLabel, count: int, mask: int) -> Iterator[RowDraft]:
         sized, block, at = self.sized[label.block], self.recording.blocks[label.block], label.storage
         each, size = sized.exact[at], sized.sizes[at]
         if each:
             _, name, dtype, formula, citation = block.program.labels[at]
             shape = sized.shapes[at] or (each // DTYPE_BYTES[dtype],)
-            yield RowDraft(
-                label.component, self.modules[label.block], name, shape, dtype, count, each, size, 0, formula, citation
-            )
+            module = self.modules[label.block]
+            yield RowDraft(label.component, module, name, shape, dtype, count, each, size, mask, formula, citation)
 
 
 def recorded_step(
@@ -489,20 +493,26 @@ class PassPeak(NamedTuple):
         """Live bytes, rounded to the allocator's blocks."""
         return self.peak.bytes
 
-    def drafts(self) -> list[RowDraft]:
-        """Return what is live, except gradients that exist before the pass, which are counted elsewhere."""
-        found = [*self.passes.drafts_of(live_at(self.passes.stream, self.peak, self.passes.rounds), first=self.first)]
+    def drafts(self, mask: int) -> list[RowDraft]:
+        """Return what is live, except gradients that exist before the pass, which are counted elsewhere.
+
+        Args:
+            mask: bits of the phases that the pass stands for.
+        """
+        live = live_at(self.passes.stream, self.peak, self.passes.rounds)
+        found = [*self.passes.drafts_of(live, mask, first=self.first)]
         freed = sum(draft.count * draft.block for draft in found) - self.bytes
         assert freed == 0 or (freed > 0 and self.passes.recording.takes_over)
         return beyond(freed, found)
 
 
-def of_engine(label: EngineTensor, sizes: Sequence[tuple[int, int]]) -> RowDraft:
+def of_engine(label: EngineTensor, sizes: Sequence[tuple[int, int]], mask: int) -> RowDraft:
     """Return the row of an engine's tensors.
 
     Args:
         label: what they are.
         sizes: requested bytes of storages, with their number.
+        mask: bits of the phases in which they are live.
     """
     storages = sum(count for _, count in sizes)
     requested = sum(size * count for size, count in sizes)
@@ -515,7 +525,7 @@ def of_engine(label: EngineTensor, sizes: Sequence[tuple[int, int]]) -> RowDraft
     mixed = label.dtype == "uint8" and label.symbol.startswith("P")
     formula = f"{label.symbol}, each in its own dtype" if mixed else f"{item}·{label.symbol}"
     tensor = (label.component, "engine", label.tensor, (each // item,), label.dtype)
-    return RowDraft(*tensor, count, each, blocks // count, 0, formula, label.source)
+    return RowDraft(*tensor, count, each, blocks // count, mask, formula, label.source)
 
 
 def beyond(freed: int, drafts: list[RowDraft]) -> list[RowDraft]:

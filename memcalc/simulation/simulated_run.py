@@ -6,10 +6,11 @@ free at each request. So the steps are replayed from the first weight on, with t
 
 from __future__ import annotations
 
+from collections import deque
 from functools import lru_cache
 
 from memcalc.errors import OutOfMemory
-from memcalc.layout.local_parameters import stage_parameters
+from memcalc.layout.local_parameters import LocalParameter, stage_parameters
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage, stages_of
 from memcalc.layout.symbols import symbol_values
@@ -140,7 +141,7 @@ class SimulatedRun:
         self.repeats = requests.repeats and self.engine.repeats
         self.threads: set[str] = set()  # threads with a cuBLAS workspace
         self.alive: dict[int, list[int]] = {}  # index in `built` -> live storages
-        self.weights: list[int] = []  # storages of parameters
+        self.weights: dict[LocalParameter, deque[int]] = {}  # storages of parameters: one of a layer for each layer
         self.gradients: list[int] = []
         self.keeps_output = bool(logits_of_the_step_before(spec, self.stage))
         self.named: list[int] = []  # output of the previous micro-batch, which a variable still references
@@ -162,7 +163,8 @@ class SimulatedRun:
                 self.requests.begin_steady_step()
             self.requests.begin(phase)
             if phase == "optimizer":
-                self.engine.wrap(self.weights)
+                known = (self.weights.get(parameter) for parameter in self.ordered)
+                self.engine.wrap([storages.popleft() for storages in known if storages])
             for index, each in enumerate(self.built):
                 if each.mask & BIT[phase] and index not in self.alive:
                     self.alive[index] = self._make(each)
@@ -180,7 +182,7 @@ class SimulatedRun:
             found.append(self.requests.play(script, made.component))
             self.requests.drop(before if made.stays else (*before, found.pop()))
             if made.parameter is not None and made.stays:
-                self.weights.append(found[-1])
+                self.weights.setdefault(made.parameter, deque()).append(found[-1])
             self.requests.drop(replaced[index : index + 1])
         return found
 

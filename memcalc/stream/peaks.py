@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
-from memcalc.stream.requests import Label, NamedRounds, Requests
+from memcalc.stream.requests import Label, NamedRounds, Requests, TensorLabel
 
 NO_ROUNDS: Mapping[Hashable, int] = MappingProxyType({})
 SIZE = (1 << STREAM_SHIFT) - 1  # of a request, without its CUDA stream
@@ -95,6 +95,17 @@ class SizelessStream:
                 number += 1
             self.scripts.append(script)
         self.kinds = tuple(kinds)
+
+    @cached_property
+    def tensors(self) -> list[tuple[int, int, int]]:
+        """The kinds of tensors of blocks: each one's number, its block, and the number of its storage there."""
+        labels = ((number, kind.label) for number, kind in enumerate(self.kinds))
+        return [(number, label.block, label.storage) for number, label in labels if isinstance(label, TensorLabel)]
+
+    @cached_property
+    def others(self) -> list[int]:
+        """The numbers of all other kinds."""
+        return [number for number, kind in enumerate(self.kinds) if not isinstance(kind.label, TensorLabel)]
 
     @cached_property
     def _split(self) -> list[list[StreamSegment]]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from memcalc.checking import check as check_module
 from memcalc.cli.app import main
 from memcalc.documents.check import check_document
 from memcalc.errors import InputError
+from memcalc.importers.loading import load
 from memcalc.report.checks.github import github_lines
 from memcalc.report.checks.text import summary
 from memcalc.verdict.judge import size_against
@@ -343,3 +345,36 @@ def test_names_cannot_steer_a_terminal(folder: Path, capsys: pytest.CaptureFixtu
     for form in ("table", "markdown"):
         main(["check", "configs", "--gpu", "t4", "--format", form])
         assert "\x1b" not in capsys.readouterr().out
+
+
+def test_descriptions_are_made_in_the_same_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each configuration is read once; a description has device memory though a bound decided that it does not fit."""
+    for name, text in (("a", BROKEN), ("b", LARGE), ("c", SMALL)):
+        (folder / f"{name}.yaml").write_text(text)
+    loaded: list[str] = []
+
+    def counted(path: str, *options: Any, **more: Any) -> Spec:
+        loaded.append(Path(path).name)
+        return load(path, *options, **more)
+
+    monkeypatch.setattr(check_module, "load", counted)
+    report = check("configs", gpu="h100-80gb", describe=lambda result: result.headline.device_bytes)
+
+    assert sorted(loaded) == ["a.yaml", "b.yaml", "c.yaml"]
+    broken, large, small = report.outcomes
+    assert large.sizes is not None
+    assert small.sizes is not None
+    assert broken.description is None
+    assert large.sizes.device is None
+    assert large.description > 80e9
+    assert small.description == small.sizes.device
+    plain = check("configs", gpu="h100-80gb").outcomes
+    assert [each._replace(description=None) for each in report.outcomes] == [*plain]
+
+
+def test_of_many_configs_the_most_urgent_are_described(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_module, "MOST_DESCRIBED", 2)
+    for name, text in (("a", SMALL), ("b", LARGE), ("c", "preset: gpt2\n"), ("d", BROKEN)):
+        (folder / f"{name}.yaml").write_text(text)
+    report = check("configs", gpu="h100-80gb", describe=lambda result: result.spec.name)
+    assert [bool(outcome.description) for outcome in report.outcomes] == [False, True, True, False]

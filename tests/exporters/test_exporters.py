@@ -54,7 +54,7 @@ def run(name: str) -> tuple[Spec, str | None]:
     return load(source, *words, gpu="h100-80gb"), source if isinstance(source, str) else None
 
 
-QUICK = {"one GPU", "FSDP2", "ZeRO 2", "LoRA", "a hub id", "Megatron", "no known model"}
+QUICK = {"one GPU", "FSDP2", "HSDP", "ZeRO 2", "LoRA", "a hub id", "Megatron", "no known model"}
 
 
 def pairs() -> list[tuple[str, str]]:

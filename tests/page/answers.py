@@ -18,7 +18,7 @@ from typing import Any
 
 from memcalc.page.engine import parts
 from memcalc.page.form import choices
-from tests.page.browser import BROWSER, SITE, launch_arguments, served
+from tests.page.browser import BROWSER, SITE, ask, launch_arguments, served
 
 ANSWERED = 200  # estimates; what a rule refuses is compared, not counted
 SEARCHES = [{"maximize": name} for name in ("", "micro_batch_size", "sequence_length", "layers", "parameters")] + [
@@ -96,8 +96,8 @@ def main() -> None:
         browser = play.chromium.launch(executable_path=BROWSER, args=launch_arguments())
         page = browser.new_page()
         page.goto(address, timeout=0)
-        page.wait_for_function("window.ask", timeout=0)
-        _print(lambda request: list(page.evaluate("request => ask(request)", request)["parts"]))
+        page.set_default_timeout(0)
+        _print(lambda request: ask(page, request)[0])
         browser.close()
 
 

@@ -10,11 +10,30 @@ import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "page"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = os.environ.get("MEMCALC_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+_ASK = """request => new Promise((resolve) => {
+  window.probe ??= Object.assign(new Worker("worker.js", { type: "module" }), { requests: 0 });
+  const parts = [], id = ++probe.requests;
+  probe.onmessage = ({ data }) => {
+    if (data.id !== id) return;
+    if (data.kind === "part") parts.push(data.text);
+    if (data.kind === "done" || data.kind === "failed") resolve([parts, data.error ?? null]);
+  };
+  probe.postMessage({ id, request });
+})"""
+
+
+def ask(page: Any, request: dict[str, Any]) -> tuple[list[str], str | None]:
+    """Send a request to a worker of the page, without its form: the parts of the answer, and an unexpected error."""
+    parts, error = page.evaluate(_ASK, request)
+    return parts, error
 
 
 def launch_arguments() -> list[str]:

@@ -18,7 +18,7 @@ import pytest
 
 from memcalc.page.form import choices
 from tests.page.answers import answers, native
-from tests.page.browser import ROOT
+from tests.page.browser import ROOT, ask
 from tests.page.conftest import Opened, settled
 from tests.page.test_engine import CONFIG_JSON
 
@@ -114,7 +114,7 @@ def test_the_timeline_tells_what_is_under_the_pointer(page: Any) -> None:
     tip = page.inner_text(".tip")
     assert "allocated" in tip
     assert "reserved" in tip
-    assert "largest of " in tip  # the formula of the component under the pointer
+    assert "largest tensor of " in tip  # the formula of the component under the pointer
 
 
 def test_the_timeline_moves_by_keyboard_and_says_where(page: Any) -> None:
@@ -323,9 +323,9 @@ def test_a_few_answers_are_equal_to_native_ones_to_the_byte(page: Any) -> None:
     run = {"model": "gpt2", "gpu": "t4", "fields": {"training.recompute": "full"}}
     requests = [{"kind": "estimate", "run": run}, {"kind": "fit", "run": run, "maximize": "micro_batch_size"}]
     for request in [*requests, {"kind": "diff", "run": run, "other": {"model": "gpt2"}}]:
-        found = page.evaluate("request => ask(request)", request)
-        assert found["error"] is None
-        assert found["parts"] == native(request)
+        parts, error = ask(page, request)
+        assert error is None
+        assert parts == native(request)
 
 
 @pytest.mark.long
@@ -334,8 +334,8 @@ def test_200_configurations_are_equal_to_native_ones_to_the_byte(page: Any) -> N
     different = []
 
     def in_the_page(request: dict[str, Any]) -> list[str]:
-        found = page.evaluate("request => ask(request)", request)
-        return [*found["parts"], *([found["error"]] if found["error"] else [])]
+        parts, error = ask(page, request)
+        return [*parts, *([error] if error else [])]
 
     for request, found in answers(in_the_page):
         if found != native(request):
@@ -346,7 +346,7 @@ def test_200_configurations_are_equal_to_native_ones_to_the_byte(page: Any) -> N
 @pytest.mark.long
 def test_the_command_line_prints_what_the_page_downloads(page: Any) -> None:
     """To the byte, on a stream that takes UTF-8."""
-    found = page.evaluate("request => ask(request)", {"kind": "estimate", "run": {"model": "gpt2", "gpu": "t4"}})
+    parts, _ = ask(page, {"kind": "estimate", "run": {"model": "gpt2", "gpu": "t4"}})
     words = [sys.executable, "-m", "memcalc", "estimate", "gpt2", "--gpu", "t4", "--format", "json"]
     printed = subprocess.run(words, cwd=ROOT, env={"PYTHONUTF8": "1"}, capture_output=True, check=True).stdout
-    assert json.loads(found["parts"][-1])["document"].encode() == printed
+    assert json.loads(parts[-1])["document"].encode() == printed

@@ -106,6 +106,16 @@ def test_a_difference_shows_both_runs() -> None:
     assert json.loads(copies["document"])["totals"]["allocated"]["difference"] > 0
 
 
+def test_the_largest_batch_of_a_generation_comes_after_the_answer() -> None:
+    run = {"model": "gpt2", "gpu": "t4", "more": "inference.prompt_length=64"}
+    first, timeline, cache, _ = answer(kind="estimate", run=run)
+    early = next(section for section in first["view"]["sections"] if section.get("place") == "generation")
+    assert timeline["section"]["place"] == "timeline"
+    assert cache["section"]["place"] == "generation"
+    assert [row[0] for row in early["rows"]] == ["a token", "a sequence", "all"]
+    assert [row[0] for row in cache["section"]["rows"][3:]] == ["largest batch", "longest context"]
+
+
 def test_a_run_without_known_requests_is_shown_by_phase() -> None:
     run = {"model": "gpt2", "gpu": "t4", "fields": {"parallelism.pipeline_parallel": "2"}}
     _, timeline, _, copies = answer(kind="estimate", run=run)
@@ -119,7 +129,7 @@ def test_a_run_without_known_requests_is_shown_by_phase() -> None:
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        ({}, "model: no model is named. Choose one, or paste a config.json or a YAML."),
+        ({}, "model: no model is given. Enter a preset or a hub id, or paste a config.json or YAML."),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": "gpt2", "gpu": "no-such-gpu"}, "no-such-gpu"),
         ({"model": "gpt2", "more": "bb=3"}, "unknown field 'bb'"),
@@ -139,6 +149,7 @@ def test_a_wrong_run_is_one_clear_message(run: dict[str, Any], message: str) -> 
     assert part["part"] == "error"
     assert message in part["message"]
     assert "Traceback" not in part["message"]
+    assert "--set" not in part["message"]  # an option that the page does not have
 
 
 def test_a_hub_id_that_is_not_known_is_offered_to_be_fetched() -> None:

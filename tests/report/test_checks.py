@@ -57,6 +57,7 @@ outcomes = st.builds(
     st.just("broken"),
     message=texts,
     line=st.none() | st.integers(1, 10**6),
+    description=st.none(),
 ) | st.builds(
     CheckOutcome,
     texts,
@@ -71,6 +72,7 @@ outcomes = st.builds(
     | st.builds(PeakGrowth, st.integers(1, 2**40), st.integers(-(2**40), 2**40), st.none() | st.integers(0, 2**40)),
     message=st.just(""),
     line=st.just(None),
+    description=st.none(),
 )
 reports = st.builds(
     CheckReport,

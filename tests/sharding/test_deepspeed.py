@@ -11,12 +11,13 @@ import pytest
 import memcalc
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.sharding.engine import ROOT
+from memcalc.sharding.zero3_modules import reference_modules
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import WaitingGradient, reduced_together
 from memcalc.simulation.simulated_run import SimulatedRun, run_requests, simulate, unsupported_reason
-from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 from memcalc.stream.requests import Requests
+from tools.recorded_errors import recorded_spec
 
 MIB = 2**20
 BUCKET = 500_000_000
@@ -180,7 +181,8 @@ def test_the_modules_of_a_layer_in_backward() -> None:
     """What holds others begins before them; the last matrix has begun when a layer runs again, and is not released."""
     spec = small("zero_stage=3", "recompute=full")
     rehearsal = SimulatedRun(spec, Requests())
-    order = Order(rehearsal.ordered, rehearsal.units, tied=False, stops_inside=True)
+    modules = reference_modules(rehearsal.ordered, rehearsal.units, tied=False)
+    order = Order(modules, stops_inside=True)
     turns = [turn for turn in order.turns(((0,), (1,))) if turn.unit == 1 and turn.backward]
     named = [(next(iter(turn.names)).rpartition(".")[2], turn.again) for turn in turns if turn.names]
 
@@ -235,7 +237,7 @@ EXACT = (
 def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
     """Real DeepSpeed on the null CUDA device, one rank of many: byte-exact."""
     record = next(each for each in recorded() if each["case"] == case)
-    spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
+    spec = recorded_spec(record)
 
     assert simulate(spec, rank=0).reserved_bytes == max(record["reserved"].values())
 
@@ -259,7 +261,7 @@ def test_other_ranks_reserve_as_replayed(record: dict[str, Any]) -> None:
     At stage 1 the first rank holds most; what the last one allocates is known, its reserved memory in one of two runs.
     """
     rank = int(record["case"].partition("rank=")[2].split()[0])
-    spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
+    spec = recorded_spec(record)
     found, most = simulate(spec, rank=rank), simulate(spec)
 
     assert max(whole for whole, _ in found.tops.values()) == pytest.approx(max(record["phases"].values()), abs=2048)
@@ -272,7 +274,7 @@ def test_other_ranks_reserve_as_replayed(record: dict[str, Any]) -> None:
 def test_recorded_ranks() -> None:
     errors: list[tuple[float, float]] = []
     for record in recorded():
-        spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
+        spec = recorded_spec(record)
         if not unsupported_reason(spec):
             found = simulate(spec, rank=0)
             allocated = max(whole for whole, _ in found.tops.values())
@@ -290,10 +292,11 @@ def test_recorded_ranks() -> None:
     [
         (("zero_stage=0",), "DeepSpeed without ZeRO"),
         (("zero_stage=2", "recipe=pure"), "DeepSpeed and recipe pure in bf16"),
-        (("zero_stage=2", "dtype=fp16"), "DeepSpeed and recipe mixed-16 in fp16"),
+        (("zero_stage=2", "recipe=fp32", "dtype=fp32"), "DeepSpeed and recipe fp32 in fp32"),
         (("zero_stage=2", "optimizer=adafactor"), "DeepSpeed and optimizer adafactor"),
         (("zero_stage=2", "ema=fp32"), "DeepSpeed and an average of the weights"),
-        (("zero_stage=2", "finetune=lora", "lora.rank=8"), "DeepSpeed and adapters"),
+        (("zero_stage=2", "qlora.block_size=64", "lora.rank=8"), "DeepSpeed and 4-bit weights"),
+        (("zero_stage=2", "versions.deepspeed=0.18.2"), "DeepSpeed before 0.19"),
         (("zero_stage=3", "recompute=[[0,[1]]]"), "ZeRO stage 3 and nested recomputation"),
     ],
 )

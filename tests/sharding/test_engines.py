@@ -15,9 +15,9 @@ from memcalc.layout.stages import stages_of
 from memcalc.sharding.ddp import grouped, in_order_of_first
 from memcalc.sharding.engine import ROOT, by_unit
 from memcalc.simulation.simulated_run import run_requests, simulate, unsupported_reason
-from memcalc.spec.loading import load
 from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
+from tools.recorded_errors import recorded_spec
 
 MIB = 2**20
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
@@ -177,7 +177,7 @@ EXACT = (
 def test_a_recorded_rank_reserves_as_replayed(case: str) -> None:
     """Real PyTorch on the null CUDA device, one rank of many: byte-exact."""
     record = next(each for each in recorded() if each["case"] == case)
-    spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
+    spec = recorded_spec(record)
 
     assert simulate(spec).reserved_bytes == max(record["reserved"].values())
 
@@ -187,7 +187,7 @@ def test_recorded_ranks() -> None:
     """All of them that are replayed: the bars of docs/explanations/verdict.md."""
     errors: list[float] = []
     for record in recorded():
-        spec = load(record["spec"], (), gpu=record["device"].partition(":")[2])
+        spec = recorded_spec(record)
         if not unsupported_reason(spec) and " rank=" not in record["case"]:  # the first one is replayed
             errors.append(abs(max(record["reserved"].values()) / simulate(spec, rank=0).reserved_bytes - 1))
     errors.sort()

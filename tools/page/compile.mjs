@@ -1,7 +1,7 @@
 // node compile.mjs PYODIDE PACKAGES.zip PYTHON_STDLIB.zip CHOICES.json
-// Answers a request of each kind in Pyodide, and replaces the sources of the modules that this loads by byte code of
-// that very interpreter; all other modules stay sources. Also writes what the form offers. Halves the time to the
-// first answer.
+// Answers requests in Pyodide, and replaces the sources of the modules that they load by byte code of this interpreter,
+// which halves the time to the first answer; all other modules stay sources, which are smaller. Also writes the choices
+// of the form.
 import fs from "node:fs";
 import path from "node:path";
 import { pathToFileURL } from "node:url";
@@ -15,12 +15,19 @@ const offered = python.runPython(`
 import importlib._bootstrap_external as external, json, site, sys, zipfile
 folder = site.getsitepackages()[0]
 zipfile.ZipFile("/packages.zip").extractall(folder)
+from memcalc.startup import start_quickly
+start_quickly()
 from memcalc.page.engine import parts
 from memcalc.page.form import choices
 run = {"model": "gpt2", "gpu": "h100-80gb", "gpus": "2"}
-requests = [{"kind": "estimate", "run": run}, {"kind": "diff", "run": run, "other": run}]
-requests += [{"kind": "fit", "run": run, "maximize": "micro_batch_size"}]
-requests += [{"kind": "estimate", "run": {"model": "llama-3-8b", "gpu": "t4", "fields": {"parallelism.pipeline_parallel": "2"}}}]
+llama = {"model": "meta-llama/Llama-3.1-8B", "gpu": "t4"}
+config = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4,
+          "num_hidden_layers": 2, "vocab_size": 512}
+runs = [run, *(llama | {"fields": fields} for fields in (
+    {"parallelism.pipeline_parallel": "2"}, {"training.implementation": "huggingface", "training.finetune": "lora"}))]
+runs += [llama | {"gpus": "8", "fields": {"parallelism.zero_stage": "3"}}, {"text": json.dumps(config), "gpu": "t4"}]
+requests = [{"kind": "estimate", "run": each} for each in runs]
+requests += [{"kind": "diff", "run": run, "other": run}, {"kind": "fit", "run": run, "maximize": "micro_batch_size"}]
 for request in requests:
     for part in map(json.loads, parts(json.dumps(request))):
         assert part["part"] != "error", part
@@ -32,7 +39,7 @@ for archive, prefix in (("/packages.zip", folder + "/"), ("/library.zip", "")):
             content = given.read(name)
             wanted = prefix + name in loaded if prefix else any(file.endswith(".zip/" + name) for file in loaded)
             if name.endswith(".py") and wanted:
-                # Assertions of memcalc stay; other packages lose theirs and their docstrings, as with python -OO.
+                # memcalc keeps its assertions; other packages lose theirs and their docstrings, as with python -OO.
                 code = compile(content, name, "exec", dont_inherit=True, optimize=0 if name.startswith("memcalc/") else 2)
                 name, content = name + "c", bytes(external._code_to_timestamp_pyc(code, 0, 0))
             made.writestr(name, content)

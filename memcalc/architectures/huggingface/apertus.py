@@ -9,6 +9,8 @@ from memcalc.programs.tape import Tensor
 class Apertus(Llama):
     """ApertusDecoderLayer."""
 
+    activation_is_module = False  # it has parameters
+
     norms_heads = "together"
 
     def act(self, x: Tensor, prefix: str) -> Tensor:

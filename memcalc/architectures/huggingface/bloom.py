@@ -9,6 +9,8 @@ from memcalc.programs.tape import NEW, Node, Tensor
 class Bloom(Mlps):
     """BloomBlock."""
 
+    silent_after: tuple[str, ...] = ("attention.qkv_proj",)
+
     rotates = False
     names_returned = True
 

@@ -13,6 +13,8 @@ SCORES = ("b", "s", "E")
 class Ernie4Moe(Ernie4, Mixtral):
     """Ernie4_5_MoeDecoderLayer: a router in fp32, and a shared expert."""
 
+    silent_after: tuple[str, ...] = ("mlp.router",)  # its correction bias does not train
+
     def routed(self, x: Tensor) -> Tensor:
         """Ernie4_5_MoeSparseMoeBlock, with tokens as a matrix."""
         ops = self.ops

@@ -37,13 +37,18 @@ class Family:
     names_returned = False  # the model's loop references all that a layer returns, attention weights included
     wide_probabilities = False  # attention probabilities are not cast after the softmax
     fp32_logits = False  # the model itself returns logits in fp32
+    # Modules that one without parameters follows, activations aside: dropout of any probability, a second container.
+    silent_after: tuple[str, ...] = ()
+    mlp_is_module = True  # whether a module contains the layers of the MLP
+    transposes_experts = True  # whether the matmuls of routed experts read transposed views of their weights
+    activation_is_module = True  # whether a module without parameters applies the activation
 
     def __init__(self, c: BlockStructure, tape: Tape, *, experts: bool = False) -> None:
         self.c, self.experts = c, experts
         self.citation = f"transformers 5.23 modeling_{c.family}.py"
         self.weights: tuple[Tensor, ...] = ()  # attention weights, returned where they exist
         self.tape = tape
-        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters)
+        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears)
         self.ops.float8 = c.float8
         self.ops.fp32_modules = c.fp32_modules
 

@@ -10,6 +10,8 @@ from memcalc.programs.tape import Tensor
 class GptNeox(Rotary, Mlps):
     """GPTNeoXLayer: attention and MLP in parallel or sequentially."""
 
+    silent_after: tuple[str, ...] = ("embed_tokens", "attention.o_proj", "mlp.down_proj")
+
     always_joins = True
 
     def layer(self) -> Tensor:

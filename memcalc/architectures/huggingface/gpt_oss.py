@@ -12,6 +12,9 @@ from memcalc.programs.tape import Shape, Tensor
 class GptOss(Mixtral):
     """GptOssDecoderLayer: RoPE on halves of heads as pairs; every second layer has a sliding window."""
 
+    activation_is_module = False
+    transposes_experts = False  # modeling_gpt_oss.py: is_transposed=True, its weights are (in, out)
+
     eager_only = True
     masks_windows = True
 

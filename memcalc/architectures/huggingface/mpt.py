@@ -9,6 +9,8 @@ from memcalc.programs.tape import Tensor
 class Mpt(Mlps):
     """MptBlock."""
 
+    silent_after: tuple[str, ...] = ("attention.o_proj",)
+
     rotates = False
     names_returned = True
 

@@ -10,6 +10,8 @@ from memcalc.programs.tape import Tensor
 class Opt(Mlps):
     """OPTDecoderLayer."""
 
+    mlp_is_module = False
+
     rotates = False
     mask_first = True
 

@@ -9,6 +9,8 @@ from memcalc.programs.tape import Tensor
 class Phi(PartialRotary):
     """PhiDecoderLayer."""
 
+    silent_after: tuple[str, ...] = ("embed_tokens", "attention.o_proj", "mlp.down_proj")
+
     drops_between_tables = True
     renames_embeddings = True
 

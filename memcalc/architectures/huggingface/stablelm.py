@@ -9,6 +9,8 @@ from memcalc.programs.tape import Tensor
 class StableLm(PartialRotary):
     """StableLmDecoderLayer: PyTorch's LayerNorm, RoPE on a part of each head, dropout of the MLP's output."""
 
+    silent_after: tuple[str, ...] = ("mlp.down_proj",)
+
     def layer(self) -> Tensor:
         """Attention and MLP in parallel or sequentially; variables reference both outputs."""
         ops, x = self.ops, self.entry()

@@ -1,19 +1,19 @@
-// The form, its state in the address, and the worker that answers. No number of memory is computed here.
+// The form, its state in the URL, and the worker that computes. No formula for memory belongs here.
 import { make, render, replaceSection } from "./views.js";
 
 const HUB = "https://huggingface.co";
-const LARGEST = 1_000_000; // characters of a config.json from the hub
-const PATIENCE = 150; // milliseconds after the last key
+const MOST_CHARACTERS = 1_000_000; // of a config.json from the hub
+const PAUSE = 150; // milliseconds after the last key, before the run is computed
 const START = { kind: "estimate", model: "llama-3-8b", gpu: "h100-80gb", "training.recipe": "pure", "training.micro_batch_size": "2" };
 
 const choices = JSON.parse(document.getElementById("choices").textContent);
 const byId = (id) => document.getElementById(id);
 const form = byId("form"), view = byId("view"), status = byId("status"), hub = byId("hub");
-const stop = byId("stop"), search = byId("search");
+const stop = byId("stop"), search = byId("search"), copies = ["copy-command", "copy-yaml", "download"].map(byId);
 const fields = choices.blocks.flatMap((block) => block.fields);
-const own = ["model", "text", "gpu", "gpus", "more", "maximize", "minimize"];
+const controls = ["model", "text", "gpu", "gpus", "more", "maximize", "minimize"];
 
-let worker, number = 0, waiting, last = null, other = "", kind = "estimate", drawnFor = null;
+let worker, number = 0, waiting, last = null, other = "", kind = "estimate";
 
 // -- the form -------------------------------------------------------------------------------------------------------
 
@@ -42,12 +42,12 @@ function run() {
   return { model: value("model"), text: value("text"), gpu: value("gpu"), gpus: value("gpus"), more: value("more"), fields: given };
 }
 
-// -- the state in the address ------------------------------------------------------------------------------------------
-// After the "#", which browsers keep to themselves: a link holds the run, and no server sees it.
+// -- the state in the URL ----------------------------------------------------------------------------------------------
+// After its "#", which browsers do not send to a server.
 
 function words() {
   const found = new URLSearchParams({ kind });
-  for (const name of [...own, ...fields.map(({ path }) => path)]) if (value(name).trim()) found.set(name, value(name).trim());
+  for (const name of [...controls, ...fields.map(({ path }) => path)]) if (value(name).trim()) found.set(name, value(name).trim());
   if (value("text").trim()) found.delete("model");
   return found;
 }
@@ -67,7 +67,7 @@ function runOfWords(text) {
 
 function recall() {
   const given = new URLSearchParams(location.hash.slice(1) || START);
-  for (const name of [...own, ...fields.map(({ path }) => path)]) set(form.elements[name], given.get(name) ?? "");
+  for (const name of [...controls, ...fields.map(({ path }) => path)]) set(form.elements[name], given.get(name) ?? "");
   for (const opened of form.querySelectorAll("details")) {
     opened.open ||= [...opened.querySelectorAll("input, select, textarea")].some((each) => each.value);
   }
@@ -77,7 +77,7 @@ function recall() {
 
 function set(element, text) {
   if (element.tagName === "SELECT" && text && ![...element.options].some((option) => option.value === text)) {
-    element.append(make("option", { value: text }, text)); // a value that the form does not offer: the engine says what is wrong
+    element.append(make("option", { value: text }, text)); // a value that the form does not offer: memcalc accepts or rejects it
   }
   element.value = text;
 }
@@ -87,7 +87,7 @@ function choose(chosen) {
   for (const button of document.querySelectorAll("[data-kind]")) button.setAttribute("aria-pressed", String(button.dataset.kind === kind));
   byId("fit-options").hidden = kind !== "fit";
   byId("diff-options").hidden = kind !== "diff";
-  byId("a-run").textContent = other ? title(runOfWords(other)) : "none yet: choose “Keep as A” for a run, then change it";
+  byId("a-run").textContent = other ? title(runOfWords(other)) : "none yet; press “Keep as A”, then change the form";
 }
 
 const title = (asked) => [asked.text ? "pasted configuration" : asked.model, asked.gpu, asked.gpus && `${asked.gpus} GPUs`,
@@ -100,14 +100,14 @@ function startWorker() {
   worker = window.started ?? new Worker("worker.js", { type: "module" });
   delete window.started;
   worker.onmessage = ({ data }) => RECEIVERS[data.kind](data);
-  worker.onerror = (event) => fail(`The worker failed: ${event.message ?? "its files could not be loaded"}.`);
+  worker.onerror = (event) => fail(`Cannot start memcalc: ${event.message ?? "its files could not be loaded"}. Reload the page.`);
 }
 
 function ask() {
   clearTimeout(waiting);
   remember();
   hub.hidden = true;
-  if (kind === "diff" && !other) return say("Choose “Keep as A” for a run, then change the form: the form is B.", "idle");
+  if (kind === "diff" && !other) return say("Press “Keep as A”, then change the form: it becomes B.", "idle");
   number += 1;
   const request = { kind, run: run() };
   if (kind === "fit") Object.assign(request, { maximize: value("maximize"), minimize: value("minimize") });
@@ -119,13 +119,13 @@ function ask() {
 function askSoon() {
   remember();
   clearTimeout(waiting);
-  if (kind !== "fit") { document.body.dataset.state = "typing"; waiting = setTimeout(ask, PATIENCE); }
-  else say("The form has changed: press Search.", "idle");
+  if (kind !== "fit") { document.body.dataset.state = "typing"; waiting = setTimeout(ask, PAUSE); }
+  else say("The form changed. Press Search.", "idle");
 }
 
 const RECEIVERS = {
-  ready({ times }) { document.body.dataset.ready = "yes"; window.timesOfWorker = times; },
-  broken({ error }) { fail(`memcalc could not be loaded: ${error}. Reload the page.`); },
+  ready() { document.body.dataset.ready = "yes"; },
+  broken({ error }) { fail(`Cannot start memcalc: ${error}. Reload the page.`); },
   progress({ id, text }) { if (id === number) say(text, "busy"); },
   part({ id, text, milliseconds }) {
     if (id !== number) return;
@@ -133,43 +133,43 @@ const RECEIVERS = {
     if (part.part === "error") return fail(part.message, part.hub_id);
     if (part.part === "section") return replaceSection(part.section, view);
     if (part.part === "copies") { last = part; byId("copies").hidden = false; return; }
-    drawnFor = id;
     document.title = `${part.view.title.split(":")[0]} · memcalc`;
     render(part.view, view);
-    window.firstAnswer ??= performance.now();
-    say(`${milliseconds.toFixed(0)} ms in this page`, "partial", short(part.view));
+    performance.mark("answer");
+    say(`Computed in ${milliseconds.toFixed(0)} ms in this browser.`, "partial", short(part.view));
   },
   done({ id }) { if (id === number && document.body.dataset.state !== "failed") state("done"); },
-  failed({ id, error }) { if (id === number) { fail(`Internal error: ${error}`); startWorker(); } },
+  failed({ id, error }) { if (id === number) { fail(`Bug in memcalc: ${error}. Please report it with the link to this run.`); startWorker(); } },
 };
 
 function state(name) {
   document.body.dataset.state = name;
   stop.hidden = name !== "busy" && name !== "partial";
   view.classList.toggle("stale", name === "busy" || name === "failed" || name === "idle");
+  for (const button of copies) button.disabled = name === "failed" || name === "idle"; // the result is of another run
 }
 
-/** Say what happens; `answer` is read out, and shown where the result is below the form. */
+/** Show a status; screen readers read `answer` out, and phones show it, because the result is below the form. */
 function say(text, name, answer = "") {
   status.replaceChildren(answer ? make("span", { class: "short" }, `${answer} `) : "", make("span", {}, text));
   status.className = "";
   state(name);
 }
 
-/** The verdict of a view; of two runs compared, of both. */
+/** Return the verdict of a view, or both verdicts of a comparison. */
 function short(view) {
   return view.sections.flatMap((section) => section.kind === "verdict" ? [section.text]
     : section.kind === "views" ? section.views.map((each) => `${each.title}: ${short(each)}`) : []).join(" ");
 }
 
-/** Show what is wrong; `missing` is a hub id that the catalogue does not have. */
+/** Show an error; `missing` is a hub id that the catalogue lacks. */
 function fail(message, missing = null) {
   say(message, "failed");
   status.className = "error";
   hub.hidden = missing === null || missing !== value("model").trim();
 }
 
-// -- the hub, when asked for -----------------------------------------------------------------------------------------------
+// -- the hub ---------------------------------------------------------------------------------------------------------------
 
 async function fetchConfig() {
   const id = value("model").trim();
@@ -177,14 +177,14 @@ async function fetchConfig() {
   try {
     const response = await fetch(`${HUB}/${id}/resolve/main/config.json`, { credentials: "omit", referrerPolicy: "no-referrer" });
     if (!response.ok) throw new Error(response.status === 401 || response.status === 403
-      ? "the model is gated or does not exist" : `HTTP status ${response.status}`);
+      ? "the model is gated or missing" : `HTTP status ${response.status}`);
     const text = await response.text();
-    if (text.length > LARGEST) throw new Error("the file is too large for a config.json");
+    if (text.length > MOST_CHARACTERS) throw new Error("the file is too large for a config.json");
     set(form.elements.text, text);
     byId("pasted").open = true;
     ask();
   } catch (error) {
-    fail(`config.json of ${id} could not be fetched: ${error.message}. Paste it instead.`, id);
+    fail(`Cannot fetch config.json of ${id}: ${error.message}. Paste it instead.`, id);
   }
 }
 
@@ -199,7 +199,7 @@ async function copy(text, what) {
     shown.value = text;
     shown.hidden = false;
     shown.select();
-    status.textContent = `The browser does not allow copying: ${what} is selected below the buttons.`;
+    status.textContent = `The browser does not allow copying. Below the buttons, ${what} is selected.`;
   }
 }
 
@@ -233,15 +233,3 @@ buildForm();
 recall();
 startWorker();
 ask();
-
-let probe, asked = 0;
-window.ask = (request) => new Promise((resolve) => { // for tests: the parts of one answer, without the form
-  probe ??= new Worker("worker.js", { type: "module" });
-  const parts = [], id = ++asked;
-  probe.onmessage = ({ data }) => {
-    if (data.id !== id) return;
-    if (data.kind === "part") parts.push(data.text);
-    if (data.kind === "done" || data.kind === "failed") resolve({ parts, error: data.error ?? null });
-  };
-  probe.postMessage({ id, request });
-});

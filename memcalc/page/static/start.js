@@ -1,2 +1,2 @@
-// The worker starts before the rest of the page is loaded: Python needs the longest.
+// Start the worker before the rest of the page is loaded: Python takes longest.
 window.started = new Worker("worker.js", { type: "module" });

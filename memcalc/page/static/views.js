@@ -1,7 +1,7 @@
-// Draws views: sections of plain data that memcalc/report/views makes. The page and the HTML report share this file.
-// It computes nothing about memory: every number and every sentence comes from the data.
+// Draws views: sections of plain data from memcalc/report/views, for the page and for HTML reports.
+// It computes no memory: numbers and sentences come from the data.
 
-/** Make an element. Text is set as text, so that no name from a configuration becomes markup. */
+/** Create an element. Strings become text nodes, so no name from a configuration becomes markup. */
 export function make(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -13,12 +13,12 @@ export function make(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Draw a view into an element, in place of what it held. */
+/** Draw a view into an element, and remove its previous content. */
 export function render(view, container) {
   container.replaceChildren(...view.sections.map(drawn));
 }
 
-/** Draw a section in place of the one with the same `place`. */
+/** Replace the section with the same `place`. */
 export function replaceSection(section, container) {
   const old = container.querySelector(`[data-place="${section.place}"]`);
   if (old) old.replaceWith(drawn(section));
@@ -143,7 +143,9 @@ function bars(section) {
     }
     return [make("dt", {}, bar.name), make("dd", {}, make("b", {}, bar.text), ` ${bar.note}`, track)];
   });
-  return make("section", {}, heading(section), make("dl", {}, rows), limit ? make("p", { class: "soft limit" }, limit.text) : null);
+  const legend = [limit && ["dashes red", limit.text], interval && ["range", "interval of device memory"]].filter(Boolean);
+  return make("section", {}, heading(section), make("dl", {}, rows), legend.length ? make("ul", { class: "legend soft" },
+    legend.map(([mark, text]) => make("li", {}, make("span", { class: mark, "aria-hidden": "true" }), text))) : null);
 }
 
 function components(section) {
@@ -181,11 +183,11 @@ function rowsOfGroup(group) {
 }
 
 // -- the timeline ---------------------------------------------------------------------------------------------------
-// uPlot draws it: stepped areas, one cumulative series for each component, the highest drawn first.
+// Drawn by uPlot as stepped areas: one cumulative series per component, the highest first.
 
-const STEADY = 2; // formulas are those of step 1 and of the steady step, which later steps repeat
+const STEADY = 2; // the steady step: formulas cover steps 1 and 2, and later steps repeat step 2
 const HEIGHT = 340, PHASES_HEIGHT = 124; // pixels
-const NEAR = 1.3; // a limit further above the peak than this would make the plot small for nothing
+const NEAR = 1.3; // a limit further above the peak, as a ratio, is not drawn: it would flatten the plot
 
 function timeline(section) {
   const { document: run, unit } = section;
@@ -235,7 +237,7 @@ function timeline(section) {
     const known = step > STEADY ? phase.replace(/\d+$/, STEADY) : phase;
     const formula = (section.formulas[names[under]] ?? []).find((row) => row.phases.includes(known));
     tip.replaceChildren(make("b", {}, describe(index)), make("table", {}, rows),
-      formula ? make("p", {}, `largest of ${section.components[names[under]].label}: ${formula.text}`) : "");
+      formula ? make("p", {}, `largest tensor of ${section.components[names[under]].label}: ${formula.text}`) : "");
     tip.hidden = false;
     const left = chart.valToPos(x[index], "x") + chart.over.offsetLeft;
     const right = left > plot.clientWidth / 2;
@@ -268,7 +270,7 @@ function timeline(section) {
       cursor: { drag: { x: true, y: false }, points: { show: false }, y: false },
       hooks: {
         drawClear: [(u) => fill(u, style.getPropertyValue("--field").trim())],
-        draw: [(u) => { limitLine(u, limit, red); words(u, phases, soft, ink, grid); }],
+        draw: [(u) => { limitLine(u, limit, red); phaseLabels(u, phases, soft, ink, grid); }],
         setCursor: [(u) => {
           const { idx, left, top: y } = u.cursor;
           if (idx === null || idx === undefined || left < 0) { tip.hidden = true; return; }
@@ -323,17 +325,17 @@ function limitLine(u, limit, color) {
   u.ctx.restore();
 }
 
-/** The phases below the axis, upright where they are narrow and left out where they would overlap; steps below them. */
-function words(u, phases, soft, ink, grid) {
+/** Write phases below the axis, rotated if they are narrow and omitted if they would overlap; steps below them. */
+function phaseLabels(u, phases, soft, ink, grid) {
   const { ctx, bbox } = u, ratio = uPlot.pxRatio, bottom = bbox.top + bbox.height, end = bbox.left + bbox.width;
   const place = (event) => Math.min(end, Math.max(bbox.left, u.valToPos(event, "x", true)));
   ctx.save();
   ctx.font = `${12 * ratio}px system-ui, sans-serif`;
   ctx.textBaseline = "middle";
   ctx.setLineDash([]);
-  const steps = [];
+  const steps = [], trains = phases.some(({ phase }) => phase.startsWith("backward"));
   for (const { phase, begin, end: last } of phases) {
-    const [, word, step] = /^(.*?)(?:_(\d+))?$/.exec(phase);
+    const [, word, step] = trains ? /^(.*?)(?:_(\d+))?$/.exec(phase) : [phase, phase, ""];
     const from = place(begin), to = place(last), name = step ? `step ${step}` : "setup";
     if (steps.at(-1)?.name === name) steps.at(-1).to = to;
     else steps.push({ name, from, to });

@@ -1,19 +1,16 @@
-// memcalc in a web worker: Pyodide, one archive of packages, one function. A request is answered part by part.
+// memcalc in a web worker: Pyodide, an archive of packages, and one function, which answers a request in parts.
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 const DECODER = new TextDecoder();
 
-const times = { begin: performance.timeOrigin + performance.now() };
-const note = (name) => { times[name] = performance.timeOrigin + performance.now() - times.begin; };
-
-/** A gzipped file, unpacked by the browser while it arrives: some static hosts do not compress what they send. */
+/** Fetch a gzipped file and decompress it as it arrives: some static hosts do not compress. */
 async function unpacked(name) {
   const response = await fetch(name);
   if (!response.ok) throw new Error(`${name}: HTTP status ${response.status}`);
   return new Response(response.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-/** Write the files of an archive: the length of its index, the index (paths and sizes as JSON), and their bytes. */
+/** Write the files of an archive. It has the length of its index, the index (paths and sizes as JSON), and the bytes. */
 function extract(files, archive, folder) {
   const bytes = new Uint8Array(archive);
   let at = 4 + new DataView(archive).getUint32(0, true);
@@ -24,33 +21,33 @@ function extract(files, archive, folder) {
     folders.add(parent);
     files.writeFile(target, bytes.subarray(at, at += size), { canOwn: true });
   }
-  note("unpacked");
+  performance.mark("packages written");
 }
 
-/** Begin everything at once: Pyodide compiles its interpreter while the archives are unpacked. */
+/** Start: Pyodide compiles its interpreter while the archives are decompressed. */
 async function start() {
   const packages = unpacked("packages.bin"), library = unpacked("library.bin");
-  import("./pyodide/pyodide.asm.mjs"); // which Pyodide imports later
-  for (const each of [packages, library]) each.catch(() => {}); // reported below, when it is awaited
+  import("./pyodide/pyodide.asm.mjs"); // early: Pyodide imports it later
+  for (const each of [packages, library]) each.catch(() => {}); // an error is reported where the promise is awaited
   const indexURL = new URL("pyodide/", self.location.href).href, stdLibURL = `${indexURL}python_stdlib.zip`;
-  const plainFetch = self.fetch; // Pyodide fetches its standard library from this address: it gets the unpacked one
+  const plainFetch = self.fetch; // Pyodide fetches the standard library from this address, and gets the decompressed archive
   self.fetch = async (address, options) => String(address) === stdLibURL ? new Response(await library) : plainFetch(address, options);
   const fsInit = async (files, { sitePackages }) => extract(files, await packages, sitePackages);
   const python = await loadPyodide({ indexURL, stdLibURL, fsInit });
   self.fetch = plainFetch;
-  note("python");
+  performance.mark("Python started");
   python.runPython("from memcalc.startup import start_quickly; start_quickly()");
   const engine = python.pyimport("memcalc.page.engine");
-  note("imported");
+  performance.mark("memcalc imported");
   return engine;
 }
 
 const ready = start();
-ready.then(() => postMessage({ kind: "ready", times }), (error) => postMessage({ kind: "broken", error: String(error?.message ?? error) }));
+ready.then(() => postMessage({ kind: "ready" }), (error) => postMessage({ kind: "broken", error: String(error?.message ?? error) }));
 
 let latest = 0;
 
-/** Let messages in that have come meanwhile. */
+/** Let the worker receive messages. */
 const pause = () => new Promise((resolve) => {
   const { port1, port2 } = new MessageChannel();
   port1.onmessage = resolve;

@@ -25,29 +25,42 @@ OUTSIDE = "#9a9a9a"  # what PyTorch's allocator does not count
 
 
 def estimate_view(
-    result: Result, unit: Unit, more: Sequence[Section] = (), *, reason: Reason | None = None, advice: str = ""
+    result: Result,
+    unit: Unit,
+    more: Sequence[Section] = (),
+    *,
+    reason: Reason | None = None,
+    advice: str = "",
+    largest: bool = True,
 ) -> dict[str, Any]:
     """The whole view.
 
     Args:
         result: the run.
         unit: of memory.
-        more: sections that follow the three numbers, such as the timeline.
-        reason: what decides the peak, where that was looked for.
-        advice: the command that looks for what fits.
+        more: sections that follow the peak memory, such as the timeline.
+        reason: the reason of the verdict, if it was searched for.
+        advice: the command that finds what fits.
+        largest: search the largest batch and context of a generation, which takes seconds.
     """
-    sections = estimate_sections(result, unit, more, reason=reason, advice=advice)
+    sections = estimate_sections(result, unit, more, reason=reason, advice=advice, largest=largest)
     return view(subject(result).partition("\n")[0], sections)
 
 
 def estimate_sections(
-    result: Result, unit: Unit, more: Iterable[Section] = (), *, reason: Reason | None = None, advice: str = ""
+    result: Result,
+    unit: Unit,
+    more: Iterable[Section] = (),
+    *,
+    reason: Reason | None = None,
+    advice: str = "",
+    largest: bool = True,
 ) -> list[Section]:
-    """The sections of one run, the verdict first."""
+    """The sections of one run, the verdict first; see `estimate_view`."""
     host = host_grid(result, unit)
     tables = [rank_grid(result, unit)] if len(result.ranks) > 1 else []
     tables += [host] if host is not None else []
-    published = generation_grid(result, unit, largest=True) if result.generation else textbook_grid(result, unit)
+    published = None if result.generation else textbook_grid(result, unit)
     tables += [published] if published is not None else []
     return [
         verdict_section(result, unit, reason, advice),
@@ -56,6 +69,7 @@ def estimate_sections(
         components_section(result, unit),
         phases_table(result, unit),
         *map(table_section, tables),
+        *([generation_section(result, unit, largest=largest)] if result.generation else []),
         *list_section("Notes", map(shortened, result.notes)),
         *list_section("Not modelled", result.not_modelled),
     ]
@@ -84,7 +98,7 @@ def bars_section(result: Result, unit: Unit) -> Section:
     meanings = {row[0]: row[-1] for row in figures(result, unit).rows}
     return {
         "kind": "bars",
-        "title": "Three numbers",
+        "title": "Peak memory",
         "limit": None
         if result.limit_bytes is None
         else {"bytes": result.limit_bytes, "text": limit_text(result, unit)},
@@ -95,6 +109,11 @@ def bars_section(result: Result, unit: Unit) -> Section:
         ],
         "interval": None if interval is None else [interval.low_bytes, interval.high_bytes],
     }
+
+
+def generation_section(result: Result, unit: Unit, *, largest: bool) -> Section:
+    """The KV cache of a generation; see `estimate_view`."""
+    return table_section(generation_grid(result, unit, largest=largest)) | {"place": "generation"}
 
 
 def components_section(result: Result, unit: Unit) -> Section:

@@ -1,17 +1,18 @@
-"""Views with less detail, for reports that must stay small, with the line that says what is left out."""
+"""Views with less detail, for reports that must stay small, and the line that lists what is omitted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from itertools import chain, pairwise
 from typing import Any
 
 View = dict[str, Any]
 Section = dict[str, Any]
-Steps = Iterator[tuple[str, str]]  # after each change of a view: what is left out of it, and that as text
+# After each change of a view: the type of detail that is omitted, and the text about it.
+Steps = Iterator[tuple[str, str]]
 
-CHUNKS = 8  # sections of a kind are left out in as many parts, the last ones first
+CHUNKS = 8  # timelines and runs are omitted in as many parts, the last ones first
 POINTS = (300, 150, 75, 40)  # of each timeline
 ROWS = (1000, 300, 100, 30, 10)  # of each table and list
 
@@ -19,25 +20,30 @@ ROWS = (1000, 300, 100, 30, 10)  # of each table and list
 def reductions(view: View) -> Iterator[View]:
     """Yield the view, then with less and less detail.
 
-    Left out, in this order: runs without a timeline, which a table lists; the timelines of runs that fit comfortably;
-    points of the other timelines; formulas and tensors; the other timelines; all runs; rows of tables and lists. Of
-    runs the last ones go first.
+    Omitted, in this order: timelines of runs that fit with much memory free; points of the other timelines; formulas
+    and tensors; the other timelines; all runs; rows of tables and lists. The last runs go first.
     """
     yield view
     view = deepcopy(view)
-    left: dict[str, str] = {}  # what is left out so far
+    omitted: dict[str, str] = {}
     for what, text in chain(
-        _drop_runs(_sections(view, "views"), with_timeline=False),
-        _drop_timelines([each for each in _views(view) if each.get("comfortable")], "that fit comfortably"),
-        _thin_timelines(view),
+        _drop_timelines([each for each in _views(view) if each.get("comfortable")], "that fit with much memory free"),
+        _thin_step_by_step(view),
         _drop_formulas(view),
         _drop_timelines([*_views(view)], ""),
-        _drop_runs(_sections(view, "views"), with_timeline=True),
+        _drop_runs(_sections(view, "views")),
         _drop_rows([*_sections(view, "table"), *_sections(view, "list")]),
     ):
-        left[what] = text
-        line = {"text": f"Left out, to keep this file small: {'; '.join(left.values())}.", "indent": 0, "style": "dim"}
+        omitted[what] = text
+        line = {"text": f"Omitted to keep this file small: {'; '.join(omitted.values())}.", "indent": 0, "style": "dim"}
         yield view | {"sections": [{"kind": "lines", "lines": [line]}, *view["sections"]]}
+
+
+def thin_timelines(sections: Iterable[Section], most: int) -> None:
+    """Merge the points of each timeline until at most `most` are left; the peaks stay."""
+    for section in sections:
+        if section["kind"] == "timeline":
+            _thin(section["document"]["points"], most)
 
 
 def _has_timeline(view: View) -> bool:
@@ -50,15 +56,14 @@ def _drop_timelines(views: list[View], which: str) -> Steps:
     for end in range(len(found), 0, -size):
         for each in found[max(end - size, 0) : end]:
             each["sections"] = [section for section in each["sections"] if section["kind"] != "timeline"]
-        yield f"timelines {which}", f"the timelines of {len(found) - max(end - size, 0)} runs {which}".strip()
+        yield f"timelines {which}", f"timelines of {len(found) - max(end - size, 0)} runs {which}".strip()
 
 
-def _thin_timelines(view: View) -> Steps:
+def _thin_step_by_step(view: View) -> Steps:
     sections = _sections(view, "timeline")
     for most in POINTS if sections else ():
-        for section in sections:
-            _thin(section["document"]["points"], most)
-        yield "points", f"points of the timelines, all but {most}"
+        thin_timelines(sections, most)
+        yield "points", f"timeline points, all but {most} per run"
 
 
 def _drop_formulas(view: View) -> Steps:
@@ -72,17 +77,15 @@ def _drop_formulas(view: View) -> Steps:
         yield "formulas", "tensors and formulas"
 
 
-def _drop_runs(sections: list[Section], *, with_timeline: bool) -> Steps:
+def _drop_runs(sections: list[Section]) -> Steps:
     dropped = 0
     for section in sections:
         views = section["views"]
-        kept = 0 if with_timeline else max((at + 1 for at, view in enumerate(views) if _has_timeline(view)), default=0)
-        step = max(-(-(len(views) - kept) // CHUNKS), 1)
-        while len(views) > kept:
-            rest = max(len(views) - step, kept)
-            dropped += len(views) - rest
-            del views[rest:]
-            yield f"runs {with_timeline}", f"{dropped} {'more ' if with_timeline else ''}runs that the table lists"
+        step = max(-(-len(views) // CHUNKS), 1)
+        while views:
+            dropped += len(views[-step:])
+            del views[-step:]
+            yield "runs", f"details of {dropped} runs"
 
 
 def _drop_rows(sections: list[Section]) -> Steps:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memcalc.documents.timeline import POINTS
+from memcalc.checking.report import urgency
 from memcalc.report.labels import label
 from memcalc.report.screens.verdict import subject
 from memcalc.report.views.estimate import bars_section, verdict_section
+from memcalc.report.views.reduction import thin_timelines
 from memcalc.report.views.sections import Section, drawn_sections, group, list_section, table_section, view
 from memcalc.report.views.timeline import memory_section
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.checking.comparison import Comparison
-    from memcalc.checking.report import CheckOutcome, CheckReport
+    from memcalc.checking.report import CheckReport
     from memcalc.ledger.result import Result
     from memcalc.recomputation.recommendation import RecomputeResult
     from memcalc.recomputation.verification import DeviceVerification
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 
 View = dict[str, Any]
 
-# Of a report on many configs: a timeline takes a replay, and about 130 bytes per point.
-MOST_TIMELINES = 100
-POINTS_OF_ALL = 6000
+POINTS_OF_ALL = 6000  # of all timelines of a report on many configs; a point takes about 130 bytes
 COMFORTABLE = 0.9  # of the limit: timelines of configs that need less are the first to be left out
 
 
@@ -82,54 +81,42 @@ def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section
 
     measured = found.results[-1]
     sections = drawn_sections(lambda screen: draw_measured(screen, found.results, unit, found.missing))
-    return view(f"Measured: {subject(measured).partition(chr(10))[0]}", [*more, *sections])
+    head, rest = sections[:2], sections[2:]  # the run, and the measurement with its predictions
+    return view(f"Measured: {subject(measured).partition(chr(10))[0]}", [*head, *more, *rest])
 
 
-def checks_view(report: CheckReport, unit: Unit, results: Mapping[str, Result]) -> View:
-    """The table of all configs, as `memcalc check` shows it; then each with its verdict and timeline.
+def checks_view(report: CheckReport, unit: Unit) -> View:
+    """The table of all configs, as `memcalc check` shows it; then the described ones, the most urgent first.
 
-    Those that fail come first, of them and of the others the closest to their limit; the first MOST_TIMELINES have a
-    timeline.
     `write_report` leaves out more if the file would be large.
 
     Args:
-        report: the check.
+        report: the check, with descriptions by `check_sections`.
         unit: of memory.
-        results: of the configs that could be read, by their path.
     """
     from memcalc.report.checks.table import draw_checks
 
     sections = drawn_sections(lambda screen: draw_checks(screen, report, unit))
-    ordered = sorted(
-        (each for each in report.outcomes if each.path in results),
-        key=lambda each: (not report.fails(each), abs(_filled(each) - 1)),
-    )
-    points = min(POINTS, POINTS_OF_ALL // max(min(len(ordered), MOST_TIMELINES), 1))
+    described = sorted((each for each in report.outcomes if each.description is not None), key=urgency)
+    if not described:
+        return view("Configs checked", sections)
+    for outcome in described:
+        thin_timelines(outcome.description, POINTS_OF_ALL // len(described))
     each = [
-        view(
-            f"{outcome.path}: {outcome.status}",
-            _short_sections(results[outcome.path], unit, points if at < MOST_TIMELINES else 0),
-        )
-        | {"comfortable": not report.fails(outcome) and _filled(outcome) <= COMFORTABLE}
-        for at, outcome in enumerate(ordered)
+        view(f"{outcome.path}: {outcome.status}", outcome.description)
+        | {"comfortable": not report.fails(outcome) and outcome.filled <= COMFORTABLE}
+        for outcome in described
     ]
-    more = (
-        [group("Configs: those that fail first, and then the closest to their limit", each, folded=True)]
-        if each
-        else []
-    )
-    return view("Configs checked", [*sections, *more])
+    all_configs = len(report.outcomes)
+    which = "Configs" if len(described) == all_configs else f"{len(described)} of {all_configs} configs"
+    title = f"{which}: those that do not fit first, then the closest to their limit"
+    return view("Configs checked", [*sections, group(title, each, folded=True)])
 
 
-def _filled(outcome: CheckOutcome) -> float:
-    """Return the fraction of its limit that a config needs."""
-    return (outcome.needed_bytes or 0) / outcome.limit_bytes if outcome.limit_bytes else 0.0
-
-
-def _short_sections(result: Result, unit: Unit, points: int) -> list[Section]:
-    """Verdict and bars; a timeline too unless `points` is 0."""
-    timelines = [memory_section(result, unit, points, formulas=False)] if points else []
-    return [verdict_section(result, unit), bars_section(result, unit), *timelines]
+def check_sections(result: Result, unit: Unit) -> list[Section]:
+    """The verdict, the bars and the timeline of one config, for `checks_view`."""
+    timeline = memory_section(result, unit, formulas=False)
+    return [verdict_section(result, unit), bars_section(result, unit), timeline]
 
 
 def trace_view(result: Result, unit: Unit, sections: Sequence[Section], references: Sequence[Result] = ()) -> View:

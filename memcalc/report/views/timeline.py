@@ -102,7 +102,7 @@ def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, fo
             for name in names
         },
         "formulas": _formulas(result) if formulas else {},
-        "limit": "usable GPU memory, less context and NCCL",
+        "limit": "usable GPU memory minus CUDA context and NCCL",
         "highest": max((*points["allocated_bytes"], *(points["reserved_bytes"] or ())), default=0),
         "document": curve,
     }
