@@ -12,6 +12,7 @@ from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.loading import load
 from memcalc.suggestions.run_overrides import written_out
 from memcalc.verdict.needs import need_of
+from tests.thinning import quick_every
 
 GIB = 2**30
 CARD = 24  # GiB
@@ -56,7 +57,7 @@ def test_what_the_ledger_does_not_know_is_added_to_every_change() -> None:
     assert any("used more than estimated at that point" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("allocated", ["8.00", "16.00", "22.00"])
+@pytest.mark.parametrize("allocated", quick_every(3, ["8.00", "16.00", "22.00"], first=1))
 def test_changes_that_fit_do_fit(allocated: str) -> None:
     """Each is replayed, unless a bound excludes it; the budget is what the allocator had and could still have got."""
     found = explained(allocated, reserved=f"{float(allocated) + 1:.2f}")

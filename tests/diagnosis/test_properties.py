@@ -21,6 +21,7 @@ from memcalc.allocator.pytorch.versions import NEWEST, OLDEST, Version
 from memcalc.diagnosis.diagnosis import Diagnosis, diagnose
 from memcalc.diagnosis.sizes import PrintedSize, read_size
 from memcalc.errors import InputError
+from tests.thinning import quick_every
 
 ROOT = Path(__file__).parents[2]
 
@@ -176,7 +177,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", quick_every(3, HOSTILE))
 def test_no_text_takes_forever(name: str, tmp_path: Path) -> None:
     """About a megabyte each: at most seconds; a pattern that backtracks would not end in a lifetime."""
     log = tmp_path / "hostile.log"

@@ -10,6 +10,7 @@ import pytest
 
 from memcalc.diagnosis.log_scanner import Scanner
 from memcalc.diagnosis.report_assembly import collect
+from tests.thinning import quick_every
 
 MESSAGE = (
     "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.78 GiB total capacity; 14.56 GiB already "
@@ -72,7 +73,7 @@ def seconds_for(log: bytes) -> float:
 KINDS = (*LINES, "different messages", "different ranks", "everything")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", quick_every(3, KINDS))
 def test_a_log_that_was_made_to_be_slow_does_not_hang(name: str) -> None:
     assert seconds_for(log_of(name, 1_000_000)) < 5  # a tenth of the bar at the least, on a busy machine
 

@@ -140,7 +140,7 @@ def test_random_traces_agree_with_the_simulator(
     capacity = 700 * MIB
     cases: list[dict[str, Any]] = [
         {"config": {"alloc_conf": config} if config else {}, "operations": random_operations(seed)}
-        for config in (CONFIGS if traces > 1 else CONFIGS[::4])  # all of them in the long test
+        for config in (CONFIGS if traces > 1 else CONFIGS[::8])  # all of them in the long test
         for seed in range(traces)
     ]
 

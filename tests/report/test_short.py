@@ -13,6 +13,7 @@ from memcalc.report.screens.sizing import MOST_LINES, MOST_LINES_OF_MANY, draw_s
 from memcalc.spec.presets import preset_names
 from memcalc.verdict.other_modules import with_transformers
 from memcalc.verdict.reasons import reason_of
+from tests.thinning import quick_every
 
 
 def short(result: Result, width: int = 80) -> list[str]:
@@ -23,7 +24,7 @@ def short(result: Result, width: int = 80) -> list[str]:
     return file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", quick_every(4, preset_names()))
 def test_thirty_lines_are_enough_for_every_preset_on_one_gpu(name: str) -> None:
     lines = short(memcalc.estimate(name, gpu="h100-80gb").replayed)
 

@@ -13,6 +13,7 @@ from memcalc.search.scaling import heads_step
 from memcalc.spec.hardware.gpus import find_gpu
 from tests.properties.specs import Config, configs, examples
 from tests.records import pin_records
+from tests.thinning import quick_every
 
 CARD = "t4"
 
@@ -62,7 +63,7 @@ def test_the_longest_sequence_fits_and_no_neighbour_above(config: Config, positi
     ("spread", "expected"),
     [
         (("pipeline_parallel=2", "gradient_accumulation_steps=1"), 130_520),
-        (("recipe=pure", "data_parallel=8", "zero_stage=3"), 159_840),
+        pytest.param(("recipe=pure", "data_parallel=8", "zero_stage=3"), 159_840, marks=pytest.mark.long),
     ],
 )
 def test_masks_that_are_padded(spread: tuple[str, ...], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,10 @@ def test_round_lengths_fit_beyond_others() -> None:
 
 
 @pytest.mark.parametrize("what", MAXIMA)
-@pytest.mark.parametrize(("name", "card"), [("llama-3.2-1b", "rtx-4090"), ("gpt2", "t4"), ("deepseek-v2-lite", "b300")])
+@pytest.mark.parametrize(
+    ("name", "card"),
+    quick_every(3, [("llama-3.2-1b", "rtx-4090"), ("gpt2", "t4"), ("deepseek-v2-lite", "b300")], unpack=True),
+)
 def test_of_presets(what: str, name: str, card: str) -> None:
     """The next one is judged by the estimate of the run that the maximum itself names."""
     overrides = ("recipe=pure", "recompute=full")
@@ -117,8 +121,11 @@ def test_of_presets(what: str, name: str, card: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("llama-3-8b", "deepseek-v2-lite", "gpt2"),
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("gemma-2-2b", "mixtral-8x7b", "qwen3-30b-a3b")),
+        "llama-3-8b",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("deepseek-v2-lite", "gpt2", "gemma-2-2b", "mixtral-8x7b", "qwen3-30b-a3b")
+        ),
     ],
 )
 def test_words_of_the_largest(what: str, name: str) -> None:

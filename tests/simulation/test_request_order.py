@@ -4,6 +4,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError, Unavailable
+from tests.thinning import quick_every
 from tools.request_order import Request, compare, first_difference
 from tools.request_order_cases import DIFFERING, cases, spec_of
 
@@ -31,7 +32,7 @@ def equal(family: str, implementation: str, setting: str) -> None:
     assert difference is None, str(difference)
 
 
-@pytest.mark.parametrize("case", QUICK, ids=", ".join)
+@pytest.mark.parametrize("case", quick_every(2, QUICK), ids=", ".join)
 def test_requests_are_the_traces(case: tuple[str, str, str]) -> None:
     pytest.importorskip("transformers")
     equal(*case)

@@ -10,6 +10,7 @@ from memcalc.suggestions.candidates import MORE_GPUS, OTHER_RESULT, RESULTS, SAM
 from memcalc.suggestions.change_search import MOST_PAIRS, ChangeSearch
 from memcalc.suggestions.run_overrides import written_out
 from memcalc.verdict.judge import judge
+from tests.thinning import quick_every
 
 RUNS = [
     ("gpt2-large", ("b=8", "recipe=amp", "attention=eager"), "rtx-4090"),
@@ -36,7 +37,7 @@ def finder(name: str, overrides: tuple[str, ...], card: str) -> ChangeSearch:
     )
 
 
-@pytest.mark.parametrize(("name", "overrides", "card"), RUNS)
+@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(2, RUNS, unpack=True))
 def test_each_is_what_the_estimate_says(name: str, overrides: tuple[str, ...], card: str) -> None:
     """Written after the run's own --set, each gives the run that was estimated."""
     found = finder(name, overrides, card)
@@ -57,7 +58,7 @@ def test_each_is_what_the_estimate_says(name: str, overrides: tuple[str, ...], c
         assert change.result in RESULTS
 
 
-@pytest.mark.parametrize(("name", "overrides", "card"), RUNS)
+@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(3, RUNS, unpack=True))
 def test_neither_half_of_a_pair_is_enough(name: str, overrides: tuple[str, ...], card: str) -> None:
     found = finder(name, overrides, card)
     enough = {change.levers[0] for change in found.singles() if change.fits}
@@ -80,7 +81,7 @@ def test_of_one_lever_the_mildest() -> None:
     ).fits
 
 
-@pytest.mark.parametrize(("name", "overrides", "card"), RUNS)
+@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(3, RUNS, first=1, unpack=True))
 def test_the_same_result_means_the_same_sequences_a_step(name: str, overrides: tuple[str, ...], card: str) -> None:
     found = finder(name, overrides, card)
     before = sequences(memcalc.load(name, *overrides, gpu=card))
