@@ -342,7 +342,7 @@ def _within_passes(spec: Spec, stage: Stage) -> Iterator[RowDraft]:
             sizes.setdefault(label, []).append(requested)
     for label, several in sizes.items():
         of_one = several[: label.pieces] if label.pieces > 1 else [max(several)]
-        yield of_engine(label, [(size, 1) for size in of_one])
+        yield of_engine(label, [(size, 1) for size in of_one], 0)
 
 
 def buffers_table(preset: str) -> str:
