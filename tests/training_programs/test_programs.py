@@ -107,7 +107,7 @@ BARS = {
     "trainer-5-fsdp": (2.5, 0.8),
     "torchtune": (0.2, 1.3),
     "megatron": (0.1, 0.6),
-    "trainer-5-deepspeed": (0.5, 0.1),
+    "trainer-5-deepspeed": (0.6, 0.1),
     "deepspeed": (1.4, 0.1),
     "trl-reward": (2.4, 0.2),
     "trl-dpo": (0.5, 0.4),
