@@ -36,11 +36,17 @@ def place_zero(draft: Draft, zero: Mapping[str, Any]) -> None:
             draft.default(f"parallelism.zero_optimization.{ours}", size)
 
 
+def shards_with_deepspeed(draft: Draft) -> bool:
+    """Return whether DeepSpeed shards the run: it is named, or is the default library of ZeRO 1 and 2."""
+    engine, stage = draft.given("parallelism.engine"), draft.given("parallelism.zero_stage")
+    return bool(stage) and (engine == "deepspeed" or (engine is None and stage in (1, 2)))
+
+
 def place_copies(draft: Draft) -> None:
     """Place the copies that the release makes: of fp32 weights at stage 3, and of the gradient of the output."""
-    if draft.given("parallelism.engine") != "deepspeed":
+    if not shards_with_deepspeed(draft):
         return
-    if draft.given("parallelism.zero_stage") and draft.has("deepspeed", "0.18.4"):
+    if draft.has("deepspeed", "0.18.4"):
         draft.default("parallelism.zero_optimization.scales_output_gradient", not draft.has("deepspeed", "0.19.6"))
     if (
         draft.given("parallelism.zero_stage") == 3

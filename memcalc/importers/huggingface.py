@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.deepspeed import place_copies
+from memcalc.frameworks.deepspeed import place_copies, shards_with_deepspeed
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import (
@@ -167,7 +167,7 @@ def finish_trainer(
     draft.default("training.implementation", "huggingface")
     _optimizer(draft)
     place_adapters(draft)
-    stage = _sharding(draft)
+    _sharding(draft)
     half = "bf16" if is_on(facts.get("bf16")) else "fp16" if is_on(facts.get("fp16")) else None
     autocasts = half is not None
     weights = str(facts.get("weights", "auto" if as_published else "")).rpartition(".")[2]
@@ -182,7 +182,7 @@ def finish_trainer(
     policy = place_policy(draft, str(draft.given("training.dtype")) if autocasts else None)
     if half is None:
         draft.default("training.recipe", "fp32")
-    elif stage and draft.given("parallelism.engine") == "deepspeed":
+    elif shards_with_deepspeed(draft):
         draft.default("training.recipe", "mixed-16")
         draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes per parameter")
     elif draft.values.get("training.finetune") in ("lora", "qlora"):
@@ -232,8 +232,8 @@ def _optimizer(draft: Draft) -> None:
         draft.default("training.optimizer_options.paged", True)
 
 
-def _sharding(draft: Draft) -> int:
-    """ZeRO's stage, from DeepSpeed's file or FSDP's words."""
+def _sharding(draft: Draft) -> None:
+    """Place the sharding of DeepSpeed's file or of FSDP's words."""
     deepspeed, words = draft.facts.get("deepspeed"), draft.facts.get("fsdp")
     if deepspeed:
         stage = place_deepspeed(draft, deepspeed)
@@ -243,8 +243,8 @@ def _sharding(draft: Draft) -> int:
             place_optimizer(draft, draft.facts.get("offload"), draft.facts.get("offload_param"))
             if words:
                 draft.notes.append("fsdp is ignored because deepspeed is set too, and transformers uses only one")
-            return stage
-    return place_fsdp(draft, " ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
+            return
+    place_fsdp(draft, " ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
 
 
 GPUS = (("parallelism.data_parallel", "the number of data-parallel GPUs"),)

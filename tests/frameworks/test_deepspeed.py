@@ -75,3 +75,12 @@ def test_an_own_file_of_deepspeeds_has_its_sizes(tmp_path: Path) -> None:
         spec.parallelism.zero_optimization.reduce_bucket_size,
         spec.parallelism.zero_optimization.prefetch_bucket_size,
     ) == (1000, 0)
+
+
+def test_a_hub_id_under_zero_has_deepspeeds_16_bits() -> None:
+    """DeepSpeed keeps fp32 master weights: 2 bytes of weights, and 2 + 12 sharded over 8 ranks, per parameter."""
+    run = ("parallelism.zero_stage=2", "data_parallel=8")
+    spec = memcalc.load("meta-llama/Llama-3.1-8B", *run)
+
+    assert (spec.parallelism.engine, spec.training.recipe, spec.training.dtype) == ("deepspeed", "mixed-16", "bf16")
+    assert memcalc.load("meta-llama/Llama-3.1-8B", "zero_stage=3", "data_parallel=8").training.recipe == "pure"
