@@ -16,7 +16,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import yaml
-from packaging.version import Version
 
 from benchmarks.programs.compare import settings, write_files
 from benchmarks.programs.compiled import FAMILIES
@@ -28,6 +27,7 @@ from memcalc.measuring.result import allocator_conf
 from memcalc.simulation.simulated_run import simulate
 from memcalc.spec.hardware.gpus import all_gpus
 from memcalc.spec.loading import load
+from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.spec import Spec
 from memcalc.validation.predictions import under, with_settings
 from memcalc.verdict.needs import can_replay
@@ -46,7 +46,6 @@ SAMPLED = ("allocator-settings", "sampled")  # as benchmarks/verdict_runs.py rec
 RANKS = ("reserved/*.jsonl", "gpu/*/ranks-*.jsonl")  # one rank of many, as benchmarks/record_sharded.py records them
 GENERATIONS = "generation/reserved-*.jsonl"  # as benchmarks/record_generation.py records them
 OTHER_RANK = " rank="  # a word of the cases of other ranks than the first; of these, stages of pipelines are replayed
-SCALES_OUTPUT_GRADIENT = Version("0.18.4"), Version("0.19.6")  # of DeepSpeed: from the first to before the second
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
 DIGITS = 6
 ENOUGH = 20  # runs with an interval of their own, as in memcalc/verdict/recorded_errors.py
@@ -156,16 +155,12 @@ def _ranks() -> Iterator[Recorded]:
 
 def recorded_spec(record: dict[str, Any]) -> Spec:
     """Return the run of a record of benchmarks/record_sharded.py, under the releases that it ran with."""
-    spec = load(record["spec"], (), gpu=_gpu_of(record["device"]))
-    return _under_deepspeed(under(spec, record["versions"]["torch"]), record["versions"].get("deepspeed"))
-
-
-def _under_deepspeed(spec: Spec, release: str | None) -> Spec:
-    """Return the run under a release of DeepSpeed, with the copies that it makes (frameworks/deepspeed.py)."""
-    scales = release is not None and SCALES_OUTPUT_GRADIENT[0] <= Version(release) < SCALES_OUTPUT_GRADIENT[1]
-    zero = spec.parallelism.zero_optimization.model_copy(update={"scales_output_gradient": scales})
-    parallelism = spec.parallelism.model_copy(update={"zero_optimization": zero})
-    return spec.model_copy(update={"parallelism": parallelism})
+    releases = record["versions"]
+    spec = under(load(record["spec"], (), gpu=_gpu_of(record["device"])), releases["torch"])
+    if "deepspeed" not in releases:
+        return spec
+    training = spec.training.model_copy(update={"versions": VersionsSpec(deepspeed=releases["deepspeed"])})
+    return spec.model_copy(update={"training": training})
 
 
 def _gpu_of(device: str) -> str | None:

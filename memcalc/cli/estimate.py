@@ -130,12 +130,13 @@ def command(
     advice = _advice(result, config, overrides or (), gpu)
     if html is not None:
         from memcalc.report.html.html_report import write_report
-        from memcalc.report.views.estimate import estimate_view
+        from memcalc.report.views.estimate import estimate_sections, estimate_view
         from memcalc.report.views.timeline import memory_section
 
         with files.writing():
-            sections = [memory_section(result, units)]
-            write_report(html, estimate_view(result, units, sections, reason=reason, advice=advice))
+            timeline = [memory_section(result, units)]
+            sections = estimate_sections(result, units, timeline, reason=reason, advice=advice)
+            write_report(html, estimate_view(result, sections))
     print_sizing(
         result,
         form,

@@ -43,16 +43,9 @@ def shards_with_deepspeed(draft: Draft) -> bool:
 
 
 def place_copies(draft: Draft) -> None:
-    """Place the copies that the release makes: of fp32 weights at stage 3, and of the gradient of the output."""
-    if not shards_with_deepspeed(draft):
-        return
-    if draft.has("deepspeed", "0.18.4"):
-        draft.default("parallelism.zero_optimization.scales_output_gradient", not draft.has("deepspeed", "0.19.6"))
-    if (
-        draft.given("parallelism.zero_stage") == 3
-        and draft.given("training.recipe") == "fp32"
-        and draft.has("deepspeed", "0.19")
-    ):
+    """Place the copy of fp32 weights that stage 3 makes, by the release."""
+    third = draft.given("parallelism.engine") == "deepspeed" and draft.given("parallelism.zero_stage") == 3
+    if third and draft.given("training.recipe") == "fp32" and draft.has("deepspeed", "0.19"):
         draft.default("parallelism.zero_optimization.copies_fp32_weights", True)
 
 

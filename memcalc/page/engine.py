@@ -56,13 +56,13 @@ def _dumped(part: Part) -> str:
 
 def _estimate(request: Request, _: ReportProgress | None) -> Iterator[Part]:
     from memcalc.api.sizing import estimate
-    from memcalc.report.views.estimate import estimate_view, generation_section, verdict_section
+    from memcalc.report.views.estimate import estimate_sections, estimate_view, generation_section, verdict_section
     from memcalc.report.views.timeline import memory_section
 
     run = run_of(request.run)
     result = estimate(run.spec).replayed
     waiting = {"kind": "waiting", "title": "Memory over the run", "place": "timeline"}
-    view = estimate_view(result, UNIT, [waiting], largest=False)
+    view = estimate_view(result, estimate_sections(result, UNIT, [waiting], largest=False))
     view["sections"][0]["place"] = "verdict"
     yield {"part": "answer", "view": view}
     yield {"part": "section", "section": memory_section(result, UNIT) | {"place": "timeline"}}

@@ -8,8 +8,8 @@ from memcalc.architectures.catalogue import called_modules
 from memcalc.architectures.huggingface.catalogue import family_class
 from memcalc.architectures.huggingface.family import Family
 from memcalc.architectures.structure import block_structure
-from memcalc.layout.local_parameters import LocalParameter
-from memcalc.layout.stages import layer_modules
+from memcalc.layout.local_parameters import LocalParameter, stage_parameters
+from memcalc.layout.stages import layer_modules, stages_of
 from memcalc.sharding.engine import ROOT, Engine
 from memcalc.sharding.zero3 import ZeRO3
 from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_modules, transformers_modules
@@ -26,6 +26,10 @@ from memcalc.stream.requests import Requests
 COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
 # Families with a block of experts in DEFAULT_LEAF_MODULE_CLASSES (runtime/zero/leaf_module_config.py).
 EXPERTS_HOOKED_WHOLE = ("mixtral", "qwen2_moe", "qwen3_moe")
+
+# Releases in which backward replaces the gradient of the model's output by a scaled copy: from the first to before the
+# second (runtime/engine.py, _backward_prologue_per_tensor).
+SCALES_OUTPUT_GRADIENT = "0.18.4", "0.19.6"
 
 
 def deepspeed_engine(
@@ -46,6 +50,20 @@ def deepspeed_engine(
         plan: its recomputation plan.
         rank: the rank; None: the one that holds most.
     """
+    engine = _engine(requests, ordered, units, spec, plan, rank)
+    first, after = SCALES_OUTPUT_GRADIENT
+    engine.scales_output_gradient = _is_older(spec, after) and not _is_older(spec, first)
+    return engine
+
+
+def _engine(
+    requests: Requests,
+    ordered: Sequence[LocalParameter],
+    units: Mapping[int, Sequence[LocalParameter]],
+    spec: Spec,
+    plan: Segment,
+    rank: int | None,
+) -> Engine:
     options = state_options(spec)
     if options.zero_stage < 3:
         return ZeRO12(requests, ordered, options, rank)
@@ -100,7 +118,8 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         "DeepSpeed and FP8": training.fp8 != "none",
         f"DeepSpeed and a loss that is {training.loss}": training.loss != "materialized",
         "DeepSpeed and 4-bit weights": training.finetune == "qlora",
-        "DeepSpeed before 0.19": training.versions is not None and _is_older(training.versions.deepspeed),
+        "DeepSpeed and weights of several dtypes": len(_weight_dtypes(spec)) > 1,
+        "DeepSpeed before 0.19": _is_older(spec, "0.19"),
         "ZeRO stage 3 and nested recomputation": whole and nested,
     }
     yield from (reason for reason, is_so in reasons.items() if is_so)
@@ -116,8 +135,16 @@ def _is_recipe_known(spec: Spec) -> bool:
     return spec.training.recipe == "mixed-16" and spec.training.dtype in ("bf16", "fp16")
 
 
-def _is_older(release: str | None) -> bool:
-    return release is not None and number(release) < number("0.19")
+def _weight_dtypes(spec: Spec) -> set[str]:
+    """Return the dtypes of the parameters; DeepSpeed casts all to one (runtime/engine.py)."""
+    parameters = stage_parameters(spec, stages_of(spec)[0])
+    return {parameter.dtype or spec.training.dtype for parameter in parameters if not parameter.beside}
+
+
+def _is_older(spec: Spec, release: str) -> bool:
+    """Return whether the run has a release of DeepSpeed before this one; if none is given, it has the newest."""
+    versions = spec.training.versions
+    return versions is not None and versions.deepspeed is not None and number(versions.deepspeed) < number(release)
 
 
 def _unknown_modules(model: ModelSpec, *, adapted: bool) -> Iterator[str]:

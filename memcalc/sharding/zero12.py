@@ -84,7 +84,6 @@ class ZeRO12(Engine):
     ) -> None:
         super().__init__(requests)
         self.choice = options
-        self.scales_output_gradient = options.zero.scales_output_gradient
         self.labels = reduction_labels(options)
         self.main = RECIPES[options.recipe].main_gradients_live == "backward"  # an fp32 copy of the rank's gradients
         self.keeps_gradients = options.reduces_after_backward

@@ -76,7 +76,6 @@ class ZeRO3(Engine):
         super().__init__(requests)
         self.choice = options
         self.views_experts = views_experts
-        self.scales_output_gradient = options.zero.scales_output_gradient
         self.labels = reduction_labels(options)
         source = f"{SOURCE}partitioned_param_coordinator.py"
         component = Component.COMMUNICATION_BUFFERS

@@ -134,12 +134,11 @@ def transformers_modules(
     for module in _modules([each for each in root if each.where == "embedding"], outside):
         embedding += [module, *(Module() for _ in module.names.intersection(calls(ROOT).silent_after))]
     layers = {layer: _transformers_layer(units[layer], inside, calls(layer)) for layer in sorted(units) if layer >= 0}
-    *norms, head = _modules([each for each in root if each.where == "head"], outside)
-    if tied:
-        norms, head = [*norms, head], Module(frozenset(["lm_head"]), (0,))
+    after = _modules([each for each in root if each.where == "head"], outside)
+    norms, heads = (after, (Module(frozenset(["lm_head"]), (0,)),)) if tied else (after[:-1], after[-1:])
     model = Module(children=(*embedding, *(Module() for _ in range(rotations))))
     return _wrapped(
-        ModuleTree(Module(children=(model,)), layers, Module(children=(Module(children=tuple(norms)), head))), ordered
+        ModuleTree(Module(children=(model,)), layers, Module(children=(Module(children=norms), *heads))), ordered
     )
 
 

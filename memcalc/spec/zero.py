@@ -18,10 +18,6 @@ class ZeroSpec(ConfigBlock):
     copies_fp32_weights: bool = Field(
         False, description="stage 3: whether the optimizer updates a copy of weights that are fp32 (DeepSpeed 0.19)"
     )
-    scales_output_gradient: bool = Field(
-        False,
-        description="whether a scaled copy replaces the gradient of the model's output (DeepSpeed 0.18.4 to 0.19.5)",
-    )
 
     @property
     def is_default(self) -> bool:

@@ -177,6 +177,18 @@ def test_gradients_are_reduced_on_a_third_stream() -> None:
     assert found[-1] == (2, 2 * ELEMENTS)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_releases_before_0_19_6_scale_the_gradient_of_the_output(stage: int) -> None:
+    """By a copy of all logits in 16 bits, b*s*V elements (DeepSpeed runtime/engine.py)."""
+    words, logits = (f"zero_stage={stage}", "s=512"), (0, 2 * 512 * VOCAB)
+    counts = [
+        asked(small(*words, f"versions.deepspeed={release}"), "backward_2").count(logits)
+        for release in ("0.19.0", "0.19.5", "0.19.6")
+    ]
+
+    assert counts[0] == counts[1] == counts[2] + 1
+
+
 def test_the_modules_of_a_layer_in_backward() -> None:
     """What holds others begins before them; the last matrix has begun when a layer runs again, and is not released."""
     spec = small("zero_stage=3", "recompute=full")

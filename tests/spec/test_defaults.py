@@ -118,7 +118,6 @@ def test_a_silent_file_has_these_values() -> None:
             "prefetch_bucket_size": 50_000_000,
             "param_persistence_threshold": 100_000,
             "copies_fp32_weights": False,
-            "scales_output_gradient": False,
         },
         "offload": "none",
         "offload_pin_memory": False,

@@ -10,7 +10,6 @@ class Apertus(Llama):
     """ApertusDecoderLayer."""
 
     activation_is_module = False  # it has parameters
-
     norms_heads = "together"
 
     def act(self, x: Tensor, prefix: str) -> Tensor:

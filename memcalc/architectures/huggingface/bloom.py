@@ -10,7 +10,6 @@ class Bloom(Mlps):
     """BloomBlock."""
 
     silent_after: tuple[str, ...] = ("attention.qkv_proj",)
-
     rotates = False
     names_returned = True
 

@@ -12,7 +12,6 @@ class CodeGen(Mlps):
     """CodeGenBlock: RoPE on a part of each head, attention in fp32, attention and MLP in parallel."""
 
     silent_after: tuple[str, ...] = ("embed_tokens", "attention.qkv_proj", "attention.o_proj", "mlp.down_proj")
-
     rotates = False  # its layers compute their own RoPE caches
     fp32_logits = True
     names_returned = True

@@ -11,7 +11,6 @@ class Gpt2(Mlps):
     """GPT2Block."""
 
     silent_after: tuple[str, ...] = ("embed_positions", "attention.o_proj", "mlp.down_proj")
-
     rotates = False
     conv1d = True
     softmax_in_fp32 = False

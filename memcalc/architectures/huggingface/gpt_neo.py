@@ -11,7 +11,6 @@ class GptNeo(Fp32Attention, Gpt2):
     """GPTNeoBlock; layers with and without a window differ only in the values of their mask."""
 
     silent_after: tuple[str, ...] = (*Gpt2.silent_after, "input_norm", "attention.v_proj")
-
     conv1d = False
     mask_first = True
     layers_take_positions = False

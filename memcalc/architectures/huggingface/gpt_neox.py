@@ -11,7 +11,6 @@ class GptNeox(Rotary, Mlps):
     """GPTNeoXLayer: attention and MLP in parallel or sequentially."""
 
     silent_after: tuple[str, ...] = ("embed_tokens", "attention.o_proj", "mlp.down_proj")
-
     always_joins = True
 
     def layer(self) -> Tensor:

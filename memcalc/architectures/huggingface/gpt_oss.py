@@ -14,7 +14,6 @@ class GptOss(Mixtral):
 
     activation_is_module = False
     transposes_experts = False  # modeling_gpt_oss.py: is_transposed=True, its weights are (in, out)
-
     eager_only = True
     masks_windows = True
 

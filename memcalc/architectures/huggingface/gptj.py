@@ -11,7 +11,6 @@ class Gptj(Fp32Attention, CodeGen):
     """GPTJBlock."""
 
     silent_after: tuple[str, ...] = ("embed_tokens", "attention.v_proj", "attention.o_proj", "mlp.down_proj")
-
     fp32_logits = False
 
     def attention(self, x: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ class Mpt(Mlps):
     """MptBlock."""
 
     silent_after: tuple[str, ...] = ("attention.o_proj",)
-
     rotates = False
     names_returned = True
 

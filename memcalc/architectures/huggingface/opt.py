@@ -11,7 +11,6 @@ class Opt(Mlps):
     """OPTDecoderLayer."""
 
     mlp_is_module = False
-
     rotates = False
     mask_first = True
 

@@ -10,7 +10,6 @@ class Phi(PartialRotary):
     """PhiDecoderLayer."""
 
     silent_after: tuple[str, ...] = ("embed_tokens", "attention.o_proj", "mlp.down_proj")
-
     drops_between_tables = True
     renames_embeddings = True
 

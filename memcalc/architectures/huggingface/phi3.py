@@ -10,7 +10,6 @@ class Phi3(Llama):
     """Phi3DecoderLayer: dropout of both branches before their sums; Phi3MLP is `gated_of_one`."""
 
     silent_after: tuple[str, ...] = ("attention.o_proj", "mlp.down_proj")
-
     always_joins = True
 
     def before_sum(self, x: Tensor, total: str) -> Tensor:

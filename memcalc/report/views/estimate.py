@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from memcalc.ledger.component import Component
@@ -24,26 +24,8 @@ from memcalc.verdict.reasons import Reason
 OUTSIDE = "#9a9a9a"  # what PyTorch's allocator does not count
 
 
-def estimate_view(
-    result: Result,
-    unit: Unit,
-    more: Sequence[Section] = (),
-    *,
-    reason: Reason | None = None,
-    advice: str = "",
-    largest: bool = True,
-) -> dict[str, Any]:
-    """The whole view.
-
-    Args:
-        result: the run.
-        unit: of memory.
-        more: sections that follow the peak memory, such as the timeline.
-        reason: the reason of the verdict, if it was searched for.
-        advice: the command that finds what fits.
-        largest: search the largest batch and context of a generation, which takes seconds.
-    """
-    sections = estimate_sections(result, unit, more, reason=reason, advice=advice, largest=largest)
+def estimate_view(result: Result, sections: list[Section]) -> dict[str, Any]:
+    """The whole view of a run, of its `estimate_sections`."""
     return view(subject(result).partition("\n")[0], sections)
 
 
@@ -56,7 +38,16 @@ def estimate_sections(
     advice: str = "",
     largest: bool = True,
 ) -> list[Section]:
-    """The sections of one run, the verdict first; see `estimate_view`."""
+    """The sections of one run, the verdict first.
+
+    Args:
+        result: the run.
+        unit: of memory.
+        more: sections that follow the peak memory, such as the timeline.
+        reason: the reason of the verdict, if it was searched for.
+        advice: the command that finds what fits.
+        largest: search the largest batch and context of a generation, which takes seconds.
+    """
     host = host_grid(result, unit)
     tables = [rank_grid(result, unit)] if len(result.ranks) > 1 else []
     tables += [host] if host is not None else []
@@ -112,7 +103,7 @@ def bars_section(result: Result, unit: Unit) -> Section:
 
 
 def generation_section(result: Result, unit: Unit, *, largest: bool) -> Section:
-    """The KV cache of a generation; see `estimate_view`."""
+    """The KV cache of a generation; see `estimate_sections`."""
     return table_section(generation_grid(result, unit, largest=largest)) | {"place": "generation"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from memcalc.checking.report import urgency
@@ -100,12 +101,13 @@ def checks_view(report: CheckReport, unit: Unit) -> View:
     described = sorted((each for each in report.outcomes if each.description is not None), key=urgency)
     if not described:
         return view("Configs checked", sections)
-    for outcome in described:
-        thin_timelines(outcome.description, POINTS_OF_ALL // len(described))
+    thinned = [deepcopy(outcome.description) for outcome in described]
+    for description in thinned:
+        thin_timelines(description, POINTS_OF_ALL // len(described))
     each = [
-        view(f"{outcome.path}: {outcome.status}", outcome.description)
+        view(f"{outcome.path}: {outcome.status}", description)
         | {"comfortable": not report.fails(outcome) and outcome.filled <= COMFORTABLE}
-        for outcome in described
+        for outcome, description in zip(described, thinned, strict=True)
     ]
     all_configs = len(report.outcomes)
     which = "Configs" if len(described) == all_configs else f"{len(described)} of {all_configs} configs"
