@@ -11,6 +11,7 @@ MemcalcError            base: carries `exit_code`, caught in one place (cli/app.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from memcalc.text import LONGEST_TEXT, harmless_lines, message_part, shortened_in_the_middle
@@ -78,7 +79,7 @@ class InputErrors(InputError):
 
 
 def raise_all(errors: Sequence[InputError]) -> None:
-    """Raise all errors as one exception; return if there are none.
+    """Raise all errors as one exception, in the order of their lines; return if there are none.
 
     Raises:
         InputError: there is one error.
@@ -87,7 +88,13 @@ def raise_all(errors: Sequence[InputError]) -> None:
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        raise InputErrors(errors[:MOST_ERRORS])
+        raise InputErrors(sorted(errors, key=_line)[:MOST_ERRORS])
+
+
+def _line(error: InputError) -> int:
+    """Return the line in the place of an error; 0 for a place without one, such as an option."""
+    found = re.search(r":(\d+)(?:: |$)", error.location)
+    return int(found[1]) if found else 0
 
 
 class Unavailable(MemcalcError):

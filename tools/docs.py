@@ -623,9 +623,10 @@ def main() -> None:
     """Rewrite what is stale, or with --check only say so."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if anything is stale")
-    check = parser.parse_args().check
-    stale = False
-    for path in documents():
+    parser.add_argument("pages", nargs="*", type=Path, help="only these pages, e.g. docs/reference/commands.md")
+    options = parser.parse_args()
+    check, stale = options.check, False
+    for path in [page.resolve() for page in options.pages] or documents():
         old = path.read_text()
         new = refreshed(old)
         if old == new:

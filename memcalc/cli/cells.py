@@ -85,7 +85,9 @@ def run_cells(
     with _told(file) as tell:
         if by == "dry-run":
             reject_options(
-                {"--set": overrides, "--python": traced["python"]}, "of traces", "--by dry-run runs a command"
+                {"--set (or --budget)": overrides, "--python": traced["python"]},
+                "of traces",
+                "--by dry-run runs a command",
             )
             return api.sweep_command(words, parse_values(vary), tell=tell, **options, **dry)
         one = single(words)

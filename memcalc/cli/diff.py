@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 import typer
 
 from memcalc.cli.options import CONFIG_HELP, Gpu, Html, Set, Units, complete_config
+from memcalc.cli.shorthand import with_shorthands
 
 _SIDE = "FIELD=VALUE"
 
 
+@with_shorthands(("budget",))
 def command(
     a: Annotated[str, typer.Argument(metavar="A", help=CONFIG_HELP, autocompletion=complete_config)],
     b: Annotated[str, typer.Argument(metavar="B", help="Second configuration.", autocompletion=complete_config)],

@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 import typer
 
 from memcalc.cli.options import Gpu, Set, Units, complete_config
+from memcalc.cli.shorthand import with_shorthands
 
 LOG_HELP = "A log of any size, plain, gzip or UTF-16; - for standard input."
 CONFIG_HELP = "The configuration of the run, as for `memcalc estimate`; adds numbers to the remedies."
 
 
+@with_shorthands(("budget",))
 def command(
     log: Annotated[str, typer.Argument(metavar="LOG", help=LOG_HELP)],
     *,
@@ -43,7 +45,7 @@ def command(
     from memcalc.report.progress import shown_progress
 
     if config is None and (overrides or gpu):
-        raise InputError("--set and --gpu need a configuration.", "Add --config CONFIG.")
+        raise InputError("--set, --gpu and --budget need a configuration.", "Add --config CONFIG.")
     with shown_progress() as progress:
         diagnosis = api.oom(log, config, *(overrides or ()), gpu=gpu, report=report, progress=progress)
     if form == "json":

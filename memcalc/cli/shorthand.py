@@ -76,15 +76,18 @@ def _is_value(option: str, text: str) -> bool:
     return text in ("none", "selective", "full") or text.startswith(("every-", "["))
 
 
-def with_shorthands(*, without: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_shorthands(
+    only: tuple[str, ...] = tuple(_OPTIONS), *, without: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the short options to a command, which receives their expansion as the first of its `overrides`.
 
     Args:
+        only: names of the short options to add.
         without: short options that the command has itself.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        added = {name: hint for name, hint in _OPTIONS.items() if name not in without}
+        added = {name: hint for name, hint in _OPTIONS.items() if name in only and name not in without}
 
         @functools.wraps(function)
         def command(*args: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from memcalc.cli.options import Gpu, Set, Units, complete_config
+from memcalc.cli.shorthand import with_shorthands
 from memcalc.units import Unit
 
 VARY_HELP = "A field and its values: b=1..64, s=1024..8192..1024, recompute=none,selective,full. Repeatable."
@@ -29,6 +30,7 @@ PLOT_HELP = "Draw the maps with the boundary of what fits: .svg or .html. Repeat
 CELLS = Path("memcalc-cells.jsonl")
 
 
+@with_shorthands(("budget",))
 def command(
     words: Annotated[list[str], typer.Argument(metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config)],
     *,

@@ -234,10 +234,16 @@ def unknown_top_level(key: str, where: str) -> InputError:
     return _unknown(key, "", list(TOP_LEVEL), where)
 
 
+_MOST_LISTED = 12  # fields of a block that a message lists
+
+
 def _unknown(key: str, block: str, fields: list[str], where: str, unlisted: Sequence[str] = ()) -> InputError:
     """Return the error for a key that is neither in `fields` nor in `unlisted`, which are accepted and not listed."""
     close = nearest(key, fields) or nearest(key, list(unlisted))
-    remedy = f"Did you mean {close}?" if close else f"Choose from {', '.join(fields)}."
+    listed = (
+        f"Choose from {', '.join(fields)}." if len(fields) <= _MOST_LISTED else "`memcalc schema` lists all fields."
+    )
+    remedy = f"Did you mean {close}?" if close else listed
     place = f" in {block}" if block else ""
     return InputError(f"unknown field {_clip(key)!r}{place}.", remedy, where)
 

@@ -84,7 +84,7 @@ def test_a_change_without_a_configuration_is_refused(run: Callable[..., Run], lo
     code, _, err = run("oom", log, "--set", "b=2")
 
     assert code == 2
-    assert err == "error: --set and --gpu need a configuration. Add --config CONFIG.\n"
+    assert err == "error: --set, --gpu and --budget need a configuration. Add --config CONFIG.\n"
 
 
 def test_standard_input(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:

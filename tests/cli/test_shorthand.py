@@ -71,6 +71,16 @@ def test_fit_searches_within_a_budget(run: Callable[..., Run]) -> None:
     assert run("fit", "gpt2", "--budget", "1GiB").code == 1
 
 
+def test_every_command_with_a_configuration_and_a_gpu_takes_a_budget(run: Callable[..., Run]) -> None:
+    """Needs 4.27 GiB: more than 2 GiB, less than 5."""
+    assert "a GPU with 2GiB has 2.00 GiB usable" in run("diff", "gpt2", "gpt2", "--budget", "2GiB").out
+    assert (
+        "gpt2: 1 configuration on a GPU with 5GiB: 1 fit"
+        in run("sweep", "gpt2", "--budget", "5GiB", "--vary", "b=1").out
+    )
+    assert "--budget need a configuration" in run("oom", "docs/examples/oom.log", "--budget", "2GiB").err
+
+
 def test_wrong_values_are_refused(run: Callable[..., Run]) -> None:
     assert run("estimate", "gpt2", "--zero", "7").code == 2
     assert "zero_stage = 7 is too large" in run("estimate", "gpt2", "--zero", "7").err

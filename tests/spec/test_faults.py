@@ -25,9 +25,9 @@ hardware:
 """
 MESSAGES = [
     "six.yaml:3: training.micro_batch_sizee: unknown field 'micro_batch_sizee' in training. Did you mean",
-    "six.yaml:6: training.lr: unknown field 'lr' in training. Leave lr out: the field has no effect on memory.",
-    "six.yaml:5: training.sequence_length: sequence_length = -3 is too small. Set more than 0.",
     "six.yaml:4: training.recompute: recompute = 'maybe' is not a valid value. Write none, selective, full,",
+    "six.yaml:5: training.sequence_length: sequence_length = -3 is too small. Set more than 0.",
+    "six.yaml:6: training.lr: unknown field 'lr' in training. Leave lr out: the field has no effect on memory.",
     "six.yaml:8: parallelism.tensor_parallel: tensor_parallel = 7 does not divide num_attention_heads = 32.",
     "six.yaml:10: hardware.gpu: 'a100' is sold with 40 or 80 GB of memory. Write a100-40gb or a100-80gb.",
 ]
@@ -41,7 +41,7 @@ def faults(folder: Path, text: str, *overrides: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_a_file_with_six_faults_has_six_messages(tmp_path: Path) -> None:
+def test_a_file_with_six_faults_has_six_messages_in_the_order_of_its_lines(tmp_path: Path) -> None:
     found = faults(tmp_path, SIX)
 
     assert len(found) == 6
@@ -60,13 +60,13 @@ def test_a_missing_model_hides_no_other_fault(tmp_path: Path) -> None:
     found = faults(tmp_path, SIX.replace("llama-3-8b", "lama-3-8b"))
 
     assert [line.partition(": ")[0] for line in found] == [
-        "six.yaml:3",
-        "six.yaml:6",
         "six.yaml:1",
-        "six.yaml:5",
+        "six.yaml:3",
         "six.yaml:4",
+        "six.yaml:5",
+        "six.yaml:6",
     ]
-    assert "Did you mean llama-3-8b?" in found[2]
+    assert "Did you mean llama-3-8b?" in found[0]
 
 
 def test_wrong_sizes_are_reported_and_not_what_derives_from_them(tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_one_fault_has_one_message(tmp_path: Path) -> None:
 def test_overrides_are_reported_with_the_file(tmp_path: Path) -> None:
     found = faults(tmp_path, "preset: gpt2\ntraining: {zzz: 1}\n", "b=0")
 
-    assert found[0].startswith("six.yaml:2: training.zzz: unknown field 'zzz' in training.")
-    assert found[1] == "--set: training.micro_batch_size: micro_batch_size = 0 is too small. Set more than 0."
+    assert found[1].startswith("six.yaml:2: training.zzz: unknown field 'zzz' in training.")
+    assert found[0] == "--set: training.micro_batch_size: micro_batch_size = 0 is too small. Set more than 0."
 
 
 def test_the_error_of_several_is_that_of_the_first_for_programs(tmp_path: Path) -> None:

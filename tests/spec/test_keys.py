@@ -32,6 +32,10 @@ from tests.spec.files import SIZES, refusal
             "run.yaml:2: hardware.zzz: unknown field 'zzz' in hardware. Choose from gpu.",
         ),
         (
+            f"model: {SIZES}\ntraining: {{zzz: 1}}\n",
+            "run.yaml:2: training.zzz: unknown field 'zzz' in training. `memcalc schema` lists all fields.",
+        ),
+        (
             f"model: {SIZES}\ntrainig: {{b: 2}}\n",
             "run.yaml:2: trainig: unknown field 'trainig'. Did you mean training?",
         ),
