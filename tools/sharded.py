@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import memcalc
 from memcalc.ledger.ledger import Ledger
@@ -12,7 +12,8 @@ from memcalc.spec.spec import Spec
 from tools.accuracy import RECORDINGS, asked
 
 
-class ShardedRun(NamedTuple):
+@dataclass(frozen=True)
+class ShardedRun:
     """One recorded rank: the peak of every phase, and the estimate's ledger."""
 
     case: str
@@ -20,10 +21,14 @@ class ShardedRun(NamedTuple):
     ranks: int
     held_out: bool  # chosen and committed before it was recorded (sharded_cases.yaml)
     phases: dict[str, int]
-    ledger: Ledger
     file: str
     spec: Spec
     asked_for: dict[str, int]  # by phase, without what the allocator adds; empty where it was not recorded
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger of the estimate, made when first read: tests are collected by the records alone."""
+        return memcalc.estimate(self.spec).ledger
 
     @property
     def measured(self) -> int:
@@ -63,7 +68,7 @@ def recorded_ranks(folder: str, pattern: str = "*.jsonl") -> tuple[ShardedRun, .
     found = []
     for (file, case), record in records.items():
         spec = memcalc.load(record["spec"] | {"hardware": {"gpu": record["device"].removeprefix("null:")}})
-        ledger, spread = memcalc.estimate(spec).ledger, spec.parallelism
-        run = (case, spread.engine, spread.ranks, "held-out" in file, record["phases"], ledger)
+        spread = spec.parallelism
+        run = (case, spread.engine, spread.ranks, "held-out" in file, record["phases"])
         found.append(ShardedRun(*run, file, spec, record.get("requested", {})))
     return tuple(found)

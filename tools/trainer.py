@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import memcalc
 from memcalc.simulation.simulated_run import unsupported_reason
@@ -15,16 +16,46 @@ from tools.dry_runs import cases
 from tools.markdown import table
 
 
-class Compared(NamedTuple):
+@dataclass(frozen=True)
+class Compared:
     """One run: its case, and bytes measured, estimated and replayed; zeros where it cannot be replayed."""
 
     case: dict[str, Any]
-    allocated: tuple[int, int, int]
-    reserved: tuple[int, int, int]
+
+    @cached_property
+    def _figures(self) -> dict[str, tuple[int, int, int]]:
+        """Made when first read: tests are collected by the records alone."""
+        spec = spec_of(self.case)
+        result = memcalc.estimate(spec)
+        estimated = result.headline
+        replayed = None if unsupported_reason(spec) else result.replayed.headline
+        (measured,) = self.case["record"]["ranks"]
+        return {
+            "allocated": (
+                measured["allocated_bytes"],
+                estimated.ledger.peak_bytes,
+                replayed.ledger.peak_bytes if replayed else 0,
+            ),
+            "reserved": (
+                measured["reserved_bytes"],
+                estimated.reserved_bytes or 0,
+                (replayed.reserved_bytes or 0) if replayed else 0,
+            ),
+        }
+
+    @property
+    def allocated(self) -> tuple[int, int, int]:
+        """Bytes allocated at the peak: measured, estimated, replayed."""
+        return self._figures["allocated"]
+
+    @property
+    def reserved(self) -> tuple[int, int, int]:
+        """Bytes reserved at most: measured, estimated, replayed."""
+        return self._figures["reserved"]
 
     def error(self, kind: str, of: int) -> float | None:
         """Of the estimate (1) or the replay (2), as a fraction of the measurement."""
-        figures = self.allocated if kind == "allocated" else self.reserved
+        figures = self._figures[kind]
         return figures[of] / figures[0] - 1 if figures[of] else None
 
 
@@ -51,26 +82,7 @@ def spec_of(case: dict[str, Any]) -> memcalc.Spec:
 @lru_cache(maxsize=1)
 def compared() -> tuple[Compared, ...]:
     """Every recorded run that ended."""
-    found = []
-    for case in cases("trainer"):
-        if not case["record"]["good"]:
-            continue
-        spec = spec_of(case)
-        estimated = memcalc.estimate(spec).headline
-        played = None if unsupported_reason(spec) else memcalc.estimate(spec).replayed.headline
-        (measured,) = case["record"]["ranks"]
-        found.append(
-            Compared(
-                case,
-                (measured["allocated_bytes"], estimated.ledger.peak_bytes, played.ledger.peak_bytes if played else 0),
-                (
-                    measured["reserved_bytes"],
-                    estimated.reserved_bytes or 0,
-                    (played.reserved_bytes or 0) if played else 0,
-                ),
-            )
-        )
-    return tuple(found)
+    return tuple(Compared(case) for case in cases("trainer") if case["record"]["good"])
 
 
 def trainer_summary() -> str:

@@ -50,6 +50,7 @@ RUNS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
+@cache
 def run(name: str) -> tuple[Spec, str | None]:
     source, words = RUNS[name]
     return load(source, *words, gpu="h100-80gb"), source if isinstance(source, str) else None
