@@ -82,6 +82,7 @@ UNWRITTEN = (
 )  # PEFT moves adapters of dense MLPs to stacked experts
 
 
+@pytest.mark.long  # of a model without formulas it is in the quick tests, above
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys")  # PEFT's own
 def test_modules_without_formulas_are_traced_by_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     """On one GPU and under FSDP2; another engine's ranks cannot be traced, so the message says what there is."""

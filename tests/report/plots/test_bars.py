@@ -16,7 +16,7 @@ from memcalc.search.result import FitResult
 pytest.importorskip("matplotlib")
 
 ANSWERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "layouts": (("llama-3-8b", "recipe=mixed-16"), {"gpu": "h100-80gb", "gpus": 8}),
+    "layouts": (("llama-3.2-1b", "recipe=mixed-16"), {"gpu": "l40s", "gpus": 4}),
     "changes": (("llama-3-8b", "finetune=lora"), {"gpu": "rtx-4090"}),
     "nothing": (("llama-3-70b",), {"gpu": "t4"}),
     "batch": (("gpt2",), {"gpu": "t4", "maximize": "micro_batch_size"}),
