@@ -17,14 +17,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import zip_longest
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import memcalc
 from memcalc.events.event import Event, EventType
 from memcalc.generation.forward_peak import GenerationBlock
 from memcalc.ledger.component import Component
 from memcalc.programs.program import StorageEvent as Change
-from memcalc.simulation.forward_backward import BlockFrame, ForwardBackward, Step
+from memcalc.simulation.block_steps import BlockStep, BlockSteps, StreamName
+from memcalc.simulation.engine_hooks import BlockFrame
+from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.generation import GenerationRequests
 from memcalc.simulation.simulated_run import SimulatedRun
 from memcalc.simulation.stage_blocks import SizedBlock, module_of
@@ -156,11 +158,17 @@ class _LoggedRequests(Requests):
                     self.log.free(index)
 
 
+class _PlainSteps(BlockSteps):
+    """Steps that `ForwardBackward._play` runs, all of them."""
+
+    def of(self, number: int, stream: StreamName) -> list[BlockStep]:
+        return [step._replace(size=0, frees=False) for step in super().of(number, stream)]
+
+
 class _NamedPassing(ForwardBackward):
     """Names each request by the block, the operator and the storage."""
 
-    def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
-        return [(event, at, 0, False) for event, at, *_ in super()._steps(number, stream)]  # all of them by `_play`
+    steps_type = _PlainSteps
 
     def _play(self, block: SizedBlock, frame: BlockFrame, event: Change) -> None:
         requests = self.requests

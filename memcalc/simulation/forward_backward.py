@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
-from typing import Literal, NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.programs.program import Activity, SharedTable, StorageEvent, StorageSize
 from memcalc.sharding.engine import EMBEDDING, ROOT, TAIL, Engine, Gradient
+from memcalc.simulation.block_steps import BlockSteps
+from memcalc.simulation.engine_hooks import NO_CALLS, BlockFrame, Calls, EngineHooks
 from memcalc.simulation.layer_loops import LayerLoop
 from memcalc.simulation.stage_blocks import NO_HEAD, SizedBlock, StageBlocks
 from memcalc.spec.recompute_plan import Segment, leaves
 from memcalc.stream.requests import Requests, TensorLabel
 
-Step = tuple[StorageEvent, int, int, bool]  # see `ForwardBackward._steps`
 NO_TABLE = SharedTable("")  # kept by the embedding through backward for all layers, although no single layer reads it
-NOTHING: Mapping[int, Callable[[], None]] = {}
-
-
-class BlockFrame(NamedTuple):
-    """A block after its forward: its number, the live storages of its program, and the rounds that it stands for."""
-
-    number: int
-    held: dict[int, int]
-    rounds: int = 1
 
 
 class ForwardBackward:
@@ -43,6 +33,8 @@ class ForwardBackward:
         splits_workspaces: whether an operator's workspace is its buffers, one by one, as an allocator sees them; else
             it is one storage, as large as the buffers at their peak.
     """
+
+    steps_type = BlockSteps
 
     def __init__(
         self,
@@ -67,6 +59,8 @@ class ForwardBackward:
         self.workspace_bytes = workspace_bytes
         self.threads = threads
         self.splits_workspaces = splits_workspaces
+        self.steps = self.steps_type(parts, splits_workspaces=splits_workspaces)
+        self.hooks = EngineHooks(engine, self.steps, parameters)
         self.openings: list[BlockFrame] = []
         self.layers: dict[int, BlockFrame] = {}
         self.head = BlockFrame(parts.head, {})
@@ -78,10 +72,6 @@ class ForwardBackward:
         self.output = -1  # of a pipeline stage without LM head
         self.received = -1  # the gradient of its output
         self.input_gradient = -1  # of a pipeline stage that has received its input
-        self.steps: dict[tuple[int, str], list[Step]] = {}  # of blocks, by number and stream
-        self.labels: dict[int, list[TensorLabel]] = {}  # of blocks, by number
-        self.ready: dict[int, dict[int, list[int]]] = {}  # see `_ready`, by block
-        self.modules: dict[tuple[int, bool, bool], list[tuple[int, str, bool]]] = {}  # see `_changes`, by block
         # Layers that are the last in backward to read storages of the embedding block -> event count -> storages to
         # free.
         self.last_readers: dict[int, dict[int, list[tuple[BlockFrame, int]]]] = {}
@@ -147,7 +137,7 @@ class ForwardBackward:
         self.last_readers = self._last_readers()
         self.gradients, self.received = [], gradient
         if self.parts.stage.has_head:
-            arrival = 0 if self.engine.output_is_loss else self._arrival()
+            arrival = 0 if self.engine.output_is_loss else self.steps.output_gradient()
             gradient = self.back(self.head, -1, {arrival: self._reach_model})
         else:
             self.engine.before_backward(ROOT)
@@ -195,9 +185,8 @@ class ForwardBackward:
     def _produced(self, frame: BlockFrame, *units: int) -> list[Gradient]:
         """Return the gradients that a block's backward has produced, and remove them from its frame."""
         storages = self.blocks[frame.number].program.storages
-        known = {name: held for unit in units for name, held in self.parameters[unit].items()}
         made = [at for at in frame.held if storages[at].component is Component.GRADIENTS]
-        return [Gradient(frame.held.pop(at), known.get(storages[at].parameter)) for at in made]
+        return self.hooks.gradients(frame, made, *units)
 
     # -- items of the plan ---------------------------------------------------------------------------------------------
 
@@ -215,7 +204,7 @@ class ForwardBackward:
         for index, layer in enumerate(leaves(item)):
             kept = isinstance(item, int)
             number = self.parts.block_of(layer, again=not kept, inside=inside and kept)
-            frame = self.layers[layer] = BlockFrame(number, {}, rounds)
+            frame = self.layers[layer] = BlockFrame(number, {}, layer, rounds)
             if not inside:
                 self.engine.before_forward(layer)
             hidden = self.run(frame, hidden, hands=not inside, again=inside)
@@ -252,18 +241,18 @@ class ForwardBackward:
         if gradient == self.received >= 0:
             unread.update(self._sum_apart(self.layers[layer]))
         gradient = self.back(self.layers[layer], gradient, unread)
-        self._drop_tables(readers.get(len(self._steps(self.layers[layer].number, "backward")), ()))
+        self._drop_tables(readers.get(len(self.steps.of(self.layers[layer].number, "backward")), ()))
         self.gradients += self.engine.after_backward(layer, self._produced(self.layers[layer], layer))
         return gradient
 
-    def _sum_apart(self, frame: BlockFrame) -> Mapping[int, Callable[[], None]]:
+    def _sum_apart(self, frame: BlockFrame) -> Calls:
         """Allocate the first sum of gradients along the residual stream, which autograd usually computes in place.
 
         A gradient that another stage has sent stays in its buffer, so it is not overwritten. The first sum is where an
         operator's input gradient is freed by the operator itself. Source: torch 2.13 csrc/autograd/input_buffer.cpp,
         can_accumulate_inplace.
         """
-        block, steps = self.blocks[frame.number], self._steps(frame.number, "backward")
+        block, steps = self.blocks[frame.number], self.steps.of(frame.number, "backward")
         exact, size_of = block.sized.exact, block.program.size_of
         start = newest = steps[0][1]
         maker = steps[0][0].operator
@@ -274,10 +263,10 @@ class ForwardBackward:
                 newest, maker = at, event.operator
             elif event.sign < 0 and (at, event.operator) == (newest, maker):
                 return {position: partial(self._replace, frame, start, exact[start])}
-        return NOTHING
+        return NO_CALLS
 
     def _replace(self, frame: BlockFrame, at: int, size: int) -> None:
-        before, frame.held[at] = frame.held[at], self.requests.take(size, 0, self.labels_of(frame.number)[at])
+        before, frame.held[at] = frame.held[at], self.requests.take(size, 0, self.steps.labels(frame.number)[at])
         self.requests.drop((before,))
 
     def _forget_masks(self, layer: int) -> None:
@@ -298,7 +287,7 @@ class ForwardBackward:
             hidden = self.forward_of(item, hidden, inside=True)
         if isinstance(last, int):
             number = self.parts.block_of(last, again=True)
-            self.layers[last] = BlockFrame(number, {self.blocks[number].program.entry: hidden})
+            self.layers[last] = BlockFrame(number, {self.blocks[number].program.entry: hidden}, last)
             gradient = self._backward_of_layer(last, gradient)
         else:
             self.requests.drop((hidden,))
@@ -319,9 +308,9 @@ class ForwardBackward:
         """
         block = self.blocks[frame.number]
         program = block.program
-        held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.labels_of(frame.number)
-        output, steps = -1, self._steps(frame.number, "forward")
-        hooks = self._hooks(frame, again=again)
+        held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.steps.labels(frame.number)
+        output, steps = -1, self.steps.of(frame.number, "forward")
+        hooks = self.hooks.calls(frame, again=again)
         for position, (event, at, size, gone) in enumerate(steps):
             if position in hooks:
                 hooks[position]()
@@ -373,15 +362,15 @@ class ForwardBackward:
         if before is not None:
             self._drop(before, *self.blocks[before.number].program.handed)
 
-    def back(self, frame: BlockFrame, gradient: int, interruptions: Mapping[int, Callable[[], None]] = NOTHING) -> int:
+    def back(self, frame: BlockFrame, gradient: int, interruptions: Calls = NO_CALLS) -> int:
         """Run a block's backward, which takes over its output's gradient; return the gradient of its input.
 
         `interruptions`: calls to make after a number of its events.
         """
         block = self.blocks[frame.number]
-        held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.labels_of(frame.number)
-        handed_on, steps = -1, self._steps(frame.number, "backward")
-        interruptions = self._hooks(frame, interruptions, backward=True)
+        held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.steps.labels(frame.number)
+        handed_on, steps = -1, self.steps.of(frame.number, "backward")
+        interruptions = self.hooks.calls(frame, interruptions, backward=True)
         for position, (event, at, size, gone) in enumerate(steps):
             if position in interruptions:
                 interruptions[position]()
@@ -414,137 +403,16 @@ class ForwardBackward:
         """Run the hooks for the gradient of the model's output, which backward has just produced."""
         if self.engine.scales_output_gradient:
             program, exact = self.blocks[self.head.number].program, self.blocks[self.head.number].sized.exact
-            before = program.stream("backward")[: self._arrival()]
+            before = program.stream("backward")[: self.steps.output_gradient()]
             at = next(event.storage for event in reversed(before) if event.sign > 0 and event.storage in self.head.held)
-            scaled = self.requests.take(exact[at], 0, self.labels_of(self.head.number)[at])
+            scaled = self.requests.take(exact[at], 0, self.steps.labels(self.head.number)[at])
             self.requests.drop((self.head.held[at],))
             self.head.held[at] = scaled
         self.engine.before_backward(ROOT)
         if self.engine.wraps_embedding_and_head:
             self.engine.before_backward(TAIL)
 
-    def _hooks(
-        self,
-        frame: BlockFrame,
-        others: Mapping[int, Callable[[], None]] = NOTHING,
-        *,
-        backward: bool = False,
-        again: bool = False,
-    ) -> Mapping[int, Callable[[], None]]:
-        """Return the calls after each number of a block's events: others first, then gradients, then modules."""
-        found: dict[int, list[Callable[[], None]]] = {}
-        if backward and self.engine.hooks_gradients:
-            for position, storages in self._ready(frame.number).items():
-                found.setdefault(position, []).append(partial(self._hand_over, frame, storages))
-        if self.engine.hooks_modules:
-            for position, change in self._changes(frame, backward=backward, again=again).items():
-                found.setdefault(position, []).append(change)
-        if not found:
-            return others
-        for position, other in others.items():
-            found.setdefault(position, []).insert(0, other)
-        return {position: partial(_all_of, calls) for position, calls in found.items()}
-
-    def _changes(self, frame: BlockFrame, *, backward: bool, again: bool) -> dict[int, Callable[[], None]]:
-        """Return the event counts at which another module begins or ends: at the first event of its operator."""
-        unit, key = self._unit_of(frame), (frame.number, backward, again)
-        if key not in self.modules:
-            self.modules[key] = [*self._module_changes(unit, self._steps(frame.number, _stream(backward)))]
-        return {
-            position: partial(self._change_module, unit, module, again=again or recomputed)
-            for position, module, recomputed in self.modules[key]
-        }
-
-    def _module_changes(self, unit: int, steps: Sequence[Step]) -> Iterator[tuple[int, str, bool]]:
-        """Yield event counts, the module that begins ("": none), and whether it is a recomputation.
-
-        A module runs from the first event of its first operator to the last event of its last one.
-        """
-        modules = {name.rpartition(".")[0] for name in self.parameters[unit]}
-        names = {name: self.engine.module_of(unit, name) for name in modules}
-        at_work = [
-            (position, module, event.operator.when is Activity.AGAIN)
-            for position, (event, *_) in enumerate(steps)
-            if (module := names.get(event.operator.module))
-        ]
-        end = 0
-        for (module, again), events in groupby(at_work, key=lambda each: each[1:]):
-            positions = [position for position, *_ in events]
-            if 0 < end < positions[0]:
-                yield end, "", False
-            yield positions[0], module, again
-            end = positions[-1] + 1
-        if end:
-            yield end, "", False
-
-    def _change_module(self, unit: int, module: str, *, again: bool) -> None:
-        self.engine.after_module()
-        if module:
-            self.engine.before_module(unit, module, again=again)
-
-    def _unit_of(self, frame: BlockFrame) -> int:
-        return next((layer for layer, each in self.layers.items() if each is frame), ROOT)
-
-    def _ready(self, number: int) -> dict[int, list[int]]:
-        """Return the gradients of a block that are ready after each number of events.
-
-        Autograd's hooks run when an operator's backward has ended. The gradient of a tied head is ready when the
-        embedding's gradient has been added to it.
-        """
-        if number in self.ready:
-            return self.ready[number]
-        program, steps = self.blocks[number].program, self._steps(number, "backward")
-        found = self.ready[number] = {}
-        for position, (event, *_) in enumerate(steps):
-            made = event.sign > 0 and program.storages[event.storage].component is Component.GRADIENTS
-            if made and event.storage != program.tied_gradient:
-                following = range(position + 1, len(steps))
-                end = next((at for at in following if steps[at][0].operator != event.operator), len(steps))
-                found.setdefault(end, []).append(event.storage)
-        return found
-
-    def _hand_over(self, frame: BlockFrame, storages: Sequence[int]) -> None:
-        known, named = self.parameters[self._unit_of(frame)], self.blocks[frame.number].program.storages
-        for at in storages:
-            if at in frame.held:
-                self.engine.gradient_ready(Gradient(frame.held.pop(at), known.get(named[at].parameter)))
-
-    # -- steps of blocks -----------------------------------------------------------------------------------------------
-
-    def _arrival(self) -> int:
-        """Return the number of events of the head's backward until the gradient of the model's output is produced."""
-        operators = (event.operator for event in self.blocks[self.head.number].program.backward)
-        of_model = (at for at, each in enumerate(operators) if each.when is not Activity.START and not each.in_loss)
-        return next(of_model, 0)
-
-    def _steps(self, number: int, stream: Literal["forward", "backward"]) -> list[Step]:
-        """Return the events of a block, with their common properties computed once for all identical layers.
-
-        Each event comes with its storage, the bytes to allocate if it does nothing else (otherwise 0), and whether it
-        does nothing but free the storage.
-        """
-        if (number, stream) not in self.steps:
-            block = self.blocks[number]
-            exact, scripts = block.sized.exact, block.sized.scripts if self.splits_workspaces else NOTHING
-            gone = {*(self.parts.masks_until if block.opens else ()), *block.program.handed}
-            steps: list[Step] = []
-            for event in block.program.stream(stream):
-                at, operator = event.storage, event.operator
-                plain = operator.when not in (Activity.START, Activity.END) and not operator.in_head
-                takes = plain and event.sign > 0 and at not in scripts
-                drops = plain and event.sign < 0 and at not in gone and at != block.program.tied_sum
-                steps.append((event, at, exact[at] if takes else 0, drops))
-            self.steps[number, stream] = steps
-        return self.steps[number, stream]
-
-    def labels_of(self, number: int) -> list[TensorLabel]:
-        """Return the label of each storage of a block."""
-        if number not in self.labels:
-            storages = self.blocks[number].program.storages
-            self.labels[number] = [
-                TensorLabel(number, at, each.component or Component.TEMPORARIES) for at, each in enumerate(storages)
-            ]
-        return self.labels[number]
+    # -- storages of blocks --------------------------------------------------------------------------------------------
 
     def _last_readers(self) -> dict[int, dict[int, list[tuple[BlockFrame, int]]]]:
         """Return, per layer, the shared storages that it is the last to read in backward, by event count.
@@ -590,7 +458,7 @@ class ForwardBackward:
         if self._tied in self.head.held:
             self._drop(self.head, self._tied)
             self.head.held[self._tied] = frame.held.pop(total)
-            label = self.labels_of(frame.number)[total]._replace(component=Component.GRADIENTS)
+            label = self.steps.labels(frame.number)[total]._replace(component=Component.GRADIENTS)
             self.requests.relabel(self.head.held[self._tied], label)
         else:
             self._drop(frame, total)
@@ -599,7 +467,7 @@ class ForwardBackward:
         if event.sign > 0:
             script = block.sized.scripts.get(event.storage) if self.splits_workspaces else None
             size = block.sized.exact[event.storage]
-            label = self.labels_of(frame.number)[event.storage]
+            label = self.steps.labels(frame.number)[event.storage]
             made = self.requests.take(size, 0, label) if script is None else self.requests.play(script, label)
             frame.held[event.storage] = made
         else:
@@ -623,14 +491,5 @@ class ForwardBackward:
         yield self.head
 
 
-def _all_of(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
-
-
 def _nothing() -> None:
     """Do nothing: there is no hook."""
-
-
-def _stream(backward: bool) -> Literal["forward", "backward"]:
-    return "backward" if backward else "forward"

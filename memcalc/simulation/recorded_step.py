@@ -202,7 +202,7 @@ class StepRecorder:
         if self.chunk.has_embedding:
             return -1
         number, entry = walk.parts.entry
-        return self.requests.take(1, 0, walk.labels_of(number)[entry])
+        return self.requests.take(1, 0, walk.steps.labels(number)[entry])
 
     def _hold_in_flight(self, walk: ForwardBackward) -> None:
         """Record what other micro-batches in flight hold, as often as the run has them."""
@@ -216,7 +216,7 @@ class StepRecorder:
     def _hold(self, walk: ForwardBackward, number: int, storages: Sequence[int], name: Hashable) -> None:
         with self.requests.repeat(NamedRounds(1, name)):
             for at in storages:
-                self.requests.take(1, 0, walk.labels_of(number)[at])
+                self.requests.take(1, 0, walk.steps.labels(number)[at])
 
     def _received_gradient(self, walk: ForwardBackward) -> int:
         """Allocate the gradient of a stage's output where Megatron-LM references it until backward has ended.
@@ -227,7 +227,7 @@ class StepRecorder:
             return -1
         number = walk.layers[self.chunk.stop - 1].number
         start = self.blocks[number].program.backward[0].storage
-        storage = self.requests.take(1, 0, walk.labels_of(number)[start])
+        storage = self.requests.take(1, 0, walk.steps.labels(number)[start])
         self.requests.hold(storage)
         return storage
 
