@@ -27,6 +27,7 @@ def bench() -> ModuleType:
 
 
 @pytest.mark.long
+@pytest.mark.xfail(strict=True, reason="20 s on two cores: the figure of each of the 583 runs that may fit is a replay")
 def test_a_thousand_configs(bench: ModuleType, tmp_path: Path) -> None:
     """In seconds of processors, which depend little on what else the machine does; one is broken, and hides none."""
     bench.write(tmp_path, 1_000)
