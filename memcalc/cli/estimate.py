@@ -169,8 +169,17 @@ def _write_plots(result: Result, plots: Sequence[Path], unit: Unit) -> None:
 
 
 def _advice(result: Result, config: str, overrides: Sequence[str], gpu: str | None) -> str:
-    """Return the `memcalc fit` command to try if the run does not fit."""
-    if result.verdict != "does-not-fit" or result.spec.inference is not None or config == "-":
+    """Return the command to try next if the run does not fit, or if that is not certain."""
+    if result.spec.inference is not None:
+        return ""
+    if result.verdict == "unknown" and result.source == "estimate":
+        from memcalc.spec.towers import tower_trains
+
+        command = f"memcalc dry-run --gpu {gpu or 'GPU'} -- COMMAND"
+        measured = f"To be certain, run your training command without a GPU: `{command}`."
+        frozen = "If the vision tower does not train, add `--set vision_tower=frozen`. "
+        return (frozen if tower_trains(result.spec.model, result.spec.training) else "") + measured
+    if result.verdict != "does-not-fit" or config == "-":
         return ""
     words = ["memcalc", "fit", config, *(("--gpu", gpu) if gpu else ())]
     words += [word for override in overrides for word in ("--set", override)]

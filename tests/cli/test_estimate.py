@@ -178,3 +178,15 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_estimate(run, tmp_pat
     code, out, err = run("estimate", "gpt2", "--set", "pipeline_parallel=2", "--plot", str(tmp_path / "run.svg"))
     assert (code, out) == (2, "")
     assert "memory over the run cannot be shown" in err
+
+
+def test_what_is_not_certain_names_the_command_that_measures_it(run) -> None:
+    """A trained vision tower: frozen it needs no activations; the user's own command has all of it."""
+    out = " ".join(run("estimate", "google/gemma-3-4b-pt", "--gpu", "h100-80gb").out.split())
+
+    assert "CANNOT SAY" in out
+    assert "If the vision tower does not train, add `--set vision_tower=frozen`." in out
+    assert "run your training command without a GPU: `memcalc dry-run --gpu h100-80gb -- COMMAND`." in out
+    frozen = run("estimate", "google/gemma-3-4b-pt", "--gpu", "h100-80gb", "--set", "vision_tower=frozen").out
+    assert "FITS" in frozen
+    assert "dry-run" not in frozen

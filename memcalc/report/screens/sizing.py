@@ -56,7 +56,8 @@ def draw_short(
         unit: of memory.
         reason: what decides the peak.
         other: the run with transformers' modules, where it needs much more or less.
-        advice: the command that looks for what fits; named where the reason has no change that does.
+        advice: the command to try next. That of a run that does not fit is named where the reason has no change that
+            does.
     """
     ranks = result.spec.parallelism.ranks
     room = MOST_LINES if ranks == 1 else MOST_LINES_OF_MANY
@@ -85,7 +86,8 @@ def _short(
     draw_line(sketch, verdict(result, unit), 0, style=VERDICT_STYLES[result.verdict])
     remedied = reason is not None and reason.remedy is not None
     why = because(reason, unit) if reason else ""
-    search = _SEARCH if advice and not remedied else ""
+    fails = result.verdict == "does-not-fit"
+    search = "" if remedied and fails else _SEARCH if advice and fails else advice
     traced = f"{result.notes[0]}." if result.source == "trace" else ""  # see memcalc.tracing.trace.in_place_of_formulas
     for line in (traced, assumed(result, unit), why, modules_sentence(other, unit), search):
         if line:
@@ -136,7 +138,7 @@ def draw_sizing(
         brief: without the bar and the tables of components, phases and published formulas.
         reason: what decides the peak.
         other: the run with transformers' modules, where it needs much more or less.
-        advice: the command that looks for what fits.
+        advice: the command to try next.
     """
     for line in subject(result).splitlines():
         draw_line(screen, line, 0)

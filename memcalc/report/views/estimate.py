@@ -45,7 +45,7 @@ def estimate_sections(
         unit: of memory.
         more: sections that follow the peak memory, such as the timeline.
         reason: the reason of the verdict, if it was searched for.
-        advice: the command that finds what fits.
+        advice: the command to try next.
         largest: search the largest batch and context of a generation, which takes seconds.
     """
     host = host_grid(result, unit)
