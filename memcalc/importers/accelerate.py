@@ -176,7 +176,7 @@ def _in_8_bits(draft: Draft) -> None:
         draft.limit(f"FP8 matmuls by {backend}", holds_memory=True)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     beside = ("mixed_precision", "num_processes", "compute_environment", "deepspeed_config", "fsdp_config")
     return "distributed_type" in data and any(key in data for key in beside)
 
@@ -186,7 +186,7 @@ ACCELERATE = FileFormat(
     "1.11",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("training.micro_batch_size", "sequences per forward, which the script sets"), LENGTH),
     framework="accelerate",
 )

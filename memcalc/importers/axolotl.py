@@ -301,8 +301,8 @@ def _precision(draft: Draft) -> None:
         facts["bf16"] = True
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     return "base_model" in data and any(key in data for key in ("datasets", "micro_batch_size", "sequence_len"))
 
 
-AXOLOTL = FileFormat("axolotl", "0.18", FIELDS, _finish, _recognised, GPUS, framework="axolotl")
+AXOLOTL = FileFormat("axolotl", "0.18", FIELDS, _finish, _recognized, GPUS, framework="axolotl")

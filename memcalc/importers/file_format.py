@@ -131,7 +131,7 @@ class FileFormat:
             all that end so.
         finish: what follows from several fields, and what the framework does where the file is silent.
         expected: our fields that a run needs and that such files often lack: path, and what it is.
-        recognised: whether a mapping is such a file.
+        recognized: whether a mapping is such a file.
         framework: the program that runs it, as `training.framework`; "": the file's fields decide.
     """
 
@@ -139,7 +139,7 @@ class FileFormat:
     version: str
     fields: Mapping[str, Meaning]
     finish: Callable[[Draft], None]
-    recognised: Callable[[Mapping[str, Any]], bool]
+    recognized: Callable[[Mapping[str, Any]], bool]
     expected: tuple[tuple[str, str], ...] = ()
     framework: str = ""
 

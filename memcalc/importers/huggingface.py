@@ -274,6 +274,6 @@ TRAINING_ARGUMENTS = FileFormat(
     version="transformers 5.23 and TRL 1.16",
     fields=TRAINER,
     finish=_finish,
-    recognised=_is_trainer,
+    recognized=_is_trainer,
     expected=(*GPUS, LENGTH),
 )

@@ -211,8 +211,8 @@ def _precision(draft: Draft) -> None:
         facts.setdefault("weights", "auto")
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     return "model_name_or_path" in data and any(key in data for key in ("finetuning_type", "cutoff_len", "lora_target"))
 
 
-LLAMA_FACTORY = FileFormat("LLaMA-Factory", "0.9.6", FIELDS, _finish, _recognised, GPUS, framework="llama-factory")
+LLAMA_FACTORY = FileFormat("LLaMA-Factory", "0.9.6", FIELDS, _finish, _recognized, GPUS, framework="llama-factory")

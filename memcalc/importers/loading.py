@@ -117,10 +117,10 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> ImportedCo
         return None
     from memcalc.importers.assumptions import settle
     from memcalc.importers.field_tables import read  # a table for each format: only for those who need one
-    from memcalc.importers.registry import recognised
+    from memcalc.importers.registry import recognized
 
-    data = next((each for each in candidates if recognised(each) is not None), candidates[0])
-    file_format = recognised(data)
+    data = next((each for each in candidates if recognized(each) is not None), candidates[0])
+    file_format = recognized(data)
     if file_format is None:
         return None
     try:

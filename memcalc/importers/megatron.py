@@ -260,7 +260,7 @@ def _finish(draft: Draft) -> None:
     place_attention(draft)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     return "num-layers" in data and "hidden-size" in data
 
 
@@ -269,7 +269,7 @@ MEGATRON = FileFormat(
     "Megatron-Core 0.14",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("parallelism.data_parallel", "the number of replicas of the model"),),
     framework="megatron",
 )

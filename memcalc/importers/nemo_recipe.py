@@ -226,7 +226,7 @@ def _activation(draft: Draft) -> None:
     draft.translate("model.mlp", name, known)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     model, trainer = data.get("model"), data.get("trainer")
     blocks = (block for block in (model, trainer) if isinstance(block, Mapping))
     return any(str(block.get("_target_", "")).startswith("nemo.") for block in blocks)
@@ -237,7 +237,7 @@ NEMO_RECIPE = FileFormat(
     "2.6",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("parallelism.data_parallel", "the number of replicas of the model"),),
     framework="nemo",
 )

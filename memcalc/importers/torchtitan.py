@@ -249,7 +249,7 @@ def _recompute(draft: Draft, *, by_operator: bool) -> None:
         draft.limit("selective per-operator checkpointing", why, holds_memory=False)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     model = data.get("model")
     return isinstance(model, Mapping) and "flavor" in model
 
@@ -259,7 +259,7 @@ TORCHTITAN = FileFormat(
     "0.2",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("parallelism.data_parallel", "the number of data-parallel GPUs"),),
     framework="torchtitan",
 )

@@ -207,7 +207,7 @@ def _sharding(draft: Draft) -> None:
         place_shards(draft)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     model = data.get("model")
     trains = "optimizer" in data  # those that generate or evaluate do not
     return trains and isinstance(model, Mapping) and str(model.get("_component_", "")).startswith("torchtune.")
@@ -218,7 +218,7 @@ TORCHTUNE = FileFormat(
     "0.6",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (
         ("parallelism.data_parallel", "the number of data-parallel GPUs"),
         ("training.sequence_length", "the sequence length"),

@@ -9,7 +9,7 @@ from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict
 from memcalc.report.labels import REST, label
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar
-from memcalc.report.plots.palette import colour
+from memcalc.report.plots.palette import color
 from memcalc.report.screens.fit_tables import CARD_WORDS, shown_gpus
 from memcalc.report.screens.fit_text import amount, layouts_sentence, minimum_sentence, short_layout, unchanged_sentence
 from memcalc.report.screens.oom_changes import settings
@@ -103,7 +103,7 @@ def _of_result(name: str, result: Result, unit: Unit) -> RunBar:
 
 
 def _color(part: str) -> str:
-    return _REST_COLOR if part == REST else colour(Component(part))
+    return _REST_COLOR if part == REST else color(Component(part))
 
 
 def _of_verdict(name: str, found: Verdict, usable: int, unit: Unit, words: str = "") -> RunBar:

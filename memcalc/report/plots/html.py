@@ -13,7 +13,7 @@ from memcalc.ledger.component import Component
 from memcalc.report.grid import TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.markup import markup, script_data
-from memcalc.report.plots.palette import colour, name
+from memcalc.report.plots.palette import color, name
 from memcalc.report.plots.svg import LEFT, WIDTH, curve_svg
 from memcalc.units import BYTES_PER_UNIT, DECIMALS, Unit, format_bytes, format_number
 
@@ -128,7 +128,7 @@ def _legend(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str
 
 def _swatch(component: Component | None) -> str:
     size = "display:inline-block;width:.9em;height:.9em;margin-right:.45em;border:1px solid #0002"
-    return f'<span class="swatch" style="{size};background:{colour(component)}"></span>'
+    return f'<span class="swatch" style="{size};background:{color(component)}"></span>'
 
 
 def html_table(grid: TextTable) -> str:

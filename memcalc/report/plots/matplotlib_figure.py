@@ -11,7 +11,7 @@ from memcalc.events.memory_curve import MemoryCurve
 from memcalc.files import writing
 from memcalc.report.labels import plural
 from memcalc.report.plots.markup import drawable, heading
-from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
+from memcalc.report.plots.palette import LIMIT, RESERVED, color, name
 from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes, format_number
 
@@ -73,7 +73,7 @@ def _stack(axes: Axes, outline: DownsampledTimeline, size: int) -> None:
     for at, component in enumerate(outline.components):
         above = [level + interval.components[at] / size for level, interval in zip(below, stretches, strict=True)]
         axes.fill_between(
-            places, below, above, step="post", color=colour(component), linewidth=0, label=name(component), zorder=2
+            places, below, above, step="post", color=color(component), linewidth=0, label=name(component), zorder=2
         )
         below = above
     axes.step(places, below, where="post", color="#333333", linewidth=0.6, zorder=3)

@@ -10,7 +10,7 @@ from memcalc.events.event import Event
 from memcalc.files import write_text
 from memcalc.report.plots.files import check_place
 from memcalc.report.plots.markup import markup
-from memcalc.report.plots.palette import colour, name
+from memcalc.report.plots.palette import color, name
 from memcalc.units import Unit, format_bytes
 
 SUFFIXES = (".svg", ".html")
@@ -73,7 +73,7 @@ def _block(
     width = WIDTH * block.size / scale
     owner = owners.get(block.address)
     component = owner.component if owner is not None else None
-    fill = {"inactive": _FREE, "active_pending_free": _WAITING}.get(block.state) or colour(component)
+    fill = {"inactive": _FREE, "active_pending_free": _WAITING}.get(block.state) or color(component)
     words = [f"{format_bytes(block.size, unit)} at {block.address:#x}"]
     if block.state == "active_allocated":
         words += [name(component), f"requested {block.requested_size:,} bytes", owner.line if owner else ""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.events.downsampling import DownsampledTimeline
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.report.plots.markup import markup
-from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
+from memcalc.report.plots.palette import LIMIT, RESERVED, color, name
 from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
@@ -74,7 +74,7 @@ class _Field:
             above = [level + interval.components[at] for level, interval in zip(below, outline.stretches, strict=True)]
             corners = self.steps(above) + self.steps(below)[::-1]
             shapes.append(
-                f'<path class="part" data-part="{name(component)}" fill="{colour(component)}" '
+                f'<path class="part" data-part="{name(component)}" fill="{color(component)}" '
                 f'd="M{_points(corners)}z"><title>{name(component)}</title></path>'
             )
             below = above

@@ -9,7 +9,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, meaning, percent, rank_text, shortened
-from memcalc.report.plots.palette import colour
+from memcalc.report.plots.palette import color
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, limit_text, subject, verdict
 from memcalc.report.tables.breakdown import breakdown, host_grid
 from memcalc.report.tables.explanation import chapters
@@ -115,7 +115,7 @@ def components_section(result: Result, unit: Unit) -> Section:
     rows = [
         {
             "label": label(name),
-            "color": colour(Component(name)),
+            "color": color(Component(name)),
             "bytes": size,
             "text": format_bytes(size, unit),
             "share": percent(size, whole),

@@ -10,7 +10,7 @@ from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.labels import label, rank_text
-from memcalc.report.plots.palette import colour
+from memcalc.report.plots.palette import color
 from memcalc.report.tables.explanation import row_formula
 from memcalc.report.tables.formula_values import symbol_values
 from memcalc.report.views.sections import Section
@@ -98,7 +98,7 @@ def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, fo
         "summary": f"Peak {format_bytes(peak['allocated_bytes'], unit)} allocated, in {peak['phase'] or 'no phase'}.",
         "unit": {"name": unit, "bytes": BYTES_PER_UNIT[unit], "decimals": DECIMALS[unit]},
         "components": {
-            name: {"label": label(name), "color": colour(None if name == UNATTRIBUTED else Component(name))}
+            name: {"label": label(name), "color": color(None if name == UNATTRIBUTED else Component(name))}
             for name in names
         },
         "formulas": _formulas(result) if formulas else {},
