@@ -110,7 +110,7 @@ def _finish(draft: Draft) -> None:
     place_optimizer_step(draft)
     draft.default(FRAMEWORK, "accelerate")
     finish_trainer(draft, upcast=False)
-    _tell_scripts(draft)
+    _note_scripts(draft)
     if precision == "fp8":
         _in_8_bits(draft)
 
@@ -135,8 +135,8 @@ def _read_deepspeeds(draft: Draft, name: str) -> None:
             draft.default(path, config[word])
 
 
-def _tell_scripts(draft: Draft) -> None:
-    """What the script says, and is taken to say."""
+def _note_scripts(draft: Draft) -> None:
+    """Set the fields that the script decides, stated or assumed."""
     if "training.optimizer" not in draft.overridden:
         draft.notes.append("no optimizer in the file; assuming adamw. Change it with --set optimizer=")
     place_outputs(draft)

@@ -124,7 +124,7 @@ def _optimizer(draft: Draft) -> None:
 
 def _adapters(draft: Draft) -> None:
     facts = draft.facts
-    # litgpt/finetune/lora.py: query and value where nothing is said
+    # litgpt/finetune/lora.py: query and value by default
     wanted = [
         name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if facts.get(name, name in ("q_proj", "v_proj"))
     ]

@@ -23,7 +23,7 @@ _POSITIONS = {"learned_absolute": "learned", "rope": "rope", "none": "none", "ya
 _POSITIONS |= {"absolute": "learned", "rotary": "rope", "alibi": "alibi"}  # of BigScience's Megatron-DeepSpeed
 
 
-# arguments.py: what latent attention is where nothing is said; 0: queries are projected directly.
+# arguments.py: the defaults of latent attention; 0: queries are projected directly.
 _LATENT = {
     "q-lora-rank": ("q_lora_rank", 0),
     "kv-lora-rank": ("kv_lora_rank", 32),

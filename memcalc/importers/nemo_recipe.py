@@ -78,13 +78,13 @@ _UNEVEN = megatron.FIELDS["decoder-first-pipeline-num-layers"]
 _FSDP = megatron.FIELDS["use-megatron-fsdp"]
 
 
-def _tell_instances(draft: Draft, value: Any) -> None:
+def _note_instances(draft: Draft, value: Any) -> None:
     if value != 1:
         what = "several instances of the distributed optimizer"
         draft.limit(what, "each is unsharded; one is counted", holds_memory=True)
 
 
-_INSTANCES = Meaning("mapped", "parallelism.zero_stage", _tell_instances)
+_INSTANCES = Meaning("mapped", "parallelism.zero_stage", _note_instances)
 
 # NeMo 2.6, nemo/collections/llm/recipes, nemo/lightning/pytorch; Megatron-Core 0.14, TransformerConfig.
 FIELDS: dict[str, Meaning] = {

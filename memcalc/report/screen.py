@@ -53,7 +53,7 @@ class Screen:
 
 
 def make_screen() -> Screen:
-    """Standard output: a terminal's own width, else that of COLUMNS, else 80."""
+    """Return the screen of standard output, with the width of the terminal, else of COLUMNS, else 80."""
     if wants_color():
         from memcalc.report.color_screen import ColorScreen
 

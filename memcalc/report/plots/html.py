@@ -24,7 +24,7 @@ _PAPER = "background:#fff;color:#000;padding:4px"  # also where the notebook is 
 
 
 def curve_page(curve: MemoryCurve, title: str, unit: Unit = "GiB", tables: Iterable[TextTable] = ()) -> str:
-    """The page.
+    """Return the HTML page of a memory curve.
 
     Args:
         curve: what is drawn.
@@ -79,7 +79,7 @@ def _verb(curve: MemoryCurve) -> str:
 
 
 def _data(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> dict[str, Any]:
-    """The data under the pointer: for each interval its point, its parts, and its operator."""
+    """Return the data for the pointer: for each interval its point, its parts, and its operator."""
     stretches = [
         [
             interval.begin,
@@ -107,7 +107,7 @@ def _data(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> dict[
 
 
 def _legend(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str:
-    """The components from the top of the stack down, with what each holds at the peak."""
+    """Return the components from the top of the stack down, with the bytes of each at the peak."""
     if not outline.stretches:
         return ""
     peak = outline.stretches[outline.peak]

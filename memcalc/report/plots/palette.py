@@ -31,12 +31,12 @@ UNATTRIBUTED = "unattributed"
 
 
 def color(component: Component | None) -> str:
-    """The color as #RRGGBB; None is what no component claims."""
+    """Return the color as #RRGGBB; None is memory without a component."""
     return _COLORS[component]
 
 
 def name(component: Component | None) -> str:
-    """A component as people write it."""
+    """Return a component's name for people: spaces instead of underscores."""
     return UNATTRIBUTED if component is None else label(component)
 
 

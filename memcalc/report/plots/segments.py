@@ -22,7 +22,7 @@ _FREE, _WAITING = "#FFFFFF", "#FFB000"
 def write_address_space(
     path: Path, segments: Sequence[SegmentView], owners: Mapping[int, Event], title: str, unit: Unit = "GiB"
 ) -> None:
-    """Writes the picture.
+    """Write the plot.
 
     Args:
         path: .svg or .html.
@@ -46,7 +46,7 @@ def write_address_space(
 
 
 def segments_svg(segments: Sequence[SegmentView], owners: Mapping[int, Event], title: str, unit: Unit) -> str:
-    """An <svg> element; pointing at a block shows its contents."""
+    """Return an <svg> element; pointing at a block shows its contents."""
     largest = sorted(segments, key=lambda segment: -segment.total_size)[:MOST]
     shown = sorted(largest, key=lambda segment: segment.address)
     scale = max((segment.total_size for segment in shown), default=1)

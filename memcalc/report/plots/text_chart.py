@@ -19,7 +19,7 @@ from memcalc.units import Unit, format_bytes, format_number
 WIDEST = 160  # columns; a wider picture says no more
 NARROWEST = 20  # columns; a narrower terminal breaks the lines
 ROWS = 16
-_LABELED = 4  # every so many rows have a number on the axis
+_LABELED = 4  # rows per number on the axis
 _RESERVED = "-"
 _LIMIT = "="
 _INDENT = 2
@@ -28,7 +28,7 @@ _INDENT = 2
 def draw_curve(
     screen: Screen, curve: MemoryCurve, unit: Unit = "GiB", rows: int = ROWS, *, legend: bool = True
 ) -> None:
-    """The picture with its axes and its legend; one line of words where nothing was ever allocated.
+    """Draw the chart with its axes and legend; one line of text if nothing was allocated.
 
     Args:
         screen: where to.
@@ -111,7 +111,7 @@ def _ruler(columns: Sequence[EventInterval], marks: Sequence[AxisMark]) -> str:
 
 
 def legend_grid(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> TextTable:
-    """What the letters mean, and what each component holds at the peak."""
+    """Return the legend of the letters, with the bytes of each component at the peak."""
     peak = outline.stretches[outline.peak]
     rows = [
         (mark(component), name(component), format_number(size, unit), percent(size, peak.total))

@@ -48,7 +48,7 @@ def timeline_section(
 
 
 def phases_section(result: Result, unit: Unit, note: str) -> Section:
-    """The peak of each phase, for a run with unknown requests.
+    """Return the peak of each phase, for a run with unknown requests.
 
     Args:
         result: the run.
@@ -82,7 +82,7 @@ def phases_section(result: Result, unit: Unit, note: str) -> Section:
 
 
 def _limit(result: Result) -> int | None:
-    """What the limit leaves for the allocator."""
+    """Return the memory that the limit leaves for the allocator, in bytes."""
     if result.limit_bytes is None:
         return None
     outside = result.headline.outside
@@ -109,7 +109,7 @@ def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, fo
 
 
 def _formulas(result: Result) -> dict[str, list[dict[str, Any]]]:
-    """The largest rows of each component in each phase: their phases, and their formula as text."""
+    """Return the largest rows of each component in each phase: their phases, and their formula as text."""
     values, ledger = symbol_values(result), result.ledger
     found: dict[str, list[dict[str, Any]]] = {}
     for component in Component:

@@ -227,7 +227,7 @@ def shared_states(parameters: LocalParameters, update: UpdateRule, shards: Shard
 
 
 def is_in_four_bits(elements: int) -> bool:
-    """Return whether torchao keeps moments of so many elements in 4 bits (0.18 optim/adam.py, _new_buffer)."""
+    """Return whether torchao stores moments of this number of elements in 4 bits (0.18 optim/adam.py, _new_buffer)."""
     return elements >= MIN_8BIT_ELEMENTS and elements % BLOCK_4BIT == 0
 
 
