@@ -143,7 +143,7 @@ def _sized(
     options: StateOptions,
     role: Role,
 ) -> Iterator[tuple[InitialTensors, ...]]:
-    """Yield the copies of each parameter that have one role; some parameters have none."""
+    """Return the copies of each parameter that have one role; some parameters have none."""
     made: dict[LocalParameter, tuple[InitialTensors, ...]] = {}
     for held in dict.fromkeys(ordered):
         wanted = [copy for copy in copies[held] if copy.role is role]
