@@ -190,7 +190,7 @@ def run(case: str, card: str, recordings: Path) -> None:
 
 
 def stage_of(spec: Any, rank: int) -> int:
-    """The pipeline stage of a rank: neighbouring ranks share a stage (Megatron-LM core/parallel_state.py)."""
+    """The pipeline stage of a rank: neighboring ranks share a stage (Megatron-LM core/parallel_state.py)."""
     return rank * int(spec.parallelism.pipeline_parallel) // int(spec.parallelism.ranks)
 
 

@@ -48,12 +48,12 @@ def open_file(path: str | Path, remedy: str = "Check the path.", *, pipes: bool 
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:  # ValueError: a null character
         reason = getattr(error, "strerror", None) or "the name is invalid for a file"
-        raise InputError(f"cannot be read: {reason}.", remedy, os.fspath(path)) from None
+        raise InputError(f"the file cannot be read: {reason}.", remedy, os.fspath(path)) from None
     mode = os.fstat(descriptor).st_mode
     streams = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
     if not stat.S_ISREG(mode) and not (pipes and streams):
         os.close(descriptor)
-        raise InputError(f"is {kind_of(mode)}, not a file.", remedy, os.fspath(path))
+        raise InputError(f"this is {kind_of(mode)}, not a file.", remedy, os.fspath(path))
     if streams:
         os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "rb")
@@ -87,9 +87,9 @@ def read_bytes(path: str | Path, most: int = MOST_CONFIG_BYTES, remedy: str = "C
         try:
             content = file.read(most + 1)
         except OSError as error:
-            raise InputError(f"cannot be read: {error.strerror}.", remedy, os.fspath(path)) from None
+            raise InputError(f"the file cannot be read: {error.strerror}.", remedy, os.fspath(path)) from None
     if len(content) > most:
-        raise InputError(f"has more than {most:,} bytes, the most of such a file.", remedy, os.fspath(path))
+        raise InputError(f"the file has more than {most:,} bytes, the limit for its type.", remedy, os.fspath(path))
     return content
 
 

@@ -84,15 +84,15 @@ class JsonLines(NamedTuple):
                 raise InputError(f"no file can be made in {parent}.", remedy, place) from None
             return
         except OSError as error:
-            raise InputError(f"cannot be used: {error.strerror}.", remedy, place) from None
+            raise InputError(f"the file cannot be used: {error.strerror}.", remedy, place) from None
         except ValueError:  # a null character in the name
-            raise InputError("cannot be used: the name is invalid for a file.", remedy, place) from None
+            raise InputError("the file cannot be used: the name is invalid for a file.", remedy, place) from None
         if not stat.S_ISREG(mode) and not stat.S_ISCHR(mode):  # /dev/null is accepted; it keeps nothing
-            raise InputError(f"is {kind_of(mode)}, not a file.", remedy, place)
+            raise InputError(f"this is {kind_of(mode)}, not a file.", remedy, place)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror}.", remedy, place) from None
+            raise InputError(f"the file cannot be written: {error.strerror}.", remedy, place) from None
         try:
             if stat.S_ISREG(mode):
                 with _locked(descriptor):

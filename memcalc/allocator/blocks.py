@@ -138,7 +138,7 @@ def _address(entry: tuple[int, Block]) -> int:
     return entry[0]
 
 
-def merge(block: Block, neighbour: Block | None) -> int:
+def merge(block: Block, neighbor: Block | None) -> int:
     """Merge a neighbor into `block` if it is in the same state, free or unmapped.
 
     `block` is in no set itself; it keeps its identity and gets the lower of the two addresses.
@@ -146,22 +146,22 @@ def merge(block: Block, neighbour: Block | None) -> int:
     Returns:
         the growth of `block` in bytes; 0 if nothing is merged.
     """
-    if neighbour is None or neighbour.state != block.state:
+    if neighbor is None or neighbor.state != block.state:
         return 0
-    block.free_set.discard(neighbour)
-    if neighbour is block.previous:
-        block.address = neighbour.address
-        before = block.previous = neighbour.previous
+    block.free_set.discard(neighbor)
+    if neighbor is block.previous:
+        block.address = neighbor.address
+        before = block.previous = neighbor.previous
         if before is None:
             block.segment.head = block
         else:
             before.next = block
     else:
-        after = block.next = neighbour.next
+        after = block.next = neighbor.next
         if after is not None:
             after.previous = block
-    block.size += neighbour.size
-    return neighbour.size
+    block.size += neighbor.size
+    return neighbor.size
 
 
 def insert_before(new: Block, block: Block) -> None:

@@ -207,7 +207,7 @@ def _described_on(gpu: str | None, minimize: str | None, prices: Mapping[str, fl
 
 
 def _read(option: str, text: str, parse: Callable[[str], _T]) -> _T:
-    """A value in words, and in a message about it the option that it was given for."""
+    """Return the parsed value; an error names the option that it was given for."""
     from memcalc.errors import InputError
 
     try:

@@ -98,7 +98,7 @@ def run_of(source: Source, *overrides: str, verb: str, gpu: str | None = None, g
 
 
 def _replicas(source: Source, overrides: tuple[str, ...], gpus: int) -> tuple[str, ...]:
-    """The data parallelism of so many GPUs, where another framework's launcher would say it."""
+    """Return the override of data_parallel for this number of GPUs, which another framework's launcher would set."""
     from memcalc.importers.loading import import_file
 
     imported = None if isinstance(source, Spec | Mapping) else import_file(source, overrides)

@@ -24,7 +24,7 @@ Part = Literal["embedding", "tables", "dense layer", "expert layer", "head"]
 
 
 class GradientPolicy(NamedTuple):
-    """What happens to a parameter's gradient that backward has produced."""
+    """Handling of a parameter's gradient after backward has produced it."""
 
     kept: bool  # stays allocated; otherwise it is added to an existing gradient and freed
     main_dtype: str | None  # dtype of a second copy of each produced gradient

@@ -57,7 +57,7 @@ def download_config(hub_id: str) -> Path:
     try:
         size = get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=_PATIENCE_SECONDS).size
         if size is not None and size > _MOST_BYTES:
-            problem = f"its config.json has {size:,} bytes on the hub, and such a file has at most {_MOST_BYTES:,}."
+            problem = f"its config.json has {size:,} bytes on the hub, and the limit is {_MOST_BYTES:,}."
             raise InputError(problem, "Name its base model, or a config.json.", hub_id)
         return Path(hf_hub_download(hub_id, "config.json"))
     except GatedRepoError:

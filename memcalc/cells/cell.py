@@ -17,7 +17,7 @@ Request = dict[str, Any]  # input of `memcalc.cells.child`, ready for JSON
 Outcome = Literal["measured", "invalid", "failed", "lost"]
 By = Literal["trace", "null", "dry-run"]
 
-MOST_CELLS = 100_000  # of one sweep; so many would take days
+MOST_CELLS = 100_000  # of one sweep; this number would take days
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,9 @@ def run_on_cluster(requests: Sequence[Request], address: str) -> Iterator[tuple[
         client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
     except Exception as error:  # noqa: BLE001 -- each kind of address has its own, such as of a missing package
         reason = str(error) or type(error).__name__
-        raise Unavailable(f"there is no Dask scheduler at {message_part(address)}: {reason}") from None
+        raise Unavailable(
+            f"no Dask scheduler answers at {message_part(address)}: {reason}. Check the address."
+        ) from None
     try:
         futures = {client.submit(run_request, request, pure=False): n for n, request in enumerate(requests)}
         for future in distributed.as_completed(futures):
@@ -50,14 +52,18 @@ def _answer(future: Any, distributed: Any) -> CellResult:
         found: CellResult = future.result()
         return found
     if future.status != "error":
-        raise Unavailable("the connection to the Dask scheduler ended. The cells until then are kept.")
+        raise Unavailable(
+            "the connection to the Dask scheduler ended. Results so far are saved: repeat the command to resume."
+        )
     error = future.exception()
     if isinstance(error, distributed.KilledWorker):
         return CellResult("lost", reason=f"its workers were killed: {error}".partition("\n")[0])
     if isinstance(error, MemcalcError):
         raise Unavailable(f"on a worker: {error}")
     if isinstance(error, ImportError):
-        raise Unavailable(f"a worker cannot run memcalc: {error}. Install this version of it in their environment.")
+        raise Unavailable(
+            f"a worker cannot run memcalc: {error}. Install this version of memcalc in the environment of the workers."
+        )
     return CellResult("failed", reason=f"{type(error).__name__}: {error}".partition("\n")[0])
 
 

@@ -105,7 +105,7 @@ def _most_urgent(outcomes: Sequence[CheckOutcome]) -> list[int]:
 
 
 def _remarks(found: DiscoveredFiles, idle: Iterable[str], before: Baseline | None) -> Iterator[str]:
-    """Return notes on inputs that have no effect; `idle` are patterns of the settings that match no file."""
+    """Yield notes on inputs that have no effect; `idle` are patterns of the settings that match no file."""
     yield from (
         f"{folder} is a link to a directory and was not followed; name it to check it" for folder in found.linked
     )

@@ -57,27 +57,34 @@ def read_policy(path: Path) -> Policy | None:
     return None if table is None else _policy(table, path)
 
 
+def _shown(path: Path) -> str:
+    """Return the path as messages name it: the file name alone in the current directory, else the given path."""
+    return path.name if path.parent == Path.cwd() else str(path)
+
+
 def _table(path: Path) -> Mapping[str, Any] | None:
     """Return the settings as plain data; None for a pyproject.toml without any."""
     try:
         data: Any = tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"it is not TOML in UTF-8: {error}.", "Correct it.", path.name) from None
+        raise InputError(
+            f"this is not TOML in UTF-8: {error}.", "Check quotes and brackets there.", _shown(path)
+        ) from None
     if path.name != PROJECT:
         return data  # type: ignore[no-any-return]  # a TOML document is a table
     tools = data.get("tool")
     found = tools.get("memcalc") if isinstance(tools, dict) else None
     if found is not None and not isinstance(found, dict):
-        raise InputError(f"tool.memcalc is {describe(found)}, not a table.", "Write [tool.memcalc].", path.name)
+        raise InputError(f"tool.memcalc is {describe(found)}, not a table.", "Write [tool.memcalc].", _shown(path))
     return found
 
 
 def _policy(table: Mapping[str, Any], path: Path) -> Policy:
-    label = f"{path.name}: tool.memcalc" if path.name == PROJECT else path.name
+    label = f"{_shown(path)}: tool.memcalc" if path.name == PROJECT else _shown(path)
     try:
         settings = CheckSettings.model_validate(table)
     except ValidationError as error:
-        raise _in_our_words(error, label) from None
+        raise _setting_error(error, label) from None
     folder = path.resolve().parent
     rules = tuple(
         PathRule(tuple(rule.paths), _limits(rule, f"{label}: rules[{number}]"))
@@ -125,7 +132,7 @@ _RULES = {
 }
 
 
-def _in_our_words(error: ValidationError, label: str) -> InputError:
+def _setting_error(error: ValidationError, label: str) -> InputError:
     finding = error.errors(include_url=False)[0]
     parts = [part for part in finding["loc"] if part not in ("str", "int")]  # the branches of a union
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")

@@ -37,7 +37,7 @@ CommandClass = EstimateCommand  # see memcalc/cli/tree.py
 
 
 def complete_component(incomplete: str) -> list[str]:
-    """What --explain takes, for the shell's completion."""
+    """Return the values of --explain that begin with the typed text, for the shell's completion."""
     from memcalc.report.tables.explanation import EXPLAINABLE
 
     return [word for word in EXPLAINABLE if word.startswith(incomplete)]

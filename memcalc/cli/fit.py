@@ -176,7 +176,7 @@ def _check_target(write: Path | None, program: str | None, *, searched: str | No
 
 
 def _exported(answer: FitResult, program: str, file: Path, config: str) -> Export | None:
-    """The first layout of the table that the program can run, as its file; None, with a warning, if none fits.
+    """Return the first layout of the table that the program can run, as its file; None, with a warning, if none fits.
 
     Raises:
         InputError: the program can run none of them.

@@ -206,7 +206,7 @@ def _trace_here() -> None:
 
 
 def _traces(given: list[str] | None) -> tuple[str, ...]:
-    """What --trace asks for: "none" is no trace."""
+    """Return the traces that --trace requests; "none" requests no trace."""
     from memcalc.validation.predicted_vs_measured import check_traces
 
     traces = ("fake",) if given is None else tuple(name for name in given if name != "none")

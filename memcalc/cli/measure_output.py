@@ -19,7 +19,7 @@ __all__ = ["check_files", "print_measured", "write_files", "write_measured_repor
 
 
 def write_files(measurement: Measurement, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
-    """Writes the pictures and the files for other programs."""
+    """Write the plots and the files for other programs."""
     plots, exports = tuple(plots), tuple(exports)
     if plots or exports:
         write_run(measurement.analysis, measurement.result, plots, exports, unit)

@@ -58,7 +58,7 @@ _COMMANDS = {
 
 
 def _meant(error: Exception, text: str) -> str:
-    """What to write in place of a field that was given as an option or an argument, or of a command; "": not known."""
+    """Return the correction of a field that was given as an option, argument or command; "" if none is known."""
     option = getattr(error, "option_name", None)
     if isinstance(option, str) and option.startswith("--") and type(error).__name__ == "NoSuchOption":
         return _field_set(option.removeprefix("--").replace("-", "_"), "VALUE")

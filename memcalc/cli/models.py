@@ -14,7 +14,7 @@ def command(
     ] = None,
     *,
     form: Annotated[Literal["table", "json", "markdown"], typer.Option("--format", "-f")] = "table",
-    every: Annotated[bool, typer.Option("--all", help="Show all that match, not the first 20.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show all matches instead of the first 20.")] = False,
 ) -> None:
     """List presets and model families, or search published models.
 

@@ -21,12 +21,12 @@ def print_json(document: Any) -> None:
 
 
 def print_text(text: str) -> None:
-    """A text and a line break on standard output."""
+    """Print a text and a line break on standard output."""
     sys.stdout.write(text + "\n")
 
 
 def print_exactly(text: str) -> None:
-    """The same for text of a format that is safe already: JSON, annotations of GitHub Actions."""
+    """Print text of a format that is already safe: JSON, annotations of GitHub Actions."""
     exact(sys.stdout).write(text + "\n")
 
 
@@ -43,7 +43,7 @@ class WrittenFiles:
             yield
         except NotWritten as error:
             self._failed = self._failed or error
-        except OSError as error:  # a directory that takes no files, a pipe that nobody reads
+        except OSError as error:  # a directory without write permission, a pipe without a reader
             if error.filename is None:
                 raise
             reason = error.strerror or str(error)

@@ -10,7 +10,7 @@ from memcalc.report.labels import rank_text
 
 
 def with_headline(result: Result, stage: int) -> Result:
-    """The result with pipeline stage `stage` first, and a note if another stage needs more.
+    """Return the result with pipeline stage `stage` as its headline, and a note if another stage needs more.
 
     Raises:
         InputError: when there is no such stage.

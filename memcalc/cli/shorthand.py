@@ -117,7 +117,7 @@ def with_shorthands(
 
 
 def assignments(short: dict[str, Any]) -> Iterator[str]:
-    """Return the expansion of short options, as --set takes it.
+    """Yield the expansion of short options, in the syntax of --set.
 
     Args:
         short: their values by name; None or False: not given.

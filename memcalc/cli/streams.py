@@ -36,7 +36,7 @@ class Output:
     Args:
         stream: the stream itself.
         name: what messages call it.
-        quiet: whether a write that fails is ignored, as of messages that nobody can read.
+        quiet: whether a failed write is ignored, as for messages on a closed stream.
         guard: whether control characters are written out.
     """
 

@@ -113,7 +113,7 @@ def _estimate(
     replay: int,
     gpus_per_node: int | None,
 ) -> None:
-    """A grid of estimates."""
+    """Estimate a grid of configurations, and print or write it."""
     from memcalc import api
     from memcalc.cli.output import WrittenFiles
     from memcalc.errors import InputError

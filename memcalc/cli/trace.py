@@ -64,7 +64,10 @@ def command(
     world_size: Annotated[
         int | None,
         typer.Option(
-            "--world-size", min=2, metavar="N", help="Trace one rank of N; FSDP2 (zero_stage 3) shards over N/t."
+            "--world-size",
+            min=2,
+            metavar="N",
+            help="Trace one rank of N. FSDP2 (zero_stage 3) shards over N / tensor_parallel ranks.",
         ),
     ] = None,
     python: Annotated[

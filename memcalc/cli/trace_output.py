@@ -65,7 +65,7 @@ def reject_options(given: Mapping[str, object], whose: str, why: str, remedy: st
 
 
 def write_files(traced: Trace | ModuleTrace, plots: Iterable[Path], exports: Iterable[Path], unit: Unit) -> None:
-    """Writes the pictures and the files for other programs."""
+    """Write the plots and the files for other programs."""
     write_run(traced, traced.result, plots, exports, unit)
 
 

@@ -47,7 +47,7 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name; None if there is none."""
+        """Return the command of this name; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         if cmd_name not in self._loaded:
@@ -68,7 +68,7 @@ def _build(name: str, function: Callable[..., Any], cls: type[TyperCommand]) -> 
 
 
 def command_tree() -> Any:
-    """The root command `memcalc`."""
+    """Return the root command `memcalc`."""
     app = _typer(cls=LazyGroup, add_completion=True, invoke_without_command=True)
     app.callback()(_root)
     return typer.main.get_command(app)

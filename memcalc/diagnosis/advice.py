@@ -38,14 +38,14 @@ def _for_cause(report: OutOfMemoryReport, account: Account, cause: Cause) -> Ite
         )
     elif name == "refused":
         yield Advice(
-            "look beyond the message",
-            "another process may have used the memory briefly; on Windows the page file bounds what the driver "
-            "gives; a container or MIG slice may have less than the device shows",
+            "look for a cause outside the message",
+            "another process may have used the memory briefly; on Windows the page file limits the driver; a "
+            "container or MIG slice may have less memory than the device reports",
         )
     elif name == "not told":
         yield Advice(
-            "look at the device",
-            "the message has no figures: nvidia-smi (rocm-smi) shows which processes use the device",
+            "run nvidia-smi (rocm-smi)",
+            "the message has no memory figures; this lists the processes that use the device",
         )
 
 
@@ -53,15 +53,15 @@ def _others(account: Account, cause: Cause) -> Iterator[Advice]:
     others = account.other_processes
     if others is not None and others.bytes:
         yield Advice(
-            "another device, or stop the other processes on this one",
-            f"they use {format_bytes(others.bytes)}",
+            "use another device, or stop the other processes on this one",
+            f"the other processes use {format_bytes(others.bytes)}",
             *gain_of(account, others.bytes),
         )
         return
     yield Advice(
         "find what uses memory outside the framework",
-        f"{format_bytes(cause.outside)} more than a context and one communication group: other processes (nvidia-smi "
-        "lists them), other libraries, more communicators",
+        f"{format_bytes(cause.outside)} is in use beyond a context and one communication group: by other processes "
+        "(nvidia-smi lists them), libraries or communicators",
         *gain_of(account, cause.outside),
     )
 
@@ -96,24 +96,24 @@ def _need_less(report: OutOfMemoryReport, account: Account, cause: Cause) -> Ite
     if cause.name == "larger than the device" and report.device_type != "tpu":
         yield Advice(
             "check the shape of the requested tensor",
-            "it alone is larger than the device: a wrong shape, or attention that materializes its scores "
+            "this tensor alone exceeds the device: its shape is wrong, or attention materializes its scores "
             "(use flash or memory-efficient attention)",
         )
     if report.phase == "model":
         yield Advice(
-            "fewer weights on this device",
-            "the model was still being loaded: shard it (FSDP, ZeRO 3, tensor parallelism), load it in 16 bits, or "
-            "train adapters on a quantized model; a smaller micro-batch does not help here",
+            "put fewer weights on this device",
+            "the failure is during model loading: shard the model (FSDP, ZeRO 3, tensor parallelism), load its weights "
+            "in 16 bits, or train adapters on a quantized model; a smaller micro-batch does not help here",
         )
         return
     if report.phase == "optimizer_step":
         yield Advice(
-            "smaller optimizer states",
-            "the optimizer step was running: shard the states (ZeRO 1, FSDP), use 8-bit states, or fuse the update "
+            "reduce the optimizer state",
+            "the failure is in the optimizer step: shard its state (ZeRO 1, FSDP), use 8-bit state, or fuse the update "
             "(fused=True); a smaller micro-batch only leaves more memory free before the step",
         )
     asked = account.requested
-    half = "" if asked is None else f", the requested tensor from {format_bytes(asked.bytes)} too"
+    half = "" if asked is None else f", also the requested tensor ({format_bytes(asked.bytes)})"
     yield Advice(
         "halve the micro-batch, double the accumulation",
         f"halves memory that grows with the batch{half if report.phase != 'optimizer_step' else ''}; the training "

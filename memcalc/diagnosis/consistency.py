@@ -46,7 +46,7 @@ def _checks(report: OutOfMemoryReport, account: Account) -> Iterator[Check]:
         "reserved <= this process",
         reserved,
         figures.process,
-        "the driver does not see all of this process (containers, Windows): its own line is unreliable",
+        "the driver does not see all of this process (containers, Windows): the line about this process is unreliable",
     )
     if report.holders and capacity is not None and figures.free is not None:
         listed = [holder.bytes for holder in report.holders]
@@ -61,8 +61,9 @@ def _checks(report: OutOfMemoryReport, account: Account) -> Iterator[Check]:
     if figures.exceeded is not None and figures.asked is not None and capacity is not None:
         yield from _equal("used - capacity = exceeded", figures.asked.minus(capacity), figures.exceeded)
     if account.requested is not None and account.available is not None and report.device_type != "tpu":
-        refused = "the request would have fitted: something else rejected it"
-        yield _check("asked > room", account.available.low < account.requested.high, -(account.shortfall or 0), refused)
+        short = account.available.low < account.requested.high
+        refused = "the request fits into the available memory, so another limit rejected it"
+        yield _check("requested > available", short, -(account.shortfall or 0), refused)
 
 
 def _exceeds(figure: PrintedSize, bound: PrintedSize | None) -> bool:

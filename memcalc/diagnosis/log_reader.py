@@ -139,7 +139,7 @@ def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _plain(stream: Readable) -> Iterator[bytes]:
-    """Yield the bytes as UTF-8, unpacked, a few chunks at a time."""
+    """Return the bytes as UTF-8, unpacked, a few chunks at a time."""
     chunks = iter(lambda: stream.read(CHUNK), b"")
     first = next(chunks, b"")
     whole = _chain(first, chunks)

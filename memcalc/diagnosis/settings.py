@@ -52,14 +52,14 @@ def fragmentation_settings(report: OutOfMemoryReport, account: Account) -> Itera
     if report.framework == "tensorflow":
         yield Advice(
             "TF_GPU_ALLOCATOR=cuda_malloc_async",
-            "the driver's own pool instead of BFC: it can map separate pages contiguously",
+            "uses the driver's memory pool instead of BFC; the pool can map separate pages contiguously",
             *gain_of(account, cached),
         )
         return
     if report.framework == "xla":
         yield Advice(
             "XLA_PYTHON_CLIENT_ALLOCATOR=platform",
-            "each request goes to the driver and is freed at once: slow, but without fragmentation",
+            "sends each request to the driver and frees it at once: slow, but without fragmentation",
             *gain_of(account, cached),
         )
         return

@@ -107,11 +107,11 @@ class LargestFit(TypedDict):
     """The largest batch and context that fit the GPU, one at a time."""
 
     batch_size: int
-    """with the context of the run; 0: not even 1 fits"""
+    """with the context of the run; 0: none fits"""
     context_length: int
-    """with its batch, and as many new tokens; 0: not even one token of prompt"""
+    """with the batch and the new tokens of the run; 0: not even a prompt of one token fits"""
     all_positions: bool
-    """whether the context ends where the model's positions do"""
+    """whether the longest context has all positions of the model"""
 
 
 class KvCache(TypedDict):

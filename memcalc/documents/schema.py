@@ -60,7 +60,7 @@ _DOCUMENTS: dict[str, Any] = {
 
 
 def config_schema() -> dict[str, Any]:
-    """The schema of a configuration: what users write, so nothing that is derived is required."""
+    """Return the schema of a configuration as users write it: derived fields are not required."""
     blocks = {name: _block(name) for name in BLOCKS}
     for name, model in NESTED.items():
         # What a block of the model leaves out is missing; what one of training leaves out is derived.
@@ -85,7 +85,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def result_schema() -> dict[str, Any]:
-    """The schema of the JSON that commands print with --format json: one of several documents."""
+    """Return the schema of the JSON that commands print with --format json: one of several documents."""
     options = [adapter.json_schema(mode="serialization") for adapter in documents().values()]
     definitions: dict[str, Any] = {}
     for option in options:
@@ -120,7 +120,7 @@ def _describe_inherited(properties: dict[str, Any], kind: type) -> None:
 
 @cache  # Pydantic compiles each model: together most of a second
 def documents() -> dict[str, TypeAdapter[Any]]:
-    """What commands print as JSON, by command; a run that is estimated or traced is a plain `estimate`."""
+    """Return the JSON documents by command; estimated and traced runs share the document of `estimate`."""
     return {command: TypeAdapter(with_config(_EXACT)(document)) for command, document in _DOCUMENTS.items()}
 
 
@@ -135,7 +135,7 @@ def _block(name: str) -> dict[str, Any]:
 
 
 def _loosened(schema: dict[str, Any], *, keep_required: bool) -> dict[str, Any]:
-    """A block as it may be written: a key without a value is as good as none."""
+    """Return a block's schema that also accepts a key without a value, which is the same as no key."""
     schema.pop("$defs", None)  # the nested blocks, which are put in by name
     if not keep_required:
         schema.pop("required", None)

@@ -144,5 +144,5 @@ def assumption_notes(spec: Spec) -> Iterator[str]:
     for each in spec.origin.assumptions:
         yield (
             f"assumed: {each.choice}: {each.taken}; with {each.otherwise} the peak is {each.share:.1%} "
-            f"({each.moved_bytes:,} bytes) lower. Settle it with --set {each.setting}=."
+            f"({each.moved_bytes:,} bytes) lower. Set it with --set {each.setting}=."
         )

@@ -1,6 +1,6 @@
 """Limits of an estimate: what it leaves out, and whether the run requests memory for it.
 
-A limit holds memory only if this run names it: a field, an option or a file. What no config states (loading,
+A limit holds memory only if this run names it: a field, an option or a file. Features that no config states (loading,
 initialization, logging), and what is counted but was never compared with a run, changes no verdict.
 """
 
@@ -23,7 +23,7 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.towers import masks_given_images, tower_trains
 from memcalc.spec.training import LIGER_FAMILIES
 
-# what no config states
+# features that no config states
 TRAINING = (
     "temporaries of initialization, checkpoint loading and data loading",
     "gradient scaling, evaluation, logging",
@@ -78,7 +78,7 @@ def resolved(spec: Spec, limit: Limit) -> Limit:
 
 
 def _rest_bytes(spec: Spec, parameters: int) -> int:
-    """Return the bytes per GPU of the weights that a model of so many parameters has in addition to the run's model.
+    """Return the bytes per GPU of weights beyond the run's model, if the complete model has `parameters` parameters.
 
     At least 2 bytes per parameter on one GPU or under DDP, ZeRO 1 and 2. 0 where they may be sharded, quantized or in
     host memory. In generation they are also loaded with the model.

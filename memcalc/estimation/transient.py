@@ -90,7 +90,7 @@ def persistent_items(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowD
 
 
 def rollouts(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDraft]:
-    """What generation between steps holds on a stage, where the run generates."""
+    """Return the tensors of generation between steps on a stage, if the run generates."""
     if spec.training.completion_length is None:
         return []
     from memcalc.generation.rollouts import rollout_items

@@ -19,7 +19,7 @@ from memcalc.spec.spec import Spec
 
 Place = tuple[str, ...]
 
-# What a program may leave to whoever starts it, without which a file is not read.
+# Fields that a program may leave to its command line, and without which its file cannot be read.
 _FIRST: tuple[Place, ...] = tuple(("parallelism", name) for name in ("data_parallel", "zero_stage", "engine"))
 # What follows from fields that are compared, and fields that were derived from defaults.
 _NO_MEMORY = (("training", "global_batch_size"), ("training", "framework"))
@@ -45,7 +45,7 @@ class Export(NamedTuple):
     gpu: str | None
 
     def command(self, file: str | Path) -> list[str]:
-        """The words of the command that estimates the run from the file and the settings."""
+        """Return the arguments of the command that estimates the run from the file and the settings."""
         gpu = ["--gpu", self.gpu] if self.gpu else []
         return ["memcalc", "estimate", str(file), *gpu, *(word for each in self.settings for word in ("--set", each))]
 
@@ -98,7 +98,7 @@ def named_program(program: str, file: str | Path) -> ExportTarget:
 
 
 def _model_name(spec: Spec, named: str | None) -> str | None:
-    """A preset or a hub id of the run's model; None: its fields are set separately."""
+    """Return a preset or hub id of the run's model; None: its fields are set separately."""
     presets = preset_names()
     given = [name for name in (named, spec.name) if name and (name in presets or names_hub_id(name))]
     for name in dict.fromkeys((*given, *presets)):
@@ -161,7 +161,7 @@ def _words(settings: dict[Place, Any]) -> list[str]:
 
 
 def _short(place: Place) -> str:
-    """The field without its block, unless the block is what names it."""
+    """Return the field without its block."""
     return ".".join(place[1:]) if len(place) > 1 else place[0]
 
 

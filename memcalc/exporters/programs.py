@@ -1,4 +1,4 @@
-"""What of a run each program's own file can hold, in that program's words.
+"""The fields of a run that each program's own file can contain, in that program's syntax.
 
 A file holds what its reader in `memcalc/importers` maps, which names the sources; whatever a file lacks, or its program
 means otherwise, is completed by settings (`completing.py`). So nothing here need be whole, and nothing may be wrong.
@@ -164,7 +164,7 @@ def _flavor(name: str) -> str:
 
 
 def _megatron(spec: Spec, _: str | None) -> str:
-    """A script that starts Megatron-LM's pretrain_gpt.py under torchrun, on nodes of at most eight GPUs."""
+    """Return a script that starts Megatron-LM's pretrain_gpt.py under torchrun, on nodes of at most eight GPUs."""
     ranks = spec.parallelism.ranks
     node = next(size for size in (8, 4, 2, 1) if ranks % size == 0)
     words = [f"torchrun --nproc-per-node {node} --nnodes {ranks // node} pretrain_gpt.py"]

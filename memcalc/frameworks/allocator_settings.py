@@ -14,7 +14,7 @@ EXPANDABLE = "expandable_segments:True"
 
 
 def place_allocator_settings(draft: Draft, settings: str, whose: str) -> None:
-    """Return the settings of a framework, with a note on them.
+    """Set the allocator settings of a framework, with a note.
 
     Args:
         draft: our configuration in the making.

@@ -1,4 +1,4 @@
-"""What axolotl does to a model that it has loaded (axolotl 0.19)."""
+"""Changes that axolotl makes to a loaded model (axolotl 0.19)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _has_adapters(draft: Draft) -> bool:
 
 
 def note_kernels(draft: Draft) -> None:
-    """The adapter kernels that axolotl enables by default, which save less than PEFT's modules.
+    """Note the adapter kernels that axolotl enables by default, which save less than PEFT's modules.
 
     utils/schemas/config.py: of LoRA and QLoRA, unless the file sets each to false or its base is in 8 bits; on several
     GPUs not under FSDP1.

@@ -50,7 +50,7 @@ def place_copies(draft: Draft) -> None:
 
 
 def _whole(said: Any) -> int | None:
-    """A number of elements; YAML reads 5e8 as a text, JSON as a float."""
+    """Return a number of elements; YAML reads 5e8 as a string, JSON as a float."""
     if isinstance(said, bool):
         return None
     try:

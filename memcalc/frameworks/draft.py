@@ -80,7 +80,7 @@ class Draft:
         self.notes.append(f"not modelled: {what}: {why}" if why else f"not modelled: {what}")
 
     def default(self, path: str, value: Any) -> None:
-        """What the framework does where its configuration is silent."""
+        """Set the framework's default of a field that its configuration does not set."""
         if path not in self.values:
             self.values[path] = value
             self.silent.add(path)
@@ -99,7 +99,7 @@ class Draft:
             raise Untranslatable(path, value, values)
 
     def given(self, path: str) -> Any:
-        """What the user or the file sets a field of ours to; None: neither does."""
+        """Return the value that the user or the file gives a memcalc field; None: neither does."""
         found = self.overridden.get(path)
         return self.values.get(path) if found is None else found
 
@@ -120,7 +120,7 @@ class Draft:
         self.values.pop(pages, None)
 
     def choose(self, path: str, what: str, candidates: tuple[str, ...]) -> str:
-        """The value of a field that decides which program runs; where nothing settles it, it is an open question."""
+        """Return the value of a field that selects the program; if nothing sets it, record an assumption."""
         settled = self.given(path)
         if settled is not None:
             return str(settled)
@@ -128,10 +128,10 @@ class Draft:
         return self.answers.get(path, candidates[0])
 
     def has(self, package: str, release: str) -> bool:
-        """Whether the run has this release of a package, one of its `changes`, or a later one."""
+        """Return whether the run has this version of a package (one of its `changes`) or a later one."""
         path, known = f"training.versions.{package}", RELEASES[package]
         assert release in known.changes, release
-        taken = self.choose(path, f"the release of {known.name}", known.candidates)
+        taken = self.choose(path, f"the version of {known.name}", known.candidates)
         self.default(path, taken)
         return number(taken) >= number(release)
 

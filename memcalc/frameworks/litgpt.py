@@ -13,7 +13,7 @@ _UNGATED = ("gpt_neox", "phi", "falcon")  # families with an MLP without a gate,
 
 
 def place_litgpt(draft: Draft, *, adapters: bool) -> None:
-    """The head, the loss, the norms and the logits.
+    """Set the fields of LM head, loss, norms and logits.
 
     litgpt/model.py: the LM head is untied; RMSNorm computes on x.float(). finetune/full.py, pretrain.py:
     `logits` names what Fabric has converted to fp32 (plugins/precision/utils.py) until the next forward has returned;
@@ -38,7 +38,7 @@ def place_litgpt(draft: Draft, *, adapters: bool) -> None:
 
 
 def place_evaluation(draft: Draft, *, fine_tunes: bool) -> None:
-    """Evaluation of a micro-batch before the first step and between steps.
+    """Set the evaluation of a micro-batch before the first step and between steps.
 
     finetune/{full,lora}.py, pretrain.py, fit: "Verifying settings ..." evaluates two batches; validate takes the loss
     of all logits at once (chunk_size=0), pretraining's that of training. The example that fine-tuning generates after
@@ -71,6 +71,6 @@ def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
 
 
 def place_4_bits(draft: Draft) -> None:
-    """The embedding that trains with a 4-bit base."""
+    """Let the embedding train if the base is 4-bit."""
     if not draft.given("model.tie_word_embeddings"):
         draft.default("training.lora.modules_to_save", ["embed_tokens"])

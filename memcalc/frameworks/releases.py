@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ReleaseChange(NamedTuple):
-    """What a release of a package changed that decides memory.
+    """A change in a package's version that affects memory.
 
     Args:
         change: a sentence.

@@ -1,4 +1,4 @@
-"""What a script around Accelerate or DeepSpeed decides, and no file says."""
+"""Fields that a script around Accelerate or DeepSpeed decides, and no file sets."""
 
 from __future__ import annotations
 

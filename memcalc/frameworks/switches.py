@@ -1,4 +1,4 @@
-"""What counts as yes in the files of Hugging Face's world."""
+"""Values that count as true in files of Hugging Face's libraries."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What torchtune's recipes and modules do that decides memory (torchtune 0.6.1)."""
+"""Behavior of torchtune's recipes and modules that affects memory (torchtune 0.6.1)."""
 
 from __future__ import annotations
 
 from memcalc.frameworks.draft import Draft
 
-CHUNKS = 8  # modules/loss/ce_chunked_output_loss.py: num_output_chunks where a file does not say it
+CHUNKS = 8  # modules/loss/ce_chunked_output_loss.py: the default of num_output_chunks
 _CHUNKED = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss")
 
 
 def place_torchtune(draft: Draft) -> None:
-    """The loss by its component, norms on an fp32 copy, and logits that are freed before backward.
+    """Set the loss by its component, norms on an fp32 copy, and logits that are freed before backward.
 
     recipes/full_finetune_single_device.py: `del logits`. modules/transformer.py: the head runs on chunks of tokens
     if the loss takes them, and else returns logits in fp32. modules/rms_norm.py: F.rms_norm of x.float().

@@ -9,7 +9,7 @@ from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.spec.programs import GROUPED_HEADS
 
-MAX_GRAD_NORM = 1.0  # training_args.py: what silence means
+MAX_GRAD_NORM = 1.0  # training_args.py: the default
 # Liger's kernels, by Liger's words for them and by axolotl's (integrations/liger/args.py).
 LIGERS = {
     "rms_norm": "liger_rms_norm",
@@ -20,7 +20,7 @@ LIGERS = {
 
 
 def place_trainers_loop(draft: Draft) -> None:
-    """The loss, the logits, clipping, and what bitsandbytes leaves in 32 bits, from what the file says.
+    """Set the loss, the logits, clipping, and the states that bitsandbytes keeps in fp32, from the file's fields.
 
     compute_loss returns only the loss, so the logits are freed before backward. create_optimizer has bitsandbytes keep
     the states of embeddings in 32 bits. Gradients are clipped to `max_grad_norm`, unless that is 0.
@@ -116,4 +116,4 @@ def trainer_evaluates(said: Mapping[str, Any]) -> bool:
     return strategy not in ("no", "false", "none") or is_on(said.get("do_eval"))
 
 
-TRAINERS_EVALUATION = 8  # training_args.py: per_device_eval_batch_size where a file does not say it
+TRAINERS_EVALUATION = 8  # training_args.py: the default of per_device_eval_batch_size

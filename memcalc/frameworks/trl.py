@@ -185,12 +185,12 @@ def note_second_models(draft: Draft) -> None:
     exists where beta is not 0. Chosen and rejected sequences are in one forward.
     """
     program = str(draft.values.get(FRAMEWORK))
-    _tell_beside_the_policy(draft, program)
+    _note_models_beside_policy(draft, program)
     if program in ("kto", "orpo", "ppo") and not any(limit.holds_memory for limit in draft.limits):
         draft.limit(f"what {program} training computes", "a step of SFT is counted", holds_memory=True)
 
 
-def _tell_beside_the_policy(draft: Draft, program: str) -> None:
+def _note_models_beside_policy(draft: Draft, program: str) -> None:
     said, full = draft.given_fields, draft.values.get("training.finetune", "full") == "full"
     if program == "grpo":
         if said.get("use_vllm") is True and said.get("vllm_mode", "colocate") != "server":  # grpo_config.py

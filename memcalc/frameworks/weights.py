@@ -16,7 +16,7 @@ _PRESETS_IN_32_BITS = ("gpt2", "gpt-neo-", "gpt-j-")
 
 
 def published_dtype(draft: Draft, half: str | None) -> str:
-    """The dtype that a model's weights are published in, which a program that names none loads them in.
+    """Return the dtype of a model's published weights, which is the default of a program without a dtype.
 
     A config.json sets it. For a model that is only named, the step's dtype is assumed, with a note.
     """
@@ -38,7 +38,7 @@ def published_dtype(draft: Draft, half: str | None) -> str:
 
 
 def placed_config(draft: Draft) -> dict[str, Any]:
-    """The config.json of the model that was placed, from a file or a hub id; empty: a preset, or it cannot be read."""
+    """Return the config.json of the draft's model, from a file or a hub id; empty if unreadable, or a preset."""
     named = draft.values.get("hf_config")
     if not isinstance(named, str):
         return {}

@@ -15,7 +15,7 @@ VLLM = "vllm 001cabc1 vllm/v1/kv_cache_interface.py: FullAttentionSpec, SlidingW
 
 
 class CacheWidth(NamedTuple):
-    """What one layer caches per token on one rank.
+    """Elements that one layer caches per token on one rank.
 
     Args:
         elements: number of elements.

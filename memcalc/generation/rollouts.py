@@ -58,7 +58,7 @@ def _temporary(
 
 
 def generating(spec: Spec) -> Spec:
-    """The run as one of generation: as many sequences as are generated at once, of prompts of what is left of them."""
+    """Return the run as a generation of all sequences that are generated at once, with their prompts."""
     training = spec.training
     assert training.completion_length is not None
     sequences = training.micro_batch_size * (training.steps_per_generation or training.gradient_accumulation_steps)

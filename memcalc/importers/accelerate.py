@@ -110,7 +110,7 @@ def _finish(draft: Draft) -> None:
     place_optimizer_step(draft)
     draft.default(FRAMEWORK, "accelerate")
     finish_trainer(draft, upcast=False)
-    _tell_scripts(draft)
+    _note_scripts(draft)
     if precision == "fp8":
         _in_8_bits(draft)
 
@@ -135,8 +135,8 @@ def _read_deepspeeds(draft: Draft, name: str) -> None:
             draft.default(path, config[word])
 
 
-def _tell_scripts(draft: Draft) -> None:
-    """What the script says, and is taken to say."""
+def _note_scripts(draft: Draft) -> None:
+    """Set the fields that the script decides, stated or assumed."""
     if "training.optimizer" not in draft.overridden:
         draft.notes.append("no optimizer in the file; assuming adamw. Change it with --set optimizer=")
     place_outputs(draft)
@@ -176,7 +176,7 @@ def _in_8_bits(draft: Draft) -> None:
         draft.limit(f"FP8 matmuls by {backend}", holds_memory=True)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     beside = ("mixed_precision", "num_processes", "compute_environment", "deepspeed_config", "fsdp_config")
     return "distributed_type" in data and any(key in data for key in beside)
 
@@ -186,7 +186,7 @@ ACCELERATE = FileFormat(
     "1.11",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("training.micro_batch_size", "sequences per forward, which the script sets"), LENGTH),
     framework="accelerate",
 )

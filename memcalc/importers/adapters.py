@@ -76,7 +76,7 @@ def _pefts(preset: str, model_type: str) -> list[str]:
 
 
 def _named(draft: Draft, text: str) -> str | list[str]:
-    """The modules that a text names: all, some with commas between them, or those that a pattern matches."""
+    """Return the modules that a string names: all, several separated by commas, or those that a pattern matches."""
     if text in ("all", "all-linear"):
         return "all-linear"
     ends = _PATTERN.search(text)

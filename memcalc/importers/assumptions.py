@@ -1,4 +1,4 @@
-"""What a file leaves open: of the candidates, the one with the largest peak is taken, and what it moves is recorded.
+"""Values that a file does not set: the candidate with the largest peak is assumed, and its effect is recorded.
 
 A question may be asked only with a certain answer to another one: a release of TRL decides nothing where Trainer runs
 the file. So a candidate is judged with the answers to all further questions that give it the largest peak.
@@ -19,7 +19,7 @@ Answers = Mapping[str, str]
 
 
 class _ResolvedDraft(NamedTuple):
-    """What was read, with answers to all of its questions.
+    """Return the config with answers to all of its open questions.
 
     Args:
         imported: what was read.

@@ -43,7 +43,7 @@ WORDS: dict[Any, Kernel | None] = {
 
 
 def attention(words: Mapping[Any, Kernel | None] = WORDS) -> Meaning:
-    """The field names a kernel, or is a switch for one."""
+    """Return the meaning of a field that names an attention kernel, or switches one on."""
 
     def apply(draft: Draft, value: Any) -> None:
         ours = {word: kernel and kernel.attention for word, kernel in words.items()}

@@ -256,7 +256,7 @@ def _finish(draft: Draft) -> None:
     # utils/__init__.py, set_pytorch_cuda_alloc_conf, which cli/main.py calls; before torch 2.9 it also sets 16
     # divisions of each power of two.
     place_allocator_settings(draft, EXPANDABLE, "axolotl's command")
-    _tell_preference(draft)
+    _note_preference(draft)
     place_fp32_modules(draft)
     note_kernels(draft)
     note_evaluation(draft, asked=_evaluates(draft.given_fields), batch="eval_batch_size")
@@ -265,7 +265,7 @@ def _finish(draft: Draft) -> None:
         float8.multiply_in_8_bits(draft, "tensorwise", gathers=gathers, note=float8.FIRST_LAYER)
 
 
-def _tell_preference(draft: Draft) -> None:
+def _note_preference(draft: Draft) -> None:
     """Memory of preference training and reinforcement learning in addition to the policy (src/axolotl/train.py).
 
     setup_reference_model loads the model once more, in the same dtype, unless there are adapters or the loss is ORPO's.
@@ -291,7 +291,7 @@ def _evaluates(said: Mapping[str, Any]) -> bool:
 
 
 def _precision(draft: Draft) -> None:
-    """bf16 is `auto` where nothing is said; bfloat16, float16 and float32 say the weights' dtype alone."""
+    """Set the precision: bf16 is `auto` by default; bfloat16, float16 and float32 set only the dtype of the weights."""
     facts = draft.facts
     for name in ("bfloat16", "float16", "float32"):
         if facts.get(name) is True:
@@ -301,8 +301,8 @@ def _precision(draft: Draft) -> None:
         facts["bf16"] = True
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     return "base_model" in data and any(key in data for key in ("datasets", "micro_batch_size", "sequence_len"))
 
 
-AXOLOTL = FileFormat("axolotl", "0.18", FIELDS, _finish, _recognised, GPUS, framework="axolotl")
+AXOLOTL = FileFormat("axolotl", "0.18", FIELDS, _finish, _recognized, GPUS, framework="axolotl")

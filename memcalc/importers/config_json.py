@@ -1,4 +1,4 @@
-"""What was made of a Hugging Face config.json: which keys its family reads, which have no effect, which are not known.
+"""Keys of a Hugging Face config.json by type: those that its family reads, those without an effect, unknown ones.
 
 The families themselves are data (`memcalc.spec.model_families.conversion`); here their keys are only listed.
 """
@@ -21,7 +21,7 @@ _OTHER_HEADS = re.compile(
 _GENERATION = "generation is not estimated"
 _ROTARY = "positions are computed, not stored"
 
-# PretrainedConfig of transformers 5.23, and what the families' own classes have in common.
+# PretrainedConfig of transformers 5.23, and keys that the families' own classes share.
 FIELDS = {
     "architectures": nothing("model_type sets it"),
     "quantization_config": overcounted("quantized weights", "weights in the run's dtype are counted"),
@@ -54,7 +54,7 @@ FIELDS = {
 
 
 def _nothing_follows(draft: Draft) -> None:
-    """A config.json is read by its family; the table only says what is left."""
+    """Do nothing: the family reads a config.json, and the table only describes the remaining keys."""
 
 
 CONFIG_JSON = FileFormat(
@@ -63,7 +63,7 @@ CONFIG_JSON = FileFormat(
 
 
 def listed(data: Mapping[str, Any]) -> ImportedConfig | None:
-    """The lists of a config.json; None where the family is not known, which the loader says better."""
+    """Return the keys of a config.json by type; None if the family is unknown, which the loader reports."""
     model_type = data.get("model_type")
     if model_type not in known_families():
         return None
@@ -98,13 +98,13 @@ def listed(data: Mapping[str, Any]) -> ImportedConfig | None:
 
 
 def _other_head(architectures: Any) -> str:
-    """A class that is no language model, such as LlamaForSequenceClassification."""
+    """Return the class that is not a language model, such as LlamaForSequenceClassification; "" if there is none."""
     names = architectures if isinstance(architectures, list) else [architectures]
     return next((str(name) for name in names if _OTHER_HEADS.search(str(name))), "")
 
 
 def _leaves(data: Mapping[str, Any], read: frozenset[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its dotted path; an object from which no key is read comes as one; null is silence."""
+    """Yield every value with its dotted path; an object of which no key is read is one value; null is omitted."""
     for name, value in data.items():
         path = f"{prefix}{name}"
         if value is None:

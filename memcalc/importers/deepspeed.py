@@ -189,7 +189,7 @@ def _place(draft: Draft, device: str, older: str) -> object:
     return draft.facts.get(device) or ("cpu" if draft.facts.get(older) is True else None)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     return any(key in data for key in ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
 
 
@@ -198,7 +198,7 @@ DEEPSPEED = FileFormat(
     "0.17",
     FIELDS,
     finish_deepspeed,
-    _recognised,
+    _recognized,
     (
         ("parallelism.data_parallel", "the number of data-parallel GPUs"),
         ("training.micro_batch_size", "sequences in one forward"),

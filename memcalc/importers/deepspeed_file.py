@@ -19,10 +19,10 @@ _STAGE = re.compile(r"z(?:ero)?[_-]?(?:stage)?[_-]?([0-3])", re.IGNORECASE)
 
 
 def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
-    """Settings of the file, or of its inline block, in addition to the Trainer's arguments: optimizer and offload.
+    """Set optimizer and offload from the DeepSpeed file or the inline block, in addition to the Trainer's arguments.
 
     Returns:
-        ZeRO's stage; None where nothing says it.
+        ZeRO's stage; None if nothing sets it.
     """
     config = deepspeed
     if isinstance(deepspeed, str):
@@ -40,7 +40,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
             return int(found[1])
     if not isinstance(config, Mapping):
         return None
-    _tell_mismatch(draft, config)
+    _note_mismatch(draft, config)
     _place_deepspeeds_optimizer(draft, config)
     zero = config.get("zero_optimization")
     zero = zero if isinstance(zero, Mapping) else {}
@@ -52,7 +52,7 @@ def place_deepspeed(draft: Draft, deepspeed: Any) -> int | None:
 
 
 def read_referenced(folder: str, name: str) -> Any:
-    """A JSON file that is named as seen from this folder or from one above, where programs are started; else None."""
+    """Return a JSON file by its path relative to this directory or one above, where programs are started; else None."""
     try:
         start = Path(folder).resolve()
         for each in (start, *start.parents):
@@ -64,7 +64,7 @@ def read_referenced(folder: str, name: str) -> Any:
 
 
 def _place_deepspeeds_optimizer(draft: Draft, config: Mapping[str, Any]) -> None:
-    """The optimizer of DeepSpeed's own file overrides the Trainer's (integrations/deepspeed.py)."""
+    """Let the optimizer of DeepSpeed's own file override the Trainer's (integrations/deepspeed.py)."""
     block = config.get("optimizer")
     name = str(block.get("type", "")).lower() if isinstance(block, Mapping) else ""
     if name in OPTIMIZERS and OPTIMIZERS[name] not in ("adam", "adamw"):
@@ -72,8 +72,8 @@ def _place_deepspeeds_optimizer(draft: Draft, config: Mapping[str, Any]) -> None
         draft.values.pop("training.optimizer_implementation", None)
 
 
-def _tell_mismatch(draft: Draft, config: Mapping[str, Any]) -> None:
-    """Two precisions, with which transformers does not start (integrations/deepspeed.py)."""
+def _note_mismatch(draft: Draft, config: Mapping[str, Any]) -> None:
+    """Note two different precisions, which transformers rejects (integrations/deepspeed.py)."""
     for name in ("bf16", "fp16"):
         block = config.get(name)
         said = block.get("enabled") if isinstance(block, Mapping) else None

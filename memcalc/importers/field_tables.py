@@ -25,7 +25,7 @@ _TAKEN = {"training.sequence_length": f"assuming at most {DEFAULT_SEQUENCE_LENGT
 
 @dataclass(frozen=True, slots=True)
 class ImportedConfig:
-    """A foreign configuration in our words.
+    """Another framework's configuration as memcalc blocks.
 
     Args:
         framework: the framework of the file.
@@ -93,14 +93,14 @@ def read(
     overridden: Mapping[str, Any],
     answers: Mapping[str, str] | None = None,
 ) -> ImportedConfig:
-    """A foreign mapping in our words.
+    """Return another framework's config as memcalc blocks.
 
     Args:
         framework: its table.
         data: the mapping.
         folder: its directory.
-        overridden: our fields that the user sets anyway, with their values; a value of theirs that cannot be translated
-            is let be.
+        overridden: memcalc fields that the user sets, with their values; untranslatable values of the file for these
+            fields are ignored.
         answers: to questions that the file leaves open, by their field; those without one have their first candidate.
 
     Raises:
@@ -159,7 +159,7 @@ def read(
 
 
 def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
-    """What follows from the fields together; of the model nothing that the user says in the framework's place."""
+    """Set the fields that follow from several others, except model fields that the user sets."""
     placed = frozenset(draft.values)
     with _refusing(framework):
         framework.finish(draft)
@@ -171,7 +171,7 @@ def _finish(framework: FileFormat, draft: Draft, open_fields: set[str]) -> None:
 
 
 def unique_limits(limits: Iterable[Limit]) -> tuple[Limit, ...]:
-    """Each limit once: of several fields with the same limit, the one with the most memory."""
+    """Return each limit once: of several fields with the same limit, the one with the most memory."""
     found: dict[str, Limit] = {}
     for limit in limits:
         known = found.get(limit.feature)
@@ -181,20 +181,20 @@ def unique_limits(limits: Iterable[Limit]) -> tuple[Limit, ...]:
 
 
 def _is_settled(draft: Draft, path: str) -> bool:
-    """Whether a field is said, or follows: a micro-batch is what a whole batch leaves to each step and GPU."""
+    """Return whether a field is set, or follows from others: a global batch and accumulation set the micro-batch."""
     batch = ("training.global_batch_size", "training.gradient_accumulation_steps")
     follows = path == "training.micro_batch_size" and all(each in draft.values for each in batch)
     return path in draft.values or path in draft.overridden or follows
 
 
 def _of_the_model(draft: Draft) -> frozenset[str]:
-    """The framework's defaults of a model that the user names in their place."""
+    """Return the framework's defaults of model fields, which do not apply if the user names a model."""
     named = bool(draft.overridden.keys() & {"preset", "hf_config"})
     return frozenset(path for path in draft.silent if named and path.startswith("model."))
 
 
 def _asked(meaning: Meaning, overridden: Mapping[str, Any]) -> tuple[str, ...]:
-    """Our fields that a field decides, without those that the user sets."""
+    """Return the memcalc fields that a field sets, without those that the user sets."""
     named = bool(overridden.keys() & {"preset", "hf_config"})
     fields = (path for path in meaning.meaning.split(", ") if "." in path)
     return tuple(path for path in fields if path not in overridden and not (named and path.startswith("model.")))
@@ -206,7 +206,7 @@ def _settings(paths: Iterable[str]) -> str:
 
 @contextmanager
 def _refusing(framework: FileFormat, path: str = "") -> Iterator[None]:
-    """What cannot be translated, as a message for the user."""
+    """Raise an `InputError` for a value that cannot be translated."""
     try:
         yield
     except Untranslatable as error:
@@ -217,7 +217,7 @@ def _refusing(framework: FileFormat, path: str = "") -> Iterator[None]:
 
 
 def _leaves(framework: FileFormat, data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value with its dotted path, after the blocks that the table maps as a whole; null is silence."""
+    """Yield every value with its dotted path, after the blocks that the table maps as a whole; null is omitted."""
     for key, value in data.items():
         path = f"{prefix}{key}"
         if value is None:
@@ -233,7 +233,7 @@ def _leaves(framework: FileFormat, data: Mapping[str, Any], prefix: str = "") ->
 
 
 def _resolved(value: Any, data: Mapping[str, Any], path: str) -> Any:
-    """A reference to another field (`${model.encoder_seq_length}`, `${.hidden_size}`) as that field's value."""
+    """Return the value of the field that a reference names (`${model.encoder_seq_length}`, `${.hidden_size}`)."""
     product = _PRODUCT.fullmatch(value) if isinstance(value, str) else None
     if product is not None:  # of NeMo's launcher
         factors = [_number(_resolved(factor, data, path)) for factor in product.groups()]
@@ -249,7 +249,7 @@ def _resolved(value: Any, data: Mapping[str, Any], path: str) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """A whole number, from a text as well; None where it is none."""
+    """Return a whole number, also from a string; None for anything else."""
     if isinstance(value, str):
         return whole_number(value.strip())
     return value if type(value) is int else None

@@ -1,4 +1,4 @@
-"""What a field of another framework's configuration means for memory: one table a file format, read by one engine."""
+"""The effect on memory of each field of another framework's config: one table per file format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Meaning(NamedTuple):
 
 
 def to(path: str, values: Mapping[Any, Any] | None = None) -> Meaning:
-    """The field is ours at `path`; `values` translates, and refuses what it does not hold.
+    """Return the meaning of a field that sets memcalc's field at `path`; `values` translates, and rejects other values.
 
     A translation of None means the default.
     """
@@ -42,7 +42,7 @@ def to(path: str, values: Mapping[Any, Any] | None = None) -> Meaning:
 
 
 def fact(name: str, words: str, *, reads_auto: bool = False) -> Meaning:
-    """The field decides with others; the framework's `finish` reads it."""
+    """Return the meaning of a field that has its effect together with others, which `finish` reads."""
 
     def apply(draft: Draft, value: Any) -> None:
         draft.facts[name] = value
@@ -51,17 +51,17 @@ def fact(name: str, words: str, *, reads_auto: bool = False) -> Meaning:
 
 
 def part(words: str) -> Meaning:
-    """The field is part of a block, which decides as a whole."""
+    """Return the meaning of a field of a block that has its effect as a whole."""
     return Meaning("mapped", words, lambda _draft, _value: None)
 
 
 def nothing(why: str = "no effect on the memory of a step") -> Meaning:
-    """The field changes no byte."""
+    """Return the meaning of a field that has no effect on memory."""
     return Meaning("no effect", why)
 
 
 def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tuple[str, ...] = ()) -> Meaning:
-    """The field needs memory that is not counted: the estimate can be too low.
+    """Return the meaning of a field that needs uncounted memory: the estimate can be too low.
 
     "no", 0 and false disable it.
 
@@ -79,7 +79,7 @@ def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tup
 
 
 def overcounted(what: str, why: str = "") -> Meaning:
-    """The field needs no more memory than the estimate without it: the estimate can be too high.
+    """Return the meaning of a field that can only reduce memory: the estimate can be too high.
 
     Args:
         what: a short noun phrase.
@@ -103,7 +103,7 @@ COMPILE_MODE = lacking("CUDA graphs", known=("default", "max-autotune-no-cudagra
 
 
 def noted(what: str) -> Meaning:
-    """The field is not modelled, together with others: the framework's `finish` records the limit."""
+    """Return the meaning of a field that is not modelled, together with others: `finish` records the limit."""
     return Meaning("not modelled", what)
 
 
@@ -131,7 +131,7 @@ class FileFormat:
             all that end so.
         finish: what follows from several fields, and what the framework does where the file is silent.
         expected: our fields that a run needs and that such files often lack: path, and what it is.
-        recognised: whether a mapping is such a file.
+        recognized: whether a mapping is such a file.
         framework: the program that runs it, as `training.framework`; "": the file's fields decide.
     """
 
@@ -139,12 +139,12 @@ class FileFormat:
     version: str
     fields: Mapping[str, Meaning]
     finish: Callable[[Draft], None]
-    recognised: Callable[[Mapping[str, Any]], bool]
+    recognized: Callable[[Mapping[str, Any]], bool]
     expected: tuple[tuple[str, str], ...] = ()
     framework: str = ""
 
     def meaning(self, path: str) -> Meaning | None:
-        """What the field at this path means; None if the table does not know it."""
+        """Return the meaning of the field at this path; None if the table does not have it."""
         if path in self.fields:
             return self.fields[path]
         stems = [key for key in self.fields if key.endswith("*") and path.startswith(key[:-1])]

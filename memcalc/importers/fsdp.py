@@ -45,7 +45,7 @@ _STAGES = {
 
 
 def place_fsdp(draft: Draft, words: str) -> int:
-    """What `fsdp` and its block say: the stage, checkpointing and offload, into the draft.
+    """Set stage, checkpointing and offload from `fsdp` and its block.
 
     Args:
         draft: our configuration in the making; the block is its fact `fsdp_config`.
@@ -113,7 +113,7 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
         dtype: that of mixed precision; None: there is none.
 
     Returns:
-        The recipe of what trains; "" where there is no policy.
+        The recipe of the trained parameters; "" without a policy.
     """
     if draft.given("parallelism.engine") != "fsdp2":
         return ""
@@ -140,7 +140,7 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
 
 
 def _place_replicas(draft: Draft) -> None:
-    """A copy of the shards on each machine, where the file says how many there are."""
+    """Set one replica of the shards per machine, if the file sets the number of machines."""
     machines = draft.facts.get("machines")
     if type(machines) is int and machines > 0:
         draft.default("parallelism.data_parallel_replicate", machines)
@@ -151,7 +151,7 @@ def _place_replicas(draft: Draft) -> None:
 
 
 def _strategies(settings: Mapping[Any, Any]) -> list[str]:
-    """FSDP 1's strategy and FSDP 2's resharding, the one that decides last."""
+    """Return FSDP 1's strategy and FSDP 2's resharding; the last one takes precedence."""
     names = ("sharding_strategy", "reshard_after_forward")
     found = [settings.get(f"fsdp_{name}", settings.get(name)) for name in names]
     return [str(value).lower() for value in found if value is not None]

@@ -214,7 +214,7 @@ def _replicas(draft: Draft) -> None:
             draft.notes.append(f"{gpus} GPUs are launched, but one copy of the model needs {one}")
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     names = {key.replace("-", "_") for key in data if isinstance(key, str)}
     return {"num_layers", "hidden_size", "pipe_parallel_size"} <= names
 
@@ -224,7 +224,7 @@ GPT_NEOX = FileFormat(
     "main, May 2026",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (
         ("parallelism.data_parallel", "the number of replicas of the model"),
         ("training.micro_batch_size", "sequences in one forward"),

@@ -159,7 +159,7 @@ def finish_trainer(
     Args:
         draft: our configuration in the making.
         weights_follow: whether the weights are loaded in the step's precision (axolotl, LLaMA-Factory) or in fp32.
-        as_published: whether weights are loaded in the checkpoint's dtype where nothing is said (transformers 5).
+        as_published: whether weights are loaded in the checkpoint's dtype by default (transformers 5).
         upcast: whether weights that train are made fp32 again where nothing shards them (LLaMA-Factory).
     """
     facts = draft.facts
@@ -200,7 +200,7 @@ def finish_trainer(
 
 
 def _weight_dtype(draft: Draft, weights: str) -> None:
-    """The dtype of 16-bit weights, where autocast has another one."""
+    """Set the dtype of 16-bit weights, if autocast has another one."""
     held = {"bfloat16": "bf16", "float16": "fp16"}.get(weights, weights)
     pure = draft.given("training.recipe") == "pure" and draft.given("training.autocast")
     frozen = draft.given("training.recipe") == "amp" and draft.given("training.lora.base_dtype") == "compute"
@@ -274,6 +274,6 @@ TRAINING_ARGUMENTS = FileFormat(
     version="transformers 5.23 and TRL 1.16",
     fields=TRAINER,
     finish=_finish,
-    recognised=_is_trainer,
+    recognized=_is_trainer,
     expected=(*GPUS, LENGTH),
 )

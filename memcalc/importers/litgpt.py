@@ -124,7 +124,7 @@ def _optimizer(draft: Draft) -> None:
 
 def _adapters(draft: Draft) -> None:
     facts = draft.facts
-    # litgpt/finetune/lora.py: query and value where nothing is said
+    # litgpt/finetune/lora.py: query and value by default
     wanted = [
         name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if facts.get(name, name in ("q_proj", "v_proj"))
     ]
@@ -148,7 +148,7 @@ def _adapters(draft: Draft) -> None:
         draft.values["training.optimizer_options.paged"] = True
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     return isinstance(data.get("train"), Mapping) and any(key in data for key in ("checkpoint_dir", "model_name"))
 
 
@@ -157,7 +157,7 @@ LITGPT = FileFormat(
     "0.5",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("parallelism.data_parallel", "the number of data-parallel GPUs"), LENGTH),
     framework="litgpt",
 )

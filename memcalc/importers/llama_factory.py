@@ -149,7 +149,7 @@ def _finish(draft: Draft) -> None:
     else:
         for path in [path for path in draft.values if path.startswith("training.qlora.")]:
             del draft.values[path]
-    # hparams/finetuning_args.py: adapters of rank 8 on every linear layer where nothing is said
+    # hparams/finetuning_args.py: adapters of rank 8 on every linear layer by default
     draft.default("training.finetune", "lora")
     if draft.values["training.finetune"] in ("lora", "qlora"):
         draft.default("training.lora.rank", 8)
@@ -171,7 +171,7 @@ def _finish(draft: Draft) -> None:
     if ranks != 1 or "parallelism.data_parallel" in draft.overridden:
         # launcher.py at 0.9.5 (cli.py at 0.9.3): of several GPUs alone, unless OPTIM_TORCH=0
         place_allocator_settings(draft, EXPANDABLE, "llamafactory-cli")
-    _tell_stage(draft)
+    _note_stage(draft)
     asked = trainer_evaluates(draft.given_fields)
     note_evaluation(draft, asked=asked, batch="per_device_eval_batch_size", silent=TRAINERS_EVALUATION)
     if facts.get("fp8") is True:  # train/fp8_utils.py, create_fp8_kwargs
@@ -182,7 +182,7 @@ def _finish(draft: Draft) -> None:
             draft.limit(f"FP8 matmuls by {backend}", holds_memory=True)
 
 
-def _tell_stage(draft: Draft) -> None:
+def _note_stage(draft: Draft) -> None:
     """Memory of stages beyond the policy: train/trainer_utils.py, create_ref_model; train/{dpo,kto,ppo,rm}/workflow.py.
 
     The reference is a copy of the policy in the run's dtype, or another model; below adapters there is none.
@@ -201,7 +201,7 @@ def _precision(draft: Draft) -> None:
     """model/patcher.py, model/adapter.py: weights where neither bf16 nor fp16 casts a step.
 
     pure_bf16 keeps all that trains in bf16, but for adapters, which PEFT casts to fp32 (peft/tuners/tuners_utils.py,
-    cast_adapter_dtype). Where nothing is said a base below adapters is in the checkpoint's dtype,
+    cast_adapter_dtype). By default a base below adapters is in the checkpoint's dtype,
     and what trains is cast up to fp32.
     """
     facts, adapted = draft.facts, draft.values["training.finetune"] in ("lora", "qlora")
@@ -211,8 +211,8 @@ def _precision(draft: Draft) -> None:
         facts.setdefault("weights", "auto")
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     return "model_name_or_path" in data and any(key in data for key in ("finetuning_type", "cutoff_len", "lora_target"))
 
 
-LLAMA_FACTORY = FileFormat("LLaMA-Factory", "0.9.6", FIELDS, _finish, _recognised, GPUS, framework="llama-factory")
+LLAMA_FACTORY = FileFormat("LLaMA-Factory", "0.9.6", FIELDS, _finish, _recognized, GPUS, framework="llama-factory")

@@ -1,4 +1,4 @@
-"""Any configuration as a spec: ours as it is, another framework's through its table."""
+"""Loading of any configuration as a spec: memcalc's own, another framework's, a config.json or a hub id."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load(
     gpu: str | None = None,
     check: Callable[[Spec, YamlSource], None] = check_rules,
 ) -> Spec:
-    """The fully resolved spec of a configuration, whoever's it is.
+    """Return the fully resolved spec of a configuration of any framework.
 
     Args:
         source: as for `memcalc.spec.loading.load`, or a file of another framework, or a Spec that was loaded before.
@@ -67,11 +67,11 @@ def load(
         where = error.location.removeprefix("configuration").lstrip(": ")
         if config.name:  # of a hub id, which the error names itself
             raise InputError(error.problem, error.remedy, where.removeprefix("hf_config").lstrip(": ")) from None
-        raise InputError(error.problem, error.remedy, f"{path.name}: {where}" if where else path.name) from None
+        raise InputError(error.problem, error.remedy, f"{path}: {where}" if where else str(path)) from None
 
 
 def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> OpenedConfig:
-    """A configuration read once, whoever's it is, to be loaded with many values of the fields that `overrides` name.
+    """Read a configuration once, to load it with many values of the fields that `overrides` name.
 
     Raises:
         InputError: it cannot be read, or lacks the model's sizes.
@@ -96,7 +96,7 @@ def _opened(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> O
 
 
 def import_file(source: str | Path, overrides: Iterable[str] = ()) -> ImportedConfig | None:
-    """A file of another framework, or the run of a hub id, in our words; None if it is neither.
+    """Return a file of another framework, or the run of a hub id, as memcalc blocks; None if it is neither.
 
     What the file leaves open is settled so that the peak is the largest (`importers.assumptions`).
 
@@ -117,10 +117,10 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> ImportedCo
         return None
     from memcalc.importers.assumptions import settle
     from memcalc.importers.field_tables import read  # a table for each format: only for those who need one
-    from memcalc.importers.registry import recognised
+    from memcalc.importers.registry import recognized
 
-    data = next((each for each in candidates if recognised(each) is not None), candidates[0])
-    file_format = recognised(data)
+    data = next((each for each in candidates if recognized(each) is not None), candidates[0])
+    file_format = recognized(data)
     if file_format is None:
         return None
     try:
@@ -129,11 +129,11 @@ def import_file(source: str | Path, overrides: Iterable[str] = ()) -> ImportedCo
             lambda imported: _peak(imported, overrides, path),
         )
     except InputError as error:
-        raise error.located(path.name) from None
+        raise error.located(str(path)) from None
 
 
 def _peak(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> int | None:
-    """The allocated peak of a file that was read, by formulas; None: it cannot be sized, and loading it says why."""
+    """Return the allocated peak of a config in bytes, from formulas; None if it is invalid, which `load` reports."""
     from memcalc.estimation.transient import peak_bytes
     from memcalc.layout.stages import stages_that_matter
 
@@ -145,13 +145,13 @@ def _peak(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> int
 
 
 def _fields(overrides: Iterable[str]) -> Mapping[str, Any]:
-    """The fields that overrides set, by path; the number of all GPUs sets the data parallelism."""
+    """Return the fields that overrides set, by path; the total number of GPUs sets the data parallelism."""
     found = {".".join(map(str, place)): value for place, value in parse_overrides(overrides).items()}
     return {"parallelism.data_parallel": None, **found} if "parallelism.gpus" in found else found
 
 
 def list_config_json(source: str | Path) -> ImportedConfig | None:
-    """What was made of the keys of a Hugging Face config.json; None if the file is none."""
+    """Return the keys of a Hugging Face config.json by type; None if the file is not a config.json."""
     path = _path(source)
     if is_file(path / MODEL_CONFIG):
         path /= MODEL_CONFIG
@@ -176,13 +176,13 @@ def _path(source: Spec | str | Path | Mapping[str, Any]) -> Path:
 
 
 def _data(path: Path) -> Mapping[str, Any] | None:
-    """The file as plain data; None where it is ours, or no configuration at all: our own loader says what is wrong."""
+    """Return the file as plain data; None for a memcalc file or an invalid one, which memcalc's own loader reports."""
     text = _text(path)
-    return None if text is None else _parsed(text, path.suffix.lower(), path.name)
+    return None if text is None else _parsed(text, path.suffix.lower(), str(path))
 
 
 def _of_standard_input() -> list[Mapping[str, Any] | None]:
-    """Its text as each format: nobody says which it is."""
+    """Return the text of standard input parsed as each format, since its format is unknown."""
     text = standard_input()
     if _OURS.search(text):
         return []
@@ -190,7 +190,7 @@ def _of_standard_input() -> list[Mapping[str, Any] | None]:
 
 
 def _text(path: Path) -> str | None:
-    """What is in a file that may be another framework's."""
+    """Return the text of a file that may be another framework's config; None if it cannot be one."""
     if path.suffix.lower() not in _SUFFIXES or not is_file(path):
         return None
     try:
@@ -200,7 +200,7 @@ def _text(path: Path) -> str | None:
 
 
 def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
-    """Say of a script or of TOML what it lacks, in its own words: our own loader would miss YAML in it.
+    """Reject a script or a TOML file that is not a config, with a message for its format.
 
     Raises:
         InputError: it has no configuration.
@@ -215,21 +215,21 @@ def _refuse_other_texts(source: str | Path | Mapping[str, Any]) -> None:
         try:
             tomllib.loads(text)
         except ValueError as error:
-            raise InputError(f"this is not TOML: {error}.", "Check quotes and brackets there.", path.name) from None
+            raise InputError(f"this is not TOML: {error}.", "Check quotes and brackets there.", str(path)) from None
         raise InputError(
-            "the file is no torchtitan config: it lacks [model] or [training].",
+            "the file is not a torchtitan config: [model] or [training] is missing.",
             "Name a torchtitan config, or describe the run in YAML.",
-            path.name,
+            str(path),
         )
     raise InputError(
         "no command of the file trains with Megatron-LM's --num-layers and --hidden-size.",
         "Name a configuration, a script that starts pretrain_gpt.py, or a file of Megatron-LM arguments.",
-        path.name,
+        str(path),
     )
 
 
 def _parsed(text: str, suffix: str, label: str) -> Mapping[str, Any] | None:
-    """A text of a format as plain data; None where it is ours, or not of that format."""
+    """Return a text as plain data; None if it is a memcalc config, or is not of this format."""
     if len(text) > MAX_CHARACTERS or (suffix in (".yaml", ".yml") and _OURS.search(text)):
         return None
     data: Any
@@ -256,7 +256,7 @@ def _parsed(text: str, suffix: str, label: str) -> Mapping[str, Any] | None:
 
 
 def _check_ranks(config: ImportedConfig, given: set[Place], path: Path) -> None:
-    """A run that shards says over how many GPUs: a guess would be off by as many times."""
+    """Check that a sharded run sets the number of GPUs; assuming one would make the estimate many times too high."""
     stage = config.blocks.get("parallelism", {}).get("zero_stage", 0)
     if stage and any(place == "parallelism.data_parallel" for place, _ in config.missing):
         if ("parallelism", "zero_stage") in given:
@@ -264,7 +264,7 @@ def _check_ranks(config: ImportedConfig, given: set[Place], path: Path) -> None:
         raise InputError(
             f"the {config.framework.name} config uses ZeRO stage {stage} but does not set the number of GPUs.",
             "Add --set data_parallel=N.",
-            path.name,
+            str(path),
         )
 
 
@@ -278,7 +278,7 @@ def _check_elsewhere(config: ImportedConfig, path: Path) -> None:
     raise InputError(
         f"the {config.framework.name} config leaves {fields} to the command line.",
         f"Add {settings} with your values.",
-        path.name,
+        str(path),
     )
 
 
@@ -294,5 +294,5 @@ def _check_model(config: ImportedConfig, given: set[Place], path: Path) -> None:
     raise InputError(
         f"the {config.framework.name} config does not define the model (missing {', '.join(missing)}).",
         "Add --set preset=NAME (see `memcalc models`) or --set hf_config=PATH, or set these fields.",
-        path.name,
+        str(path),
     )

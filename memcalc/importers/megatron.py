@@ -23,7 +23,7 @@ _POSITIONS = {"learned_absolute": "learned", "rope": "rope", "none": "none", "ya
 _POSITIONS |= {"absolute": "learned", "rotary": "rope", "alibi": "alibi"}  # of BigScience's Megatron-DeepSpeed
 
 
-# arguments.py: what latent attention is where nothing is said; 0: queries are projected directly.
+# arguments.py: the defaults of latent attention; 0: queries are projected directly.
 _LATENT = {
     "q-lora-rank": ("q_lora_rank", 0),
     "kv-lora-rank": ("kv_lora_rank", 32),
@@ -260,7 +260,7 @@ def _finish(draft: Draft) -> None:
     place_attention(draft)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     return "num-layers" in data and "hidden-size" in data
 
 
@@ -269,7 +269,7 @@ MEGATRON = FileFormat(
     "Megatron-Core 0.14",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("parallelism.data_parallel", "the number of replicas of the model"),),
     framework="megatron",
 )

@@ -61,12 +61,12 @@ def _runs(script: Script) -> list[list[str]]:
 
 
 def _first(words: Sequence[str]) -> str:
-    """The first word that is not open."""
+    """Return the first word without an unknown variable."""
     return next((word for word in words if not is_open(word)), "")
 
 
 def _program(words: Sequence[str]) -> int | None:
-    """Where in a command the program that trains is."""
+    """Return the index of the training program in a command; None if there is none."""
     for place, word in enumerate(words):
         if _PROGRAM.search(word) and not word.startswith("-"):
             return place
@@ -78,7 +78,7 @@ def _program(words: Sequence[str]) -> int | None:
 
 
 def _of_launcher(words: Sequence[str], program: int) -> Iterator[str]:
-    """A launcher's options and the program's: not those of what runs the launcher."""
+    """Yield the options of the launcher and of the program, without those of the command that runs the launcher."""
     launcher = next((place for place in range(program) if words[place].rpartition("/")[2] in _LAUNCHERS), program)
     yield from (word for word in words[launcher + 1 : program] if word != "--")
     yield "--"  # the program ends the launcher's last option

@@ -1,4 +1,4 @@
-"""What several of Megatron-LM's arguments decide together: precision, vocabulary, widths, experts, layers and ranks."""
+"""Fields that follow from several Megatron-LM arguments: precision, vocabulary, sizes, experts, layers and ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def place_rows(draft: Draft) -> None:
     kind, said = facts.get("tokenizer_type"), facts.get("vocabulary")
     if said is not None:
         null = kind == NULL and type(said) is int
-        place_vocabulary(draft, said + 1 if null else said, f"{said:,} entries and an end" if null else "")
+        place_vocabulary(draft, said + 1 if null else said, f"{said:,} entries and an end token" if null else "")
         return
     name = facts.get("tokenizer_model") if kind == "HuggingFaceTokenizer" else kind
     entries = entries_of(name)
@@ -64,7 +64,7 @@ def place_experts(draft: Draft) -> None:
     if "model.intermediate_size" in values:
         draft.default("model.moe.expert_intermediate_size", values["model.intermediate_size"])
     every, layers = facts.get("expert_layers", 1), values.get("model.num_layers", 0)
-    told = _told_layers(every)
+    told = _pattern_layers(every)
     if told and len(told) == layers:
         dense = [layer for layer, experts in enumerate(told) if not experts]
         if dense:
@@ -75,8 +75,8 @@ def place_experts(draft: Draft) -> None:
             values["model.moe.dense_layers"] = dense
     elif type(every) is not int:
         draft.notes.append(
-            "which layers have experts is a pattern that is not read: all are counted with experts; set how many first "
-            "ones have none with --set model.moe.first_dense_layers="
+            "moe-layer-freq has an unsupported pattern: all layers are counted with experts; set the number of dense "
+            "first layers with --set model.moe.first_dense_layers="
         )
     if facts.get("dispatcher", "alltoall") not in ("alltoall", "alltoall_seq", "flex"):
         draft.limit(f"the dispatcher {facts['dispatcher']}", "all-to-all is counted", holds_memory=True)
@@ -87,7 +87,7 @@ def place_experts(draft: Draft) -> None:
         draft.limit("expert inputs padded to a capacity", "balanced ones are counted", holds_memory=True)
 
 
-def _told_layers(pattern: Any) -> list[int]:
+def _pattern_layers(pattern: Any) -> list[int]:
     """`([0]*3+[1]*58)` -> 0 for each layer without experts, 1 for each with; nothing where it is no such pattern."""
     text = str(pattern).strip().removeprefix("(").removesuffix(")")
     found: list[int] = []
@@ -142,7 +142,7 @@ def place_ranks(draft: Draft) -> None:
             draft.notes.append(f"{world} GPUs are launched, but one copy of the model needs {size}")
     total = facts.get("global")
     micro, replicas = values.get("training.micro_batch_size", 1), values.get("parallelism.data_parallel")
-    # Where nobody says how many replicas there are, one runs them all: as many micro-batches are in flight as may be.
+    # If the number of replicas is unknown, one replica runs all micro-batches: the most are in flight.
     if type(total) is int and (replicas is not None or (type(micro) is int and micro > 0 and total % micro == 0)):
         values["training.global_batch_size"] = total
     if facts.get("context_method") and values.get("parallelism.context_parallel", 1) != 1:

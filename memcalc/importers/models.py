@@ -23,7 +23,7 @@ _SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.
 
 
 def named_model(folder: str = "") -> Meaning:
-    """A field that names a model, by its hub id or below a directory of models, such as "checkpoints/"."""
+    """Return the meaning of a field that names a model, by its hub id or below a directory such as "checkpoints/"."""
 
     def apply(draft: Draft, value: object) -> None:
         if isinstance(value, str):
@@ -33,9 +33,9 @@ def named_model(folder: str = "") -> Meaning:
 
 
 def place_model(draft: Draft) -> None:
-    """The model that was named, as `hf_config` or `preset`; the loader reports what it cannot find.
+    """Set the named model as `hf_config` or `preset`; the loader reports missing ones.
 
-    A directory wins over a hub id that is known offline, that over a preset of the same name, and that over the hub.
+    Order of precedence: a directory, a hub id that is known offline, a preset of the same name, the hub.
     """
     name = draft.facts.get("model")
     if not isinstance(name, str):

@@ -188,7 +188,7 @@ def _finish(draft: Draft) -> None:
     megatron.MEGATRON.finish(draft)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     model = data.get("model")
     return isinstance(model, Mapping) and any(
         key in model for key in ("encoder_seq_length", "tensor_model_parallel_size")
@@ -200,7 +200,7 @@ NEMO = FileFormat(
     "1.23",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("parallelism.data_parallel", "the number of replicas of the model"),),
     framework="nemo",
 )

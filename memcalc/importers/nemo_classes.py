@@ -1,4 +1,4 @@
-"""What the classes that a recipe of NeMo 2 names say of its model, and the vocabulary of its tokenizer."""
+"""Defaults of the model classes that a NeMo 2 recipe names, and the vocabulary of its tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT = "GPT2BPETokenizer"  # of data modules where none is named
 
 
 def place_class(draft: Draft, meanings: Mapping[str, Meaning]) -> None:
-    """What the model's class says of it, under what the file says itself.
+    """Set the defaults of the model's class; the file's own fields take precedence.
 
     Args:
         draft: our configuration in the making; the class is its fact `class`.
@@ -60,10 +60,11 @@ def place_tokenizer(draft: Draft) -> None:
         return
     named, pretrains = facts.get("tokenizer"), str(facts.get("verb", "")).endswith("pretrain")
     if type(facts.get("null_entries")) is int:
-        place_vocabulary(draft, facts["null_entries"] + 1, "that of a NullTokenizer, which has an end")
+        place_vocabulary(draft, facts["null_entries"] + 1, "that of a NullTokenizer, which adds an end token")
     elif named is not None or pretrains:
         entries = entries_of(named or DEFAULT)
         if entries is not None:
-            place_vocabulary(draft, entries, f"that of {named or f'{DEFAULT}, which data has where none is named'}")
+            default = f"{DEFAULT}, the default of NeMo's data modules"
+            place_vocabulary(draft, entries, f"that of {named or default}")
     elif type(facts.get("entries")) is int:
         place_vocabulary(draft, facts["entries"], "that of the model's own tokenizer")

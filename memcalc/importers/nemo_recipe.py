@@ -78,13 +78,13 @@ _UNEVEN = megatron.FIELDS["decoder-first-pipeline-num-layers"]
 _FSDP = megatron.FIELDS["use-megatron-fsdp"]
 
 
-def _tell_instances(draft: Draft, value: Any) -> None:
+def _note_instances(draft: Draft, value: Any) -> None:
     if value != 1:
         what = "several instances of the distributed optimizer"
         draft.limit(what, "each is unsharded; one is counted", holds_memory=True)
 
 
-_INSTANCES = Meaning("mapped", "parallelism.zero_stage", _tell_instances)
+_INSTANCES = Meaning("mapped", "parallelism.zero_stage", _note_instances)
 
 # NeMo 2.6, nemo/collections/llm/recipes, nemo/lightning/pytorch; Megatron-Core 0.14, TransformerConfig.
 FIELDS: dict[str, Meaning] = {
@@ -226,7 +226,7 @@ def _activation(draft: Draft) -> None:
     draft.translate("model.mlp", name, known)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     model, trainer = data.get("model"), data.get("trainer")
     blocks = (block for block in (model, trainer) if isinstance(block, Mapping))
     return any(str(block.get("_target_", "")).startswith("nemo.") for block in blocks)
@@ -237,7 +237,7 @@ NEMO_RECIPE = FileFormat(
     "2.6",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("parallelism.data_parallel", "the number of replicas of the model"),),
     framework="nemo",
 )

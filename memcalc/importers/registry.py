@@ -36,6 +36,6 @@ FRAMEWORKS: tuple[FileFormat, ...] = (
 )
 
 
-def recognised(data: Mapping[str, Any]) -> FileFormat | None:
+def recognized(data: Mapping[str, Any]) -> FileFormat | None:
     """Return the framework of a mapping."""
-    return next((framework for framework in FRAMEWORKS if framework.recognised(data)), None)
+    return next((framework for framework in FRAMEWORKS if framework.recognized(data)), None)

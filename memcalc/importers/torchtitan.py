@@ -135,7 +135,7 @@ def _finish(draft: Draft) -> None:
     half = draft.values["training.dtype"] != "fp32"
     draft.default("training.optimizer_implementation", "fused")
     if draft.values.get("parallelism.pipeline_parallel", 1) == 1:
-        draft.values.pop("parallelism.schedule", None)  # named for the day that there are stages
+        draft.values.pop("parallelism.schedule", None)  # has no effect without stages
     _sharding(draft)
     if facts.get("offload") is True:
         place_shards(draft)
@@ -144,10 +144,12 @@ def _finish(draft: Draft) -> None:
     _micro_batches(draft)
     if low:
         draft.default("training.recipe", "pure")
-        draft.notes.append("training.dtype is of 16 bits: weights, gradients and states are; plain modules are counted")
+        draft.notes.append(
+            "training.dtype sets weights, gradients and optimizer state to 16 bits; counted as plain modules"
+        )
     elif own:
         draft.default("training.implementation", "torchtitan")
-        draft.notes.append("its modules, and what checkpointing by operator keeps, are those of December 2024")
+        draft.notes.append("torchtitan's modules and per-operator checkpointing are modelled as of December 2024")
     else:
         draft.default("training.recipe", _recipe(draft) if half else "fp32")
         draft.default("training.logits_until", "loss")  # train.py: `del pred`
@@ -160,27 +162,27 @@ def _finish(draft: Draft) -> None:
     float8.torchtitan(draft, facts.get("converters", []))
     _recompute(draft, by_operator=own)
     if draft.given_fields.get("validation.enable", draft.given_fields.get("validation.enabled")) is True:
-        _tell_validation(draft)
+        _note_validation(draft)
 
 
-def _tell_validation(draft: Draft) -> None:
-    """config/job_config.py, Validation: 8 sequences of 2,048 tokens where nothing is said."""
+def _note_validation(draft: Draft) -> None:
+    """Record validation: 8 sequences of 2,048 tokens by default (config/job_config.py, Validation)."""
     said, length = draft.given_fields, draft.values.get("training.sequence_length", 2048)
     tokens = [said.get(f"validation.{name}", silent) for name, silent in (("local_batch_size", 8), ("seq_len", 2048))]
     if all(type(each) is int for each in (*tokens, length)) and length > 0:
         sequences = -(-tokens[0] * tokens[1] // length)
-        why = f"its forward pass of {sequences} at once is counted only where it is smaller than the training step"
+        why = f"its forward pass of {sequences} sequences is counted only if it is smaller than a training step"
         draft.limit("evaluation during training", why, holds_memory=True, sequences=sequences)
 
 
 def _recipe(draft: Draft) -> str:
-    """distributed/utils.py, maybe_enable_amp: FSDP casts; else autocast, which there is none of with TP or stages."""
+    """Return the recipe: FSDP casts, else autocast without TP and stages (distributed/utils.py, maybe_enable_amp)."""
     if draft.values.get("parallelism.zero_stage"):
         return "fp32"
     split = any(draft.values.get(f"parallelism.{kind}_parallel", 1) != 1 for kind in ("tensor", "pipeline"))
     if split:
         draft.values["training.dtype"] = "fp32"
-        draft.notes.append("torchtitan computes in fp32 where it splits tensors or layers and shards nothing")
+        draft.notes.append("torchtitan computes in fp32 under tensor or pipeline parallelism without FSDP")
     return "fp32" if split else "amp"
 
 
@@ -216,7 +218,7 @@ def _units(draft: Draft) -> None:
 
 
 def _micro_batches(draft: Draft) -> None:
-    """A pipeline cuts the local batch: distributed/pipeline_parallel.py; its micro-batches are of 1 by default."""
+    """Split the local batch into a pipeline's micro-batches, of 1 by default (distributed/pipeline_parallel.py)."""
     values, micro = draft.values, draft.facts.get("micro", 1)
     local = values.get("training.micro_batch_size", 1)
     if values.get("parallelism.pipeline_parallel", 1) == 1 or type(local) is not int or type(micro) is not int:
@@ -249,7 +251,7 @@ def _recompute(draft: Draft, *, by_operator: bool) -> None:
         draft.limit("selective per-operator checkpointing", why, holds_memory=False)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     model = data.get("model")
     return isinstance(model, Mapping) and "flavor" in model
 
@@ -259,7 +261,7 @@ TORCHTITAN = FileFormat(
     "0.2",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (("parallelism.data_parallel", "the number of data-parallel GPUs"),),
     framework="torchtitan",
 )

@@ -132,7 +132,7 @@ def _finish(draft: Draft) -> None:
             draft.default("training.optimizer_options.paged", True)
     if facts.get("fused") is True:
         draft.default("training.optimizer_implementation", "fused")
-    elif facts.get("fused") is False:  # torch/optim/adam.py: foreach is the default where neither is said
+    elif facts.get("fused") is False:  # torch/optim/adam.py: foreach is the default if neither is set
         draft.default("training.optimizer_implementation", "for-loop")
     if kind is not None:
         _adapters(draft, quantized=kind == "qlora" or facts.get("quantized") is True)
@@ -146,13 +146,13 @@ def _finish(draft: Draft) -> None:
             "torchtune 0.6.1 leaves the allocator's settings alone, and its main branch has expandable segments: "
             f"--set alloc_conf={EXPANDABLE}"
         )
-    _tell_other_models(draft)
+    _note_other_models(draft)
     steps = draft.given_fields.get("run_val_every_n_steps")
     note_evaluation(draft, asked=type(steps) is int and steps > 0, batch="batch_size_val")
 
 
-def _tell_other_models(draft: Draft) -> None:
-    """What recipes of preference training and those that checkpoint by operator hold besides.
+def _note_other_models(draft: Draft) -> None:
+    """Record the memory that preference training and per-operator checkpointing add.
 
     recipes/full_dpo_distributed.py, ppo_full_finetune_single_device.py: the reference is the policy once more, in its
     dtype, sharded as it is; recipes with adapters have none.
@@ -166,7 +166,7 @@ def _tell_other_models(draft: Draft) -> None:
 
 
 def _model(draft: Draft) -> str | None:
-    """The model that the component builds; and "lora" or "qlora" where it builds adapters, too."""
+    """Return the model that the component builds, and "lora" or "qlora" if it also builds adapters."""
     component = str(draft.facts.get("model", "")).rpartition(".")[2]
     match = _COMPONENT.fullmatch(component)
     if match is None:
@@ -192,7 +192,7 @@ def _adapters(draft: Draft, *, quantized: bool) -> None:
 
 
 def _sharding(draft: Draft) -> None:
-    """The distributed recipes shard fully, by FSDP2; how many GPUs they run on is said where they are launched."""
+    """Set FSDP2 for the distributed recipes, which shard fully; the launcher sets the number of GPUs."""
     facts = draft.facts
     shards, replicas = facts.get("shards"), facts.get("replicas")
     if type(shards) is int and shards > 0:
@@ -207,7 +207,7 @@ def _sharding(draft: Draft) -> None:
         place_shards(draft)
 
 
-def _recognised(data: Mapping[str, Any]) -> bool:
+def _recognized(data: Mapping[str, Any]) -> bool:
     model = data.get("model")
     trains = "optimizer" in data  # those that generate or evaluate do not
     return trains and isinstance(model, Mapping) and str(model.get("_component_", "")).startswith("torchtune.")
@@ -218,7 +218,7 @@ TORCHTUNE = FileFormat(
     "0.6",
     FIELDS,
     _finish,
-    _recognised,
+    _recognized,
     (
         ("parallelism.data_parallel", "the number of data-parallel GPUs"),
         ("training.sequence_length", "the sequence length"),

@@ -25,10 +25,10 @@ def entries_of(name: Any) -> int | None:
 
 
 def place_vocabulary(draft: Draft, entries: Any, source: str) -> None:
-    """The padded number, and a note of it; what is no number is left for our own rules to refuse.
+    """Set the padded vocabulary, with a note; a value that is not a number is left to the rules of the spec.
 
     Args:
-        draft: our configuration in the making; its fact `divisible` is what the rows of each rank are a multiple of.
+        draft: our configuration in the making; the rows of each rank are a multiple of its fact `divisible`.
         entries: of the tokenizer.
         source: the tokenizer, for the note.
     """

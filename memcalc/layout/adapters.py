@@ -54,7 +54,7 @@ class Adapters(NamedTuple):
         dtype: dtype of the adapter weights.
         dropout: dropout probability at the input of an adapter.
         saved: modules that are trained in full (`modules_to_save`).
-        quantised: how frozen matrices are quantized; None without quantization.
+        quantized: how frozen matrices are quantized; None without quantization.
         input_gradient: whether the embedding's output requires a gradient.
         keeps_inputs: whether frozen linear layers, too, save their input, which no gradient needs.
         joined: with LitGPT's modules, those of q, k and v that share its one adapter; None with PEFT's.
@@ -66,7 +66,7 @@ class Adapters(NamedTuple):
     dtype: str
     dropout: float
     saved: tuple[str, ...]
-    quantised: Quantization | None
+    quantized: Quantization | None
     input_gradient: bool
     saves_inputs: bool = False
     joined: tuple[str, ...] | None = None
@@ -80,11 +80,11 @@ class Adapters(NamedTuple):
     def quantizes(self, module: str) -> bool:
         """Return whether the weight of a linear layer is 4-bit quantized."""
         name = module.rpartition(".")[2]
-        if self.quantised is None or name in self.saved:
+        if self.quantized is None or name in self.saved:
             return False
         if module.startswith(VISION):
             return True
-        return name in LINEAR_TARGETS or (name == "lm_head" and self.quantised.head)
+        return name in LINEAR_TARGETS or (name == "lm_head" and self.quantized.head)
 
 
 @cached_by_spec
@@ -98,9 +98,9 @@ def adapters_of(spec: Spec) -> Adapters | None:
     found = _adapters(
         training.lora, training.qlora, spec.model, training.implementation, training.dtype, training.recipe
     )
-    if found.quantised is not None:
+    if found.quantized is not None:
         storage = packing_dtype(training, spec.parallelism)
-        found = found._replace(quantised=found.quantised._replace(storage=storage))
+        found = found._replace(quantized=found.quantized._replace(storage=storage))
     # DeepSpeed 0.19 runtime/zero/linear.py: under stage 3 each layer saves input and weight, trained or not.
     return found._replace(saves_inputs=True) if replaces_linears(spec) else found
 
@@ -119,8 +119,8 @@ def replaces_linears(spec: Spec) -> bool:
 def frozen_for(quantization: str) -> Adapters:
     """Return the adapters of generation: nothing trains, and no adapter is added to the matrices."""
     # transformers' BitsAndBytesConfig: blocks of 64 elements, scales in fp32, LM head not quantized.
-    quantised = None if quantization == "none" else Quantization(block_size=64, nested=False, head=False)
-    return Adapters((), 0, "", 0.0, (), quantised, input_gradient=False)
+    quantized = None if quantization == "none" else Quantization(block_size=64, nested=False, head=False)
+    return Adapters((), 0, "", 0.0, (), quantized, input_gradient=False)
 
 
 @lru_cache(maxsize=256)
@@ -132,10 +132,10 @@ def _adapters(
     dtype: str,
     recipe: str,
 ) -> Adapters:
-    quantised = None
+    quantized = None
     if qlora is not None:
         head = qlora.quantize_lm_head and not model.tie_word_embeddings
-        quantised = Quantization(qlora.block_size, qlora.double_quantization, head)
+        quantized = Quantization(qlora.block_size, qlora.double_quantization, head)
     targets, joined = adapted_modules(lora, model, implementation), None
     if lora.implementation == "litgpt":
         joined = tuple(name for name in targets if name in QKV)
@@ -147,7 +147,7 @@ def _adapters(
         dropout=lora.dropout,
         # PEFT's SEQ_CLS trains the head as well (peft_model.py, PeftModelForSequenceClassification)
         saved=(*lora.modules_to_save, *(("score",) if model.num_labels else ())),
-        quantised=quantised,
+        quantized=quantized,
         input_gradient=lora.input_require_grads or "embed_tokens" in lora.modules_to_save,
         joined=joined,
         joins_unequal_parts=model.num_key_value_heads != model.num_attention_heads,

@@ -35,8 +35,8 @@ def with_adapters(
         matrix = parameter.tensor == "weight" and len(parameter.axes) == len(
             ("out", "in")
         )  # stacked experts have three axes
-        if matrix and adapters.quantizes(parameter.module) and adapters.quantised is not None:
-            yield from _in_4_bits(parameter, adapters.quantised)
+        if matrix and adapters.quantizes(parameter.module) and adapters.quantized is not None:
+            yield from _in_4_bits(parameter, adapters.quantized)
         else:
             yield parameter._replace(dtype=parameter.dtype or base, trains=False)
         name = "" if tower else parameter.module.rpartition(".")[2]
@@ -72,15 +72,15 @@ def joined_sizes(adapters: Adapters, model: ModelSpec) -> tuple[int, int]:
     return adapters.rank * len(joined), outputs
 
 
-def _in_4_bits(parameter: LocalParameter, quantised: Quantization) -> Iterator[LocalParameter]:
+def _in_4_bits(parameter: LocalParameter, quantized: Quantization) -> Iterator[LocalParameter]:
     """Yield the tensors of a 4-bit matrix: two elements per byte, and one scale per block.
 
     Scales are in fp32, or in 8 bits with second-level scales. Sources: QLoRA (arXiv 2305.14314) section 3; bitsandbytes
     0.50 functional.py, quantize_4bit and quantize_blockwise.
     """
-    blocks = -(-parameter.elements // quantised.block_size)
-    scale = f"n/{quantised.block_size}"
-    packed = 2 * DTYPE_BYTES[quantised.storage]  # 4-bit elements in one element of the storage dtype
+    blocks = -(-parameter.elements // quantized.block_size)
+    scale = f"n/{quantized.block_size}"
+    packed = 2 * DTYPE_BYTES[quantized.storage]  # 4-bit elements in one element of the storage dtype
     axes = ((f"n/{packed}", -(-parameter.elements // packed)),)
     yield LocalParameter(
         parameter.module,
@@ -88,11 +88,11 @@ def _in_4_bits(parameter: LocalParameter, quantised: Quantization) -> Iterator[L
         axes,
         parameter.count,
         parameter.where,
-        quantised.storage,
+        quantized.storage,
         trains=False,
     )
     parts: list[tuple[str, str, int, str]] = []
-    if quantised.nested:
+    if quantized.nested:
         parts += [
             ("8-bit scales", scale, blocks, "uint8"),
             ("scales of scales", f"{scale}/{SCALES_PER_SCALE}", -(-blocks // SCALES_PER_SCALE), "fp32"),

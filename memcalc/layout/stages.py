@@ -68,7 +68,7 @@ class Stage(NamedTuple):
 
 
 class LayerTraits(NamedTuple):
-    """What layer types differ in.
+    """The features in which layer types differ.
 
     Args:
         experts: whether the MLP is a mixture of experts.
@@ -90,7 +90,7 @@ class LayerTraits(NamedTuple):
 
 
 class LayerModules(NamedTuple):
-    """What the modules of layers differ in, whatever a recomputation plan does with the layers.
+    """The features in which the modules of layers differ, regardless of a recomputation plan.
 
     Args:
         experts: see `LayerTraits`.

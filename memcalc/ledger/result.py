@@ -204,7 +204,7 @@ class Sizing:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What the run may use: the memory usable on its GPU, or the limit of a check; None without either."""
+        """Memory limit of the run in bytes: usable memory of its GPU, or the limit of a check; None without either."""
         if self.decision is not None:
             return self.decision.limit_bytes
         return None if self.gpu is None else self.gpu.usable_bytes

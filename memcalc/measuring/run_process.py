@@ -106,7 +106,7 @@ def set_allocator(settings: str) -> None:
         (newer or torch.cuda.memory._set_allocator_settings)(settings)  # noqa: SLF001 -- the same, up to torch 2.9
     except (RuntimeError, ValueError) as error:
         raise Unavailable(
-            f"PyTorch refuses PYTORCH_CUDA_ALLOC_CONF={settings}: {str(error).splitlines()[0]}"
+            f"PyTorch rejects PYTORCH_CUDA_ALLOC_CONF={settings}: {str(error).splitlines()[0]}"
         ) from error
 
 

@@ -48,7 +48,7 @@ def find_null_gpu(name: str) -> GpuSpec:
         raise InputError(f"{gpu.label} is not an NVIDIA GPU, so it has no null device.", "Choose an NVIDIA GPU.")
     if gpu.multiprocessors is None or gpu.max_threads_per_multiprocessor is None:
         raise InputError(
-            f"How many multiprocessors {gpu.label} has is not known for certain, and temporaries depend on it.",
+            f"the number of multiprocessors of {gpu.label} is uncertain, and temporaries depend on this number.",
             "Choose another GPU of its compute capability, e.g. b200.",
         )
     return gpu

@@ -249,7 +249,7 @@ class DryRun:
         if self.peak is None:
             return f"no process of the command used the GPU through PyTorch{self._cause()}"
         if ooms:
-            went_on = "went on with something else" if self.outcome in WHOLE else f"ended otherwise ({self.outcome})"
+            went_on = "continued with a fallback" if self.outcome in WHOLE else f"ended differently ({self.outcome})"
             return f"the GPU's memory ran out {times(ooms)}, and the program {went_on}"
         if self.outcome not in WHOLE and not any(process.steps for process in self.processes):
             return f"{self.outcome} before the first optimizer step was complete{self._cause()}"
@@ -291,15 +291,15 @@ class DryRun:
         if retries:
             found.append(f"the allocator freed its cache {times(retries)} to continue, which costs time")
         found += [
-            f"process {process.number} was killed before its last report: allocated is less than it was, reserved and "
-            "device are what the device counted"
+            f"process {process.number} was killed before its last report: allocated memory is a lower bound; reserved "
+            "and device memory are complete"
             for process in self.processes
             if process.unreported
         ]
         ooms = sum(usage.ooms for usage in self.usages)
         if ooms and not self.ran_out:
             found.append(
-                f"the GPU's memory ran out {times(ooms)}, and the program went on: the figures cover the whole run"
+                f"the GPU's memory ran out {times(ooms)}, and the program continued: the figures cover the whole run"
             )
         if self.weights_missing:
             found.append(
@@ -314,7 +314,7 @@ class DryRun:
             )
         unmodelled = sorted({name for process in self.processes for name in process.unmodelled})
         if unmodelled:
-            found.append(f"called, and rejected by the null device: {', '.join(unmodelled)}")
+            found.append(f"functions that the null device rejected: {', '.join(unmodelled)}")
         by_card: dict[int, set[int]] = {}
         for usage in self.usages:
             by_card.setdefault(usage.device, set()).add(usage.process)
@@ -329,7 +329,7 @@ class DryRun:
         found = []
         if not all(process.values for process in self.processes):
             found.append(
-                "no value of the device is known: src/values.cpp could not be compiled when the device was built. "
+                "values of small tensors are unknown: src/values.cpp was not compiled when the null device was built. "
                 "Install a C++ compiler (c++, g++ or clang++)."
             )
         reads: dict[str, int] = {}
@@ -347,9 +347,9 @@ class DryRun:
         choices = sum(process.choices for process in self.processes)
         if choices:
             rule = (
-                "each equally often (--routing worst-case: the same for every token)"
+                "all equally often (--routing worst-case: the same for every token)"
                 if self.routing == BALANCED
-                else "the same for every token (--routing balanced: each equally often)"
+                else "the same for every token (--routing balanced: all equally often)"
             )
             found.append(f"experts or tokens were chosen by unknown scores {times(choices)}: {rule}")
         return found

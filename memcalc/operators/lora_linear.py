@@ -29,7 +29,7 @@ class LoraLinear(Float8Linear, Elementwise):
         if adapters is None:
             return super().linear(x, module, weight, out, bias=bias, **options)
         if adapters.quantizes(module):
-            base = self._quantised(x, module, weight, out)
+            base = self._quantized(x, module, weight, out)
         else:
             # A frozen embedding and its tied LM head share a weight that gets no gradient.
             options["tied"] = options.get("tied", False) and self.trains(module)
@@ -40,7 +40,7 @@ class LoraLinear(Float8Linear, Elementwise):
             return self._litgpts_adapter(x, base, module, weight, out)
         return self._adapter(x, base, module, weight, out)
 
-    def _quantised(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+    def _quantized(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
         """Dequantize the weight to the compute dtype, in forward and again in backward; saves no activation.
 
         Forward dequantizes it in the dtype of the input, backward in the weight's original dtype, then casts it
@@ -48,20 +48,20 @@ class LoraLinear(Float8Linear, Elementwise):
         """
         adapters, tape = self.adapters, self.tape
         assert adapters is not None
-        assert adapters.quantised is not None
+        assert adapters.quantized is not None
         given = x.dtype
         x = self.cast(x, self.compute, f"{module} input in {self.compute}")
-        whole = tape.store(f"{module}.weight dequantised", weight, self.compute, BITSANDBYTES)
+        whole = tape.store(f"{module}.weight dequantized", weight, self.compute, BITSANDBYTES)
         made: tuple[int, ...] = (whole,)
         again: tuple[tuple[int, int], ...] = ((whole, 1),)
         if self.parameters != self.compute:
             wide = tape.store(
-                f"{module}.weight dequantised in {self.parameters}", weight, self.parameters, BITSANDBYTES
+                f"{module}.weight dequantized in {self.parameters}", weight, self.parameters, BITSANDBYTES
             )
             again = ((wide, 1), (whole, 1), (wide, -1))
         prepares = again
-        if adapters.quantised.nested:
-            rule = operator_workspaces.named(scales, weight=weight, block_size=adapters.quantised.block_size)
+        if adapters.quantized.nested:
+            rule = operator_workspaces.named(scales, weight=weight, block_size=adapters.quantized.block_size)
             around_zero, shifted = (
                 tape.store(f"{module}.weight {name}", (), "uint8", BITSANDBYTES, rule=rule)
                 for name in ("scales around zero in fp32", "scales in fp32")
@@ -91,21 +91,21 @@ class LoraLinear(Float8Linear, Elementwise):
         """result + B(A(dropout(x))) * scaling, in the adapter's dtype or, under autocast, the autocast dtype."""
         adapters, tape = self.adapters, self.tape
         assert adapters is not None
-        quantised = adapters.quantizes(module)
+        quantized = adapters.quantizes(module)
         dtype = base.dtype
-        if quantised:
+        if quantized:
             base = self.copy(base, f"{module} output, cloned", out)  # tuners/lora/bnb.py
         into = x
-        if not (quantised and self.autocast):
+        if not (quantized and self.autocast):
             into = self.cast(x, adapters.dtype, f"{module} input for the adapter")
         dropped = self.dropout(into, f"{module} adapter dropout", adapters.dropout)
         low = self._matrix(dropped, f"{module}.lora_A", ("r", weight[1]), (*x.shape[:2], "r"))
         high = self._matrix(low, f"{module}.lora_B", (weight[0], "r"), out)
         scaled = self.scale(high, f"{module} adapter output")
-        if quantised and not self.autocast:
+        if quantized and not self.autocast:
             scaled = self.cast(scaled, dtype, f"{module} adapter output in {dtype}")
         total = self.add(base, scaled, f"{module} with adapter")
-        y = total if quantised else self.cast(total, dtype, f"{module} with adapter in {dtype}")
+        y = total if quantized else self.cast(total, dtype, f"{module} with adapter in {dtype}")
         tape.still_referenced(x, into)  # references: the caller's argument, and the variable that replaces it
         return y
 

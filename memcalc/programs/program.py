@@ -87,7 +87,7 @@ def _kind(storage: Storage) -> StorageSize:
 
 
 class Activity(Enum):
-    """What a block is doing at an event."""
+    """State of a block at an event."""
 
     START = auto()  # it receives its input
     RUN = auto()  # an operator's forward, or its backward
@@ -227,7 +227,7 @@ class Program:
         return {}
 
     def alive(self, stream: Stream, position: int) -> tuple[int, ...]:
-        """Return the storages live after so many events of a stream; cached by position."""
+        """Return the storages that are live after the first N events of a stream; cached by position."""
         key = (stream, position)
         if key not in self._live:
             start = {"forward": (), "loss": self.after_forward, "backward": self.kept}[stream]

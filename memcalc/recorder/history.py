@@ -46,7 +46,7 @@ class NumberedOperators(Kernels):
 
 
 class BlockOwner(NamedTuple):
-    """What the recorder knows about a block."""
+    """The recorder's facts about a block."""
 
     number: Number
     operator: str

@@ -12,7 +12,7 @@ SUFFIXES = (".pickle", ".json", ".jsonl")
 
 
 def write_export(path: Path, run: RecordedRun, name: str, *, timed: bool = True) -> None:
-    """Writes a run for another program.
+    """Write a run for another program.
 
     Args:
         path: .pickle is a memory snapshot of PyTorch, for pytorch.org/memory_viz and torch.cuda._memory_viz; .json a

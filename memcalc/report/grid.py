@@ -39,7 +39,7 @@ class TextTable(NamedTuple):
 
 
 def markdown_grid(grid: TextTable) -> list[str]:
-    """The table in Markdown, under its title."""
+    """Return the lines of the table in Markdown, under its title."""
     heads = [column.head for column in grid.columns]
     rules = ["---:" if column.right else "---" for column in grid.columns]
     lines = [f"### {grid.title}", ""] if grid.title else []

@@ -25,7 +25,7 @@ def sizing_markdown(
     brief: bool = False,
     reason: Reason | None = None,
 ) -> str:
-    """The report of `memcalc estimate --format markdown`; brief: without tables of components and phases."""
+    """Return the report of `memcalc estimate --format markdown`; brief: without tables of components and phases."""
     lines = [f"## {harmless(result.name)}", "", harmless(subject(result).replace("\n", "; ")), ""]
     lines += [f"**{verdict(result, unit)}**", ""]
     for line in (assumed(result, unit), error_bars(result, unit), because(reason, unit) if reason else ""):

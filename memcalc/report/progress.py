@@ -21,7 +21,7 @@ PAUSE = 0.1  # seconds between two drawings
 
 @contextmanager
 def shown_progress(file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """The callback to hand to long work, drawn on `file` (default: standard error) where that is a terminal."""
+    """Yield a progress callback, drawn on `file` (default: standard error) if that is a terminal."""
     file = sys.stderr if file is None else file
     if not file.isatty():
         yield silent
@@ -34,7 +34,7 @@ def shown_progress(file: TextIO | None = None, clock: Callable[[], float] = time
 
 
 class _Line:
-    """One line that is drawn again and again."""
+    """A line that is redrawn."""
 
     def __init__(self, file: TextIO, clock: Callable[[], float]) -> None:
         self._file = file
@@ -64,6 +64,6 @@ class _Line:
         return bar, bar.add_task("", total=None)
 
     def close(self) -> None:
-        """Takes the line away."""
+        """Erase the line."""
         if self._bar is not None:
             self._bar.stop()

@@ -53,15 +53,15 @@ class Screen:
 
 
 def make_screen() -> Screen:
-    """Standard output: a terminal's own width, else that of COLUMNS, else 80."""
-    if wants_colour():
+    """Return the screen of standard output, with the width of the terminal, else of COLUMNS, else 80."""
+    if wants_color():
         from memcalc.report.color_screen import ColorScreen
 
         return ColorScreen()
     return Screen(sys.stdout, shutil.get_terminal_size().columns)
 
 
-def wants_colour() -> bool:
+def wants_color() -> bool:
     """Whether standard output shows colors; NO_COLOR and FORCE_COLOR say so for it."""
     if os.environ.get("NO_COLOR"):
         return False

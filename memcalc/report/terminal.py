@@ -19,7 +19,7 @@ _NARROWEST = 12  # a wrapped column keeps this much, regardless of the others
 
 
 def draw_grid(screen: Screen, grid: TextTable) -> None:
-    """A grid under its title, followed by an empty line."""
+    """Draw a table under its title, followed by an empty line."""
     if screen.keep(grid):
         return
     widths = _widths(grid, screen.width)
@@ -41,13 +41,13 @@ def draw_grid(screen: Screen, grid: TextTable) -> None:
 
 
 def draw_bar(screen: Screen, letters: str) -> None:
-    """A bar of letters, each in its color."""
+    """Draw a bar of letters, each in its color."""
     if not screen.keep(LetterBar(letters)):
         screen.line((" " * _INDENT, ""), *(("".join(run), letter_style(mark)) for mark, run in groupby(letters)))
 
 
 def draw_list(screen: Screen, title: str, items: Iterable[str]) -> None:
-    """A list under its title; nothing where it is empty."""
+    """Draw a list under its title; nothing if the list is empty."""
     rows = [("-", text) for text in items]
     if rows:
         draw_grid(screen, TextTable(title, (Column(""), Column("", wrap=True)), rows, head=False))
@@ -68,7 +68,7 @@ def draw_line(screen: Screen, line: str, indent: int, style: str = "") -> None:
 
 
 def _widths(grid: TextTable, room: int) -> list[int]:
-    """The width of each column: its longest cell; columns that may wrap share what the others leave."""
+    """Return the width of each column: its longest cell; columns that may wrap share the remaining width."""
     heads = [column.head for column in grid.columns] if grid.head else ["" for _ in grid.columns]
     widths = [max(cells(cell) for cell in column) for column in zip(heads, *grid.rows, strict=True)]
     excess = _INDENT + sum(widths) + _GAP * (len(widths) - 1) - room

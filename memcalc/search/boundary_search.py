@@ -1,13 +1,13 @@
 """Boundary search: doubling, bisection, then the next larger values.
 
-The "largest" value fits, and the next NEIGHBOURS larger values do not. The peak grows with the size of a batch, a
+The "largest" value fits, and the next NEIGHBORS larger values do not. The peak grows with the size of a batch, a
 sequence or a model, but not monotonically: the allocator fragments, kernels use other workspaces at other sizes, and
 dimensions padded to a multiple (PyTorch pads attention masks to 8 columns) need less at multiples than between them.
-Such a peak rises along every NEIGHBOURS-th value. So after the bisection the values above the boundary are tried, too,
-and if one of them fits, the search continues along every NEIGHBOURS-th value from there.
+Such a peak rises along every NEIGHBORS-th value. So after the bisection the values above the boundary are tried, too,
+and if one of them fits, the search continues along every NEIGHBORS-th value from there.
 The allocator rounds large segments to 2 MiB, so round values can fit beyond others that do not: with `round_places`,
-the next NEIGHBOURS of these indices are tried as well.
-A still larger value could fit only if the peak fell by more than it grows over NEIGHBOURS steps. Not all smaller values
+the next NEIGHBORS of these indices are tried as well.
+A still larger value could fit only if the peak fell by more than it grows over NEIGHBORS steps. Not all smaller values
 are tried: each is a replay, and users who search for the largest value run the largest.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-NEIGHBOURS = 8
+NEIGHBORS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Border:
         next_value: the next one, which does not fit; None: the sequence ends.
         tried: every value tried, and whether it fits.
         gaps: smaller values tried that do not fit, although `value` does.
-        above: number of next larger values tried that do not fit: NEIGHBOURS, or fewer at the end of the sequence.
+        above: number of next larger values tried that do not fit: NEIGHBORS, or fewer at the end of the sequence.
     """
 
     value: int
@@ -71,9 +71,9 @@ def fit_boundary(
     if round_places and low >= 0:
         low = _rounded(len(ladder), at, low, round_places)
     if low < 0:
-        return Border(0, ladder[0] if ladder else None, tried, (), min(NEIGHBOURS, len(ladder)))
+        return Border(0, ladder[0] if ladder else None, tried, (), min(NEIGHBORS, len(ladder)))
     gaps = tuple(sorted(value for value, fitted in tried.items() if value < ladder[low] and not fitted))
-    above = min(NEIGHBOURS, len(ladder) - low - 1)
+    above = min(NEIGHBORS, len(ladder) - low - 1)
     return Border(ladder[low], ladder[low + 1] if above else None, tried, gaps, above)
 
 
@@ -99,27 +99,27 @@ def _bracket(length: int, at: Callable[[int], bool], start: int, step: int = 1) 
 
 
 def _climbed(length: int, at: Callable[[int], bool], low: int) -> int:
-    """Return the last index that fits, after trying its NEIGHBOURS successors."""
+    """Return the last index that fits, after trying its NEIGHBORS successors."""
     while True:
-        above = [place for place in range(low + 1, min(length, low + 1 + NEIGHBOURS)) if at(place)]
+        above = [place for place in range(low + 1, min(length, low + 1 + NEIGHBORS)) if at(place)]
         if not above:
             return low
         low = max(_last_alike(length, at, place) for place in above)
 
 
 def _rounded(length: int, at: Callable[[int], bool], low: int, every: int) -> int:
-    """Return the last index that fits, after also trying the NEIGHBOURS round values after it."""
+    """Return the last index that fits, after also trying the NEIGHBORS round values after it."""
     while True:
         first = (low + 1) // every * every + every - 1  # the next index for which index + 1 is a multiple
-        fitting = [place for place in range(first, min(length, first + NEIGHBOURS * every), every) if at(place)]
+        fitting = [place for place in range(first, min(length, first + NEIGHBORS * every), every) if at(place)]
         if not fitting:
             return low
         low = _climbed(length, at, fitting[-1])
 
 
 def _last_alike(length: int, at: Callable[[int], bool], place: int) -> int:
-    """Return the last fitting index in steps of NEIGHBOURS from one that fits."""
-    alike = range(place, length, NEIGHBOURS)
+    """Return the last fitting index in steps of NEIGHBORS from one that fits."""
+    alike = range(place, length, NEIGHBORS)
     low, high = _bracket(len(alike), lambda step: at(alike[step]), 0)
     return alike[_bisected(lambda step: at(alike[step]), low, high)]
 

@@ -28,7 +28,7 @@ MOST = 2**31 - 1
 # it, because allocators reserve little more than is allocated.
 FIRST_STEP = 1 / 32
 
-# With so many tokens, hidden states of common sizes (multiples of 4,096 16-bit values) fill blocks of 2 MiB.
+# With this number of tokens, hidden states of common sizes (multiples of 4,096 16-bit values) fill blocks of 2 MiB.
 ROUND_TOKENS = 256
 
 MAXIMA = ("micro_batch_size", "sequence_length", "layers", "parameters")

@@ -51,7 +51,7 @@ def is_narrow(parameter: LocalParameter, options: StateOptions) -> bool:
 
 
 class UnitLabels(NamedTuple):
-    """What the storages of one unit are."""
+    """Labels of the storages of one unit."""
 
     from_host: EngineTensor
     cast: EngineTensor

@@ -70,7 +70,7 @@ def lacks(spec: Spec) -> Iterator[str]:
 
 
 def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
-    """Yield what a stage does in one step."""
+    """Return the actions of a stage in one step."""
     name, stages = spec.parallelism.schedule, spec.parallelism.pipeline_parallel
     micro_batches = _played(spec)
     if name == "interleaved":

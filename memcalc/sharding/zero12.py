@@ -26,7 +26,7 @@ FLOAT, DOUBLE = 4, 8  # bytes
 
 
 class ReductionLabels(NamedTuple):
-    """What the storages of gradient reductions are."""
+    """Labels of the storages of gradient reductions."""
 
     bucket: EngineTensor
     flattened: EngineTensor
@@ -347,7 +347,7 @@ def reduced_together(waiting: Sequence[WaitingGradient], share: int, bucket: int
             begin = stop
     together: list[int] = []
     inside = 0
-    for _, elements in slices:  # hundreds of thousands where so many ranks share a bucket
+    for _, elements in slices:  # hundreds of thousands if many ranks share a bucket
         together.append(elements)
         inside += elements
         if inside > bucket:

@@ -149,7 +149,7 @@ def _numbers(ordered: Sequence[LocalParameter]) -> tuple[Iterator[int], Iterator
 
 
 def _transformers_layer(parameters: Sequence[LocalParameter], numbers: Iterator[int], calls: ModuleCalls) -> Module:
-    """Return the module tree of a layer: its modules in the order of calls, in their containers."""
+    """Yield the module tree of a layer: its modules in the order of calls, in their containers."""
     names = [*map(_name, parameters)]
     with_experts = {before for before, experts, _ in (name.partition(f"{EXPERTS}.") for name in names) if experts}
     whole = with_experts if calls.hooks_experts_whole else set[str]()
@@ -214,7 +214,7 @@ def _is_activated(module: str, called: Collection[str]) -> bool:
 
 
 def _layer(parameters: Sequence[LocalParameter], numbers: Iterator[int]) -> Module:
-    """Return the module tree of a layer. Source: memcalc/step/reference/decoder.py, Layer; norms.py, HeadNorm."""
+    """Yield the module tree of a layer. Source: memcalc/step/reference/decoder.py, Layer; norms.py, HeadNorm."""
     known: dict[str, list[LocalParameter]] = {}
     for parameter in parameters:
         known.setdefault(parameter.module.rpartition("*.")[2], []).append(parameter)

@@ -120,7 +120,7 @@ def _adapters(
     assert adapters is not None
     first = [InitialTensor(each.size, parameter=each.parameter) for built in made for each in built.tensors]
     # For a 4-bit matrix PEFT uses the compute dtype.
-    base = DTYPE_BYTES[options.compute if adapters.quantised is not None else base_dtype(spec.training)]
+    base = DTYPE_BYTES[options.compute if adapters.quantized is not None else base_dtype(spec.training)]
     if base < DTYPE_BYTES[adapters.dtype]:
         narrow = tuple(InitialTensor(each.size * base // DTYPE_BYTES[adapters.dtype]) for each in first)
         yield InitialTensors(from_phase("model"), tuple(first), narrow)
@@ -143,7 +143,7 @@ def _sized(
     options: StateOptions,
     role: Role,
 ) -> Iterator[tuple[InitialTensors, ...]]:
-    """Yield the copies of each parameter that have one role; some parameters have none."""
+    """Return the copies of each parameter that have one role; some parameters have none."""
     made: dict[LocalParameter, tuple[InitialTensors, ...]] = {}
     for held in dict.fromkeys(ordered):
         wanted = [copy for copy in copies[held] if copy.role is role]

@@ -30,7 +30,7 @@ from memcalc.stream.requests import Requests
 
 
 class Buffers(NamedTuple):
-    """What one chunk receives into: a storage for each micro-batch, or none at an end of the model."""
+    """Receive buffers of one chunk: a storage for each micro-batch, or none at an end of the model."""
 
     activations: list[int]
     gradients: list[int]

@@ -249,7 +249,7 @@ class RecordedStream(NamedTuple):
 
 
 class Asked:
-    """What is to be recorded: equal if its key is.
+    """Input of a recording: equal if the keys are equal.
 
     Args:
         key: all that a recording depends on.
@@ -351,7 +351,7 @@ class RecordedPasses:
 
     @property
     def stream(self) -> SizelessStream:
-        """What is requested."""
+        """The recorded requests."""
         return self.recording.stream
 
     def peak(self, phase: str, *, first: bool = False) -> PassPeak:

@@ -281,7 +281,7 @@ class SimulatedRun:
         return MicroBatch(self.requests, passing)
 
     def _generate(self) -> None:
-        """Return the live tensors at the peak of generation, after the gradients of the step are freed."""
+        """Record the live tensors at the peak of generation, after the gradients of the step are freed."""
         from memcalc.generation.rollouts import rollout_items
 
         if not self.choice.zeroes_gradients:

@@ -102,13 +102,13 @@ GROUPED_HEADS = "4.54"  # of transformers: passes grouped heads on, repeated bef
 class VersionsSpec(ConfigBlock):
     """Versions of the packages that affect memory."""
 
-    transformers: Release | None = Field(None, description="release of transformers, such as 4.57.6")
-    accelerate: Release | None = Field(None, description="release of Accelerate")
-    trl: Release | None = Field(None, description="release of TRL, such as 1.16.0")
-    peft: Release | None = Field(None, description="release of PEFT")
-    bitsandbytes: Release | None = Field(None, description="release of bitsandbytes")
-    deepspeed: Release | None = Field(None, description="release of DeepSpeed")
-    transformer_engine: Release | None = Field(None, description="release of Transformer Engine")
+    transformers: Release | None = Field(None, description="version of transformers, such as 4.57.6")
+    accelerate: Release | None = Field(None, description="version of Accelerate")
+    trl: Release | None = Field(None, description="version of TRL, such as 1.16.0")
+    peft: Release | None = Field(None, description="version of PEFT")
+    bitsandbytes: Release | None = Field(None, description="version of bitsandbytes")
+    deepspeed: Release | None = Field(None, description="version of DeepSpeed")
+    transformer_engine: Release | None = Field(None, description="version of Transformer Engine")
 
 
 def number(release: str) -> tuple[int, ...]:

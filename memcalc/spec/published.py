@@ -112,8 +112,8 @@ def _with_window(config: dict[str, Any]) -> tuple[dict[str, Any], str]:
     if size is None:  # the larger estimate of a training step: a window's mask is a tensor
         size = 4096
         note = (
-            "the catalogue does not hold sliding_window of this model: 4,096 tokens are assumed, as of Mistral 7B "
-            "v0.1; if its config.json says null, --set sliding_window=0 (no effect on shorter sequences)"
+            "the catalogue lacks sliding_window of this model; assuming 4,096 tokens, as in Mistral 7B v0.1. If its "
+            "config.json has null, add --set sliding_window=0 (no effect on shorter sequences)"
         )
     part = {**part, "sliding_window": size or None}
     return (part if text is None else {**config, "text_config": part}), note

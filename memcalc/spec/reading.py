@@ -11,7 +11,7 @@ from memcalc.catalogue.resolution import is_hub_id, refuse_url, similar_ids
 from memcalc.errors import InputError
 from memcalc.files import decoded, is_file, read_bytes
 from memcalc.spec.fields import nearest
-from memcalc.spec.presets import preset_names, preset_path
+from memcalc.spec.presets import preset_names, preset_path, presets_folder
 from memcalc.spec.yaml_source import MAX_CHARACTERS, YamlSource, parse_yaml
 
 STANDARD_INPUT = "standard input"
@@ -23,14 +23,17 @@ _read: list[tuple[object, bytes]] = []  # the stream that was read, and its cont
 def read_source(source: str | Path) -> YamlSource:
     """Return the configuration at a path, else the preset of that name; "-" reads standard input.
 
+    Messages name a file by its path as the user gave it, and a preset by its file name.
+
     Raises:
-        InputError: it does not exist, cannot be read, or is not UTF-8 YAML.
+        InputError: the file does not exist, cannot be read, or is not UTF-8 YAML.
     """
     if str(source) == "-":
         return parse_yaml(standard_input(), STANDARD_INPUT)
     path = find_config(source)
+    label = path.name if path.parent == presets_folder() else str(path)
     data = read_bytes(path, 4 * MAX_CHARACTERS, "Name the configuration file itself, and check its permissions.")
-    return parse_yaml(decoded(data, path.name), path.name)
+    return parse_yaml(decoded(data, label), label)
 
 
 def standard_input() -> str:
@@ -104,7 +107,7 @@ def names_hub_id(source: str | Path) -> bool:
 
 
 def _suggestion(name: str, first: str = "") -> str:
-    """Return a remedy for a name that is neither a file nor a preset; `first` is said where no name is similar."""
+    """Return a remedy for a name without a file or preset; `first` begins the remedy if no name is similar."""
     presets = preset_names()
     wanted = name[:80].lower().removesuffix(".yaml")
     spellings = (wanted, re.sub(r"(?<=[a-z])(?=\d)", "-", wanted))  # "llama3" is "llama-3"

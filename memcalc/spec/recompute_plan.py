@@ -75,8 +75,8 @@ def has_segments(recompute: str | Segment) -> bool:
 def in_order(recompute: Segment) -> bool:
     """Return whether the layers of each list are consecutive, and no layer is named twice."""
     named = list(leaves(recompute))
-    neighbours = all(b == a + 1 for item in recompute for a, b in pairwise(leaves(item)))
-    return neighbours and len(set(named)) == len(named)
+    neighbors = all(b == a + 1 for item in recompute for a, b in pairwise(leaves(item)))
+    return neighbors and len(set(named)) == len(named)
 
 
 def items_of(recompute: Segment, layers: int) -> Segment:

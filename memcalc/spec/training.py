@@ -211,7 +211,7 @@ class TrainingSpec(ConfigBlock):
     )
     loss_upcast: bool = Field(
         True,
-        description="whether the loss makes an fp32 copy of the logits (`logits.float()`), or reads them as they are "
+        description="whether the loss makes an fp32 copy of the logits (`logits.float()`), or reads them directly "
         "(`F.cross_entropy(logits, ...)`); default: true, but false with framework loop",
     )
     logits_dtype: Literal["compute", "fp32"] = Field(

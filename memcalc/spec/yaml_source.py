@@ -125,7 +125,9 @@ def _check_events(text: str, label: str) -> None:
             )
             raise InputError(
                 f"{rule}.",
-                "Keep one document per file." if documents > 1 else "Remove what a configuration does not need.",
+                "Keep one document per file."
+                if documents > 1
+                else "Remove the parts that a configuration does not need.",
                 f"{label}:{line}",
             )
 

@@ -1,4 +1,4 @@
-"""What happens to a parameter's gradient once it is produced: stored, added or copied."""
+"""Handling of a parameter's gradient after it is produced: stored, added or copied."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def weight_gradient_scratch(spec: Spec, parameters: LocalParameters) -> Iterator
     """Yield one tensor per weight shape, allocated in the first backward and never freed.
 
     The GEMM adds a weight's gradient to its main gradient. Autograd runs a hook only if it gets a tensor of the
-    weight's shape, so all layers share a tensor that nobody reads (get_dummy_wgrad).
+    weight's shape, so all layers share a tensor that no code reads (get_dummy_wgrad).
     """
     dtype = spec.training.dtype
     citation = "Transformer Engine 2.11 pytorch/module/base.py: get_dummy_wgrad"

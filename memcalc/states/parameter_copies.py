@@ -47,7 +47,7 @@ UNSHARDED = ShardCounts(1, 1, "")
 
 
 class Role(Enum):
-    """What a copy of the parameters is used for."""
+    """Role of a copy of the parameters."""
 
     WEIGHTS = auto()
     MASTER_WEIGHTS = auto()

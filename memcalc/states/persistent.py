@@ -83,7 +83,7 @@ def registered_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
     if spec.training.implementation != "huggingface":
         return []
     model, buffers, mask = spec.model, family_buffers(spec.model.architecture), from_phase("model")
-    citation = "transformers 5.23: nn.Buffer in the modelling files"
+    citation = "transformers 5.23: nn.Buffer in the modeling files"
     # the dtype that models are built in (transformers modeling_utils.py, local_torch_dtype)
     base = state_options(spec).base
     corrections = model.moe.num_experts if model.moe is not None and model.moe.router_correction_bias else 0

@@ -19,7 +19,7 @@ from memcalc.step.adapters import add_adapters
 from memcalc.step.dtypes import weight_dtype
 from memcalc.step.float8 import convert
 from memcalc.step.losses import Head, tokenwise_loss, vocab_parallel
-from memcalc.step.quantization import quantise
+from memcalc.step.quantization import quantize
 from memcalc.step.reference.decoder import Decoder
 
 
@@ -57,10 +57,10 @@ def build(spec: Spec, device: torch.device, *, place: torch.device | None = None
         InputError: the implementation cannot run here, or does not support the model.
         Unavailable: PEFT, bitsandbytes or torchao is missing.
     """
-    quantised = spec.training.finetune == "qlora"
-    model = build_base(spec, torch.device("meta") if quantised else place or device, device)
-    if quantised:
-        quantise(model.module, spec, device)
+    quantized = spec.training.finetune == "qlora"
+    model = build_base(spec, torch.device("meta") if quantized else place or device, device)
+    if quantized:
+        quantize(model.module, spec, device)
     if spec.training.lora is not None:
         model = replace(model, module=add_adapters(model.module, spec))
     if spec.training.fp8 != "none":

@@ -105,7 +105,7 @@ class GenerationRun:
         return torch.argmax(logits, dim=-1)[:, None]
 
     def _grow(self, tokens: int) -> None:
-        """Grow a dynamic cache by so many tokens; a static cache has its full size from the start."""
+        """Grow a dynamic cache by a number of tokens; a static cache has its full size from the start."""
         if self.asked.cache == "static" or tokens < 1:
             return
         for layer in self.cache.layers:

@@ -24,7 +24,7 @@ from memcalc.step.ema import Average, build_average
 from memcalc.step.host import HOST, saving
 from memcalc.step.meta_modules import place_inputs, tensors_in
 from memcalc.step.optimizers import build_optimizer, hidden_matrices, state_tensors
-from memcalc.step.quantization import quantised_tensors
+from memcalc.step.quantization import quantized_tensors
 from memcalc.step.recipes import Copies, autocast
 from memcalc.step.sizes import sizes_of
 from memcalc.step.unsupported import (
@@ -208,7 +208,7 @@ class TrainingRun:
         found: dict[Component, list[Tensor]] = {}
         if self.model is not None:
             module = self.model.module
-            weights: list[Tensor] = [*module.parameters(), *module.buffers(), *quantised_tensors(module)]
+            weights: list[Tensor] = [*module.parameters(), *module.buffers(), *quantized_tensors(module)]
             if self.engine in SHARDING:  # a parameter that is gathered temporarily is a buffer, not a weight
                 ranks = self.spec.parallelism.ranks
                 weights = [weight for weight in weights if _ranks_of(weight) == ranks]

@@ -18,7 +18,7 @@ from memcalc.step.dtypes import DTYPES, compute_dtype
 from memcalc.step.packages import import_package
 
 
-def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
+def quantize(module: nn.Module, spec: Spec, device: torch.device) -> None:
     """Allocate the weights of a module on the meta device on a real device, with linear layers 4-bit quantized.
 
     Each weight exists in bf16 or fp16 only until it is quantized.
@@ -39,11 +39,11 @@ def quantise(module: nn.Module, spec: Spec, device: torch.device) -> None:
         if path in chosen:
             _replace(module, path, _in_4_bits(part, spec, device))
         else:
-            _materialise(part, device, materialized)
+            _materialize(part, device, materialized)
     module.is_loaded_in_4bit = True  # type: ignore[assignment]  # PEFT chooses its 4-bit adapters by it
 
 
-def quantised_tensors(module: nn.Module) -> Iterator[Tensor]:
+def quantized_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Yield the additional tensors of quantized weights: scales and code tables."""
     for parameter in module.parameters():
         state = getattr(parameter, "quant_state", None)
@@ -87,7 +87,7 @@ def _in_4_bits(part: nn.Module, spec: Spec, device: torch.device) -> nn.Module:
     return linear
 
 
-def _materialise(part: nn.Module, device: torch.device, materialized: dict[Tensor, nn.Parameter]) -> None:
+def _materialize(part: nn.Module, device: torch.device, materialized: dict[Tensor, nn.Parameter]) -> None:
     """Replace tensors on the meta device by random weights and zero buffers; tied weights stay tied."""
     for name, parameter in part.named_parameters(recurse=False):
         if parameter.is_meta and parameter not in materialized:

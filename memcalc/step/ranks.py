@@ -36,7 +36,7 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
             "training.loss",
         )
     mesh = mesh_of(spec, device)
-    quantised = spec.training.finetune == "qlora"  # quantization runs kernels, so it needs a device
+    quantized = spec.training.finetune == "qlora"  # quantization runs kernels, so it needs a device
     model = build(spec, device, place=torch.device("meta"))
     if spec.parallelism.tensor_parallel > 1:
         from memcalc.step.reference.tensor_parallel import split_over
@@ -44,7 +44,7 @@ def build_sharded(spec: Spec, device: torch.device) -> CausalLM:
         model = split_over(model, spec, mesh["tensor"])
     if spec.parallelism.data_parallel > 1:
         _shard(_called(model.module), spec, mesh)
-    if not quantised:
+    if not quantized:
         _give_memory(model.module, spec, device)
     return model
 

@@ -90,7 +90,7 @@ class NamedRounds(int):
     name: Hashable
 
     def __new__(cls, rounds: int, name: Hashable) -> Self:
-        """Return so many rounds with a name."""
+        """Return a number of rounds with a name."""
         found = super().__new__(cls, rounds)
         found.name = name
         return found
@@ -162,7 +162,7 @@ class Requests:
 
     @contextmanager
     def repeat(self, rounds: int) -> Iterator[None]:
-        """Let the requests recorded meanwhile stand for so many rounds, each with storages of its own.
+        """Repeat the requests recorded in the context for a number of rounds, each with separate storages.
 
         What a round allocates and does not free stays once for each round; what it frees of earlier rounds, or of
         another loop, it frees once in each round. Only `peaks` knows loops.

@@ -208,7 +208,7 @@ class StageSums:
                 self._highest[phases.index(phase)] = _Highest(points, span.first, rows.argmax(axis=0))
 
     def _add_rollouts(self, spec: Spec, stage: Stage, gpu: GpuSpec | None, phase: int) -> None:
-        """What generation holds, batch by batch: its forwards are estimated for single numbers."""
+        """Add the memory of generation for each batch: its forwards are estimated one batch at a time."""
         count = self.totals.shape[1]
         exact, rounding = np.zeros((len(COMPONENTS), count)), np.zeros(count)
         fields = {name: plain(getattr(spec.training, name)) for name in BATCH}

@@ -135,7 +135,7 @@ class _Columns:
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], *, ledger: bool) -> _Columns:
-        """Return columns of zeros for so many values of each axis."""
+        """Return columns of zeros for this number of values of each axis."""
 
         def column(*before: int, dtype: Any = np.int64) -> Array:
             return np.zeros((*before, *shape), dtype=dtype)

@@ -47,7 +47,7 @@ class Heights:
                 self.sums[index, kind] = storages - existing[kind]
 
     def _add(self, stretch: int, begin: int, script: Sequence[int], rounds: int, *, noted: bool) -> None:
-        """Add the requests of so many rounds, and note the points of the first and the last one."""
+        """Add the requests of several rounds, and record the points of the first and the last round."""
         before, first = self._level.copy(), len(self.points)
         for position, storage in enumerate(script, 1):
             self._level[self._kind_of[storage if storage >= 0 else ~storage]] += 1 if storage >= 0 else -1

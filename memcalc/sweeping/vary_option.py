@@ -76,12 +76,12 @@ def _values(text: str, where: str) -> list[Value]:
         first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
         if last < first or not step:
             raise InputError(
-                f"{word} holds no number.",
+                f"{word} has no number.",
                 "Write FIRST..LAST or FIRST..LAST..STEP, with FIRST <= LAST and STEP >= 1.",
                 where,
             )
         if (last - first) // step >= MOST_CONFIGURATIONS:
-            raise InputError(f"{word} holds too many numbers.", "Add a step: FIRST..LAST..STEP.", where)
+            raise InputError(f"{word} has too many numbers.", "Add a step: FIRST..LAST..STEP.", where)
         found += range(first, last + 1, step)
     return list({repr(value): value for value in found}.values())
 

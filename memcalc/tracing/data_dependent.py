@@ -32,7 +32,7 @@ Keywords = Mapping[str, Any]
 
 
 class KnownValues(NamedTuple):
-    """What is known about the values of a storage."""
+    """Known facts about the values of a storage."""
 
     share: Fraction
     indices: bool  # whether these are indices; else a mask

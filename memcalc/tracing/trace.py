@@ -190,12 +190,12 @@ def refuse_generation(spec: Spec, semantics: str) -> None:
             "quantization: none",
             "inference.quantization",
         ),
-        (spec.parallelism.ranks > 1, f"a run on {spec.parallelism.ranks} ranks", "one rank", "parallelism"),
+        (spec.parallelism.ranks > 1, f"{spec.parallelism.ranks} ranks", "one rank", "parallelism"),
         (semantics == "cpu", "semantics = cpu", "--semantics cuda", "--semantics"),
     ):
         if is_so:
             raise InputError(
-                f"{what} is not traced during generation: only transformers' modules and caches on one GPU are.",
+                f"generation with {what} is not traced: supported are transformers' modules and caches on one GPU.",
                 f"Set {remedy}, or use `memcalc estimate`.",
                 field,
             )

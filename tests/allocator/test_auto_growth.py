@@ -59,7 +59,7 @@ def test_two_pools_with_memory_reserved_at_the_start() -> None:
     assert subject.statistics()["memory_reserved"] == 24 * MIB
 
 
-def test_freed_neighbours_merge_and_the_smallest_fit_is_taken() -> None:
+def test_freed_neighbors_merge_and_the_smallest_fit_is_taken() -> None:
     subject = allocator("FLAGS_auto_growth_chunk_size_in_mb=16")
     blocks = [subject.malloc(4 * MIB) for _ in range(4)]
 

@@ -145,7 +145,7 @@ def test_streams_share_no_free_blocks() -> None:
     assert reserved_mib(subject) == 60
 
 
-def test_neighbours_merge_in_any_order_of_frees() -> None:
+def test_neighbors_merge_in_any_order_of_frees() -> None:
     """Three blocks of 4 MiB and a rest of 8 in one segment: whole again whatever is freed last."""
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)):
         subject = allocator()

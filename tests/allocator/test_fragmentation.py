@@ -24,7 +24,7 @@ APART = stream("+P600", "-P", "+a100", "+c500", "+Q600", "-Q", "+b100", "-c", "+
 TOGETHER = stream("+P1200", "-P", "+a100", "+c500", "+d500", "+b100", "-c", "-d", "+R800")
 
 
-def test_two_free_blocks_that_are_not_neighbours_cannot_serve_their_sum() -> None:
+def test_two_free_blocks_that_are_not_neighbors_cannot_serve_their_sum() -> None:
     result = replay(APART, capacity=DEVICE)
 
     assert result.failure is not None
@@ -38,7 +38,7 @@ def test_two_free_blocks_that_are_not_neighbours_cannot_serve_their_sum() -> Non
     )
 
 
-def test_neighbours_merge_and_serve_it() -> None:
+def test_neighbors_merge_and_serve_it() -> None:
     result = replay(TOGETHER, capacity=DEVICE)
 
     assert result.fits

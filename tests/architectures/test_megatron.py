@@ -171,7 +171,7 @@ def test_context_parallel_ranks_share_the_distributed_optimizer() -> None:
         assert alone.ledger.components(phase)[component] == both.ledger.components(phase)[component]
 
 
-def test_a_stage_holds_the_gradients_of_its_neighbours() -> None:
+def test_a_stage_holds_the_gradients_of_its_neighbors() -> None:
     """Sent: from the second micro-batch on, on every stage but the first. Received: on every stage but the last."""
 
     def names(accumulation: int) -> list[set[str]]:

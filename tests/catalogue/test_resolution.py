@@ -163,9 +163,7 @@ def test_the_hub_is_asked_last_and_its_answer_is_kept(hub: str, tmp_path: Path) 
     assert "hf auth login" in gated
     assert empty.startswith("2 me/empty: this model has no config.json on the hub.")
     assert none.startswith("2 me/none: the hub has no public model of this id.")
-    assert huge.startswith(
-        "2 me/huge: its config.json has 10,000,000,000 bytes on the hub, and such a file has at most"
-    )
+    assert huge.startswith("2 me/huge: its config.json has 10,000,000,000 bytes on the hub, and the limit is")
     nobody = "http://127.0.0.1:9"  # the port of "discard", where no server is
     kept, lost, again, close = asked(
         nobody, tmp_path, "me/mine", "me/lost", "me/again", "meta-llama/Llama-3.1-8B-Instrct"

@@ -107,9 +107,7 @@ def test_mistral_without_a_window_is_not_given_the_default_of_its_class() -> Non
         published = resolve_offline(hub_id)
         assert published is not None
         reading = read_published(published)
-        return reading.model.get("sliding_window"), any(
-            "does not hold sliding_window" in note for note in reading.notes
-        )
+        return reading.model.get("sliding_window"), any("lacks sliding_window" in note for note in reading.notes)
 
     assert window("mistralai/Mistral-7B-v0.1") == (4096, False)  # the catalogue holds it
     assert window("mistralai/Mistral-Small-24B-Instruct-2501") == (0, False)

@@ -165,7 +165,7 @@ def test_an_answer_that_cannot_be_kept_is_shown_and_ends_the_sweep(sweep: Sweep)
 def test_a_pipe_is_not_waited_for(sweep: Sweep) -> None:
     os.mkfifo(FILE)
 
-    with pytest.raises(InputError, match=r"--cells cells\.jsonl: is a pipe, not a file"):
+    with pytest.raises(InputError, match=r"--cells cells\.jsonl: this is a pipe, not a file"):
         sweep({"b": [1]})
 
 

@@ -137,4 +137,4 @@ def test_wrong_baselines(case: str, baseline: Path, capsys: pytest.CaptureFixtur
         check("a.yaml", gpu="t4", baseline=baseline)
 
     assert main(["check", "a.yaml", "--gpu", "t4", "--baseline", "absent.json"]) == 2
-    assert "absent.json: cannot be read: No such file" in capsys.readouterr().err
+    assert "absent.json: the file cannot be read: No such file" in capsys.readouterr().err

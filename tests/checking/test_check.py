@@ -50,7 +50,12 @@ def test_exit_codes(files: list[str], code: int, folder: Path, capsys: pytest.Ca
     if files:
         assert [error.partition(":")[2].split(":")[0] for error in errors] == [f" configs/{i}.yaml" for i in broken]
     else:
-        assert errors == ["error: no configuration found: nothing was checked"]
+        assert errors == [
+            (
+                "error: no configuration found: nothing was checked. "
+                "Name a configuration file (a named file is always checked) or another directory."
+            )
+        ]
 
 
 def test_all_are_sized_even_if_one_is_broken(folder: Path) -> None:
@@ -60,7 +65,7 @@ def test_all_are_sized_even_if_one_is_broken(folder: Path) -> None:
     report = check("configs", gpu="h100-80gb")
 
     assert [outcome.status for outcome in report.outcomes] == ["broken", "does not fit", "fits"]
-    assert summary(report) == "3 configs checked: 1 fit, 1 too large, 1 broken; 1 other file skipped"
+    assert summary(report) == "3 configs checked: 1 fit, 1 too large, 1 invalid; 1 other file skipped"
 
 
 def test_no_gpu_and_no_budget(folder: Path) -> None:
@@ -268,7 +273,7 @@ def test_github_annotations(folder: Path) -> None:
     assert lines[0].startswith("::error file=configs/a%2Cb.yaml,line=4,title=memcalc%3A invalid config::")
     assert lines[1].startswith("::error file=configs/large.yaml,title=memcalc%3A does not fit::needs ")
     assert lines[2].startswith("fits: configs/small.yaml: needs ")
-    assert lines[3] == "3 configs checked: 1 fit, 1 too large, 1 broken"
+    assert lines[3] == "3 configs checked: 1 fit, 1 too large, 1 invalid"
 
 
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,7 +167,7 @@ WRONG = {
     "[[rules]]\npaths=['a']\n[[rules]]\npaths=['b']\nmargin='x'": "memcalc.toml: rules[1]: margin: 'x' is neither",
     "[[rules]]\npaths=['a']\njobs=1": "memcalc.toml: rules[0].jobs: unknown setting jobs. Choose from gpu, budget",
     "rules = [1]": "memcalc.toml: rules[0]: ",
-    "paths = [": "memcalc.toml: it is not TOML in UTF-8: ",
+    "paths = [": "memcalc.toml: this is not TOML in UTF-8: ",
 }
 
 
@@ -192,7 +192,7 @@ def test_wrong_settings_of_a_project(repository: Path) -> None:
 
 
 def test_named_settings_that_are_missing(repository: Path) -> None:
-    with pytest.raises(InputError, match=r"absent.toml: cannot be read: No such file or directory"):
+    with pytest.raises(InputError, match=r"absent.toml: the file cannot be read: No such file or directory"):
         check("configs", settings="absent.toml")
     (repository / "pyproject.toml").write_text("[project]\n")
     with pytest.raises(InputError, match=r"the file has no table \[tool.memcalc\]"):

@@ -117,6 +117,15 @@ def test_the_version_stands_in_one_place() -> None:
     assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 
+def test_the_changelog_is_short() -> None:
+    """Each version has at most 80 lines, and its entries are grouped by use."""
+    first, *sections = (ROOT / "CHANGELOG.md").read_text().split("\n## ")
+
+    assert first.startswith("# Changelog")
+    assert [section.splitlines()[0] for section in sections if len(section.splitlines()) > 80] == []
+    assert all("\n### " in section for section in sections)
+
+
 def test_files_that_name_the_owner_are_known() -> None:
     candidates = [
         *ROOT.glob("*.*"),

@@ -95,7 +95,7 @@ def test_a_broken_file_names_the_line(run, tmp_path: Path) -> None:
     code, out, err = run("estimate", str(path))
 
     assert (code, out) == (2, "")
-    assert err.startswith("error: broken.yaml:3: model.hiden_size: ")
+    assert err.startswith(f"error: {path}:3: model.hiden_size: ")
 
 
 def test_measure_without_a_gpu_is_unavailable(run) -> None:

@@ -77,7 +77,7 @@ def test_files_are_guessed_too(run: Callable[..., Run], tmp_path: Path) -> None:
     unet.write_text('{"_class_name": "UNet2DConditionModel", "sample_size": 64, "in_channels": 4}')
 
     assert (
-        "error: config.json: _class_name: memcalc has no formulas for 'UNet2DConditionModel', a model of diffusers. "
+        f"error: {unet}: _class_name: memcalc has no formulas for 'UNet2DConditionModel', a model of diffusers. "
         "Run its real step: pip install 'torch>=2.6' 'nvidia-ml-py>=12.535' 'transformers>=4.51' 'diffusers>=0.35', "
         "then `memcalc trace`.\n" in run("estimate", str(unet)).err
     )

@@ -105,10 +105,19 @@ def test_a_choice_that_is_left_out_stands_before_its_reason(run: Callable[..., R
             "error: --maximize and --minimize exclude each other. Use one at a time.\n",
         ),
         (("gpt2", "--gpu", "t4", "--gpus", "0"), "error: --gpus: gpus = 0 is out of range. Set 1 to 131,072.\n"),
-        (("gpt2", "--gpu", "t4", "--node", "0"), "error: --node: 0 GPUs per node. Give 1 or more.\n"),
-        (("gpt2", "--gpu", "t4", "--nic", "0"), "error: --nic: 0 Gbit/s per GPU. Give more than 0.\n"),
-        (("gpt2", "--gpu", "t4", "--nic", "nan"), "error: --nic: nan Gbit/s per GPU. Give more than 0.\n"),
-        (("gpt2", "--gpu", "t4", "--nic", "inf"), "error: --nic: inf Gbit/s per GPU. Give more than 0.\n"),
+        (("gpt2", "--gpu", "t4", "--node", "0"), "error: --node: 0 GPUs per node are too few. Set 1 or more.\n"),
+        (
+            ("gpt2", "--gpu", "t4", "--nic", "0"),
+            "error: --nic: 0 Gbit/s per GPU is not a bandwidth. Set more than 0.\n",
+        ),
+        (
+            ("gpt2", "--gpu", "t4", "--nic", "nan"),
+            "error: --nic: nan Gbit/s per GPU is not a bandwidth. Set more than 0.\n",
+        ),
+        (
+            ("gpt2", "--gpu", "t4", "--nic", "inf"),
+            "error: --nic: inf Gbit/s per GPU is not a bandwidth. Set more than 0.\n",
+        ),
         (
             ("gpt2", "--gpu", "t4", "--hold", "layers"),
             f"error: --hold: 'layers' is not known. Name one of {', '.join(HOLDABLE)}.\n",
@@ -204,7 +213,7 @@ def test_where_nothing_fits_the_reason_stands(run: Callable[..., Run]) -> None:
     assert found["reason"]["optimizer_lists"] > 0
     assert found["reason"]["remedy"] is None
     assert "The peak is in optimizer_step_1" in out
-    assert "No single change that keeps the training result makes it fit." in out
+    assert "No single change that keeps the training result makes the run fit." in out
 
 
 def test_offloads_say_what_the_host_holds(run: Callable[..., Run]) -> None:

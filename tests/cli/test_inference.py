@@ -56,7 +56,7 @@ def test_the_document(run) -> None:
 def test_other_forms(run) -> None:
     words = ["gpt2", "--set", "inference.batch_size=2"]
 
-    assert "Cache of keys and values" in run("estimate", *words, "--format", "markdown").out
+    assert "KV cache, all layers" in run("estimate", *words, "--format", "markdown").out
     assert "kv_cache" in run("estimate", *words, "--format", "csv").out
 
 

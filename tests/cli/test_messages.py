@@ -13,14 +13,14 @@ def test_one_line_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == f"error: {TEXT}\n"
 
 
-@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize("color", [True, False])
 def test_wrapped_at_a_terminal(
-    colour: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    color: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    if not colour:
+    if not color:
         monkeypatch.setenv("NO_COLOR", "1")
     show_error(TEXT)
     err = capsys.readouterr().err
@@ -29,4 +29,4 @@ def test_wrapped_at_a_terminal(
         "error: gpt3.yaml:4: model.num_layers: num_layers = 0 is not\n"
         "  positive. Give the number of layers, for instance 96.\n"
     )
-    assert ("\x1b" in err) == colour
+    assert ("\x1b" in err) == color

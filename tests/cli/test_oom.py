@@ -75,7 +75,7 @@ def test_no_file(run: Callable[..., Run], tmp_path: Path) -> None:
     code, _, err = run("oom", str(path))
     assert (code, err) == (
         2,
-        f"error: {path}: cannot be read: No such file or directory. Name the log of the run.\n",
+        f"error: {path}: the file cannot be read: No such file or directory. Name the log of the run.\n",
     )
     assert run("oom", str(tmp_path)).code == 2
 

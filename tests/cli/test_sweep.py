@@ -146,7 +146,7 @@ def test_parquet_has_the_numbers_of_the_json_with_their_types(run: Callable[...,
         (
             ("--vary", "b=4..1"),
             (
-                "--vary b=4..1: 4..1 holds no number. Write FIRST..LAST or FIRST..LAST..STEP, with FIRST <= LAST and "
+                "--vary b=4..1: 4..1 has no number. Write FIRST..LAST or FIRST..LAST..STEP, with FIRST <= LAST and "
                 "STEP "
                 ">= 1."
             ),

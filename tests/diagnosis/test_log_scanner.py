@@ -61,8 +61,8 @@ def test_ranks_that_write_at_once(number: int, whole) -> None:
 
 
 def test_colors_and_progress_bars(whole) -> None:
-    coloured = MESSAGE.replace("CUDA", "\x1b[1;31mCUDA\x1b[0m").replace("79.11", "\x1b[1;36m79.11\x1b[0m")
-    text = f"  0%|     | 0/9\r 11%|#    | 1/9\r{coloured}\r\n\x1b]0;title\x07done\n"
+    colored = MESSAGE.replace("CUDA", "\x1b[1;31mCUDA\x1b[0m").replace("79.11", "\x1b[1;36m79.11\x1b[0m")
+    text = f"  0%|     | 0/9\r 11%|#    | 1/9\r{colored}\r\n\x1b]0;title\x07done\n"
 
     assert found(text).finding.report.figures == whole
 

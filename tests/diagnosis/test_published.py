@@ -87,9 +87,9 @@ def test_a_cache_no_larger_than_in_healthy_runs_is_not_the_cause() -> None:
 @pytest.mark.parametrize(
     ("frame", "first"),
     [
-        ('  File "/x/torch/optim/adamw.py", line 3, in adamw', "smaller optimizer states"),
+        ('  File "/x/torch/optim/adamw.py", line 3, in adamw', "reduce the optimizer state"),
         ('  File "/x/torch/autograd/__init__.py", line 3, in backward', "halve the micro-batch"),
-        ('  File "/x/torch/nn/modules/module.py", line 3, in _apply', "fewer weights on this device"),
+        ('  File "/x/torch/nn/modules/module.py", line 3, in _apply', "put fewer weights on this device"),
     ],
 )
 def test_the_traceback_decides_what_helps(frame: str, first: str) -> None:
@@ -114,5 +114,5 @@ def test_without_the_other_process_it_would_have_fitted() -> None:
     assert gib(finding.account.other_processes) == 30.0
     assert gib(finding.account.outside) == 1.0  # 48 - (46 + 1)
     assert gib(finding.account.unexplained) == 0.0  # 79 - 1 - 47 - 1 - 30
-    assert finding.advice[0].lever == "another device, or stop the other processes on this one"
+    assert finding.advice[0].lever == "use another device, or stop the other processes on this one"
     assert finding.advice[0].enough is True

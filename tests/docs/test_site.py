@@ -80,6 +80,29 @@ def test_each_generated_number_of_the_readme_has_its_source() -> None:
     assert [name for name in shown if f"`{name}`" not in table] == []
 
 
+# Numbers that the README's own sentences state, and the row of the table with their source.
+TYPED = {
+    "1,784 ids": "published models",
+    "8, 16, 16, 18 and 20 bytes": "bytes per parameter of each recipe",
+    "Python 3.11": "oldest Python",
+}
+# Names and settings with digits, which state nothing.
+NAMES = ("Llama 3 8B", "micro-batch 4", "mixed-16, -18, -20", "exits with 1 ")
+
+
+def test_each_typed_number_of_the_readme_has_its_source() -> None:
+    prose = (ROOT / "README.md").read_text()
+    table = (DOCS / "reports" / "index.md").read_text()
+    for part in (r"(?ms)^```.*?^```$", r"(?ms)<!-- generated: .*?<!-- end -->", r"\]\([^)]*\)"):
+        prose = re.sub(part, "", prose)
+    assert [number for number in TYPED if number not in prose] == []
+    for name in (*TYPED, *NAMES):
+        prose = prose.replace(name, "")
+
+    assert re.findall(r".*(?<!\w)\d.*", re.sub(r"`[^`\n]*`", "", prose)) == []
+    assert [row for row in TYPED.values() if f"| {row} |" not in table] == []
+
+
 def test_versions_of_the_site_are_pinned() -> None:
     lines = (ROOT / "constraints-site.txt").read_text().splitlines()
     pinned = [line for line in lines if line and not line.startswith("#")]

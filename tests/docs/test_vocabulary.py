@@ -50,7 +50,9 @@ NEVER = {
     r"say what it comes to": "set it",
     r"a way that pays": "",
     r"be content with none": "exit 0 if none is left",
+    r"(config(uration)?|file|model)s?( (is|are))?( \w+)? as (it is|they are)": "unchanged, default settings",
     r"whose": "with, of which; or two sentences",
+    r"(allocator|command|engine|file|GPU|kernel|layer|model|process|program|rank|run|stage|tensor)(s|es)? who": "that",
 }
 PHRASES = re.compile(r"\b(" + "|".join(phrase.replace(" ", r"\s+") for phrase in NEVER) + r")\b", re.IGNORECASE)
 
@@ -58,6 +60,7 @@ PHRASES = re.compile(r"\b(" + "|".join(phrase.replace(" ", r"\s+") for phrase in
 # made of names. The output of commands counts as prose.
 NAMES = re.compile(r"```mermaid\n.*?^```$|`[^`\n]+`|--[a-z-]+|^ +\w+:", re.MULTILINE | re.DOTALL)
 
+EXAMPLES = {".log", ".py", ".toml", ".yaml", ".yml"}
 PAGES = [
     *(
         ROOT / name
@@ -67,6 +70,7 @@ PAGES = [
     *sorted((ROOT / ".github").rglob("*.yml")),
     *sorted((ROOT / "configs").glob("*.yaml")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(path for path in (ROOT / "docs" / "examples").rglob("*.*") if path.suffix in EXAMPLES),
     *sorted((ROOT / "memcalc" / "data").rglob("*.yaml")),
     *sorted((ROOT / "memcalc" / "data").glob("*.schema.json")),
     *sorted((ROOT / "memcalc" / "nullcuda" / "src").iterdir()),
@@ -128,6 +132,8 @@ def test_the_phrases_are_found_across_lines_and_names_are_not() -> None:
     assert found("`rehearsal` and --rehearse") == []
     assert found("Args:\n    whose: the program.") == []
     assert found("the module lets them go") == ["lets them go"]
+    assert found("a file is read as it is, by a program who needs it") == ["file is read as it is", "program who"]
+    assert found("as soon as it is read, by people who need it") == []
 
 
 def test_strings_docstrings_and_comments_are_read() -> None:

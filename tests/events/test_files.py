@@ -110,7 +110,7 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
     """A file may have fewer columns, in another order, or some that this memcalc does not know."""
     path = tmp_path / "run.jsonl"
     path.write_text(
-        '{"format":"memcalc-events","version":1,"columns":["bytes","colour","kind","storage","component"]}\n'
+        '{"format":"memcalc-events","version":1,"columns":["bytes","color","kind","storage","component"]}\n'
         '[64,"red","alloc",3,"weights"]\n'
         '[0,"red","free",3]\n'
     )

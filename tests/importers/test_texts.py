@@ -70,7 +70,7 @@ def test_merge_keys_of_a_foreign_file(tmp_path: Path) -> None:
         ("a.json", '{"a": 1,', r"a\.json:2: this is not JSON: "),
         ("a.yaml", "a: [1", r"a\.yaml:2: this is not YAML: "),
         ("a.toml", "[a", r"a\.toml: this is not TOML: "),
-        ("a.toml", "a = 1", r"a\.toml: the file is no torchtitan config"),
+        ("a.toml", "a = 1", r"a\.toml: the file is not a torchtitan config"),
         ("args.txt", "--lr 1", r"args\.txt: no command of the file trains with Megatron-LM"),
         ("a.sh", "python preprocess_data.py --num-layers 2", r"a\.sh: no command of the file trains with Megatron-LM"),
         ("config.json", '{"architectures": ["LlamaForCausalLM"]}', "model_type is missing"),

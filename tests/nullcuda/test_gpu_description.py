@@ -37,7 +37,7 @@ def test_another_makers_gpu_has_none() -> None:
 
 
 def test_a_gpu_that_is_not_known_for_certain_has_none() -> None:
-    with pytest.raises(InputError, match="How many multiprocessors"):
+    with pytest.raises(InputError, match="the number of multiprocessors of"):
         find_null_gpu("gb200")
 
 

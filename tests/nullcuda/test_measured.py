@@ -98,7 +98,7 @@ def test_a_model_that_is_larger_than_the_gpu_is_not_started(null_python: str) ->
 @pytest.mark.long
 def test_settings_that_pytorch_refuses(null_python: str) -> None:
     with pytest.raises(
-        memcalc.MemcalcError, match="PyTorch refuses PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:1"
+        memcalc.MemcalcError, match="PyTorch rejects PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:1"
     ) as caught:
         memcalc.measure("gpt2", device="null:t4", python=null_python, alloc_conf="max_split_size_mb:1")
     assert caught.value.exit_code == 3

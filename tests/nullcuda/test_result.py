@@ -118,13 +118,13 @@ def test_warnings_count_over_processes() -> None:
         "on it may differ on a real GPU"
     )
     assert choices == (
-        "experts or tokens were chosen by unknown scores once: each equally often (--routing worst-case: the "
+        "experts or tokens were chosen by unknown scores once: all equally often (--routing worst-case: the "
         "same for every token)"
     )
     assert masks.startswith("elements were selected by an unknown mask once")
     assert "freed its cache once" in retries
-    assert ooms.startswith("the GPU's memory ran out 2 times, and the program went on")
-    assert unmodelled == "called, and rejected by the null device: cusolverDnSgeqrf"
+    assert ooms.startswith("the GPU's memory ran out 2 times, and the program continued")
+    assert unmodelled == "functions that the null device rejected: cusolverDnSgeqrf"
     assert shared.startswith("several processes used cuda:0")
 
 
@@ -209,8 +209,8 @@ def test_the_devices_books_go_beyond_a_killed_processs_last_report() -> None:
     )
     (warning,) = replace(TWO_RANKS, processes=(found,)).warnings
     assert warning == (
-        "process 5 was killed before its last report: allocated is less than it was, reserved and device are what the "
-        "device counted"
+        "process 5 was killed before its last report: allocated memory is a lower bound; reserved and device memory are "
+        "complete"
     )
     assert process_from_report(report, DeviceCounters((GIB, 4 * GIB), 0), GIB).usages == found.usages[1:]
     assert process_from_report(report, DeviceCounters((GIB,), 0, steps=2), GIB).steps == 2
@@ -265,10 +265,10 @@ def without_steps(run: DryRun) -> DryRun:
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (with_ooms(TWO_RANKS, 2), "the GPU's memory ran out 2 times, and the program went on with something else"),
+        (with_ooms(TWO_RANKS, 2), "the GPU's memory ran out 2 times, and the program continued with a fallback"),
         (
             with_ooms(replace(TWO_RANKS, outcome=TIMED_OUT), 1),
-            "the GPU's memory ran out once, and the program ended otherwise (timed out)",
+            "the GPU's memory ran out once, and the program ended differently (timed out)",
         ),
         (without_steps(replace(TWO_RANKS, outcome=FAILED)), "failed before the first optimizer step was complete"),
         (

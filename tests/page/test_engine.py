@@ -112,7 +112,7 @@ def test_the_largest_batch_of_a_generation_comes_after_the_answer() -> None:
     early = next(section for section in first["view"]["sections"] if section.get("place") == "generation")
     assert timeline["section"]["place"] == "timeline"
     assert cache["section"]["place"] == "generation"
-    assert [row[0] for row in early["rows"]] == ["a token", "a sequence", "all"]
+    assert [row[0] for row in early["rows"]] == ["per token", "per sequence", "all"]
     assert [row[0] for row in cache["section"]["rows"][3:]] == ["largest batch", "longest context"]
 
 

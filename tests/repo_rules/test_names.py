@@ -13,7 +13,7 @@ NO_NOUNS = frozenset(
     """
     about after afterwards again alike around arriving before beginning behind beside biased broken built bought cached
     configured cut described drawn foreign frozen given grouped held how judged kept largest made measured moving named
-    near nearest one others outside passing paging placing planned played pruned quantised quick reading_back real
+    near nearest one others outside passing paging placing planned played pruned quantized quick reading_back real
     rehearsed remembered repeated salvage saving shown sized smallest spoken standing stepping tokenwise told traced
     uncompiled unobserved unsized unwatched varying watched what when which whole whose wide written
     """.split()

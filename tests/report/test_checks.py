@@ -110,8 +110,15 @@ def version() -> str:
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
-        (MIXED, "5 configs checked: 2 fit, 1 too large, 1 grew, 1 broken; 2 other files skipped; 1 of the baseline not checked"),
-        (NOTHING, "no configuration found: nothing was checked; 3 other files skipped"),
+        (MIXED, "5 configs checked: 2 fit, 1 too large, 1 grew, 1 invalid; 2 other files skipped; 1 of the baseline not checked"),
+        (
+            NOTHING,
+            (
+                "no configuration found: nothing was checked; 3 other files skipped. "
+                "Name a configuration file (a named file is always checked) or another directory."
+            ),
+        ),
+        (CONTENT, "no configuration found: nothing was checked; 3 other files skipped"),
     ],
 )  # fmt: skip
 def test_summary(report: CheckReport, expected: str) -> None:

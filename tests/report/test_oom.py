@@ -78,7 +78,7 @@ def test_screens(name: str, width: int, golden: Golden) -> None:
 @pytest.mark.parametrize("name", ["fragmented", "full"])
 def test_the_parts_sum_to_the_capacity(name: str) -> None:
     text = screen(diagnosis_of(name), 120, unit="bytes")
-    table = text[text.index("Memory at the failure") : text.index("What to try")]
+    table = text[text.index("Memory at the failure") : text.index("Remedies")]
     parts = [int(size.replace(",", "")) for size in re.findall(r"^  [Apsxou.]  \D+([\d,]+)", table, re.MULTILINE)]
     capacity = re.search(r"capacity +([\d,]+)", table)
 

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from memcalc.report.grid import Column, TextTable
-from memcalc.report.screen import Screen, cells, wants_colour
+from memcalc.report.screen import Screen, cells, wants_color
 from memcalc.report.terminal import draw_grid, draw_line
 
 
@@ -15,7 +15,7 @@ def test_columns_of_a_terminal(text: str, width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "terminal", "colour"),
+    ("environment", "terminal", "color"),
     [
         ({}, True, True),
         ({}, False, False),
@@ -26,7 +26,7 @@ def test_columns_of_a_terminal(text: str, width: int) -> None:
     ],
 )
 def test_who_gets_color(
-    environment: dict[str, str], terminal: bool, colour: bool, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], terminal: bool, color: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)
@@ -34,7 +34,7 @@ def test_who_gets_color(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
 
-    assert wants_colour() == colour
+    assert wants_color() == color
 
 
 def drawn(grid: TextTable, width: int) -> list[str]:

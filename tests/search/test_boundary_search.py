@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.search.boundary_search import NEIGHBOURS, fit_boundary
+from memcalc.search.boundary_search import NEIGHBORS, fit_boundary
 from tests.properties.specs import examples
 
 
@@ -20,7 +20,7 @@ def test_a_rising_peak_has_one_border(values: list[int], most: int, start: int) 
 
 @examples(100)
 @given(st.lists(st.booleans(), min_size=1, max_size=80), st.integers(0, 80))
-def test_whatever_the_peak_does_the_neighbours_were_tried(fits: list[bool], start: int) -> None:
+def test_whatever_the_peak_does_the_neighbors_were_tried(fits: list[bool], start: int) -> None:
     """`fits[i]` says whether i + 1 fits, in no order at all."""
     ladder = range(1, len(fits) + 1)
     asked: list[int] = []
@@ -33,7 +33,7 @@ def test_whatever_the_peak_does_the_neighbours_were_tried(fits: list[bool], star
 
     assert len(asked) == len(set(asked))
     assert found.value == 0 or fits[found.value - 1]
-    above = range(found.value + 1, min(found.value + NEIGHBOURS, len(fits)) + 1)
+    above = range(found.value + 1, min(found.value + NEIGHBORS, len(fits)) + 1)
     assert not any(fits[value - 1] for value in above)
     below = [value for value in sorted(asked) if value < found.value]
     assert found.gaps == tuple(value for value in below if not fits[value - 1])
@@ -69,12 +69,12 @@ def test_the_answer_is_not_below_a_value_that_fits() -> None:
 
 
 @examples(60)
-@given(st.lists(st.integers(0, 3_000), min_size=NEIGHBOURS, max_size=NEIGHBOURS), st.integers(0, 4_000))
+@given(st.lists(st.integers(0, 3_000), min_size=NEIGHBORS, max_size=NEIGHBORS), st.integers(0, 4_000))
 def test_a_peak_with_a_period_has_its_last_border(borders: list[int], start: int) -> None:
     """What is padded to multiples: each residue has a border of its own, however far apart they are."""
 
     def fits(value: int) -> bool:
-        return value <= 500 + borders[value % NEIGHBOURS]
+        return value <= 500 + borders[value % NEIGHBORS]
 
     last = max(value for value in range(1, 4_000) if fits(value))
     assert fit_boundary(range(1, 10_000), fits, start).value == last

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memcalc
-from memcalc.search.boundary_search import NEIGHBOURS
+from memcalc.search.boundary_search import NEIGHBORS
 from memcalc.search.maxima import MAXIMA, MOST, SCALES, Maximum
 from memcalc.search.scaling import heads_step
 from memcalc.spec.hardware.gpus import find_gpu
@@ -30,7 +30,7 @@ def fits(source: Any, *overrides: str, gpu: str = CARD) -> bool:
 
 @examples(4)
 @given(configs())
-def test_the_largest_micro_batch_fits_and_no_neighbour_above(config: Config) -> None:
+def test_the_largest_micro_batch_fits_and_no_neighbor_above(config: Config) -> None:
     found = largest("micro_batch_size", config)
 
     assert fits(config, f"b={found.value}")
@@ -39,13 +39,13 @@ def test_the_largest_micro_batch_fits_and_no_neighbour_above(config: Config) -> 
         found.result.headline.device_bytes
         == memcalc.estimate(config, f"b={found.value}", gpu=CARD).headline.device_bytes
     )
-    for more in range(1, NEIGHBOURS + 1):
+    for more in range(1, NEIGHBORS + 1):
         assert not fits(config, f"b={found.value + more}")
 
 
 @examples(4)
 @given(configs(), st.sampled_from(["rope", "none"]))
-def test_the_longest_sequence_fits_and_no_neighbour_above(config: Config, positions: str) -> None:
+def test_the_longest_sequence_fits_and_no_neighbor_above(config: Config, positions: str) -> None:
     """In steps of the tensor-parallel ranks where sequence parallelism cuts it."""
     config["model"]["position_embedding"] = positions
     config["training"]["attention"] = "flash"
@@ -55,7 +55,7 @@ def test_the_longest_sequence_fits_and_no_neighbour_above(config: Config, positi
     assert found.step == t
     assert found.value % t == 0
     assert fits(config, f"s={found.value}")
-    for more in range(1, NEIGHBOURS + 1):
+    for more in range(1, NEIGHBORS + 1):
         assert not fits(config, f"s={found.value + more * t}")
 
 

@@ -91,7 +91,7 @@ def test_nothing_fits(run: Callable[..., Run]) -> None:  # noqa: F811
     done = run("fit", "llama-3-70b", "--minimize", "cost", "--price", "4090=0.4", "--gpus", "4")
 
     assert done.code == 1
-    assert "On none of these GPUs, up to 4 of them, the run fits." in done.out
+    assert "The run fits on none of these GPUs, with up to 4 of each." in done.out
     assert memcalc.fit("llama-3-70b", minimize="cost", prices={"4090": 0.4}, gpus=4).verdict == "does-not-fit"
 
 

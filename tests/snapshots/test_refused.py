@@ -218,7 +218,7 @@ def test_a_missing_file_is_its_own_error(run: Any) -> None:
     code, out, err = run("replay", "nowhere.pickle")
 
     assert (code, out) == (2, "")
-    assert err.startswith("error: nowhere.pickle: cannot be read: No such file or directory. Name a file of ")
+    assert err.startswith("error: nowhere.pickle: the file cannot be read: No such file or directory. Name a file of ")
 
 
 def test_a_whole_one_is_read(run: Any, tmp_path: Path) -> None:

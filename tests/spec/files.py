@@ -32,9 +32,14 @@ def read(folder: Path, text: str | bytes, *overrides: str, name: str = "run.yaml
 
 
 def refusal(folder: Path, text: str | bytes, *overrides: str, name: str = "run.yaml") -> str:
-    """The whole message, which always has a remedy."""
+    """The whole message, which always has a remedy; paths are relative to `folder`.
+
+    The message names the file by the path that was given.
+    """
     with pytest.raises(InputError) as caught:
         read(folder, text, *overrides, name=name)
     assert caught.value.remedy
     assert caught.value.exit_code == 2
-    return str(caught.value)
+    message = str(caught.value)
+    assert message.startswith((f"{folder / name}:", "--"))
+    return message.replace(f"{folder}/", "")

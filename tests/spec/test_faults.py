@@ -34,11 +34,14 @@ MESSAGES = [
 
 
 def faults(folder: Path, text: str, *overrides: str) -> list[str]:
+    """The messages, with paths relative to `folder`; each names the file by the path that was given."""
     path = folder / "six.yaml"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         load(path, overrides)
-    return str(caught.value).splitlines()
+    messages = str(caught.value).splitlines()
+    assert all(message.startswith((f"{path}:", "--")) for message in messages)
+    return [message.replace(f"{folder}/", "") for message in messages]
 
 
 def test_a_file_with_six_faults_has_six_messages_in_the_order_of_its_lines(tmp_path: Path) -> None:
@@ -53,7 +56,7 @@ def test_each_is_a_line_on_standard_error(tmp_path: Path, run: Callable[..., Run
     done = run("estimate", str(tmp_path / "six.yaml"))
 
     assert (done.code, done.out) == (2, "")
-    assert [line.startswith("error: six.yaml:") for line in done.err.splitlines()] == [True] * 6
+    assert [line.startswith(f"error: {tmp_path}/six.yaml:") for line in done.err.splitlines()] == [True] * 6
 
 
 def test_a_missing_model_hides_no_other_fault(tmp_path: Path) -> None:
@@ -104,4 +107,4 @@ def test_the_error_of_several_is_that_of_the_first_for_programs(tmp_path: Path) 
 
     assert len(caught.value.errors) == 6
     assert caught.value.exit_code == 2
-    assert caught.value.location == "six.yaml:3: training.micro_batch_sizee"
+    assert caught.value.location == f"{path}:3: training.micro_batch_sizee"

@@ -41,8 +41,8 @@ def test_a_file_that_is_not_utf_8_is_refused(folder: Path, data: bytes, byte: in
 
 def test_a_huge_file_is_refused_without_being_read_as_a_whole(folder: Path) -> None:
     """Five million characters: at most four bytes for each of the million that a configuration may have are read."""
-    assert refusal(folder, "#" * (5 * MAX_CHARACTERS)).endswith(
-        "run.yaml: has more than 4,000,000 bytes, the most of such a file. "
+    assert refusal(folder, "#" * (5 * MAX_CHARACTERS)) == (
+        "run.yaml: the file has more than 4,000,000 bytes, the limit for its type. "
         "Name the configuration file itself, and check its permissions."
     )
 
@@ -100,5 +100,5 @@ def test_a_file_that_may_not_be_read_is_refused(folder: Path, monkeypatch: pytes
         load(file)
 
     assert str(caught.value) == (
-        f"{file}: cannot be read: Permission denied. Name the configuration file itself, and check its permissions."
+        f"{file}: the file cannot be read: Permission denied. Name the configuration file itself, and check its permissions."
     )

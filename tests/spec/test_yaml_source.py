@@ -274,7 +274,7 @@ def test_deep_and_long_files_are_refused_at_once(text: str) -> None:
     start = time.process_time()
     rule = "the file nests or repeats beyond 32 levels or 20,000 values."
 
-    assert refusal(text) == f"run.yaml:1: {rule} Remove what a configuration does not need."
+    assert refusal(text) == f"run.yaml:1: {rule} Remove the parts that a configuration does not need."
     assert time.process_time() - start < 2
 
 

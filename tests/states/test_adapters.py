@@ -127,7 +127,7 @@ def test_embedding_norms_and_head_stay_whole() -> None:
     }
 
 
-def test_an_untied_head_is_quantised_if_asked_for() -> None:
+def test_an_untied_head_is_quantized_if_asked_for() -> None:
     run = ledger("qlora.quantize_lm_head=true", finetune="qlora")
 
     assert [row.bytes for row in run.live_rows("model", W) if row.module == "lm_head" and "4-bit" in row.tensor][
@@ -225,7 +225,7 @@ def test_a_matrix_in_4_bits_is_whole_for_a_moment_in_forward_and_in_backward() -
     sizes = ("l=1", "b=1", "s=1", "V=2", f"intermediate_size={wide}")
     run = result(*sizes, "lora.rank=1", "lora.target_modules=[q_proj]", finetune="qlora").ledger
     for phase in ("forward_1", "backward_1"):
-        whole = [row for row in run.live_rows(phase) if row.tensor.endswith("dequantised")]
+        whole = [row for row in run.live_rows(phase) if row.tensor.endswith("dequantized")]
         assert [row.bytes for row in whole] == [2 * D * wide]
 
 

@@ -10,7 +10,7 @@ import torch
 from memcalc.layout.peft_parameters import all_parameters, trainable_parameters
 from memcalc.spec.loading import load
 from memcalc.step.causal_lm import build
-from memcalc.step.quantization import elements, quantised_tensors
+from memcalc.step.quantization import elements, quantized_tensors
 
 TINY = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 96, "max_position_embeddings": 32}
 LLAMA = {"architecture": "llama", "num_key_value_heads": 2, "intermediate_size": 96, "tie_word_embeddings": False}
@@ -85,7 +85,7 @@ def test_the_embeddings_output_needs_a_gradient_if_the_spec_says_so(
 
 
 @each
-def test_quantised_matrices_stand_for_as_many_elements(model: dict[str, Any], implementation: str) -> None:
+def test_quantized_matrices_stand_for_as_many_elements(model: dict[str, Any], implementation: str) -> None:
     pytest.importorskip("bitsandbytes")
     given = spec(model, implementation, finetune="qlora", lora={"rank": 4})
     built = build(given, torch.device("cpu"))
@@ -94,5 +94,5 @@ def test_quantised_matrices_stand_for_as_many_elements(model: dict[str, Any], im
         built.loss(built.logits(tokens), tokens).backward()
 
     assert sum(elements(p) for p in built.module.parameters()) == all_parameters(given)
-    assert list(quantised_tensors(built.module))
+    assert list(quantized_tensors(built.module))
     assert all((p.grad is not None) is p.requires_grad for p in built.module.parameters())

@@ -84,11 +84,11 @@ def test_the_cache_is_the_estimates(cache: str) -> None:
     [
         (
             ("inference.cache=paged",),
-            "inference.cache: cache = paged is not traced during generation: only transformers' modules",
+            "inference.cache: generation with cache = paged is not traced: supported are transformers' modules",
         ),
-        (("inference.implementation=plain",), "implementation = plain is not traced during generation"),
-        (("inference.quantization=nf4",), "quantization = nf4 is not traced during generation"),
-        (("pipeline_parallel=2",), "a run on 2 ranks is not traced during generation"),
+        (("inference.implementation=plain",), "generation with implementation = plain is not traced"),
+        (("inference.quantization=nf4",), "generation with quantization = nf4 is not traced"),
+        (("pipeline_parallel=2",), "generation with 2 ranks is not traced"),
     ],
 )
 def test_what_is_no_run_of_transformers_on_one_gpu(given: tuple[str, ...], message: str) -> None:

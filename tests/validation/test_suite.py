@@ -61,7 +61,7 @@ def test_a_file_that_is_no_suite(text: str, message: str, tmp_path: Path) -> Non
 
 
 def test_a_missing_suite(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.yaml: cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"none\.yaml: the file cannot be read: No such file"):
         load_suite(tmp_path / "none.yaml")
 
 

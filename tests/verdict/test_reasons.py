@@ -23,7 +23,7 @@ def test_the_foreach_update_holds_one_more_copy_of_the_gradients() -> None:
     assert found.remedy.overrides == ("training.optimizer_implementation=fused",)
     text = because(found, "GiB")
     assert "The peak is in optimizer_step_1: mostly optimizer state (5.8" in text
-    assert "The foreach update of the optimizer holds 2.90 GiB of temporaries." in text
+    assert "The optimizer's foreach update allocates 2.90 GiB of temporaries." in text
     assert "Cheapest change that fits: --set optimizer_implementation=fused (13.27 GiB)." in text
 
 

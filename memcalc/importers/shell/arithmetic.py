@@ -19,7 +19,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
 
 
 def computed(expression: str) -> int | None:
-    """The value of an expression of numbers; None if it is none."""
+    """Return the value of an expression of numbers; None for anything else."""
     words: list[str] = []
     at = 0
     while at < len(expression.rstrip()):

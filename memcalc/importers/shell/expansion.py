@@ -29,7 +29,7 @@ class Expander:
         self._depth = 0
 
     def words(self, raw: str) -> list[str]:
-        """The words that a word becomes: unquoted values are split."""
+        """Return the words that a word expands to: unquoted values are split."""
         fields: list[str] = []
         current: list[str] = []
         quoted = False
@@ -55,21 +55,21 @@ class Expander:
         return fields
 
     def text(self, raw: str) -> str:
-        """The one text that a word becomes: of an assignment, within `[[ ]]`, of a here-document."""
+        """Return the single string that a word expands to, in an assignment, in `[[ ]]` or in a here-document."""
         found = "".join(text + (" " if ends else "") for text, _, ends in self._parts(raw))
         if len(found) > _LONGEST:
             raise ShellError("too long")
         return found
 
     def array(self, raw: str) -> tuple[str, ...]:
-        """The words between an array's brackets."""
+        """Return the words between an array's brackets."""
         found = tuple(word for each in words_within(raw) for word in self.words(each))
         if sum(map(len, found)) > _LONGEST:
             raise ShellError("too long")
         return found
 
     def here(self, body: str) -> str:
-        """A here-document, in which quotation marks are letters."""
+        """Return the text of a here-document, in which quotation marks are ordinary characters."""
         return self.text('"' + re.sub(r'(?<!\\)"', '\\"', body) + '"')
 
     def _parts(self, raw: str, *, within: bool = False) -> list[tuple[str, bool, bool]]:
@@ -107,7 +107,7 @@ class Expander:
         return found
 
     def _value(self, raw: str, within: bool) -> list[tuple[str, bool, bool]]:
-        """What `$X`, `${X:-y}`, `$(( ))`, `$( )` or a command in backquotes expands to."""
+        """Return the expansion of `$X`, `${X:-y}`, `$(( ))`, `$( )` or a command in backquotes."""
         value: Value
         each = False
         if raw.startswith("$((") and raw.endswith("))"):
@@ -164,7 +164,7 @@ class Expander:
         return found is not None and not found.choices and re.fullmatch(r"\$\w+|\$\{\d+\}", found.text) is not None
 
     def read(self, name: str) -> Value:
-        """A variable's value, or its mark."""
+        """Return a variable's value, or the mark of an unknown one."""
         value = self.variables.get(name)
         return self.marks.mark(f"${name}") if value is None else value
 

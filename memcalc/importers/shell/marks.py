@@ -1,4 +1,4 @@
-"""What a script's text leaves open, as marks within its words."""
+"""Values that a script's text does not determine, as marks within its words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value = str | tuple[str, ...]  # a variable's text, or an array's words
 
 
 class UndecidedValue(NamedTuple):
-    """Something that the text does not decide: how it is written there, and what it may be, where branches say it."""
+    """A value that the script does not determine: its text there, and its possible values if branches set them."""
 
     text: str
     choices: tuple[Value, ...] = ()
@@ -26,7 +26,7 @@ class MarkTable:
         self._numbers: dict[UndecidedValue, int] = {}
 
     def mark(self, text: str, choices: Sequence[Value] = ()) -> str:
-        """The mark of something open."""
+        """Return the mark of an unknown value."""
         entry = UndecidedValue(text, tuple(dict.fromkeys(choices)))
         number = self._numbers.setdefault(entry, len(self._open))
         if number == len(self._open):
@@ -34,20 +34,20 @@ class MarkTable:
         return f"\x00{number}\x01"
 
     def single_mark(self, word: str) -> UndecidedValue | None:
-        """Return the expansion of a word that is a single mark."""
+        """Return the unknown value of a word that is a single mark."""
         match = _MARK.fullmatch(word)
         return self._open[int(match[1])] if match else None
 
     def shown(self, word: str) -> str:
-        """A word with what its marks are called in the script."""
+        """Return a word with each mark replaced by its text in the script."""
         return _MARK.sub(lambda match: self._open[int(match[1])].text, word)
 
 
 def is_open(word: str) -> bool:
-    """Whether a word holds a mark."""
+    """Return whether a word has a mark."""
     return "\x00" in word
 
 
 def without_marks(text: str) -> str:
-    """A script's own text, in which no mark can be."""
+    """Return a script's own text without characters that could be read as marks."""
     return text.replace("\x00", "").replace("\x01", "")

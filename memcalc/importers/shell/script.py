@@ -47,7 +47,7 @@ class _Return(_Exit):
 
 @dataclass
 class Script:
-    """What a text would run.
+    """The commands that a text would run.
 
     Args:
         marks: what is open in the words.
@@ -165,7 +165,7 @@ class _Interpreter:
         return self.either([lambda body=body: self.block(body) for body in possible])  # type: ignore[misc]
 
     def loop(self, node: LoopStatement) -> bool | None:
-        """The body once; a loop over the script's own options is taken to find none."""
+        """Run the body of a loop once; a loop over the script's own options is assumed to find none."""
         if node.name:
             self.script.variables[node.name] = self.script.marks.mark(f"${node.name}")
             return self.block(node.body)
@@ -177,7 +177,7 @@ class _Interpreter:
         return self.either([lambda: self.block(node.body), lambda: None])
 
     def either(self, ways: Sequence[Callable[[], bool | None]]) -> bool | None:
-        """Go each of several ways from here, and leave open what they make different."""
+        """Run several alternatives from the current state; values that differ between them become unknown."""
         if len(ways) == 1:
             return ways[0]()
         before = self.script.variables
@@ -276,7 +276,7 @@ class _Interpreter:
         return None
 
     def lines_of(self, words: list[str]) -> list[str]:
-        """The words that are command lines: what a shell is given, and what else holds a program with its arguments."""
+        """Return the words that are command lines: a shell's argument, or words with a program and its arguments."""
         shell = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), None)
         if shell is not None:
             for place in range(shell + 1, len(words) - 1):
@@ -285,7 +285,7 @@ class _Interpreter:
         return [word for word in words if self.runs(word)]
 
     def line(self, text: str) -> None:
-        """A command line within a word."""
+        """Run a command line that is within a word."""
         self.depth += 1
         if self.depth > _DEEPEST:
             raise ShellError("too deep")

@@ -89,7 +89,7 @@ Node = (
 
 
 def parse(text: str) -> CommandList:
-    """The commands of a text.
+    """Return the commands of a text.
 
     Raises:
         ShellError: it is no shell script that we can read.

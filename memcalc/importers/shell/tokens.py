@@ -148,5 +148,5 @@ def _here(text: str, at: int, found: list[Token], place: int) -> int:
 
 
 def words_within(text: str) -> Iterator[str]:
-    """The words of an array's brackets."""
+    """Return the words between an array's brackets."""
     return (token.text for token in tokens(text) if not token.operator)

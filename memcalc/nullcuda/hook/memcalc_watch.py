@@ -35,7 +35,7 @@ checkpoints, compiler, groups, masks, objects, peak, values, weights = (
 
 FOLDER = os.environ["MEMCALC_NULL_DEVICE"]  # directory of the stub libraries
 REPORTS = os.environ.get("MEMCALC_NULL_REPORTS")  # directory of the reports
-STEPS = int(os.environ.get("MEMCALC_NULL_STEPS") or 0)  # stop after so many steps; 0: never
+STEPS = int(os.environ.get("MEMCALC_NULL_STEPS") or 0)  # number of steps after which the process ends; 0: never
 SKIP_INIT = os.environ.get("MEMCALC_NULL_SKIP_INIT") == "1"
 RANDOM_WEIGHTS = os.environ.get("MEMCALC_NULL_RANDOM_WEIGHTS") == "1"
 HISTORY = os.environ.get("MEMCALC_NULL_HISTORY") == "1"

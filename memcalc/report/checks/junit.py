@@ -21,7 +21,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def junit_xml(report: CheckReport, unit: Unit) -> str:
-    """The report as one test suite."""
+    """Return the report as one test suite."""
     cases = [line for outcome in report.outcomes for line in _case(outcome, unit, fails=report.fails(outcome))]
     failures, errors = report.count("does not fit") + report.count("grew"), report.count("broken")
     if not report.outcomes and report.exit_code:

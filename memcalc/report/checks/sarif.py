@@ -40,7 +40,7 @@ _EXPLAINED: dict[Status, tuple[str, str]] = {
 
 
 def sarif_document(report: CheckReport, unit: Unit) -> dict[str, Any]:
-    """The report as one run of the tool."""
+    """Return the report as one run of the tool."""
     order = list(RULES)
     paths = {_uri(outcome.path): outcome.path for outcome in report.outcomes}  # "./a" and "a" are one artifact
     failing = [outcome for outcome in report.outcomes if report.fails(outcome)]

@@ -42,19 +42,19 @@ def draw_checks(screen: Screen, report: CheckReport, unit: Unit) -> None:
     grid = check_grid(report, unit)
     if grid.rows:
         draw_grid(screen, grid)
-    draw_list(screen, "Broken", _broken(report))
+    draw_list(screen, "Invalid", _broken(report))
     draw_list(screen, _GONE, _gone(report))
     draw_list(screen, "Notes", notes(report))
     screen.line((summary(report), BAD if report.exit_code else GOOD))
 
 
 def check_markdown(report: CheckReport, unit: Unit) -> str:
-    """The same as Markdown."""
+    """Return the same report as Markdown."""
     lines = [f"**memcalc**: {summary(report)}", ""]
     grid = check_grid(report, unit)
     if grid.rows:
         lines += markdown_grid(grid)
-    for title, items in (("Broken", _broken(report)), (_GONE, _gone(report)), ("Notes", notes(report))):
+    for title, items in (("Invalid", _broken(report)), (_GONE, _gone(report)), ("Notes", notes(report))):
         if items:
             lines += [f"### {title}", "", *(f"- {_plain(item)}" for item in items), ""]
     return "\n".join(lines).rstrip()

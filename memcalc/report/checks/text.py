@@ -7,16 +7,17 @@ from memcalc.report.labels import listed, plural, shortened
 from memcalc.units import Unit, format_bytes
 
 _FEW = 3  # paths that are named
-HARMLESS = "no effect on memory"  # how notes begin that say what changes nothing
+HARMLESS = "no effect on memory"  # beginning of notes on fields that change nothing
 NOTHING = "no configuration found: nothing was checked"
+NOTHING_REMEDY = "Name a configuration file (a named file is always checked) or another directory."
 
-# In the summary; and as the rule that is broken: its name in machine-readable formats, its title for people.
+# The words of the summary; then the rule that a config violates: its name in machine-readable formats, and its title.
 ENDINGS: dict[Status, str] = {
     "fits": "fit",
     "does not fit": "too large",
     "unknown": "undecided",
     "grew": "grew",
-    "broken": "broken",
+    "broken": "invalid",
 }
 RULES: dict[Status, tuple[str, str]] = {
     "does not fit": ("does-not-fit", "memcalc: does not fit"),
@@ -27,18 +28,22 @@ RULES: dict[Status, tuple[str, str]] = {
 
 
 def summary(report: CheckReport) -> str:
-    """Return one line: the number of configs by status, skipped files, and configs missing from this check."""
+    """Return one line: the number of configs by status, skipped files, and configs missing from this check.
+
+    If the check fails because there is no config, the line ends with the remedy.
+    """
     counts = [f"{report.count(status):,} {words}" for status, words in ENDINGS.items() if report.count(status)]
     parts = [f"{plural(len(report.outcomes), 'config')} checked: {', '.join(counts)}" if counts else NOTHING]
     if report.skipped:
         parts.append(f"{plural(report.skipped, 'other file')} skipped")
     if report.missing:
         parts.append(f"{len(report.missing)} of the baseline not checked")
-    return "; ".join(parts)
+    text = "; ".join(parts)
+    return text if counts or not report.exit_code else f"{text}. {NOTHING_REMEDY}"
 
 
 def place(outcome: CheckOutcome) -> str:
-    """The file, and the line where it is known."""
+    """Return the file, and the line if it is known."""
     return outcome.path if outcome.line is None else f"{outcome.path}:{outcome.line}"
 
 
@@ -88,7 +93,7 @@ def _paths_text(paths: list[str]) -> str:
 
 
 def signed(difference: int, unit: Unit) -> str:
-    """A change of bytes with its sign and its unit; none at all is "no change"."""
+    """Return a change of bytes with its sign and unit; "no change" if it is zero."""
     if difference == 0:
         return "no change"
     return f"{'+' if difference > 0 else '-'}{format_bytes(abs(difference), unit)}"

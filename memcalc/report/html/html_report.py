@@ -49,7 +49,7 @@ def write_report(path: Path, view: dict[str, Any]) -> None:
 
 
 def report_page(view: dict[str, Any]) -> str:
-    """The page. Its policy runs these scripts alone, so that no name in the data can become one."""
+    """Return the page. Its content policy runs only these scripts, so that no name in the data can become a script."""
     views = re.sub(r"^export ", "", _static("views.js"), flags=re.MULTILINE)
     scripts = [_static("uPlot.iife.min.js"), f"{views}\n{_START}"]
     allowed = " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)

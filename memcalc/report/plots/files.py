@@ -77,7 +77,7 @@ def write_plot(
     tables: Callable[[], Iterable[TextTable]] = tuple,
     source: Source = "trace",
 ) -> None:
-    """Writes the picture of a run.
+    """Write the plot of a run.
 
     Args:
         path: .png and .svg are drawn by matplotlib, .html needs nothing; .json has the timeline's document.

@@ -9,7 +9,7 @@ from memcalc.ledger.result import Result
 from memcalc.ledger.verdict import Verdict
 from memcalc.report.labels import REST, label
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar
-from memcalc.report.plots.palette import colour
+from memcalc.report.plots.palette import color
 from memcalc.report.screens.fit_tables import CARD_WORDS, shown_gpus
 from memcalc.report.screens.fit_text import amount, layouts_sentence, minimum_sentence, short_layout, unchanged_sentence
 from memcalc.report.screens.oom_changes import settings
@@ -92,7 +92,7 @@ def _layout(found: BestLayout, unit: Unit) -> tuple[RunBar, RunBar]:
 
 
 def _of_result(name: str, result: Result, unit: Unit) -> RunBar:
-    """A run with the parts of its memory."""
+    """Return the bar of a run with the parts of its memory."""
     size, parts = BYTES_PER_UNIT[unit], folded(breakdown(result), _MOST_PARTS)
     found = [BarPart(label(part), _color(part), count / size) for part, count in parts.inside.items()]
     if outside := sum(parts.outside.values()):
@@ -103,11 +103,11 @@ def _of_result(name: str, result: Result, unit: Unit) -> RunBar:
 
 
 def _color(part: str) -> str:
-    return _REST_COLOR if part == REST else colour(Component(part))
+    return _REST_COLOR if part == REST else color(Component(part))
 
 
 def _of_verdict(name: str, found: Verdict, usable: int, unit: Unit, words: str = "") -> RunBar:
-    """A run of which the parts are not known."""
+    """Return the bar of a run with unknown parts."""
     least = "at least " * (found.device_bytes is None)
     words = f"{least}{format_bytes(found.needed_bytes, unit)}, {words or CARD_WORDS[found.answer]}"
     return _whole(name, found.needed_bytes, words, usable, unit, fits=found.answer != "does-not-fit")
@@ -119,7 +119,7 @@ def _whole(name: str, needed: int, words: str, usable: int, unit: Unit, *, fits:
 
 
 def _recomputed(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
-    """The run with the least recomputation that fits, or with all of it where that is not enough."""
+    """Yield the bar of the run with the least recomputation that fits, or with full recomputation if none fits."""
     found = answer.least_recompute
     if answer.all_recomputed is not None:
         yield _of_result("recompute full", answer.all_recomputed, unit)
@@ -145,7 +145,7 @@ def _name(found: Maximum) -> str:
 
 
 def _change(found: Nearest, answer: FitResult, unit: Unit) -> RunBar:
-    """A change that makes the run fit, with its price in time."""
+    """Return the bar of a change that makes the run fit, with its cost in time."""
     time = "" if found.slowdown is None else f", {round(100 * found.slowdown):+d}% GPU time"
     usable = find_gpu(found.change.spec.hardware.gpu or answer.gpu.name).usable_bytes
     words = f"{format_bytes(found.change.needed, unit)}{time}"
@@ -158,7 +158,7 @@ def _gpus(answer: FitResult, unit: Unit) -> Iterator[RunBar]:
 
 
 def _offers(answer: FitResult, unit: Unit) -> list[BarGroup]:
-    """The GPUs with a price on which the run fits: memory, and the cost of a million tokens."""
+    """Return the bars of the GPUs with a price on which the run fits: memory, and the cost of a million tokens."""
     rows = [(offer, offer.layouts.best[0].result) for offer in answer.offers if offer.layouts is not None]
     if not rows:
         return []

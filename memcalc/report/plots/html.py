@@ -13,7 +13,7 @@ from memcalc.ledger.component import Component
 from memcalc.report.grid import TextTable
 from memcalc.report.labels import percent, plural
 from memcalc.report.plots.markup import markup, script_data
-from memcalc.report.plots.palette import colour, name
+from memcalc.report.plots.palette import color, name
 from memcalc.report.plots.svg import LEFT, WIDTH, curve_svg
 from memcalc.units import BYTES_PER_UNIT, DECIMALS, Unit, format_bytes, format_number
 
@@ -24,7 +24,7 @@ _PAPER = "background:#fff;color:#000;padding:4px"  # also where the notebook is 
 
 
 def curve_page(curve: MemoryCurve, title: str, unit: Unit = "GiB", tables: Iterable[TextTable] = ()) -> str:
-    """The page.
+    """Return the HTML page of a memory curve.
 
     Args:
         curve: what is drawn.
@@ -79,7 +79,7 @@ def _verb(curve: MemoryCurve) -> str:
 
 
 def _data(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> dict[str, Any]:
-    """The data under the pointer: for each interval its point, its parts, and its operator."""
+    """Return the data for the pointer: for each interval its point, its parts, and its operator."""
     stretches = [
         [
             interval.begin,
@@ -107,7 +107,7 @@ def _data(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> dict[
 
 
 def _legend(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str:
-    """The components from the top of the stack down, with what each holds at the peak."""
+    """Return the components from the top of the stack down, with the bytes of each at the peak."""
     if not outline.stretches:
         return ""
     peak = outline.stretches[outline.peak]
@@ -128,7 +128,7 @@ def _legend(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str
 
 def _swatch(component: Component | None) -> str:
     size = "display:inline-block;width:.9em;height:.9em;margin-right:.45em;border:1px solid #0002"
-    return f'<span class="swatch" style="{size};background:{colour(component)}"></span>'
+    return f'<span class="swatch" style="{size};background:{color(component)}"></span>'
 
 
 def html_table(grid: TextTable) -> str:

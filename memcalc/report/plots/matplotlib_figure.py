@@ -11,7 +11,7 @@ from memcalc.events.memory_curve import MemoryCurve
 from memcalc.files import writing
 from memcalc.report.labels import plural
 from memcalc.report.plots.markup import drawable, heading
-from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
+from memcalc.report.plots.palette import LIMIT, RESERVED, color, name
 from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes, format_number
 
@@ -28,7 +28,7 @@ _GREY = "#555555"
 
 
 def save_figure(path: Path, curve: MemoryCurve, title: str, unit: Unit = "GiB") -> None:
-    """Writes the picture; the suffix of the path decides between PNG and SVG."""
+    """Write the plot as PNG or SVG, by the suffix of the path."""
     import matplotlib as mpl
 
     # The same run gives the same file, byte for byte; a dollar sign in a name is no formula.
@@ -40,7 +40,7 @@ def save_figure(path: Path, curve: MemoryCurve, title: str, unit: Unit = "GiB") 
 
 
 def curve_figure(curve: MemoryCurve, title: str, unit: Unit = "GiB") -> Figure:
-    """The stacked components, what is reserved above them, the phases below, and the peak with its value."""
+    """Return a figure: the stacked components, reserved memory above, phases below, the peak with its value."""
     from matplotlib.figure import Figure
 
     outline = curve.outline(STRETCHES)
@@ -66,14 +66,14 @@ def curve_figure(curve: MemoryCurve, title: str, unit: Unit = "GiB") -> Figure:
 
 
 def _stack(axes: Axes, outline: DownsampledTimeline, size: int) -> None:
-    """Steps, not slopes: between two events nothing changes. The last value is drawn to the end of the axis."""
+    """Draw step curves: between two events nothing changes. The last value is drawn to the end of the axis."""
     stretches = (*outline.stretches, outline.stretches[-1])
     places = [interval.begin for interval in outline.stretches] + [outline.length]
     below = [0.0] * len(places)
     for at, component in enumerate(outline.components):
         above = [level + interval.components[at] / size for level, interval in zip(below, stretches, strict=True)]
         axes.fill_between(
-            places, below, above, step="post", color=colour(component), linewidth=0, label=name(component), zorder=2
+            places, below, above, step="post", color=color(component), linewidth=0, label=name(component), zorder=2
         )
         below = above
     axes.step(places, below, where="post", color="#333333", linewidth=0.6, zorder=3)

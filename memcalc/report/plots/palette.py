@@ -9,7 +9,7 @@ from __future__ import annotations
 from memcalc.ledger.component import Component
 from memcalc.report.labels import label, letter
 
-_COLOURS: dict[Component | None, str] = {
+_COLORS: dict[Component | None, str] = {
     Component.WEIGHTS: "#332288",
     Component.MASTER_WEIGHTS: "#88CCEE",
     Component.GRADIENTS: "#117733",
@@ -30,13 +30,13 @@ LIMIT = "#CC0000"
 UNATTRIBUTED = "unattributed"
 
 
-def colour(component: Component | None) -> str:
-    """The color as #RRGGBB; None is what no component claims."""
-    return _COLOURS[component]
+def color(component: Component | None) -> str:
+    """Return the color as #RRGGBB; None is memory without a component."""
+    return _COLORS[component]
 
 
 def name(component: Component | None) -> str:
-    """A component as people write it."""
+    """Return a component's name for people: spaces instead of underscores."""
     return UNATTRIBUTED if component is None else label(component)
 
 

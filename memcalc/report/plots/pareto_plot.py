@@ -13,7 +13,7 @@ from memcalc.recomputation.evaluation import Evaluation
 from memcalc.recomputation.recommendation import RecomputeResult
 from memcalc.report.plots.bars import BarGroup, BarPart, Panel, RunBar, save_bars
 from memcalc.report.plots.markup import heading
-from memcalc.report.plots.palette import LIMIT, colour
+from memcalc.report.plots.palette import LIMIT, color
 from memcalc.report.screens.verdict import subject
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
@@ -56,7 +56,7 @@ def front_figure(planning: RecomputeResult, unit: Unit = "GiB") -> Figure:
     points = [
         (found.evaluation.peak_bytes / size, 100 * found.evaluation.recompute_flops / flops) for found in planning.front
     ]
-    ink = colour(Component.WEIGHTS)
+    ink = color(Component.WEIGHTS)
     axes.step(*zip(*points, strict=True), where="post", color=ink, linewidth=1.2, zorder=2)
     axes.plot(
         *zip(*points, strict=True), "o", color=ink, markersize=4, label="cheapest plans of whole layers", zorder=3
@@ -69,7 +69,7 @@ def front_figure(planning: RecomputeResult, unit: Unit = "GiB") -> Figure:
     chosen = planning.plan.evaluation
     axes.plot(
         [chosen.peak_bytes / size], [100 * chosen.recompute_flops / flops], "o",
-        color=colour(Component.LOGITS_AND_LOSS), markersize=9,
+        color=color(Component.LOGITS_AND_LOSS), markersize=9,
         label=f"this plan ({planning.plan.plan.strategy})", zorder=5,
     )  # fmt: skip
     budget = f"budget {format_bytes(planning.budget, unit)}"
@@ -111,12 +111,12 @@ def plan_bars(planning: RecomputeResult, unit: Unit) -> tuple[str, list[BarGroup
     own = planning.plan
     plans = [(f"this plan ({own.plan.strategy})", own.evaluation), *planning.rules]
     memory = [
-        RunBar(name, (BarPart("allocated", colour(Component.WEIGHTS), found.peak_bytes / size),), _memory(found, unit),
+        RunBar(name, (BarPart("allocated", color(Component.WEIGHTS), found.peak_bytes / size),), _memory(found, unit),
             planning.budget / size, found.peak_bytes <= planning.budget)
         for name, found in plans
     ]  # fmt: skip
     again = [
-        RunBar(name, (BarPart("recomputed", colour(Component.ACTIVATIONS), 100 * found.recompute_flops / flops),),
+        RunBar(name, (BarPart("recomputed", color(Component.ACTIVATIONS), 100 * found.recompute_flops / flops),),
             f"{found.recompute_flops / flops:.1%}")
         for name, found in plans
     ]  # fmt: skip

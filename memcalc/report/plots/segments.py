@@ -10,7 +10,7 @@ from memcalc.events.event import Event
 from memcalc.files import write_text
 from memcalc.report.plots.files import check_place
 from memcalc.report.plots.markup import markup
-from memcalc.report.plots.palette import colour, name
+from memcalc.report.plots.palette import color, name
 from memcalc.units import Unit, format_bytes
 
 SUFFIXES = (".svg", ".html")
@@ -22,7 +22,7 @@ _FREE, _WAITING = "#FFFFFF", "#FFB000"
 def write_address_space(
     path: Path, segments: Sequence[SegmentView], owners: Mapping[int, Event], title: str, unit: Unit = "GiB"
 ) -> None:
-    """Writes the picture.
+    """Write the plot.
 
     Args:
         path: .svg or .html.
@@ -46,7 +46,7 @@ def write_address_space(
 
 
 def segments_svg(segments: Sequence[SegmentView], owners: Mapping[int, Event], title: str, unit: Unit) -> str:
-    """An <svg> element; pointing at a block shows its contents."""
+    """Return an <svg> element; pointing at a block shows its contents."""
     largest = sorted(segments, key=lambda segment: -segment.total_size)[:MOST]
     shown = sorted(largest, key=lambda segment: segment.address)
     scale = max((segment.total_size for segment in shown), default=1)
@@ -73,7 +73,7 @@ def _block(
     width = WIDTH * block.size / scale
     owner = owners.get(block.address)
     component = owner.component if owner is not None else None
-    fill = {"inactive": _FREE, "active_pending_free": _WAITING}.get(block.state) or colour(component)
+    fill = {"inactive": _FREE, "active_pending_free": _WAITING}.get(block.state) or color(component)
     words = [f"{format_bytes(block.size, unit)} at {block.address:#x}"]
     if block.state == "active_allocated":
         words += [name(component), f"requested {block.requested_size:,} bytes", owner.line if owner else ""]

@@ -22,12 +22,12 @@ class AxisMark(NamedTuple):
 
 
 def phase_marks(spans: Iterable[PhaseInterval]) -> list[AxisMark]:
-    """The phases without the number of their step: "forward"."""
+    """Return the phases without the number of their step: "forward"."""
     return [AxisMark(drawable(_parts(span.phase)[0]), span.begin, span.end) for span in spans]
 
 
 def step_marks(spans: Iterable[PhaseInterval]) -> list[AxisMark]:
-    """The steps: "setup", "step 1", "step 2"; nothing where no phase belongs to a step."""
+    """Return the steps ("setup", "step 1", "step 2"); nothing if no phase belongs to a step."""
     marks = []
     for word, group in groupby(spans, key=lambda span: _parts(span.phase)[1]):
         inside = list(group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.events.downsampling import DownsampledTimeline
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.report.plots.markup import markup
-from memcalc.report.plots.palette import LIMIT, RESERVED, colour, name
+from memcalc.report.plots.palette import LIMIT, RESERVED, color, name
 from memcalc.report.plots.steps import AxisMark, phase_marks, step_marks
 from memcalc.units import BYTES_PER_UNIT, Unit, format_bytes
 
@@ -19,7 +19,7 @@ _LINES = 6  # of the axis, at most
 
 
 def curve_svg(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> str:
-    """An <svg> element; a line of words where nothing was allocated."""
+    """Return an <svg> element; a line of text if nothing was allocated."""
     if not outline.top:
         return "<p>Nothing was allocated.</p>"
     field = _Field(outline)
@@ -44,7 +44,7 @@ class _Field:
         return round(TOP + HEIGHT - HEIGHT * size / self.outline.top, 2)
 
     def steps(self, sizes: list[int]) -> list[tuple[float, float]]:
-        """The corners of a line that jumps at each stretch's begin; corners on a straight line are left out."""
+        """Return the corners of a step curve, which steps at the start of each interval."""
         corners: list[tuple[float, float]] = []
         for interval, size in zip(self.outline.stretches, sizes, strict=True):
             height = self.y(size)
@@ -74,14 +74,14 @@ class _Field:
             above = [level + interval.components[at] for level, interval in zip(below, outline.stretches, strict=True)]
             corners = self.steps(above) + self.steps(below)[::-1]
             shapes.append(
-                f'<path class="part" data-part="{name(component)}" fill="{colour(component)}" '
+                f'<path class="part" data-part="{name(component)}" fill="{color(component)}" '
                 f'd="M{_points(corners)}z"><title>{name(component)}</title></path>'
             )
             below = above
         return shapes
 
     def reserved(self) -> list[str]:
-        """A broken line over the parts, and the end of the GPU, where they are known."""
+        """Return a dashed line for reserved memory, and a line at the GPU's limit, if they are known."""
         held = [interval.reserved for interval in self.outline.stretches if interval.reserved is not None]
         lines = []
         if held:
@@ -117,7 +117,7 @@ class _Field:
         return lines
 
     def peak(self, curve: MemoryCurve, unit: Unit) -> list[str]:
-        """A dot with the peak's value and phase, and the line that follows the pointer."""
+        """Return a dot with the peak's value and phase, and the line that follows the pointer."""
         peak = self.outline.stretches[self.outline.peak]
         x, y = self.x(peak.event + 0.5), self.y(peak.total)
         right = peak.event > self.outline.length / 2
@@ -155,7 +155,7 @@ class _Field:
 
 
 def round_step(top: float) -> float:
-    """The distance between the lines of an axis that ends at `top`: a round number, so that a few lines will do."""
+    """Return the distance between the lines of an axis that ends at `top`: a round number that gives few lines."""
     power = 1.0
     while top / power <= _LINES:
         power /= 10

@@ -19,7 +19,7 @@ from memcalc.units import Unit, format_bytes, format_number
 WIDEST = 160  # columns; a wider picture says no more
 NARROWEST = 20  # columns; a narrower terminal breaks the lines
 ROWS = 16
-_LABELLED = 4  # every so many rows have a number on the axis
+_LABELED = 4  # rows per number on the axis
 _RESERVED = "-"
 _LIMIT = "="
 _INDENT = 2
@@ -28,7 +28,7 @@ _INDENT = 2
 def draw_curve(
     screen: Screen, curve: MemoryCurve, unit: Unit = "GiB", rows: int = ROWS, *, legend: bool = True
 ) -> None:
-    """The picture with its axes and its legend; one line of words where nothing was ever allocated.
+    """Draw the chart with its axes and legend; one line of text if nothing was allocated.
 
     Args:
         screen: where to.
@@ -50,8 +50,8 @@ def draw_curve(
     screen.line((f"{blank}  {_peak_line(columns, outline, curve, unit)}", "bold"))
     cells = [_column(stretch, outline, rows) for stretch in columns]
     for row in reversed(range(rows)):
-        value = format_number(outline.top * (row + 1) // rows, unit) if (row + 1) % _LABELLED == 0 else ""
-        screen.line((f"{' ' * _INDENT}{value:>{label}} |", ""), *_coloured(column[row] for column in cells))
+        value = format_number(outline.top * (row + 1) // rows, unit) if (row + 1) % _LABELED == 0 else ""
+        screen.line((f"{' ' * _INDENT}{value:>{label}} |", ""), *_colored(column[row] for column in cells))
     screen.line((f"{' ' * _INDENT}{format_number(0, unit):>{label}} +{'-' * width}", ""))
     for marks in (phase_marks(outline.spans), step_marks(outline.spans)):
         if marks:
@@ -95,7 +95,7 @@ def _column(interval: EventInterval, outline: DownsampledTimeline, rows: int) ->
     return "".join(cells)
 
 
-def _coloured(cells: Iterable[str]) -> list[Span]:
+def _colored(cells: Iterable[str]) -> list[Span]:
     return [("".join(run), letter_style(sign)) for sign, run in groupby(cells)]
 
 
@@ -111,7 +111,7 @@ def _ruler(columns: Sequence[EventInterval], marks: Sequence[AxisMark]) -> str:
 
 
 def legend_grid(curve: MemoryCurve, outline: DownsampledTimeline, unit: Unit) -> TextTable:
-    """What the letters mean, and what each component holds at the peak."""
+    """Return the legend of the letters, with the bytes of each component at the peak."""
     peak = outline.stretches[outline.peak]
     rows = [
         (mark(component), name(component), format_number(size, unit), percent(size, peak.total))

@@ -26,7 +26,7 @@ SHOWN = {"fits": "fits", "does-not-fit": "does not fit", "unknown": "cannot say"
 
 
 def draw_cells(screen: Screen, cells: GridCells, file: str, unit: Unit, *, listed: bool = False) -> None:
-    """The whole report.
+    """Draw the screen of `memcalc sweep --by`.
 
     Args:
         screen: where to.
@@ -42,7 +42,7 @@ def draw_cells(screen: Screen, cells: GridCells, file: str, unit: Unit, *, liste
     else:
         fits = [cell for cell in cells.cells if _answer(cell).verdict in ("fits", None) and _answer(cell).device_bytes]
         fullest = sorted(fits, key=lambda cell: -(_answer(cell).device_bytes or 0))[:FULLEST]
-        draw_grid(screen, cells_grid("The fullest that fit", cells, fullest, unit))
+        draw_grid(screen, cells_grid("The largest that fit", cells, fullest, unit))
         draw_line(screen, f"--all lists all {len(cells.cells):,} cells, and so does --format csv.", 0)
         screen.line()
     reasons = Counter((_answer(cell).outcome, _answer(cell).reason) for cell in cells.cells)

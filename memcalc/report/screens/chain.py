@@ -37,12 +37,12 @@ def draw_chain(screen: Screen, planning: ChainPlanning, unit: Unit) -> None:
         return  # the user gave it
     draw_grid(screen, layers_grid(planning, unit, "blocks", "Block by block"))
     draw_grid(screen, front_grid(planning, unit))
-    screen.line(("The plan, as memcalc.recomputation.modules.planned takes it", "bold"))
+    screen.line(("The plan, for memcalc.recomputation.modules.planned", "bold"))
     screen.line((f"  {found.plan.items}", ""))
 
 
 def remarks(planning: ChainPlanning, unit: Unit) -> Iterator[str]:
-    """Return the origin of the budget, and the gap to the optimum."""
+    """Yield the origin of the budget, and the gap to the optimum."""
     reserve, loss = planning.reserve, planning.plan.loss
     if reserve is not None:
         yield (
@@ -53,7 +53,7 @@ def remarks(planning: ChainPlanning, unit: Unit) -> Iterator[str]:
     if loss == 0:
         yield "No plan within the budget recomputes less."
     elif loss is not None:
-        yield f"A plan within it could recompute at most {loss / planning.configured.chain.flops:.2%} less."
+        yield f"A plan within the budget could recompute at most {loss / planning.configured.chain.flops:.2%} less."
     yield from _gain(planning.gain)
 
 
@@ -61,7 +61,7 @@ def _gain(gain: Gain | None) -> Iterator[str]:
     if gain is None:
         return
     if not gain.without:
-        yield f"Largest batch: {gain.most:,} with this plan; with everything saved not even one sample fits."
+        yield f"Largest batch: {gain.most:,} with this plan, none with everything saved."
         return
     yield (
         f"Largest batch: {gain.most:,} with this plan, {gain.without:,} with everything saved "

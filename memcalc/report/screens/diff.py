@@ -35,7 +35,7 @@ def draw_difference(screen: Screen, difference: Comparison, unit: Unit) -> None:
 
 
 def difference_markdown(difference: Comparison, unit: Unit) -> str:
-    """The same tables in Markdown."""
+    """Return the same tables in Markdown."""
     lines = []
     for name, result, answer in _heads(difference, unit):
         lines += [f"- {name}: {subject(result)}; **{answer}**".replace("\n", "; ")]

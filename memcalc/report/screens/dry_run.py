@@ -19,7 +19,7 @@ SMALLEST = 6  # cards that it would fit on
 
 
 def draw_dry_run(screen: Screen, run: DryRun, unit: Unit) -> None:
-    """The whole report."""
+    """Draw the screen of `memcalc dry-run`."""
     gpus = run.gpu.label if run.gpus == 1 else f"{run.gpus} x {run.gpu.label}"
     screen.line((f"{shlex.join(run.command)} on {gpus}, a null device: {run.outcome}", "bold"))
     screen.line()

@@ -1,4 +1,4 @@
-"""What is said of a layout that was written as another program's file."""
+"""Messages on a layout that was written as another program's file."""
 
 from __future__ import annotations
 

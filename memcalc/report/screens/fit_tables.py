@@ -71,7 +71,7 @@ def cost_grid(answer: FitResult) -> TextTable:
 
 
 def used_terms(answer: FitResult) -> list[str]:
-    """The terms that are not zero in all layouts."""
+    """Return the cost terms that are not zero in all layouts."""
     return [term for term in TERMS if any(getattr(found.costs, term) for found in answer.best)]
 
 
@@ -87,11 +87,11 @@ def memory_grid(answer: FitResult, unit: Unit) -> TextTable:
         rows.append((str(number), *(format_number(size, unit) for size in numbers)))
     heads = (*(letter(name) for name in parts), "rest", "device")
     columns = (Column("", right=True), *(Column(head, right=True) for head in heads))
-    return TextTable(f"Memory of the fullest rank at its peak, {unit}", columns, rows, legend=memory_legend(answer))
+    return TextTable(f"Memory of the rank with the highest peak, {unit}", columns, rows, legend=memory_legend(answer))
 
 
 def shown_parts(answer: FitResult) -> list[str]:
-    """The parts of memory that are at least a hundredth of any layout's."""
+    """Return the parts of memory that are at least 1% of any layout's memory."""
     tables = [breakdown(found.result) for found in answer.best]
     whole = [table.inside | table.outside for table in tables]
     order = [*(part.value for part in Component), "cached_segments", "device_context", "communication_library"]
@@ -104,7 +104,7 @@ def memory_legend(answer: FitResult) -> str:
 
 
 def term_grid(answer: FitResult) -> TextTable:
-    """What each term is, and where its formula comes from; then the rates."""
+    """Return the description and source of each cost term, then the rates."""
     rows = [(term, f"{TERMS[term][0]} [{TERMS[term][1]}]") for term in used_terms(answer)]
     system = answer.system
     rates = (
@@ -144,14 +144,14 @@ def offer_grid(answer: FitResult) -> TextTable:
         Column("GPU"),
         Column("price", right=True),
         Column("GPUs", right=True),
-        Column("an hour", right=True),
+        Column("per hour", right=True),
         Column("10^6 tokens", right=True),
         Column("", right=True),
         Column("cheapest layout", wrap=True),
     )
     strong = frozenset({0} if answer.offers[0].layouts is not None else ())
     return TextTable(
-        "Price of one GPU and of all for an hour, and of a million tokens at peak rates", columns, rows, strong
+        "Prices: one GPU per hour, all GPUs per hour, a million tokens at peak rates", columns, rows, strong
     )
 
 
@@ -162,7 +162,7 @@ _CARDS_BELOW, _CARDS_ABOVE = 6, 14  # rows before the smallest GPU that fits, an
 
 
 def shown_gpus(answer: FitResult) -> list[GpuVerdict]:
-    """The GPUs around the smallest that fits."""
+    """Return the GPUs around the smallest that fits."""
     first = next((index for index, sized in enumerate(answer.gpu_verdicts) if sized.suffices), len(answer.gpu_verdicts))
     return answer.gpu_verdicts[max(first - _CARDS_BELOW, 0) : first + _CARDS_ABOVE]
 

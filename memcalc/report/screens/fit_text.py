@@ -80,7 +80,7 @@ def layouts_verdict(answer: FitResult) -> Answer:
 
 
 def minimum_sentence(answer: FitResult, unit: Unit) -> str:
-    """The answer to --minimize."""
+    """Return the result of --minimize as a sentence."""
     if answer.query.minimize == "gpus":
         return _fewest_sentence(answer)
     if answer.query.minimize == "cost":
@@ -97,17 +97,17 @@ def _fewest_sentence(answer: FitResult) -> str:
         sure = " for sure; some layouts may fit" if answer.may_be_fewer else ""
         return f"No number of GPUs up to {bound or MOST_GPUS:,} is enough{sure}{more}."
     sure = " for sure, but some may" if answer.may_be_fewer else ""
-    return f"{plural(answer.fewest, 'GPU')} at least. With fewer no layout fits{sure}."
+    return f"At least {plural(answer.fewest, 'GPU')}: with fewer, no layout fits{sure}."
 
 
 def _cheapest_sentence(answer: FitResult) -> str:
     first, most = answer.offers[0], answer.query.gpus or MOST_GPUS
     if first.layouts is None:
         sure = " for sure; some layouts may fit" if answer.verdict == "unknown" else ""
-        return f"On none of these GPUs, up to {most:,} of them, the run fits{sure}."
+        return f"The run fits on none of these GPUs{sure}, with up to {most:,} of each."
     return (
-        f"A token costs least on {first.gpu.name}, {plural(first.layouts.gpus, 'GPU')}: {amount(first.of_tokens)} per "
-        f"million tokens at peak rates, {amount(first.hourly)} per hour."
+        f"Lowest cost per token: {plural(first.layouts.gpus, 'GPU')} of type {first.gpu.name}, "
+        f"{amount(first.of_tokens)} per million tokens at peak rates, {amount(first.hourly)} per hour."
     )
 
 
@@ -180,7 +180,7 @@ def layout_legend(answer: FitResult) -> str:
 
 
 def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
-    """Yield the largest value, the memory of it and of the next value, and notes."""
+    """Return the largest value, the memory of this and of the next value, and notes."""
     size = f"{_NAMES[found.quantity]} {found.value:,}"
     if found.quantity == "parameters":
         size = f"{count(found.parameters)} parameters ({found.value:,} query heads)"
@@ -207,7 +207,7 @@ def maximum_lines(found: Maximum, unit: Unit) -> list[str]:
 
 
 def _none(found: Maximum, unit: Unit) -> str:
-    """What the smallest value needs."""
+    """Return the need of the smallest value, in parentheses."""
     smallest = found.next_verdict
     if smallest is None:
         return ""
@@ -217,7 +217,7 @@ def _none(found: Maximum, unit: Unit) -> str:
 
 def _next(found: Maximum, needed: int, unit: Unit) -> str:
     if found.next_value is None:
-        return f"there is no larger one: {found.end}"
+        return f"no larger value is possible: {found.end}"
     following = found.next_verdict
     if following is None:
         return f"{found.next_value:,} is invalid: {found.end}"
@@ -227,7 +227,7 @@ def _next(found: Maximum, needed: int, unit: Unit) -> str:
     if following.answer == "does-not-fit":
         return f"{found.next_value:,} does not fit: needs {size}"
     if following.interval is not None and following.interval.errors.replayed:
-        return f"{found.next_value:,} fails by its replay, which is close: needs {size}"
+        return f"{found.next_value:,} does not fit by its replay, but is close: needs {size}"
     return f"{found.next_value:,} may not fit: needs {size}"
 
 
@@ -243,13 +243,13 @@ def _bytes_of(found: Verdict, unit: Unit) -> str:
 
 
 def reason_lines(answer: FitResult, unit: Unit) -> list[str]:
-    """Yield what dominates the peak of a run that does not fit, and what would help."""
+    """Return the largest components of the peak of a run that does not fit, and the remedy."""
     if answer.reason is None:
         return []
     lines = [because(answer.reason, unit)]
     if answer.reason.remedy is None and answer.query.maximize is not None:
         lines.append(
-            "No single change that keeps the training result makes it fit. `memcalc fit` without --maximize lists "
+            "No single change that keeps the training result makes the run fit. `memcalc fit` without --maximize lists "
             "pairs of changes, more GPUs and other GPUs."
         )
     return lines
@@ -277,7 +277,7 @@ _KINDS = {
 
 
 def change_lines(found: Nearest, unit: Unit) -> tuple[str, str]:
-    """Yield a change as `--set` takes it, the memory it then needs, and its cost."""
+    """Return a change in the syntax of `--set`; and the memory that the changed run needs, with the cost."""
     change = found.change
     time = "more GPU time per token, not known to the cost model"
     if found.slowdown is not None:
@@ -290,14 +290,14 @@ def change_lines(found: Nearest, unit: Unit) -> tuple[str, str]:
 
 
 def notes(answer: FitResult, *, why: bool) -> list[str]:
-    """Yield the notes on the result."""
+    """Return the notes on the result."""
     found = []
     if answer.offers:
-        found.append(
-            "prices are from --price; the price of a million tokens compares GPUs and is no forecast of a bill"
-        )
+        found.append("prices are from --price; use the cost per million tokens to compare GPUs, not to predict a bill")
     if answer.best and answer.query.maximize is None:
-        found.append("costs rank layouts and are no forecast: all rates are peaks, and nothing overlaps")
+        found.append(
+            "use the costs to rank layouts, not to predict step times: all rates are peaks, and nothing overlaps"
+        )
     if answer.system.assumed and answer.gpus > answer.system.node:
         found.append(answer.system.assumed)
     above = max((maximum.above for maximum in answer.maxima.values() if maximum.value), default=0)

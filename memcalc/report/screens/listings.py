@@ -36,7 +36,7 @@ def model_rows() -> list[dict[str, Any]]:
 
 
 def model_grid(rows: list[dict[str, Any]]) -> TextTable:
-    """The presets as a table; key/value heads and experts only where they differ from the plain case."""
+    """Return the presets as a table; key/value heads and experts only if they differ from the plain case."""
     cells = [
         (
             row["name"],

@@ -41,7 +41,7 @@ def prediction_verdict(predicted: Result, measured: Result) -> str:
 
 
 def draw_measured(screen: Screen, results: Sequence[Result], unit: Unit, missing: Sequence[str] = ()) -> None:
-    """The verdict first, then the tables.
+    """Draw the verdict, then the tables.
 
     Args:
         screen: where.
@@ -67,7 +67,7 @@ def draw_measured(screen: Screen, results: Sequence[Result], unit: Unit, missing
 
 
 def measured_grids(results: Sequence[Result], unit: Unit) -> list[TextTable]:
-    """The tables alone, for Markdown."""
+    """Return the tables alone, for Markdown."""
     return comparison_grids(results, unit) if len(results) > 1 else alone_grids(results[-1], unit)
 
 

@@ -22,7 +22,7 @@ SHOWN = 20  # reports in the list; JSON has them all
 
 
 def draw_diagnosis(screen: Screen, diagnosis: Diagnosis, unit: Unit) -> None:
-    """The whole screen of `memcalc oom`."""
+    """Draw the screen of `memcalc oom`."""
     finding = diagnosis.finding
     draw_line(screen, subject(diagnosis, unit), 0)
     screen.line()
@@ -131,7 +131,7 @@ def _draw_advice(screen: Screen, finding: Finding, unit: Unit) -> None:
     """Draw the remedies, the most promising first, with their gain and effect."""
     if not finding.advice:
         return
-    screen.line(("What to try", "bold"))
+    screen.line(("Remedies", "bold"))
     for number, advice in enumerate(finding.advice, start=1):
         draw_line(screen, f"{number}. {advice.lever}{_gain(advice, unit)}", 2, style="bold")
         draw_line(screen, advice.effect, 5)

@@ -17,7 +17,7 @@ SHOWN = 8  # changes that save memory but do not fit
 
 
 def draw_explained(screen: Screen, explained: ExplainedReport, unit: Unit) -> None:
-    """The configuration in words, its ledger at that moment, and the changes."""
+    """Draw the configuration, its components at the point of failure, and the changes."""
     for line in subject(explained.result).splitlines():
         draw_line(screen, line, 0)
     screen.line()
@@ -29,7 +29,7 @@ def draw_explained(screen: Screen, explained: ExplainedReport, unit: Unit) -> No
 
 
 def budget_sentence(explained: ExplainedReport, unit: Unit) -> str:
-    """What there was, and what the whole step needs."""
+    """Return the memory that the step needs, and the memory that was available."""
     low, high = (format_bytes(size, unit) for size in (explained.needed.low_bytes, explained.needed.high_bytes))
     errors = explained.needed.errors
     how = "by allocator replay" if errors.replayed else "not replayed"
@@ -41,7 +41,7 @@ def budget_sentence(explained: ExplainedReport, unit: Unit) -> str:
 
 
 def ledger_grid(explained: ExplainedReport, unit: Unit) -> TextTable:
-    """The components at the failing moment, their sum, and what the run held."""
+    """Return the components at the point of failure, their sum, and the run's memory."""
     rows = [
         (
             letter(part.value),
@@ -64,7 +64,7 @@ def ledger_grid(explained: ExplainedReport, unit: Unit) -> TextTable:
 
 
 def _draw_changes(screen: Screen, explained: ExplainedReport, unit: Unit) -> None:
-    """Changes that fit, by what they require; changes that may fit; then those that save most without fitting."""
+    """Draw the changes that fit, those that may fit, and those that save most without fitting."""
     fitting = [change for change in explained.changes if change.fits]
     known = explained.budget is not None
     uncertain = [change for change in explained.changes if known and change.fits is None]
@@ -86,7 +86,7 @@ def _draw_changes(screen: Screen, explained: ExplainedReport, unit: Unit) -> Non
 
 
 def settings(change: SuggestedChange) -> str:
-    """The change as --set takes it, without the names of the blocks."""
+    """Return the change in the syntax of --set, without the names of the blocks."""
     return as_typed(change.overrides)
 
 
@@ -97,7 +97,7 @@ def as_typed(overrides: Iterable[str]) -> str:
 
 
 def effect(change: SuggestedChange, unit: Unit) -> str:
-    """What it saves, what is needed then, and at what price."""
+    """Return the saved memory, the memory that is then needed, and the cost of a change."""
     saved, needed = format_bytes(change.saved, unit), format_bytes(change.needed, unit)
     least = "at least " if change.fits is False else ""  # a bound may have been enough to say so
     saves = f"saves {saved}, then " if change.saved > 0 else "reduces fragmentation, "

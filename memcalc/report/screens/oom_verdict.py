@@ -9,7 +9,7 @@ from memcalc.units import Unit, format_bytes
 
 
 def verdict(finding: Finding, unit: Unit) -> str:
-    """The cause with its figures."""
+    """Return the cause with its figures."""
     account, cause, report = finding.account, finding.cause, finding.report
     asked, cached, room = (_size(figure, unit) for figure in (account.requested, account.cached, account.available))
     capacity = _size(report.figures.capacity, unit)
@@ -47,7 +47,7 @@ def _shortfall(finding: Finding, unit: Unit) -> str:
 
 
 def _pieces(finding: Finding, unit: Unit) -> str:
-    """What the cache has to do with it, where it is not the cause."""
+    """Return a sentence on cached memory, if the cause is not fragmentation."""
     cached = finding.account.cached
     if cached is None or not cached.bytes:
         return ""

@@ -11,7 +11,7 @@ from memcalc.recomputation.verification import DeviceVerification
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import listed
 from memcalc.report.screen import Screen
-from memcalc.report.screens.recompute_gain import bought
+from memcalc.report.screens.recompute_gain import gain_sentences
 from memcalc.report.screens.recompute_tables import front_grid, layers_grid, plans_grid, slower
 from memcalc.report.screens.sizing import VERDICT_STYLES
 from memcalc.report.screens.verdict import error_bars, subject
@@ -22,7 +22,7 @@ SCHEMA_VERSION = 2  # of `recompute`: what it says of a run; a chain's file has 
 
 
 def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked: list[DeviceVerification]) -> None:
-    """The whole report."""
+    """Draw the screen of `memcalc recompute`."""
     for line in subject(planning.result).splitlines():
         draw_line(screen, line, 0, "bold")
     screen.line()
@@ -41,8 +41,8 @@ def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked
             screen.line()
         else:
             draw_grid(screen, checked_grid(device, planning, unit))
-    screen.line(("What the plan gains", "bold"))
-    for line in bought(planning, unit):
+    screen.line(("Gain of the plan", "bold"))
+    for line in gain_sentences(planning, unit):
         draw_line(screen, line, 2)
     screen.line()
     draw_yaml(screen, planning)
@@ -72,7 +72,7 @@ def verdict(planning: RecomputeResult, unit: Unit) -> str:
 
 
 def _uncertain(planning: RecomputeResult, unit: Unit) -> str:
-    """Why nothing can be said for sure."""
+    """Return the reason for the verdict CANNOT SAY."""
     decision = planning.verdict
     least, there = format_bytes(decision.least_bytes, unit), _available(planning, unit)
     if decision.unmodelled or decision.interval is None:
@@ -134,7 +134,7 @@ def checked_grid(checked: DeviceVerification, planning: RecomputeResult, unit: U
 
 
 def draw_yaml(screen: Screen, planning: RecomputeResult) -> None:
-    """The plan for the configuration."""
+    """Draw the lines of the configuration with the plan."""
     screen.line(("For the configuration", "bold"))
     screen.line(("  training:", ""))
     draw_line(screen, f"recompute: {yaml_line(planning.recompute)}", 4)
@@ -144,12 +144,12 @@ def draw_yaml(screen: Screen, planning: RecomputeResult) -> None:
 
 
 def yaml_line(recompute: list[Any] | str) -> str:
-    """A plan as YAML in one line."""
+    """Return a plan as one line of YAML."""
     return recompute if isinstance(recompute, str) else f"[{', '.join(map(yaml_item, recompute))}]"
 
 
 def yaml_item(item: Any) -> str:
-    """A layer, a range or a list of them."""
+    """Return a layer, a range or a list as YAML."""
     return f"[{', '.join(map(yaml_item, item))}]" if isinstance(item, list) else str(item)
 
 

@@ -28,19 +28,19 @@ class ChainSpan(Protocol):
 
     @property
     def first(self) -> int:
-        """The first block that is planned."""
+        """The first planned block."""
 
     @property
     def stop(self) -> int:
-        """The one behind the last."""
+        """The block after the last planned one."""
 
 
 class TableSource(Protocol):
-    """What the tables are made of: a plan of a configuration, or of a chain that a file describes."""
+    """Input of the tables: a plan of a configuration, or of a chain from a file."""
 
     @property
     def configured(self) -> ChainSpan:
-        """What was planned."""
+        """The planned blocks and their costs."""
 
     @property
     def budget(self) -> int | None:
@@ -52,7 +52,7 @@ class TableSource(Protocol):
 
     @property
     def rules(self) -> tuple[tuple[str, Evaluation], ...]:
-        """What the rules of thumb need and cost."""
+        """Peak and cost of the rules of thumb."""
 
     @property
     def front(self) -> tuple[OptimalPlan, ...]:
@@ -156,7 +156,7 @@ def front_grid(
         planning: the answer.
         unit: of memory.
         which: kind of plans these are.
-        marks: what is said of the answer, and of other plans that allocate no more than fits.
+        marks: label of the result, and of other plans that allocate no more than a plan that fits.
     """
     most = max((found.evaluation.recompute_flops for found in planning.front), default=0)
     rows = []

@@ -19,7 +19,7 @@ SAMPLES = 200  # moments in the JSON document, at most
 
 
 def draw_replay(screen: Screen, replay: ReplayComparison, unit: Unit) -> None:
-    """The whole report."""
+    """Draw the screen of `memcalc replay`."""
     result = replay.result
     screen.line((subject(replay), "bold"))
     draw_line(screen, verdict(replay, unit), 2, BAD if replay.failed else GOOD)
@@ -48,7 +48,7 @@ def subject(replay: ReplayComparison) -> str:
 
 
 def named(trial: Trial) -> str:
-    """The allocator with its settings."""
+    """Return the allocator with its settings."""
     return f"{trial.policy}, {trial.config}" if trial.config else f"{trial.policy}, default settings"
 
 
@@ -68,7 +68,7 @@ def verdict(replay: ReplayComparison, unit: Unit) -> str:
 
 
 def place(event: int, replay: ReplayComparison) -> str:
-    """A position in the stream, with its phase and request."""
+    """Return a position in the stream, with its phase and request."""
     phase = replay.curve.phase_of(event)
     events = replay.curve.timeline.events
     line = events[event].line if event < len(events) else ""
@@ -139,7 +139,7 @@ def _trial_row(number: int, trial: Trial, result: ReplayResult, unit: Unit) -> t
 
 
 def advice(replay: ReplayComparison, unit: Unit) -> str:
-    """The recommended setting and what it saves."""
+    """Return the recommended setting and the memory that this setting saves."""
     found = replay.recommendation
     if found is None:
         if replay.failed:

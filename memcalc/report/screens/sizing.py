@@ -46,9 +46,9 @@ def draw_short(
     other: OtherModules | None = None,
     advice: str = "",
 ) -> None:
-    """The short answer of `memcalc estimate`: verdict, reason, the parts at the peak and the published numbers.
+    """Draw the default screen of `memcalc estimate`: verdict, reason, components of the peak, published numbers.
 
-    At most MOST_LINES lines of 80 columns for one GPU, MOST_LINES_OF_MANY for any layout; what is left out is counted.
+    At most MOST_LINES lines of 80 columns for one GPU, MOST_LINES_OF_MANY for any layout; omitted lines are counted.
 
     Args:
         screen: where to draw.
@@ -108,7 +108,7 @@ def _short(
 
 
 def _further(result: Result) -> str:
-    """What --full and --explain show besides."""
+    """Return the line that lists the contents of --full and --explain."""
     counted = [(len(result.notes), "note"), (len(result.not_modelled), "limit")]
     found = " and ".join(plural(number, word) for number, word in counted if number)
     shown = "phases, largest batch and context" if result.generation and result.gpu else "phases"
@@ -127,7 +127,7 @@ def draw_sizing(
     other: OtherModules | None = None,
     advice: str = "",
 ) -> None:
-    """The whole screen of `memcalc estimate --full`.
+    """Draw the screen of `memcalc estimate --full`.
 
     Args:
         screen: where to draw.

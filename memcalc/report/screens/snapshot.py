@@ -16,7 +16,7 @@ LINES = 12  # of the program, the largest
 
 
 def draw_recording(screen: Screen, replay: ReplayComparison, unit: Unit) -> None:
-    """The part of the report that only snapshots have."""
+    """Draw the part of the report that only snapshots have."""
     if replay.composition is None:
         return
     draw_line(screen, verification_text(replay.verification), 0, "bold")
@@ -28,7 +28,7 @@ def draw_recording(screen: Screen, replay: ReplayComparison, unit: Unit) -> None
 
 
 def truncation_text(replay: ReplayComparison) -> str:
-    """What a file that was cut off lacks; "" for a whole one."""
+    """Return the missing parts of a truncated file; "" for a complete file."""
     recorded = replay.source.recorded
     if recorded is None or not recorded.snapshot.lacks:
         return ""
@@ -99,7 +99,7 @@ def composition_grids(found: Composition, unit: Unit) -> list[TextTable]:
 
 
 def unused_text(found: Composition, unit: Unit) -> str:
-    """What is reserved at the end and of no use; and what can be said of leaks."""
+    """Return sentences on unused reserved memory at the end, and on leaks."""
     idle = found.reserved_bytes - found.allocated_bytes
     text = (
         f"At the end {format_bytes(found.reserved_bytes, unit)} are reserved, {format_bytes(idle, unit)} of them not "

@@ -1,4 +1,4 @@
-"""What a suite of measured runs came to: signed errors, the largest micro-batches, and what could not be measured."""
+"""Screen of a measured suite: signed errors, largest micro-batches, and runs that could not be measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memcalc.validation.summary import PredictionErrors, summary
 
 
 def error_grid(errors: Sequence[PredictionErrors], prediction: str = "estimate") -> TextTable:
-    """A prediction's errors; components in shares of the peak, so that they add up to that of the total."""
+    """Return a prediction's errors; components as fractions of the peak, so that they sum to the error of the total."""
     rows = [
         (
             label(each.name),
@@ -31,7 +31,7 @@ def error_grid(errors: Sequence[PredictionErrors], prediction: str = "estimate")
 
 
 def largest_grid(outcome: SuiteOutcome) -> TextTable:
-    """The largest micro-batches, predicted and found."""
+    """Return the largest micro-batches, predicted and measured."""
     rows = [
         (search.overrides, "-" if search.predicted is None else str(search.predicted), _found(search.largest))
         for search in outcome.largest

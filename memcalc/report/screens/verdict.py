@@ -167,10 +167,10 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     low, high, errors = interval
     span = f"{format_bytes(low, unit)} to {format_bytes(high, unit)}"
     if holding_memory(result.limits):
-        span += " for what is modelled"
+        span += " for the modelled part"
     if not errors.runs:
         assumed = f"{-errors.low:.0%} is assumed"
-        return f"Interval: {span}. Too few runs of this kind ({errors.run_type}) were recorded; {assumed}."
+        return f"Interval: {span}. Too few runs of this type ({errors.run_type}) were recorded; {assumed}."
     worst = f"median error {errors.median:.1%}, worst {errors.worst:+.1%}"
     how = "95% of" if errors.replayed else "not replayed; the range of"
     if isinstance(result, Result) and result.spec.training.compile:
@@ -194,7 +194,7 @@ def because(reason: Reason, unit: Unit) -> str:
     parts = " and ".join(f"{label(part.value)} ({format_bytes(size, unit)})" for part, size in reason.largest)
     found = [f"The peak is in {reason.phase}: mostly {parts}."]
     if reason.lists:
-        found.append(f"The foreach update of the optimizer holds {format_bytes(reason.lists, unit)} of temporaries.")
+        found.append(f"The optimizer's foreach update allocates {format_bytes(reason.lists, unit)} of temporaries.")
     if reason.fragmented:
         found.append(
             f"The peak itself fits; fragmentation adds {format_bytes(reason.fragmented, unit)} that is reserved and "

@@ -24,9 +24,9 @@ def factors(rows: int, columns: int, most: int) -> tuple[int, int]:
 
 
 def merged(each: HeatMap, down: int, across: int) -> HeatMap:
-    """The map with so many rows and columns as one: a cell is that of its configurations which needs most.
+    """Return the map with groups of rows and columns merged: each cell is the configuration that needs most.
 
-    So it fits if all of them that are valid do, and does not fit if one of them does not.
+    A merged cell fits if all its valid configurations fit, and does not fit if one does not.
     """
     # Invalid configurations come last, then those outside the map; those that do not fit before close ones.
     needs = np.where(each.valid, each.fraction + 1e9 * each.verdict, -1.0)
@@ -50,6 +50,6 @@ def merged(each: HeatMap, down: int, across: int) -> HeatMap:
 
 
 def _labels(names: list[str], factor: int) -> list[str]:
-    """The first and the last of each group."""
+    """Return the first and the last value of each group."""
     groups = (names[start : start + factor] for start in range(0, len(names), factor))
     return [group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}" for group in groups]

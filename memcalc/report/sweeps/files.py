@@ -67,7 +67,7 @@ def write_heatmaps(path: Path, table: Table, title: str, unit: Unit) -> None:
 
 
 def _plain(values: list[Any]) -> list[Any]:
-    """A column as values of one type: in words where a field takes numbers and words, or lists."""
+    """Return a column with values of one type: strings if a field has numbers and words, or lists."""
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) > 1 or kinds & {list, tuple}:
         numbers = kinds <= {int, float}
@@ -76,7 +76,7 @@ def _plain(values: list[Any]) -> list[Any]:
 
 
 def _type(name: str, arrow: Any) -> Any:
-    """The type of a column, so that it is the same where all of it is empty; None: that of its values."""
+    """Return the type of a column, which also holds for an empty column; None: the type of its values."""
     if name in ("valid", "fits", "replayed", "on_front"):
         return arrow.bool_()
     if name in ("verdict", "peak_phase", "reason"):

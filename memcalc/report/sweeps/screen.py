@@ -35,7 +35,7 @@ def draw_sweep(
     listed: bool = False,
     notes: tuple[str, ...] = (),
 ) -> None:
-    """The whole report.
+    """Draw the screen of `memcalc sweep`.
 
     Args:
         screen: where to.
@@ -100,7 +100,7 @@ def _draw_map(screen: Screen, landscape: HeatMaps, each: HeatMap) -> None:
     labels = max(len(landscape.down_name), *(len(row) for row in each.rows))
     last = max(len(column) for column in each.columns)
     room = max(screen.width - labels - last - 10, 10)
-    step = -(-len(each.columns) // room)  # every so many columns are drawn
+    step = -(-len(each.columns) // room)  # one of this number of columns is drawn
     shown = list(range(0, len(each.columns), step))
     skipped = f", one in {step} shown" if step > 1 else ""
     few = len(each.columns) <= LISTED_VALUES
@@ -135,7 +135,7 @@ def _sign(each: HeatMap, row: int, column: int) -> str:
 
 
 def _draw_front(screen: Screen, table: Table, unit: Unit) -> None:
-    """The configurations of the Pareto front, where several are compared."""
+    """Draw the configurations of the Pareto front, if several are compared."""
     numbers = np.flatnonzero(GrowthAxes(table).members()).tolist() if len(table) > 1 else []
     if not numbers:
         return
@@ -154,7 +154,7 @@ def _draw_notes(screen: Screen, table: Table) -> None:
 def table_grid(
     table: Table, unit: Unit, *, judged: bool, numbers: Sequence[int] | None = None, title: str = "Configurations"
 ) -> TextTable:
-    """Configurations as rows.
+    """Return configurations as rows.
 
     Args:
         table: a whole grid.

@@ -42,13 +42,13 @@ class CellSize(NamedTuple):
 
 
 def cell_of(columns: int) -> CellSize:
-    """The cell of a map with so many columns."""
+    """Return the size of a cell in a map with this number of columns."""
     width = max(_LEAST, min(_MOST, FIELD // max(columns, 1)))
     return CellSize(width, _HIGH if width >= _NUMBERED else _LOW)
 
 
 def cause(table: Table, unit: Unit) -> str:
-    """Why nothing fits: what the closest configuration needs, and most of it for; empty where something fits or may."""
+    """Return why nothing fits: need and largest component of the closest configuration; "" if one may fit."""
     judged = table.valid & (table.usable_bytes >= 0)
     if not judged.any() or table.fits.any() or table.close.any():
         return ""
@@ -62,7 +62,7 @@ def cause(table: Table, unit: Unit) -> str:
 
 
 def heat_maps(table: Table, title: str, unit: Unit) -> str:
-    """An <svg> element with every map below one another."""
+    """Return an <svg> element with the maps below one another."""
     landscape = HeatMaps(table)
     body: list[str] = [f'<text x="10" y="22" font-size="15" font-weight="bold">{markup(title)}</text>']
     if landscape.has_verdicts and (why := cause(table, unit)):
@@ -98,7 +98,7 @@ def heat_map_page(table: Table, title: str, unit: Unit) -> str:
 
 
 def _left_out(table: Table, drawn: int, first: HeatMap, down: int, across: int) -> Iterator[str]:
-    """Return what a plot of this size omits."""
+    """Yield the parts that a plot of this size omits."""
     if down * across > 1:
         yield (
             f"each cell is up to {down * across:,} configurations, as large as the largest of them: it fits if all of "
@@ -151,7 +151,7 @@ def _map(landscape: HeatMaps, each: HeatMap, top: int, table: Table, unit: Unit,
 
 
 def _boundary(landscape: HeatMaps, each: HeatMap, top: int) -> str:
-    """A line to the right of what fits, row by row."""
+    """Return a line to the right of the cells that fit, row by row."""
     if not landscape.has_verdicts:
         return ""
     cell = cell_of(len(each.columns))

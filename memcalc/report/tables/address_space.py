@@ -41,7 +41,7 @@ def draw_address_space(
     for segment, size in zip(shown, sizes, strict=True):
         width = max(1, round(room * segment.total_size / scale))
         bar = _bar(segment, owners, width, used)
-        screen.line((f"  {size:>{head}}  {segment.segment_type:5} ", ""), *_coloured(bar))
+        screen.line((f"  {size:>{head}}  {segment.segment_type:5} ", ""), *_colored(bar))
     legend = ", ".join(f"{sign} {text}" for sign, text in sorted(used.items(), key=lambda item: item[1]))
     draw_line(screen, legend, 2, "dim")
     screen.line()
@@ -83,7 +83,7 @@ def _sign(block: BlockView, owners: Mapping[int, Event], used: dict[str, str]) -
     return sign
 
 
-def _coloured(bar: str) -> list[Span]:
+def _colored(bar: str) -> list[Span]:
     spans: list[Span] = []
     for sign in bar:
         style = letter_style(sign) or ("dim" if sign == FREE else "")

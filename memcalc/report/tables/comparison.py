@@ -44,7 +44,7 @@ class ComparisonLayout:
         self.compared = [at for at in range(len(labels)) if at != reference]
 
     def components(self) -> list[TextTable]:
-        """The components at each one's own peak, and the totals."""
+        """Return the components of each result at its own peak, and the totals."""
         totals = [line for line in self.comparison.totals if any(size is not None for size in line.sizes)]
         lines = [*(line._replace(name=label(line.name)) for line in self.comparison.components), *totals]
         strong = frozenset(range(len(self.comparison.components), len(lines)))
@@ -53,7 +53,7 @@ class ComparisonLayout:
         return self._grids(f"At the peak: {where}", "component", lines, strong)
 
     def phases(self) -> list[TextTable]:
-        """The peak of each phase."""
+        """Return the peak of each phase."""
         return self._grids("Phases", "phase", self.comparison.phases)
 
     def largest_differences(self) -> list[TextTable]:

@@ -55,7 +55,7 @@ def explainable(word: str) -> str:
 
 
 def chapters(result: Result, word: str, unit: Unit, *, at_peak: bool = False) -> Iterator[ComponentSection]:
-    """Return the chapters of `word` (a component, or "all"); those without a row only by name.
+    """Yield the chapters of `word` (a component, or "all"); those without a row only by name.
 
     Args:
         result: what is explained.
@@ -107,7 +107,7 @@ def _entry(row: Row, values: dict[str, int], unit: Unit) -> ExplainedRow:
 
 
 def row_formula(row: Row, values: dict[str, int]) -> str:
-    """A row in one line: tensor and formula."""
+    """Return a row in one line: tensor and formula."""
     entry = _entry(row, values, "GiB")
     return f"{entry.description}: {entry.formula}"
 

@@ -54,7 +54,7 @@ def _spaced(text: str) -> str:
 
 
 def _evaluate(text: str) -> Fraction | None:
-    """The value of sums, products and quotients of whole numbers; None for anything else."""
+    """Return the value of sums, products and quotients of whole numbers; None for anything else."""
     plain = text.replace("·", "*")
     for sign, power in _POWERS.items():
         plain = plain.replace(sign, f"**{power}")

@@ -19,10 +19,10 @@ def generation_grid(result: Result, unit: Unit, *, largest: bool = False) -> Tex
     inference, found = result.spec.inference, result.generation
     assert inference is not None
     assert found is not None
-    sequence = f"its {inference.context_length:,} tokens"
+    sequence = f"{inference.context_length:,} tokens"
     rows = [
-        ("a token", format_bytes(found.bytes_per_token, "bytes"), "in every layer together"),
-        ("a sequence", format_bytes(found.bytes_per_sequence, unit), sequence),
+        ("per token", format_bytes(found.bytes_per_token, "bytes"), "in all layers"),
+        ("per sequence", format_bytes(found.bytes_per_sequence, unit), sequence),
         (
             "all",
             format_bytes(found.bytes_per_sequence * inference.batch_size, unit),
@@ -36,7 +36,7 @@ def generation_grid(result: Result, unit: Unit, *, largest: bool = False) -> Tex
             ("largest batch", f"{most.batch_size:,}", f"with {inference.context_length:,} tokens each"),
             ("longest context", f"{most.context_length:,}", f"{plural(inference.batch_size, 'sequence')}{positions}"),
         ]
-    where = "on each GPU" if result.spec.parallelism.tensor_parallel > 1 else "over all layers"
-    fit = "" if most is None or result.gpu is None else f"; what fits on {result.gpu.label}"
+    where = "on each GPU" if result.spec.parallelism.tensor_parallel > 1 else "all layers"
+    fit = "" if most is None or result.gpu is None else f"; largest that fit on {result.gpu.label}"
     columns = (Column(""), Column("", right=True), Column("", wrap=True))
-    return TextTable(f"Cache of keys and values, {where}{fit}", columns, rows)
+    return TextTable(f"KV cache, {where}{fit}", columns, rows)

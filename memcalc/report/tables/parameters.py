@@ -8,7 +8,7 @@ from memcalc.spec.model import ModelSpec
 
 
 def parameter_grid(model: ModelSpec) -> TextTable:
-    """Module, shape, parameters, how many layers hold one, total; the last row is the model's count."""
+    """Return module, shape, parameters, number of layers and total of each row; the last row is the model's count."""
     table = parameter_table(model)
     rows = [
         (

@@ -85,7 +85,7 @@ def phase_log_table(curve: MemoryCurve, unit: Unit) -> TextTable:
 
 
 def _folded(lines: Iterable[PhaseLogLine]) -> list[tuple[PhaseLogLine, int]]:
-    """The lines, each with the turn of the last one that is like it; those in between are left out."""
+    """Return one line per group of identical lines, with the turn of the last line of the group."""
     firsts: dict[tuple[object, ...], int] = {}
     kept: list[tuple[PhaseLogLine, int]] = []
     for line in lines:

@@ -34,14 +34,14 @@ class RecordedRun:
 
     @property
     def curve(self) -> MemoryCurve:
-        """What is drawn of it."""
+        """The memory curve to draw."""
         if self.history is None:
             return MemoryCurve(self.timeline, limit=self.limit)
         return MemoryCurve(self.timeline, self.history.allocated, self.history.reserved, self.limit)
 
 
 def curve_tables(curve: MemoryCurve, unit: Unit) -> list[TextTable]:
-    """The tables that the events alone give."""
+    """Return the tables that follow from the events alone."""
     return [phase_log_table(curve, unit), tensor_grid(curve, unit)]
 
 
@@ -55,7 +55,7 @@ def run_grids(run: RecordedRun, unit: Unit) -> list[TextTable]:
 
 
 def draw_run(screen: Screen, run: RecordedRun, unit: Unit, *, legend: bool = True) -> None:
-    """The picture in letters, with or without its legend, then the tables."""
+    """Draw the text chart, with or without its legend, then the tables."""
     draw_curve(screen, run.curve, unit, legend=legend)
     for grid in run_grids(run, unit):
         draw_grid(screen, grid)

@@ -9,7 +9,7 @@ from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.grid import Column, TextTable
 from memcalc.report.labels import label, meaning, percent, rank_text, shortened
-from memcalc.report.plots.palette import colour
+from memcalc.report.plots.palette import color
 from memcalc.report.screens.verdict import assumed, because, error_bars, figures, limit_text, subject, verdict
 from memcalc.report.tables.breakdown import breakdown, host_grid
 from memcalc.report.tables.explanation import chapters
@@ -25,7 +25,7 @@ OUTSIDE = "#9a9a9a"  # what PyTorch's allocator does not count
 
 
 def estimate_view(result: Result, sections: list[Section]) -> dict[str, Any]:
-    """The whole view of a run, of its `estimate_sections`."""
+    """Return the view of a run, from its `estimate_sections`."""
     return view(subject(result).partition("\n")[0], sections)
 
 
@@ -38,7 +38,7 @@ def estimate_sections(
     advice: str = "",
     largest: bool = True,
 ) -> list[Section]:
-    """The sections of one run, the verdict first.
+    """Return the sections of one run, the verdict first.
 
     Args:
         result: the run.
@@ -67,7 +67,7 @@ def estimate_sections(
 
 
 def verdict_section(result: Result, unit: Unit, reason: Reason | None = None, advice: str = "") -> Section:
-    """The verdict with its interval; why, and what to change, where that was looked for."""
+    """Return the verdict with its interval, the reason, and the changes that fit if they were searched."""
     lines = [assumed(result, unit), error_bars(result, unit), because(reason, unit) if reason else "", advice]
     return {
         "kind": "verdict",
@@ -103,19 +103,19 @@ def bars_section(result: Result, unit: Unit) -> Section:
 
 
 def generation_section(result: Result, unit: Unit, *, largest: bool) -> Section:
-    """The KV cache of a generation; see `estimate_sections`."""
+    """Return the section of a generation's KV cache; see `estimate_sections`."""
     return table_section(generation_grid(result, unit, largest=largest)) | {"place": "generation"}
 
 
 def components_section(result: Result, unit: Unit) -> Section:
-    """What the peak consists of, each component with its rows, formulas and sources."""
+    """Return the section of the peak's components, each with its rows, formulas and sources."""
     parts, ledger = breakdown(result), result.ledger
     whole = sum(parts.inside.values()) + sum(parts.outside.values())
     where = rank_text(result.headline.rank) if len(result.ranks) > 1 else ""
     rows = [
         {
             "label": label(name),
-            "color": colour(Component(name)),
+            "color": color(Component(name)),
             "bytes": size,
             "text": format_bytes(size, unit),
             "share": percent(size, whole),
@@ -145,7 +145,7 @@ def components_section(result: Result, unit: Unit) -> Section:
 
 
 def phases_table(result: Result, unit: Unit) -> Section:
-    """The peak of each phase, with its share of the peak of all."""
+    """Return the peak of each phase, with its fraction of the overall peak."""
     ledger = result.ledger
     rows = [(phase, format_number(ledger.totals[phase], unit)) for phase in ledger.phases]
     strong = frozenset({ledger.phases.index(ledger.peak_phase)})
@@ -155,7 +155,7 @@ def phases_table(result: Result, unit: Unit) -> Section:
 
 
 def _groups(result: Result, component: str, unit: Unit) -> list[dict[str, Any]]:
-    """The rows of a component that are live at the peak."""
+    """Return the rows of a component that are live at the peak."""
     return [
         {
             "phases": group.phases,

@@ -31,7 +31,7 @@ COMFORTABLE = 0.9  # of the limit: timelines of configs that need less are the f
 
 
 def fit_view(answer: FitResult, unit: Unit, *, why: bool = False) -> View:
-    """What fits, as `memcalc fit` shows it: the answer, memory over the cheapest layout, and the rest.
+    """Return the view of `memcalc fit`: the result, memory over the cheapest layout, and the tables.
 
     `why` adds the excluded layouts.
     """
@@ -68,7 +68,7 @@ def difference_view(difference: Comparison, unit: Unit, timelines: Sequence[Sect
 def recompute_view(
     planning: RecomputeResult, unit: Unit, checked: list[DeviceVerification], more: Sequence[Section] = ()
 ) -> View:
-    """A plan of activation recomputation, as `memcalc recompute` shows it; `more` is the timeline of the run."""
+    """Return the view of a recomputation plan, as in `memcalc recompute`; `more` is the timeline of the run."""
     from memcalc.report.screens.recompute import draw_planning
 
     sections = drawn_sections(lambda screen: draw_planning(screen, planning, unit, checked))
@@ -77,7 +77,7 @@ def recompute_view(
 
 
 def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section] = ()) -> View:
-    """A measured run next to its predictions, as `memcalc measure` shows it; `more` is its timeline."""
+    """Return the view of a measured run with its predictions, as in `memcalc measure`; `more` is its timeline."""
     from memcalc.report.screens.measurement import draw_measured
 
     measured = found.results[-1]
@@ -87,7 +87,7 @@ def measured_view(found: PredictedVsMeasured, unit: Unit, more: Sequence[Section
 
 
 def checks_view(report: CheckReport, unit: Unit) -> View:
-    """The table of all configs, as `memcalc check` shows it; then the described ones, the most urgent first.
+    """Return the view of `memcalc check`: the table of all configs, then the described ones, the most urgent first.
 
     `write_report` leaves out more if the file would be large.
 
@@ -116,13 +116,13 @@ def checks_view(report: CheckReport, unit: Unit) -> View:
 
 
 def check_sections(result: Result, unit: Unit) -> list[Section]:
-    """The verdict, the bars and the timeline of one config, for `checks_view`."""
+    """Return verdict, bars and timeline of one config, for `checks_view`."""
     timeline = memory_section(result, unit, formulas=False)
     return [verdict_section(result, unit), bars_section(result, unit), timeline]
 
 
 def trace_view(result: Result, unit: Unit, sections: Sequence[Section], references: Sequence[Result] = ()) -> View:
-    """A traced run: `sections` are its timeline and tables; `references` are the results it is compared with."""
+    """Return the view of a traced run; `sections` are timeline and tables, `references` the results to compare with."""
     from memcalc.report.tables.comparison import comparison_grids, source_label
     from memcalc.report.views.estimate import estimate_sections
 

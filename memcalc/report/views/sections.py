@@ -51,14 +51,14 @@ class SectionScreen(Screen):
 
 
 def drawn_sections(draw: Callable[[Screen], None]) -> list[Section]:
-    """What a command draws on its screen, as sections."""
+    """Return a command's screen as sections."""
     recorder = SectionScreen()
     draw(recorder)
     return [{name: value for name, value in section.items() if name != "open"} for section in recorder.sections]
 
 
 def table_section(grid: TextTable) -> Section:
-    """A table; a list where it has no head. The column of letters, which only terminals need, is left out.
+    """Return a table, or a list if it has no head, without the column of letters that only terminals need.
 
     A last column of bars, which terminals draw as characters, becomes `shares` of the longest.
     """
@@ -80,7 +80,7 @@ def table_section(grid: TextTable) -> Section:
 
 
 def list_section(title: str, items: Iterable[str]) -> list[Section]:
-    """A list under its title; nothing where it is empty."""
+    """Return a list under its title; nothing if the list is empty."""
     found = [harmless(item) for item in items]
     return [{"kind": "list", "title": title, "items": found}] if found else []
 

@@ -10,7 +10,7 @@ from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
 from memcalc.ledger.result import Result
 from memcalc.report.labels import label, rank_text
-from memcalc.report.plots.palette import colour
+from memcalc.report.plots.palette import color
 from memcalc.report.tables.explanation import row_formula
 from memcalc.report.tables.formula_values import symbol_values
 from memcalc.report.views.sections import Section
@@ -48,7 +48,7 @@ def timeline_section(
 
 
 def phases_section(result: Result, unit: Unit, note: str) -> Section:
-    """The peak of each phase, for a run with unknown requests.
+    """Return the peak of each phase, for a run with unknown requests.
 
     Args:
         result: the run.
@@ -82,7 +82,7 @@ def phases_section(result: Result, unit: Unit, note: str) -> Section:
 
 
 def _limit(result: Result) -> int | None:
-    """What the limit leaves for the allocator."""
+    """Return the memory that the limit leaves for the allocator, in bytes."""
     if result.limit_bytes is None:
         return None
     outside = result.headline.outside
@@ -98,7 +98,7 @@ def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, fo
         "summary": f"Peak {format_bytes(peak['allocated_bytes'], unit)} allocated, in {peak['phase'] or 'no phase'}.",
         "unit": {"name": unit, "bytes": BYTES_PER_UNIT[unit], "decimals": DECIMALS[unit]},
         "components": {
-            name: {"label": label(name), "color": colour(None if name == UNATTRIBUTED else Component(name))}
+            name: {"label": label(name), "color": color(None if name == UNATTRIBUTED else Component(name))}
             for name in names
         },
         "formulas": _formulas(result) if formulas else {},
@@ -109,7 +109,7 @@ def _section(title: str, curve: TimelineCurve, result: Result, unit: Unit, *, fo
 
 
 def _formulas(result: Result) -> dict[str, list[dict[str, Any]]]:
-    """The largest rows of each component in each phase: their phases, and their formula as text."""
+    """Return the largest rows of each component in each phase: their phases, and their formula as text."""
     values, ledger = symbol_values(result), result.ledger
     found: dict[str, list[dict[str, Any]]] = {}
     for component in Component:

@@ -70,9 +70,9 @@ def system_of(gpu: GpuSpec, node: int | None = None, nic_gbit: float | None = No
         InputError: they are not valid sizes.
     """
     if node is not None and node < 1:
-        raise InputError(f"{node} GPUs per node.", "Give 1 or more.", "--node")
+        raise InputError(f"{node} GPUs per node are too few.", "Set 1 or more.", "--node")
     if nic_gbit is not None and not 0 < nic_gbit < inf:
-        raise InputError(f"{nic_gbit:g} Gbit/s per GPU.", "Give more than 0.", "--nic")
+        raise InputError(f"{nic_gbit:g} Gbit/s per GPU is not a bandwidth.", "Set more than 0.", "--nic")
     found = _systems()[gpu.row]
     if nic_gbit is not None:
         found = replace(found, nic_bytes=nic_gbit * 1e9 / 8, nic_assumed=False)

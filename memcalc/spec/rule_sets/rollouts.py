@@ -30,7 +30,7 @@ def rollouts(spec: Spec) -> Iterator[Violation]:
     if spec.model.full_attention is not None:
         yield Violation(
             ("training", "completion_length"),
-            "generation of a model with other heads in full attention is not modelled.",
+            "generation of a model with separate heads in full attention is not modelled.",
             "Leave completion_length out, or dry-run the program: `memcalc dry-run --gpu GPU -- python script.py`.",
         )
     fields = {

@@ -20,7 +20,7 @@ from memcalc.states.parameter_copies import UNSHARDED, ParameterCopy, ShardCount
 # bitsandbytes keeps states with fewer elements in fp32 (bitsandbytes optim/optimizer.py, min_8bit_size).
 MIN_8BIT_ELEMENTS = 4096
 # One fp32 scale per block of 256 elements of an 8-bit state (bitsandbytes functional.py, blockwise quantization).
-QUANTISATION_BLOCK = 256
+QUANTIZATION_BLOCK = 256
 # A paged optimizer keeps states with fewer elements on the GPU (bitsandbytes optim/optimizer.py, get_state_buffer).
 MIN_PAGED_ELEMENTS = 100_000
 # torchao 0.18 optim/adam.py: 4-bit states in blocks of 128; tensors below 4096 elements, or not divisible, stay
@@ -194,13 +194,13 @@ def _eight_bit(parameter: LocalParameter, update: UpdateRule, shards: ShardCount
     elements = _share(parameter, shards)
     wide = not _in_eight_bits(parameter, update, shards)
     paged = update.paged and elements >= MIN_PAGED_ELEMENTS
-    for name in _quantised(update):
+    for name in _quantized(update):
         dtype = "fp32" if wide else "uint8"
         yield OptimizerState(_copy(parameter, name, dtype, BITSANDBYTES, update, shards), paged, parameter)
     if wide:
         return
-    blocks = -(-elements // QUANTISATION_BLOCK)
-    for name in _quantised(update):  # bitsandbytes 0.50 optim/optimizer.py, init_state: after both states
+    blocks = -(-elements // QUANTIZATION_BLOCK)
+    for name in _quantized(update):  # bitsandbytes 0.50 optim/optimizer.py, init_state: after both states
         yield OptimizerState(
             _part(parameter, f"{name} scales", (("n/256", blocks),), "fp32", BITSANDBYTES, update), False, parameter
         )
@@ -211,7 +211,7 @@ def _in_eight_bits(parameter: LocalParameter, update: UpdateRule, shards: ShardC
     return _share(parameter, shards) >= MIN_8BIT_ELEMENTS and not (update.embeddings_32bit and table)
 
 
-def _quantised(update: UpdateRule) -> tuple[str, ...]:
+def _quantized(update: UpdateRule) -> tuple[str, ...]:
     return ("momentum",) if update.optimizer == "lion-8bit" else ("first moment", "second moment")
 
 
@@ -221,13 +221,13 @@ def shared_states(parameters: LocalParameters, update: UpdateRule, shards: Shard
         return
     if any(_in_eight_bits(held, update, shards) for held in parameters):
         maps = LocalParameter(
-            "optimizer", "quantisation", ((str(VALUES_8BIT), VALUES_8BIT),), len(_quantised(update)), "embedding"
+            "optimizer", "quantization", ((str(VALUES_8BIT), VALUES_8BIT),), len(_quantized(update)), "embedding"
         )
         yield OptimizerState(_copy(maps, "map", "fp32", BITSANDBYTES, update, UNSHARDED), False, maps)
 
 
 def is_in_four_bits(elements: int) -> bool:
-    """Return whether torchao keeps moments of so many elements in 4 bits (0.18 optim/adam.py, _new_buffer)."""
+    """Return whether torchao stores moments of this number of elements in 4 bits (0.18 optim/adam.py, _new_buffer)."""
     return elements >= MIN_8BIT_ELEMENTS and elements % BLOCK_4BIT == 0
 
 

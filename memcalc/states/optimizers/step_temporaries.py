@@ -38,7 +38,7 @@ FILES = {"sgd": "sgd", "momentum": "sgd", "adafactor": "_adafactor", "muon": "_m
 
 
 class StepOptions(NamedTuple):
-    """What the step does besides the update, and the sharding of its parameters.
+    """Parts of the step in addition to the update, and the sharding of its parameters.
 
     Args:
         clips: whether gradients are clipped.

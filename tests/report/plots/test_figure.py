@@ -12,7 +12,7 @@ from memcalc.events import Event, EventType
 from memcalc.events.memory_curve import MemoryCurve
 from memcalc.ledger.component import Component
 from memcalc.report.plots.matplotlib_figure import curve_figure, save_figure
-from memcalc.report.plots.palette import colour
+from memcalc.report.plots.palette import color
 from tests.report.runs import MIB, asked_for, replayed, two_steps
 
 pytest.importorskip("matplotlib")
@@ -51,7 +51,7 @@ def test_each_component_has_its_color_and_reaches_its_height() -> None:
     assert tops["optimizer state"] == 96 + 96 + 192
     assert tops["logits and loss"] == 96 + 192 + 128 + 100
     for component in (Component.WEIGHTS, Component.ACTIVATIONS):
-        assert to_hex(shapes[component.value].get_facecolor()[0]).upper() == colour(component)
+        assert to_hex(shapes[component.value].get_facecolor()[0]).upper() == color(component)
 
 
 def test_phases_and_steps_are_named_where_they_have_room() -> None:

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from memcalc.ledger.component import Component
-from memcalc.report.plots.palette import colour, mark, name
+from memcalc.report.plots.palette import color, mark, name
 
 ALL = (*Component, None)
 
@@ -44,7 +44,7 @@ def lab(rgb: Triple) -> Triple:
 
 
 def seen(component: Component | None, vision: str) -> Triple:
-    code = colour(component)
+    code = color(component)
     rgb = [linear(int(code[at : at + 2], 16) / 255) for at in (1, 3, 5)]
     red, green, blue = (sum(weight * value for weight, value in zip(row, rgb, strict=True)) for row in VISIONS[vision])
     return lab((red, green, blue))
@@ -72,7 +72,7 @@ def test_the_distance_is_that_of_the_standard() -> None:
 
 
 def test_every_component_has_a_color_a_name_and_a_letter() -> None:
-    assert len({colour(component) for component in ALL}) == len(ALL)
+    assert len({color(component) for component in ALL}) == len(ALL)
     assert len({mark(component) for component in ALL}) == len(ALL)
     assert name(None) == "unattributed"
     assert name(Component.OPTIMIZER_STATE) == "optimizer state"
