@@ -80,7 +80,7 @@ class EngineHooks:
         Args:
             frame: the block.
             storages: of its program; those that are no longer live are left out.
-            units: the units whose parameters they may be of.
+            units: the units that own their parameters.
         """
         known = {name: held for unit in units for name, held in self.parameters[unit].items()}
         named = self.steps.parts.blocks[frame.number].program.storages
