@@ -39,23 +39,30 @@ def run_on_cluster(requests: Sequence[Request], address: str) -> Iterator[tuple[
         ) from None
     try:
         futures = {client.submit(run_request, request, pure=False): n for n, request in enumerate(requests)}
-        for future in distributed.as_completed(futures):
-            yield futures[future], _answer(future, distributed)
+        # Results are fetched in the client's own thread: the worker of a finished future may be killed before that.
+        for future, found in distributed.as_completed(futures, with_results=True, raise_errors=False):
+            yield futures[future], _answer(future.status, found, distributed)
     finally:
         with suppress(Exception):  # the connection may be closed already
             client.cancel([future for future in futures if not future.done()], force=True)
         client.close()
 
 
-def _answer(future: Any, distributed: Any) -> CellResult:
-    if future.status == "finished":
-        found: CellResult = future.result()
+def _answer(status: str, found: Any, distributed: Any) -> CellResult:
+    """Return the result of a cell.
+
+    Args:
+        status: of its future.
+        found: its result; of an error its type, the exception and its traceback.
+        distributed: the module.
+    """
+    if isinstance(found, CellResult):
         return found
-    if future.status != "error":
+    if status != "error":
         raise Unavailable(
             "the connection to the Dask scheduler ended. Results so far are saved: repeat the command to resume."
         )
-    error = future.exception()
+    _, error, _ = found
     if isinstance(error, distributed.KilledWorker):
         return CellResult("lost", reason=f"its workers were killed: {error}".partition("\n")[0])
     if isinstance(error, MemcalcError):

@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "recompute": (["recompute", *GPT2, "--set", "b=8"], ["lines", "lines", "timeline", "table"]),
     "check": (["check", "configs/gpt2.yaml", "configs/gpt3.yaml", "--gpu", "t4"], ["table", "table", "lines", "views"]),
     "trace": (["trace", *TINY, "--gpu", "a100-40gb"], ["verdict", "bars", "timeline", "table"]),
-    "measure": (["measure", *TINY, "--device", "cpu"], ["timeline", "lines"]),
+    "measure": (["measure", *TINY, "--device", "cpu"], ["lines", "lines", "timeline"]),
 }
 
 
@@ -202,8 +202,8 @@ def test_a_report_on_1001_configs_is_small_enough(run: Callable[..., Run], tmp_p
     write(configs, 1000)
     assert run("check", str(configs), "--gpu", "h100-80gb", "--html", str(path)).code == 2
     assert path.stat().st_size <= MOST_BYTES
-    *_, table, details = data_of(path.read_text())["sections"]
-    assert len(table["rows"]) == 1001
+    *tables, _, details = data_of(path.read_text())["sections"]
+    assert max(len(table["rows"]) for table in tables) == 1001
     assert details["title"].startswith("100 of 1001 configs: ")
     assert sum(view["sections"][-1]["kind"] == "timeline" for view in details["views"]) >= 80
 
