@@ -388,3 +388,14 @@ def test_recorded_ranks() -> None:
 )
 def test_what_is_not_replayed_says_why(words: tuple[str, ...], reason: str) -> None:
     assert unsupported_reason(small(*words)) == f"the order of requests is not known with {reason}"
+
+
+def test_the_ledger_counts_flattened_gradients_before_a_fused_update() -> None:
+    """A foreach update has larger temporaries itself."""
+
+    def flattened(implementation: str) -> list[int]:
+        rows = memcalc.estimate(small("zero_stage=3", f"optimizer_implementation={implementation}")).ledger.rows
+        return [row.bytes for row in rows if row.tensor.startswith("flattened gradients")]
+
+    assert flattened("fused") == [2 * ELEMENTS // RANKS]
+    assert flattened("foreach") == []
