@@ -20,6 +20,11 @@ HF5 = Environment(
     ),
     (*_TRANSFORMERS, "trl", "deepspeed", "lightning"),
 )
+HF5_DEEPSPEED = Environment(  # the releases of DeepSpeed that memcalc replays begin with 0.19
+    "hf5-deepspeed",
+    (*HF5.requirements[:4], "datasets", "deepspeed==0.19.8"),
+    HF5.packages,
+)
 HF457 = Environment(
     "hf457",
     ("transformers==4.57.6", "accelerate==1.12.0", "peft==0.18.0", "bitsandbytes==0.49.0", "datasets"),

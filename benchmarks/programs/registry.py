@@ -17,6 +17,7 @@ from benchmarks.programs import (
     torchtune,
     trainer,
     trl,
+    zeros,
 )
 from benchmarks.programs.program import Family
 
@@ -35,6 +36,7 @@ _MODULES = (
     torchtitan,
     megatron,
     compiled,
+    zeros,
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}

@@ -133,6 +133,7 @@ class BlockStructure(NamedTuple):
     fp32_output: bool = False  # the program casts the model's output to fp32
     drops_logits: bool = False  # no variable of the loop references the model's output in backward
     evaluates: bool = False  # without gradients, between steps
+    names_head_input: bool = False  # a variable of the model's forward references it until the loss is there
     shifts_logits: bool = False  # transformers' loss before 4.49
     liger: bool = False  # Liger's kernels replace transformers' norms, RoPE and MLPs
     window_mask: bool = False  # the model creates a mask for layers with a window shorter than the sequence

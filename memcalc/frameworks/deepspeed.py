@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.weights import placed_config
 
 # Our sizes, DeepSpeed's names, and the value of `auto` in a model of this size (transformers 5.23
@@ -21,19 +21,51 @@ _SIZES: dict[str, tuple[tuple[str, ...], Callable[[int], int]]] = {
         lambda width: 10 * width,
     ),
 }
+_WIDTHS = ("hidden_size", "n_embd", "d_model")  # attribute_map of transformers 5.23 models/*/configuration_*.py
 LARGEST = 2**40  # elements
 
 
 def place_zero(draft: Draft, zero: Mapping[str, Any]) -> None:
-    """Place the sizes of a zero_optimization block; where the model's width is not known `auto` is the default."""
-    config = placed_config(draft)
-    text = config.get("text_config")
-    width = config.get("hidden_size", text.get("hidden_size") if isinstance(text, Mapping) else None)
+    """Place the sizes of a zero_optimization block, and whether reductions overlap with backward.
+
+    Where the model's width is not known `auto` is the default.
+    """
+    if isinstance(zero.get("overlap_comm"), bool):
+        draft.default("parallelism.zero_optimization.overlap_comm", zero["overlap_comm"])
+    width = _width(placed_config(draft))
     for ours, (names, automatic) in _SIZES.items():
         said = next((zero[name] for name in names if name in zero), None)
-        size = automatic(width) if said == "auto" and type(width) is int else _whole(said)
+        size = automatic(width) if said == "auto" and width is not None else _whole(said)
         if size is not None and (size or ours != "reduce_bucket_size"):
             draft.default(f"parallelism.zero_optimization.{ours}", size)
+
+
+def _width(config: Mapping[str, Any]) -> int | None:
+    """Return the hidden size of a model, or of its text part, by the names that transformers reads as one."""
+    text = config.get("text_config")
+    blocks = (config, text if isinstance(text, Mapping) else {})
+    found = (block[name] for block in blocks for name in _WIDTHS if type(block.get(name)) is int)
+    return next(found, None)
+
+
+def place_groups(draft: Draft, config: Mapping[str, Any]) -> None:
+    """Place the parameter groups of the optimizer that Trainer makes, unless DeepSpeed makes it.
+
+    Trainer has a group with weight decay and one without, even if the decay is 0 (transformers 5.23 trainer.py,
+    create_optimizer). DeepSpeed gets all parameters as one group (integrations/deepspeed.py, deepspeed_optim_sched).
+    """
+    if "optimizer" not in config and draft.values.get(FRAMEWORK) != "accelerate":
+        draft.default("parallelism.zero_optimization.separate_no_decay", True)
+
+
+def place_adapter_dtype(draft: Draft) -> None:
+    """Place the dtype of adapters under stage 3, where from_pretrained makes the base model with zero.Init.
+
+    PEFT makes them in fp32 (0.21 tuners/tuners_utils.py, cast_adapter_dtype), and DeepSpeed does not cast the weights
+    of such a model (0.19 runtime/engine.py, _cast_module_mixed_precision).
+    """
+    if draft.given("parallelism.zero_stage") == 3 and draft.values.get("training.finetune") == "lora":
+        draft.default("training.lora.adapter_dtype", "fp32")
 
 
 def shards_with_deepspeed(draft: Draft) -> bool:

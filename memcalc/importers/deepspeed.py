@@ -23,7 +23,6 @@ _HOW = (  # DeepSpeed's words for the way in which ZeRO works
     "load_from_fp32_weights",
     "log_trace_cache_warnings",
     "max_reuse_distance",
-    "overlap_comm",
     "override_module_apply",
     "pipeline_loading_checkpoint",
     "reduce_scatter",
@@ -78,6 +77,7 @@ FIELDS: dict[str, Meaning] = {
     "zero_optimization.offload_optimizer*": nothing("part of the offload"),
     "zero_optimization.offload_param*": nothing("part of the offload"),
     "zero_optimization.reduce_bucket_size": part("parallelism.zero_optimization.reduce_bucket_size"),
+    "zero_optimization.overlap_comm": part("parallelism.zero_optimization.overlap_comm"),
     # zero/config.py: the default, which is counted. A smaller bucket holds less.
     "zero_optimization.allgather_bucket_size": lacking("a separate bucket size", _DEFAULT, beyond=500_000_000),
     **{

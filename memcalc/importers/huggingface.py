@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.frameworks.deepspeed import place_copies, shards_with_deepspeed
+from memcalc.frameworks.deepspeed import place_adapter_dtype, place_copies, shards_with_deepspeed
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 from memcalc.frameworks.trainer import (
@@ -185,6 +185,7 @@ def finish_trainer(
     elif shards_with_deepspeed(draft):
         draft.default("training.recipe", "mixed-16")
         draft.notes.append("shards are in fp32 and gathered in 16 bits: recipe mixed-16, 16 bytes per parameter")
+        place_adapter_dtype(draft)
     elif draft.values.get("training.finetune") in ("lora", "qlora"):
         # Adapters are in fp32, regardless of the base.
         draft.default("training.recipe", policy or ("amp" if autocasts else "pure"))

@@ -92,10 +92,13 @@ class Linear(Base):
             tokens = tuple("s" if axis == "s/t" else axis for axis in leading)
             rule = operator_workspaces.named(operator_workspaces.column_sum, rows=tokens, columns=(weight[0],))
             temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
-        keeps = trains or (x.grad and self.adapters is not None and self.adapters.saves_inputs)
+        # transformers' Conv1D calls torch.addmm (pytorch_utils.py), which DeepSpeed does not replace.
+        replaced = self.replaced_linears and not conv1d
+        saves = self.adapters is not None and self.adapters.saves_inputs and not conv1d
+        keeps = trains or (x.grad and saves)
         seen = Tensor(casts[0].storage if casts else -1, weight, dtype, strided=not conv1d)
-        of_x = NEW if given.flat or self.replaced_linears else VIEW
-        input_first = bias or self.replaced_linears
+        of_x = NEW if given.flat or replaced else VIEW
+        input_first = bias or replaced
         kinds = (of_x, *(NEW, SUMMED)[: len(casts)]) if input_first else (*(NEW for _ in casts), of_x)
         node = Node(
             module,

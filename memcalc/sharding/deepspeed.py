@@ -118,7 +118,7 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         "DeepSpeed and FP8": training.fp8 != "none",
         f"DeepSpeed and a loss that is {training.loss}": training.loss != "materialized",
         "DeepSpeed and 4-bit weights": training.finetune == "qlora",
-        "DeepSpeed and weights of several dtypes": len(_weight_dtypes(spec)) > 1,
+        "DeepSpeed and weights of several dtypes": len(_weight_dtypes(spec, trained=whole)) > 1,
         "DeepSpeed before 0.19": _is_older(spec, "0.19"),
         "ZeRO stage 3 and nested recomputation": whole and nested,
     }
@@ -135,10 +135,14 @@ def _is_recipe_known(spec: Spec) -> bool:
     return spec.training.recipe == "mixed-16" and spec.training.dtype in ("bf16", "fp16")
 
 
-def _weight_dtypes(spec: Spec) -> set[str]:
-    """Return the dtypes of the parameters; DeepSpeed casts all to one (runtime/engine.py)."""
-    parameters = stage_parameters(spec, stages_of(spec)[0])
-    return {parameter.dtype or spec.training.dtype for parameter in parameters if not parameter.beside}
+def _weight_dtypes(spec: Spec, *, trained: bool) -> set[str]:
+    """Return the dtypes of the parameters, or of the trained ones alone.
+
+    DeepSpeed casts all to one dtype, unless zero.Init has made the model: then adapters, which are made after it, keep
+    theirs (runtime/engine.py, _cast_module_mixed_precision). Trained weights share one flat buffer.
+    """
+    parameters = [each for each in stage_parameters(spec, stages_of(spec)[0]) if not each.beside]
+    return {each.dtype or spec.training.dtype for each in parameters if each.trains or not trained}
 
 
 def _is_older(spec: Spec, release: str) -> bool:

@@ -117,6 +117,9 @@ class Engine:
         """
         return gradients
 
+    def begin_evaluation(self) -> None:
+        """Begin a batch without gradients, between steps."""
+
     def after_evaluation(self) -> None:
         """When the forward passes of an evaluation, which no backward follows, are over."""
 

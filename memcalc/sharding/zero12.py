@@ -1,8 +1,9 @@
-"""ZeRO stages 1 and 2 (DeepSpeed 0.19 runtime/zero/stage_1_and_2.py), one rank, on the default stream only.
+"""ZeRO stages 1 and 2 (DeepSpeed 0.19 runtime/zero/stage_1_and_2.py), one rank.
 
-The parameters are flattened into one tensor and become views of it; a rank's partition of it has an fp32 master copy.
-Gradients go through one bucket, which is allocated in full: at stage 2 each gradient as soon as it is ready, at stage 1
-all of them after the backward of the last micro-batch. The rank's own gradients are copied out of the bucket.
+The parameters of each parameter group are flattened into one tensor and become views of it; a rank's partition of it
+has an fp32 master copy. Gradients go through one bucket, which is allocated in full: at stage 2 each gradient as soon
+as it is ready, at stage 1 all of them after the backward of the last micro-batch. The rank's own gradients are copied
+out of the bucket. With overlap_comm there are two buckets, and reductions run on a CUDA stream of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.parameter_groups import parameter_groups
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states.state_options import StateOptions
@@ -23,6 +25,7 @@ from memcalc.workspaces.reductions import ReductionShape, reduction
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
 ALIGNMENT = 2  # elements; nccl_start_alignment_factor: each partition is a multiple of it
 FLOAT, DOUBLE = 4, 8  # bytes
+REDUCE = 2  # the CUDA stream of reductions, in addition to the default one
 
 
 class ReductionLabels(NamedTuple):
@@ -56,14 +59,68 @@ def reduction_labels(options: StateOptions) -> ReductionLabels:
 
 
 class WaitingGradient(NamedTuple):
-    """A parameter with a gradient that waits for reduction: its start in the flat tensor, elements, gradient storage.
+    """A parameter with a gradient that waits for reduction.
 
-    The storage is None if the gradient was copied into the bucket.
+    Args:
+        group: the index of its parameter group.
+        begin: its start in the flat tensor of the group.
+        elements: its elements.
+        storage: the storage of its gradient; None if the gradient was copied into the bucket.
     """
 
+    group: int
     begin: int
     elements: int
     storage: int | None
+
+
+class FlatGroup(NamedTuple):
+    """The flat tensor of a parameter group.
+
+    Args:
+        begins: of each parameter in it, and the end of the last one, in elements.
+        padding: elements after the last parameter.
+        share: elements of a rank's partition.
+        partition: the rank's parameters in it; empty if the rank's partition is padding alone.
+    """
+
+    begins: list[int]
+    padding: int
+    share: int
+    partition: range
+
+    @property
+    def last(self) -> int:
+        """The last rank with parameters: those after it have padding alone."""
+        return max(self.begins[-1] - 1, 0) // max(self.share, 1)
+
+    def of_rank(self, rank: int) -> FlatGroup:
+        """Return the same group on a rank."""
+        return self._replace(partition=range(rank * self.share, min((rank + 1) * self.share, self.begins[-1])))
+
+    @property
+    def touched(self) -> int:
+        """Elements of all parameters that overlap the rank's partition."""
+        return touched(self.begins, self.partition) if self.partition else 0
+
+    @property
+    def pieces(self) -> list[int]:
+        """Elements of each parameter in the rank's partition."""
+        own = self.partition
+        return [
+            min(end, own.stop) - max(begin, own.start)
+            for begin, end in zip(self.begins, self.begins[1:], strict=False)
+            if begin < own.stop and own.start < end
+        ]
+
+
+def flat_group(parameters: Iterable[LocalParameter], ranks: int) -> FlatGroup:
+    """Return the flat tensor of a group, on the first rank. Source: flatten_dense_tensors_aligned."""
+    begins = [0]
+    for parameter in parameters:
+        begins.append(begins[-1] + parameter.elements)
+    padding = -begins[-1] % (ALIGNMENT * ranks)
+    return FlatGroup(begins, padding, (begins[-1] + padding) // ranks, range(0)).of_rank(0)
 
 
 class ZeRO12(Engine):
@@ -90,21 +147,21 @@ class ZeRO12(Engine):
         self.ordered = ordered
         self.trained = tuple(parameter for parameter in ordered if parameter.trains)
         self.dtype_bytes = DTYPE_BYTES[options.compute]
-        self.begins = [0]  # of each trained parameter in the flat tensor, and the end of the last one
-        for parameter in self.trained:
-            self.begins.append(self.begins[-1] + parameter.elements)
-        aligned = ALIGNMENT * options.data_parallel
-        self.padding = -self.begins[-1] % aligned
-        self.share = (self.begins[-1] + self.padding) // options.data_parallel
-        # The last rank with parameters: those after it hold padding alone.
-        last = max(self.begins[-1] - 1, 0) // max(self.share, 1)
+        members = parameter_groups(self.trained, range(len(self.trained)), options.zero) or [[]]
+        self.places = {  # position -> group and place in it
+            position: (group, at) for group, each in enumerate(members) for at, position in enumerate(each)
+        }
+        self.members = members
+        groups = [flat_group((self.trained[position] for position in each), options.data_parallel) for each in members]
+        last = max(groups, key=lambda group: group.share).last
         if rank is None:
             rank = 0 if self.keeps_gradients else last
-        rank = min(rank, last)
-        self.partition = range(rank * self.share, min((rank + 1) * self.share, self.begins[-1]))  # of the flat tensor
+        self.groups = [group.of_rank(min(rank, last)) for group in groups]
+        self.stream = REDUCE if options.has_two_buckets else 0
+        self.buckets = 2 if options.has_two_buckets else 1
         self.bucket_size = options.zero.reduce_bucket_size  # elements
         self.have_gradients = False
-        self.bucket: int | None = None
+        self.bucket: list[int] = []  # the storage of the bucket, or of both buckets
         self.waiting: list[WaitingGradient] = []
         self.inside = 0  # elements that wait for reduction
         self.own: int | None = None  # the gradients of the rank's own partition
@@ -114,30 +171,33 @@ class ZeRO12(Engine):
         self.ready: list[tuple[int, int]] = []  # positions and storages of unreduced gradients (stage 1)
         self.ready_rounds: list[int] = []  # how many equal gradients each of them stands for
         self.order: list[int] = []  # their positions, after the first backward
-        self.pieces = 0  # gradients that make up the rank's partition
         self.stepping: list[int] = []  # storages of gradients that the step frees
+        self.wide: list[int] = []  # fp32 gradients of the group that is updated
 
     def wrap(self, weights: Sequence[int]) -> None:
         """Flatten the parameters and create the master weights. Source: __init__, initialize_optimizer_states."""
         take, drop = self.requests.take, self.requests.drop
-        self.requests.empty_cache()
-        padding = [take(self.padding * self.dtype_bytes)] if self.padding else []
-        take((self.begins[-1] + self.padding) * self.dtype_bytes, 0, Component.WEIGHTS)
-        drop(padding)
-        drop(storage for parameter, storage in zip(self.ordered, weights, strict=True) if parameter.trains)
-        clone = take(self.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS)
-        take(self.share * FLOAT, 0, Component.MASTER_WEIGHTS)
-        drop((clone,))
-        # A zero gradient of the master weights, for optimizers that create their states now.
-        drop((take(self.share * FLOAT, 0, Component.GRADIENTS),))
+        storages = [storage for parameter, storage in zip(self.ordered, weights, strict=True) if parameter.trains]
+        for group, members in zip(self.groups, self.members, strict=True):
+            self.requests.empty_cache()
+            padding = [take(group.padding * self.dtype_bytes)] if group.padding else []
+            take((group.begins[-1] + group.padding) * self.dtype_bytes, 0, Component.WEIGHTS)
+            drop(padding)
+            drop(storages[position] for position in members)
+            clone = take(group.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS)
+            take(group.share * FLOAT, 0, Component.MASTER_WEIGHTS)
+            drop((clone,))
+        # Zero gradients of the master weights, for optimizers that create their states now.
+        drop([take(group.share * FLOAT, 0, Component.GRADIENTS) for group in self.groups])
 
     def updated(
         self, groups: Sequence[tuple[LocalParameters, StateOptions]]
     ) -> Sequence[tuple[LocalParameters, StateOptions]]:
-        """Return the rank's partition of the flat tensor, as one parameter."""
+        """Return the rank's partition of each flat tensor, as one parameter."""
         return [
-            (flat_tensor(self.share), options._replace(zero_stage=0, data_parallel=1, clips=False))
+            (flat_tensor(group.share), options._replace(zero_stage=0, data_parallel=1, clips=False))
             for _, options in groups
+            for group in self.groups
         ]
 
     def existing(self) -> list[int]:
@@ -145,7 +205,7 @@ class ZeRO12(Engine):
         if not self.keeps_gradients:
             return []
         self.order = [*reversed(range(len(self.trained)))]
-        sizes = [self.bucket_size, *(self.trained[position].elements for position in self.order)]
+        sizes = [self.bucket_size] * self.buckets + [self.trained[position].elements for position in self.order]
         return [self.requests.take(size * self.dtype_bytes, 0, Component.GRADIENTS) for size in sizes]
 
     def _one_by_one(self, storages: Sequence[int]) -> list[int]:
@@ -174,8 +234,9 @@ class ZeRO12(Engine):
         if self.keeps_gradients and self.have_gradients:  # added to the gradient of earlier micro-batches
             self.requests.drop((gradient.storage,))
             return
-        if self.bucket is None:
-            self.bucket = self.requests.take(self.bucket_size * self.dtype_bytes, 0, self.labels.bucket)
+        if not self.bucket:
+            size = self.bucket_size * self.dtype_bytes
+            self.bucket = [self.requests.take(size, 0, self.labels.bucket) for _ in range(self.buckets)]
         positions = self.positions[gradient.parameter.module, gradient.parameter.tensor]
         if not positions:  # a loss in chunks adds to the gradient of its first chunk
             self.requests.drop((gradient.storage,))
@@ -213,11 +274,13 @@ class ZeRO12(Engine):
         """Reduce the gradients of all micro-batches at stage 1; return the rank's own. Source: reduce_gradients."""
         if not self.keeps_gradients:
             return gradients
-        self.bucket, *storages = gradients
+        self.bucket, storages = gradients[: self.buckets], gradients[self.buckets :]
         if any(isinstance(rounds, NamedRounds) for rounds in self.ready_rounds):
             storages = self._one_by_one(storages)
         self.ready_rounds = []
-        for position, storage in sorted(zip(self.order, storages, strict=True)):
+        for position, storage in sorted(
+            zip(self.order, storages, strict=True), key=lambda gradient: self.places[gradient[0]]
+        ):
             self._into_bucket(position, storage)
         self._reduce()
         own, self.own = self.own, None
@@ -227,11 +290,11 @@ class ZeRO12(Engine):
 
     def _whole(self) -> list[int]:
         """Return the bucket and the gradients that a step's first micro-batch has produced."""
-        if self.bucket is None:
+        if not self.bucket:
             return []
         self.order = [position for position, _ in self.ready]
-        kept = [self.bucket, *(storage for _, storage in self.ready)]
-        self.bucket, self.ready = None, []
+        kept = [*self.bucket, *(storage for _, storage in self.ready)]
+        self.bucket, self.ready = [], []
         return kept
 
     def _into_bucket(self, position: int, storage: int) -> None:
@@ -239,65 +302,61 @@ class ZeRO12(Engine):
 
         Source: reduce_independent_p_g_buckets_and_remove_grads.
         """
-        begin, elements = self.begins[position], self.trained[position].elements
+        group, at = self.places[position]
+        begin, elements = self.groups[group].begins[at], self.trained[position].elements
         if self.inside + elements > self.bucket_size:
             self._reduce()
         self.inside += elements
         if elements > self.bucket_size:
-            self.waiting.append(WaitingGradient(begin, elements, storage))
+            self.waiting.append(WaitingGradient(group, begin, elements, storage))
             return
-        self.waiting.append(WaitingGradient(begin, elements, None))
+        self.waiting.append(WaitingGradient(group, begin, elements, None))
         self.requests.drop((storage,))
 
     def _reduce(self) -> None:
-        """Reduce the bucket and copy the rank's own gradients out of it.
+        """Reduce the bucket and copy the rank's own gradients of all groups out of it.
 
         Source: reduce_ipg_grads, average_tensor, allreduce_and_scatter, copy_grads_in_partition.
         """
-        for together in reduced_together(self.waiting, self.share, self.bucket_size):
+        shares = [group.share for group in self.groups]
+        for together in reduced_together(self.waiting, shares, self.bucket_size):
             if len(together) > 1:  # flattening does not copy a single tensor
-                self.requests.drop((self.requests.take(sum(together) * self.dtype_bytes, 0, self.labels.flattened),))
+                size = sum(together) * self.dtype_bytes
+                self.requests.drop((self.requests.take(size, self.stream, self.labels.flattened),))
         for each in self.waiting:
-            own = self.partition
+            own = self.groups[each.group].partition
             if each.begin < own.stop and own.start < each.begin + each.elements and self.own is None:
-                size = touched(self.begins, own)
-                self.own = self.requests.take(size * self.dtype_bytes, 0, self.labels.own)
+                size = sum(group.touched for group in self.groups)
+                self.own = self.requests.take(size * self.dtype_bytes, self.stream, self.labels.own)
                 if self.main and not (self.have_gradients or self.keeps_gradients):
                     self.requests.take(size * FLOAT, 0, self.labels.main)
             self.requests.drop(() if each.storage is None else (each.storage,))
         self.waiting, self.inside = [], 0
 
     def _drop_bucket(self) -> None:
-        assert self.bucket is not None
-        self.requests.drop((self.bucket,))
-        self.bucket = None
+        assert self.bucket
+        self.requests.drop(self.bucket)
+        self.bucket = []
 
     # -- the optimizer's step ------------------------------------------------------------------------------------------
 
     def before_step(self, gradients: list[int]) -> None:
         """Compute the norm of the rank's gradients. Source: step, scaled_global_norm."""
-        own = self.partition
-        pieces = [
-            min(end, own.stop) - max(begin, own.start)
-            for begin, end in zip(self.begins, self.begins[1:], strict=False)
-            if begin < own.stop and own.start < end
-        ]
-        norms(self.requests, pieces, self.choice)
-        self.pieces, self.stepping = len(pieces), gradients
+        for group in self.groups:
+            norms(self.requests, group.pieces, self.choice)
+        self.stepping = gradients
 
     def before_update(self, number: int) -> None:
-        """Allocate the flattened gradients, then their fp32 copy."""
-        del number
-        take = self.requests.take
-        flat = [take(self.share * self.dtype_bytes, 0, Component.TEMPORARIES)] if self.pieces > 1 else []
-        wide = take(self.share * FLOAT, 0, Component.GRADIENTS)
-        self.requests.drop((*flat, *self.stepping))
-        self.stepping = [wide]
+        """Allocate the flattened gradients of a group, then their fp32 copy; the last group frees the gradients."""
+        take, group = self.requests.take, self.groups[number]
+        flat = [take(group.share * self.dtype_bytes, 0, Component.TEMPORARIES)] if len(group.pieces) > 1 else []
+        self.wide = [take(group.share * FLOAT, 0, Component.GRADIENTS)]
+        self.requests.drop((*flat, *(self.stepping if number == len(self.groups) - 1 else ())))
 
     def after_update(self, number: int) -> None:
-        """Free the fp32 gradient."""
+        """Free the fp32 gradient of a group."""
         del number
-        self.requests.drop(self.stepping)
+        self.requests.drop(self.wide)
 
 
 def norms(requests: Requests, pieces: Iterable[int], options: StateOptions) -> None:
@@ -334,11 +393,17 @@ def flat_tensor(elements: int) -> LocalParameters:
     return LocalParameters([LocalParameter("partition", "flat", (("P/N", elements),), 1, "head")])
 
 
-def reduced_together(waiting: Sequence[WaitingGradient], share: int, bucket: int) -> Iterator[list[int]]:
-    """Yield the sizes of slices that are flattened into one buffer; consecutive slices of one rank are merged."""
+def reduced_together(waiting: Sequence[WaitingGradient], shares: Sequence[int], bucket: int) -> Iterator[list[int]]:
+    """Yield the sizes of slices that are flattened into one buffer; consecutive slices of one rank are merged.
+
+    Args:
+        waiting: the gradients in the bucket.
+        shares: elements of a rank's partition of each group.
+        bucket: elements of the bucket.
+    """
     slices: list[tuple[int, int]] = []  # rank and elements
     for each in waiting:
-        begin, end = each.begin, each.begin + each.elements
+        share, begin, end = shares[each.group], each.begin, each.begin + each.elements
         while begin < end:
             rank = begin // share
             stop = min(end, (rank + 1) * share)

@@ -10,35 +10,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT, Engine, Gradient
+from memcalc.sharding.parameter_groups import parameter_groups
 from memcalc.sharding.zero3_order import ModuleTurn
-from memcalc.sharding.zero12 import FLOAT, SOURCE, flat_tensor, norms, reduction_labels
+from memcalc.sharding.zero12 import FLOAT, REDUCE, SOURCE, flat_tensor, norms, reduction_labels
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import EngineTensor, Requests
 
 MOST_LIVE = 1_000_000_000  # stage3_max_live_parameters: above it nothing is prefetched
 REUSE_DISTANCE = 1_000_000_000  # stage3_max_reuse_distance: parameters used again within this distance stay
-GATHER, REDUCE = 1, 2  # CUDA streams in addition to the default one: parameter_offload.py, stage3.py (overlap_comm)
+GATHER = 1  # the CUDA stream of all-gathers with overlap_comm, in addition to that of reductions: parameter_offload.py
 SUB_GROUP = 1_000_000_000  # runtime/zero/config.py, sub_group_size: elements that are updated at once
 
 
 class GatherGroup:
-    """Parameters of one all-gather: they share its output buffer, and are copied out when the first one is needed.
+    """Parameters that are gathered together, one output buffer for each dtype.
+
+    All are copied out of the buffers when the first one is needed.
 
     Args:
-        members: their numbers, in the order of modules.
-        buffer: the storage of the output; a single parameter uses it directly.
+        members: their numbers, by dtype, then in the order of modules.
+        buffers: the storages of the outputs; a single parameter uses its buffer directly.
     """
 
-    def __init__(self, members: Sequence[int], buffer: int) -> None:
+    def __init__(self, members: Sequence[int], buffers: Sequence[int]) -> None:
         self.members = members
-        self.buffer = buffer
+        self.buffers = buffers
         self.waiting = set(members)
         self.copied = len(members) == 1
 
@@ -82,10 +85,14 @@ class ZeRO3(Engine):
         self.gathered = EngineTensor(component, "parameters, gathered", options.compute, "P_gathered", source)
         self.ordered = ordered
         self.ranks = options.data_parallel
-        self.dtype_bytes = DTYPE_BYTES[options.compute]
+        self.dtype_bytes = DTYPE_BYTES[options.compute]  # of gradients and their bucket
+        self.dtypes = [parameter.dtype or options.compute for parameter in ordered]
         self.elements = [parameter.elements for parameter in ordered]
         self.shares = [-(-elements // self.ranks) for elements in self.elements]
         self.trained = [number for number, parameter in enumerate(ordered) if parameter.trains]
+        self.groups = parameter_groups(ordered, self.trained, options.zero)
+        overlaps = options.zero.overlaps(options.zero_stage)
+        self.gather, self.reduce = (GATHER, REDUCE) if overlaps else (0, 0)
         self.turns = turns
         self.uses: dict[int, list[int]] = {}  # parameter -> indices of its turns
         for at, turn in enumerate(turns):
@@ -123,7 +130,7 @@ class ZeRO3(Engine):
         take(1)  # inf_or_nan_tracker
         drop(storage for parameter, storage in zip(self.ordered, weights, strict=True) if parameter.trains)
         self.requests.empty_cache()
-        take(sum(self.shares[number] for number in self.trained) * self.dtype_bytes, 0, Component.WEIGHTS)
+        take(sum(self.shares[number] * self._bytes_of(number) for number in self.trained), 0, Component.WEIGHTS)
         groups, converted = self._sub_groups(), -1
         for elements in groups:
             before, converted = converted, take(elements * FLOAT, 0, Component.MASTER_WEIGHTS)
@@ -148,15 +155,20 @@ class ZeRO3(Engine):
 
     def _sub_groups(self) -> list[int]:
         """Return the elements of each sub-group. Source: stage3.py, _create_fp16_sub_groups."""
-        found = [0]
-        for number in self.trained:
-            if found[-1] >= SUB_GROUP:
-                found.append(0)
-            found[-1] += self.shares[number]
+        found: list[int] = []
+        for group in self.groups:
+            found.append(0)
+            for number in group:
+                if found[-1] >= SUB_GROUP:
+                    found.append(0)
+                found[-1] += self.shares[number]
         return found
 
+    def _bytes_of(self, number: int) -> int:
+        return DTYPE_BYTES[self.dtypes[number]]
+
     def _gathered_bytes(self, number: int) -> int:
-        return self.shares[number] * self.ranks * self.dtype_bytes
+        return self.shares[number] * self.ranks * self._bytes_of(number)
 
     # -- gathering -----------------------------------------------------------------------------------------------------
 
@@ -181,6 +193,10 @@ class ZeRO3(Engine):
         self.positions = {}
         for number in reversed(self.trained):
             self.positions.setdefault(self.ordered[number], deque()).append(number)
+
+    def begin_evaluation(self) -> None:
+        """Begin a batch without backward; its modules are in the known order."""
+        self.begin(have_gradients=False, last=True)
 
     def module_of(self, unit: int, name: str) -> str:
         """Return one name of the module, which may have several; "" for a container's parameter."""
@@ -234,13 +250,20 @@ class ZeRO3(Engine):
         self._gather(ahead)
 
     def _gather(self, wanted: Iterable[int]) -> None:
-        """All-gather the missing parameters into one buffer. Source: __all_gather_params, all_gather_coalesced."""
+        """All-gather the missing parameters into one buffer a dtype.
+
+        Source: __all_gather_params, all_gather_coalesced, runtime/torch_autocast.py, sort_dtypes (by name).
+        """
         missing = sorted(number for number in wanted if number not in self.there and number not in self.arriving)
         if not missing:
             return
         self.live += sum(self.elements[number] for number in missing)
-        buffer = self.requests.take(sum(map(self._gathered_bytes, missing)), GATHER, self.gathered)
-        together = GatherGroup(missing, buffer)
+        missing.sort(key=lambda number: self.dtypes[number])
+        sizes = [
+            sum(map(self._gathered_bytes, members))
+            for _, members in groupby(missing, key=lambda number: self.dtypes[number])
+        ]
+        together = GatherGroup(missing, [self.requests.take(size, self.gather, self.gathered) for size in sizes])
         self.arriving.update(dict.fromkeys(missing, together))
 
     def _wait(self, number: int) -> None:
@@ -252,15 +275,16 @@ class ZeRO3(Engine):
         if together is None:
             return
         if len(together.members) == 1:
-            self.there[number] = together.buffer
+            self.there[number] = together.buffers[0]
             return
         if not together.copied:
             for each in together.members:
-                self.there[each] = self.requests.take(self.elements[each] * self.dtype_bytes, GATHER, self.gathered)
+                size = self.elements[each] * self._bytes_of(each)
+                self.there[each] = self.requests.take(size, self.gather, self.gathered)
             together.copied = True
         together.waiting.remove(number)
         if not together.waiting:
-            self.requests.drop((together.buffer,))
+            self.requests.drop(together.buffers)
 
     def _leave(self, turn: ModuleTurn) -> None:
         """Free the parameters of a module after its turn. Source: release_sub_module, __params_to_release."""
@@ -363,11 +387,11 @@ class ZeRO3(Engine):
         numbers = sorted(each.number for each in self.bucket)
         if len(numbers) > 1 or self.elements[numbers[0]] % self.ranks:
             padding = [
-                self.requests.take(missing * self.dtype_bytes, REDUCE, self.labels.flattened)
+                self.requests.take(missing * self.dtype_bytes, self.reduce, self.labels.flattened)
                 for missing in self._paddings(numbers)
             ]
             size = sum(self.shares[number] for number in numbers) * self.ranks * self.dtype_bytes
-            self.requests.drop((*padding, self.requests.take(size, REDUCE, self.labels.flattened)))
+            self.requests.drop((*padding, self.requests.take(size, self.reduce, self.labels.flattened)))
         self.requests.drop(each.storage for each in self.bucket if each.storage is not None)
         self.bucket, self.inside = [], 0
 
@@ -392,7 +416,8 @@ class ZeRO3(Engine):
             self._wait(number)
         for number in [*self.there]:
             self._release(number)
-        norms(self.requests, [self.shares[number] for number in self.trained], self.choice)
+        for group in self.groups:
+            norms(self.requests, [self.shares[number] for number in group], self.choice)
 
     def before_update(self, number: int) -> None:
         """Copy a sub-group's gradients to fp32. Source: _prepare_fp32_grad_for_sub_group."""

@@ -264,6 +264,7 @@ class SimulatedRun:
         for _ in range(2):
             if not self.engine.keeps_gradients:  # the first batch leaves units unsharded
                 batch = MicroBatch(self.requests, batch.passing)
+            self.engine.begin_evaluation()
             batch.forward()
             batch.loss()
             batch.release()
@@ -368,6 +369,5 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
         "layers in one checkpoint segment under FSDP2": fsdp2
         and not all(isinstance(item, int) or len(item) == 1 for item in plan_of(spec)),
-        "evaluation under DeepSpeed": deepspeed and training.evaluation_batch_size is not None,
         "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in TOKENWISE,
     }

@@ -19,6 +19,7 @@ from memcalc.programs.sized_program import ProgramSizer, SizedProgram
 from memcalc.spec.layers import differ_in_attention, differ_in_masks, differ_in_rotation
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
+from memcalc.states.state_options import state_options
 
 NO_HEAD = -1  # number of the head's block on a stage without LM head
 
@@ -95,9 +96,7 @@ class StageBlocks:
         self.gradients = gradients
         self.plan = plan
         structure = block_structure(spec)
-        self.structure = (
-            structure._replace(evaluates=True, checkpoints_layers=False) if without_gradients else structure
-        )
+        self.structure = self._without_gradients(structure) if without_gradients else structure
         self.blocks = [] if blocks is None else blocks
         self.head = NO_HEAD
         self._of_layers: dict[BlockVariant, int] = {}
@@ -109,6 +108,15 @@ class StageBlocks:
             self.openings = (self._add("tables", self.structure),)
         if stage.has_head:
             self.head = self._add("head", self.structure)
+
+    def _without_gradients(self, structure: BlockStructure) -> BlockStructure:
+        """Return the structure of a pass outside autograd.
+
+        A model of transformers that computes its loss has a variable for the LM head's input (hidden_states, 5.23
+        models/llama/modeling_llama.py). In training autograd saves it.
+        """
+        in_model = state_options(self.spec).loss_in_model and not self.spec.training.pairs
+        return structure._replace(evaluates=True, checkpoints_layers=False, names_head_input=in_model)
 
     def _add(
         self, part: Part, structure: BlockStructure, layer: int = -1, *, again: bool = False, inside: bool = False

@@ -15,9 +15,19 @@ class ZeroSpec(ConfigBlock):
     param_persistence_threshold: Count = Field(
         100_000, description="stage 3: parameters with at most this many elements stay gathered"
     )
+    overlap_comm: bool | None = Field(
+        None, description="whether gradients are reduced on a CUDA stream of their own; default: at stage 3 only"
+    )
+    separate_no_decay: bool = Field(
+        False, description="whether norms and biases, which have no weight decay, are a parameter group of their own"
+    )
     copies_fp32_weights: bool = Field(
         False, description="stage 3: whether the optimizer updates a copy of weights that are fp32 (DeepSpeed 0.19)"
     )
+
+    def overlaps(self, stage: int) -> bool:
+        """Return whether reductions overlap with backward at a stage (runtime/zero/config.py, overlap_comm_valid)."""
+        return stage == 3 if self.overlap_comm is None else self.overlap_comm
 
     @property
     def is_default(self) -> bool:

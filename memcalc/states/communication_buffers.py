@@ -118,6 +118,8 @@ def _flattening(elements: int, options: StateOptions) -> RowDraft:
 def _reduce_bucket(options: StateOptions, mask: int, detail: str) -> RowDraft:
     size = options.zero.reduce_bucket_size
     formula = "5e8" if size == ZERO.reduce_bucket_size else "reduce_bucket_size"
+    if options.has_two_buckets:
+        return _buffer("reduce buckets", 2 * size, options.compute, mask, f"2·{formula}", f"{SOURCE}{detail}")
     return _buffer("reduce bucket", size, options.compute, mask, formula, f"{SOURCE}{detail}")
 
 

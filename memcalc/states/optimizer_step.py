@@ -38,8 +38,9 @@ def optimizer_step_rows(
         late = part_of(state.parameter, update) not in highest.parts_with_states
         yield item._replace(mask=item.mask & ~BIT["optimizer_step_1"]) if late else item
     yield from highest.items
-    if options.partitions_gradients and options.zero_stage < 3 and not options.offloads:
-        yield from _norms(parameters, options, sum(item.count * item.block for item in highest.items) // STEPS)
+    if options.partitions_gradients and not options.offloads:
+        temporaries = sum(item.count * item.block for item in highest.items) // STEPS
+        yield from _before_update(parameters, options, temporaries)
 
 
 def _states_of_each(states: Sequence[OptimizerState]) -> Iterator[RowDraft]:
@@ -52,19 +53,33 @@ def _states_of_each(states: Sequence[OptimizerState]) -> Iterator[RowDraft]:
         yield state.item._replace(count=scales) if shared else state.item
 
 
-def _norms(parameters: LocalParameters, options: StateOptions, temporaries: int) -> Iterator[RowDraft]:
-    """Yield the bytes of DeepSpeed's gradient norm beyond those of the update, if positive.
+def _before_update(parameters: LocalParameters, options: StateOptions, temporaries: int) -> Iterator[RowDraft]:
+    """Yield the bytes that DeepSpeed holds before the update, beyond those of the update, if positive.
+
+    Its fp32 gradients are cast from flattened 16-bit ones, which are freed when the update begins (DeepSpeed 0.19
+    runtime/zero/stage_1_and_2.py, step; stage3.py, _prepare_fp32_grad_for_sub_group).
+    """
+    share = -(-sum(parameter.count * parameter.elements for parameter in parameters) // options.data_parallel)
+    candidates = [(DTYPE_BYTES[options.compute] * share, "flattened gradients", "2·P/N")]
+    if options.zero_stage < 3:
+        norm = _norm_bytes(parameters, options, share)
+        candidates.append((norm, "norm of a gradient in fp64", "8·P_piece"))
+    beyond, name, formula = max(candidates)
+    beyond -= temporaries
+    if beyond > 0:
+        file = "stage3.py" if options.zero_stage == 3 else "stage_1_and_2.py"
+        citation = f"DeepSpeed 0.19 runtime/zero/{file}: step"
+        mask, block = mask_of("optimizer_step_1", "optimizer_step_2"), rounded(beyond)
+        name, kind = f"{name}, beyond the update", Component.TEMPORARIES
+        yield RowDraft(kind, "norm", name, (beyond,), "uint8", 1, beyond, block, mask, formula, citation)
+
+
+def _norm_bytes(parameters: LocalParameters, options: StateOptions, share: int) -> int:
+    """Return the bytes of DeepSpeed's gradient norm beyond those of fp32 gradients.
 
     DeepSpeed 0.19 runtime/zero/stage_1_and_2.py: copy_grads_in_partition allocates full parameters, however small the
     rank's part of them. get_grad_norm_direct casts one slice at a time to fp64, before fp32 gradients and the update's
     temporaries exist.
     """
     touched, piece = first_rank_slice(parameters, options.data_parallel)
-    share = -(-sum(parameter.count * parameter.elements for parameter in parameters) // options.data_parallel)
-    gradient = DTYPE_BYTES[options.base]
-    beyond = gradient * (touched - share) + FP64 * piece - DTYPE_BYTES["fp32"] * share - temporaries
-    if beyond > 0:
-        kind, name = Component.TEMPORARIES, "norm of a gradient in fp64, beyond the update"
-        citation = "DeepSpeed 0.19 runtime/zero/stage_1_and_2.py: get_grad_norm_direct"
-        mask, block = mask_of("optimizer_step_1", "optimizer_step_2"), rounded(beyond)
-        yield RowDraft(kind, "norm", name, (beyond,), "uint8", 1, beyond, block, mask, "8·P_piece", citation)
+    return DTYPE_BYTES[options.base] * (touched - share) + FP64 * piece - DTYPE_BYTES["fp32"] * share

@@ -78,6 +78,11 @@ class StateOptions(NamedTuple):
         return self.partitions_gradients and self.zero_stage == 1
 
     @property
+    def has_two_buckets(self) -> bool:
+        """Whether gradients fill one bucket while another is reduced (stage_1_and_2.py, setup_buckets)."""
+        return self.partitions_gradients and self.zero_stage < 3 and self.zero.overlaps(self.zero_stage)
+
+    @property
     def creates_masters_after_flattening(self) -> bool:
         """Whether DeepSpeed's stages 1 and 2 peak while weights are flattened, before master weights exist.
 

@@ -21,8 +21,11 @@ AUTO = {f"{name}_bucket_size": "auto" for name in ("reduce", "stage3_prefetch")}
 AUTO["stage3_param_persistence_threshold"] = "auto"
 
 
-def spec_of(folder: Path, zero: dict[str, object], precision: str, *settings: str) -> memcalc.Spec:
-    (folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3} | zero}))
+def spec_of(
+    folder: Path, zero: dict[str, object], precision: str, *settings: str, optimizer: dict[str, object] | None = None
+) -> memcalc.Spec:
+    block = {} if optimizer is None else {"optimizer": optimizer}
+    (folder / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3} | zero, **block}))
     path = folder / "run.yaml"
     path.write_text(FILE.format(precision=precision))
     return memcalc.load(path, *NAMED, *settings)
@@ -84,3 +87,50 @@ def test_a_hub_id_under_zero_has_deepspeeds_16_bits() -> None:
 
     assert (spec.parallelism.engine, spec.training.recipe, spec.training.dtype) == ("deepspeed", "mixed-16", "bf16")
     assert memcalc.load("meta-llama/Llama-3.1-8B", "zero_stage=3", "data_parallel=8").training.recipe == "pure"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [({}, None), ({"overlap_comm": True}, True), ({"overlap_comm": False}, False)]
+)
+def test_reductions_overlap_as_the_file_says(said: dict[str, object], expected: bool | None, tmp_path: Path) -> None:
+    zero = spec_of(tmp_path, {"stage": 2} | said, "bf16: true").parallelism.zero_optimization
+
+    assert zero.overlap_comm is expected
+    assert zero.overlaps(2) is bool(expected)
+    assert zero.overlaps(3) is (expected is not False)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "groups", "implementation"),
+    [
+        (None, True, "foreach"),
+        ({"type": "AdamW"}, False, "fused"),
+        ({"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}, False, "foreach"),
+    ],
+)
+def test_trainers_optimizer_has_a_group_without_weight_decay(
+    optimizer: dict[str, object] | None, groups: bool, implementation: str, tmp_path: Path
+) -> None:
+    """DeepSpeed's own optimizer gets all parameters as one group (integrations/deepspeed.py, deepspeed_optim_sched)."""
+    spec = spec_of(tmp_path, {}, "bf16: true\noptim: adamw_torch", optimizer=optimizer)
+
+    assert spec.parallelism.zero_optimization.separate_no_decay is groups
+    assert spec.training.optimizer_implementation == implementation
+
+
+def test_auto_reads_the_width_by_its_other_names(tmp_path: Path) -> None:
+    """GPT-2's config has n_embd, which transformers reads as hidden_size."""
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}))
+    (tmp_path / "run.yaml").write_text(
+        FILE.format(precision="bf16: true").replace("HuggingFaceTB/SmolLM2-360M", "openai-community/gpt2")
+    )
+
+    assert memcalc.load(tmp_path / "run.yaml", *NAMED).parallelism.zero_optimization.reduce_bucket_size == 768**2
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(2, "compute"), (3, "fp32")])
+def test_adapters_keep_fp32_where_zero_init_makes_the_model(stage: int, dtype: str, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, {"stage": stage}, "bf16: true\nuse_peft: true")
+
+    assert spec.training.lora is not None
+    assert (spec.training.lora.adapter_dtype, spec.training.recipe) == (dtype, "mixed-16")

@@ -203,10 +203,14 @@ def test_fsdps_shards_on_the_host(how: str, tmp_path: Path) -> None:
 
 
 def test_a_word_of_zero_that_the_table_does_not_know_is_unknown(tmp_path: Path) -> None:
-    found = imported(tmp_path, "ds.json", '{"zero_optimization": {"stage": 1, "overlap_comm": true, "new": 1}}')
+    found = imported(
+        tmp_path,
+        "ds.json",
+        '{"zero_optimization": {"stage": 1, "overlap_comm": true, "reduce_scatter": true, "new": 1}}',
+    )
 
     assert found.unknown == ("zero_optimization.new",)
-    assert [path for path, _ in found.no_effect] == ["zero_optimization.overlap_comm"]
+    assert [path for path, _ in found.no_effect] == ["zero_optimization.reduce_scatter"]
 
 
 def test_accelerates_offload_is_deepspeeds(tmp_path: Path) -> None:

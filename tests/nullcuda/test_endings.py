@@ -329,3 +329,34 @@ def test_a_program_without_weights_gets_the_remedy_random_weights(dry_run: Scrip
         in result.warnings
     )
     assert dry_run(NO_WEIGHTS, random_weights=True).warnings == ()
+
+
+STEPS_OF_AN_ENGINE = """
+import pathlib, sys, torch
+package = pathlib.Path("deepspeed/runtime")
+package.mkdir(parents=True, exist_ok=True)
+(package / "engine.py").write_text('''
+class DeepSpeedEngine:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def _take_model_step(self, skips):
+        for _ in range(0 if skips else 2):  # once a parameter group
+            self.optimizer.step()
+''')
+sys.path.insert(0, str(pathlib.Path.cwd()))
+from deepspeed.runtime.engine import DeepSpeedEngine
+weight = torch.nn.Parameter(torch.ones(8, device="cuda"))
+engine = DeepSpeedEngine(torch.optim.SGD([weight]))
+for number in range(5):
+    engine._take_model_step(skips=number == 0)
+    print("after", number)
+"""
+
+
+def test_steps_of_a_deepspeed_engine_count_once(dry_run: Script) -> None:
+    """ZeRO updates each parameter group by a call of the optimizer; an overflow skips a step."""
+    whole, stopped = dry_run(STEPS_OF_AN_ENGINE), dry_run(STEPS_OF_AN_ENGINE, steps=3)
+
+    assert whole.processes[0].steps == 4
+    assert (stopped.outcome, stopped.processes[0].steps) == (STOPPED, 3)

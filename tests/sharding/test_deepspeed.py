@@ -10,12 +10,15 @@ import pytest
 
 import memcalc
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
+from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.engine import ROOT
+from memcalc.sharding.parameter_groups import has_weight_decay, parameter_groups
 from memcalc.sharding.zero3_modules import reference_modules
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import WaitingGradient, reduced_together
 from memcalc.simulation.simulated_run import SimulatedRun, run_requests, simulate, unsupported_reason
 from memcalc.spec.spec import Spec
+from memcalc.spec.zero import ZeroSpec
 from memcalc.stream.requests import Requests
 from tools.recorded_errors import recorded_spec
 
@@ -128,11 +131,10 @@ def test_slices_of_one_rank_are_flattened_together() -> None:
     """A slice alone is not copied; of what is larger than the bucket slices go together until they exceed it."""
     share = 300_000_000
 
-    assert [*reduced_together([WaitingGradient(0, 10, None), WaitingGradient(10, 20, None)], share, 500_000_000)] == [
-        [30]
-    ]
-    assert [*reduced_together([WaitingGradient(share - 5, 15, None)], share, 500_000_000)] == [[5, 10]]
-    assert [*reduced_together([WaitingGradient(0, 700_000_000, 1)], share, 500_000_000)] == [
+    both = [WaitingGradient(0, 0, 10, None), WaitingGradient(0, 10, 20, None)]
+    assert [*reduced_together(both, [share], 500_000_000)] == [[30]]
+    assert [*reduced_together([WaitingGradient(0, share - 5, 15, None)], [share], 500_000_000)] == [[5, 10]]
+    assert [*reduced_together([WaitingGradient(0, 0, 700_000_000, 1)], [share], 500_000_000)] == [
         [share, share],
         [100_000_000],
     ]
@@ -152,6 +154,50 @@ def test_ranks_with_padding_alone_are_left_out(rank: int | None) -> None:
     assert memcalc.estimate(spec).verdict == "fits"
 
 
+def test_with_overlap_gradients_fill_one_bucket_while_another_is_reduced() -> None:
+    """Both are allocated at the first gradient; reductions run on a stream of their own."""
+    overlap = "zero_optimization.overlap_comm=true"
+    alone, both = small("zero_stage=2"), small("zero_stage=2", overlap)
+    found = asked(both, "backward_1")
+
+    assert found.count((0, 2 * BUCKET)) == 1 + asked(alone, "backward_1").count((0, 2 * BUCKET)) == 2
+    assert [each for _, each in found if each != 2 * BUCKET] == [
+        each for _, each in asked(alone, "backward_1") if each != 2 * BUCKET
+    ]
+    assert on_streams(alone, "backward_1") == []
+    assert on_streams(both, "backward_1")[-1] == (2, 2 * own(ELEMENTS // RANKS))
+    before, after = (memcalc.estimate(each).headline.ledger.peak_bytes for each in (alone, both))
+    assert after - before == pytest.approx(2 * BUCKET, abs=MIB)
+
+
+def test_parameters_without_weight_decay_are_a_group_of_their_own() -> None:
+    """Of the small model these are norms; each group has a flat tensor, a partition and an update."""
+    norms = (2 * LAYERS + 1) * WIDTH
+    spec = small("zero_stage=2", "optimizer_implementation=fused", "zero_optimization.separate_no_decay=true")
+    script = [
+        each
+        for stretch in run_requests(spec, rank=0).stretches
+        if stretch.phase == "optimizer"
+        for each in stretch.script
+    ]
+
+    assert asked(spec, "optimizer")[0] == (0, 2 * (ELEMENTS - norms))
+    assert {2 * norms, norms // 2, norms} <= set(script)  # flat, the rank's part in bf16, and in fp32
+    assert asked(spec, "optimizer_step_1")[-1] == (0, 4 * ((ELEMENTS - norms) // RANKS))
+
+
+@pytest.mark.parametrize(
+    ("module", "tensor", "decays"),
+    [("layers.*.input_norm", "weight", False), ("layers.*.mlp.up_proj", "bias", False), ("lm_head", "weight", True)],
+)
+def test_norms_and_biases_have_no_weight_decay(module: str, tensor: str, decays: bool) -> None:
+    parameter = LocalParameter(module, tensor, (("d", 8),), 1, "layer")
+    both = parameter_groups([parameter], [0], ZeroSpec(separate_no_decay=True))
+
+    assert has_weight_decay(parameter) is decays
+    assert both == [[0]]  # a group without parameters is left out
+
+
 # -- stage 3 -----------------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +215,34 @@ def test_modules_are_prefetched_from_the_second_step_on() -> None:
 
     copies = [end, *[(1, 2 * size) for size in MATRICES] * LAYERS, end]
     assert on_streams(small("zero_stage=3"), "forward_2") == [(1, 2 * (ELEMENTS - norms)), *copies]
+
+
+def test_without_overlap_there_is_one_stream() -> None:
+    spec = small("zero_stage=3", "zero_optimization.overlap_comm=false")
+
+    assert [on_streams(spec, phase) for phase in ("forward_2", "backward_2")] == [[], []]
+
+
+def test_an_evaluation_gathers_what_training_would_keep() -> None:
+    """Modules are in the known order, so parameters stay gathered for the backward that does not come."""
+    spec = small("zero_stage=3", "evaluation_batch_size=1")
+    end, norms = (1, 2 * VOCAB * WIDTH), (2 * LAYERS + 1) * WIDTH
+
+    assert unsupported_reason(spec) == ""
+    found = on_streams(spec, "evaluation")
+    assert found == [(1, 2 * (ELEMENTS - norms)), end, *[(1, 2 * size) for size in MATRICES] * LAYERS, end]
+
+
+def test_fp32_adapters_are_gathered_into_a_buffer_of_their_own() -> None:
+    """All parameters of one fetch share a buffer for each dtype, bf16 before fp32."""
+    words = ("zero_stage=3", "finetune=lora", "lora.rank=512", "lora.target_modules=[down_proj]")
+    spec = small(*words, "lora.adapter_dtype=fp32")
+    adapters = 2 * LAYERS * 512 * (4 * WIDTH + WIDTH) // 2
+
+    assert unsupported_reason(spec) == ""
+    found = on_streams(spec, "forward_2")
+    assert found[1] == (1, 4 * adapters)
+    assert (1, 4 * 512 * 4 * WIDTH) in found  # an adapter, copied out
 
 
 def test_gradients_are_reduced_on_a_third_stream() -> None:
@@ -315,3 +389,14 @@ def test_recorded_ranks() -> None:
 )
 def test_what_is_not_replayed_says_why(words: tuple[str, ...], reason: str) -> None:
     assert unsupported_reason(small(*words)) == f"the order of requests is not known with {reason}"
+
+
+def test_the_ledger_counts_flattened_gradients_before_a_fused_update() -> None:
+    """A foreach update has larger temporaries itself."""
+
+    def flattened(implementation: str) -> list[int]:
+        rows = memcalc.estimate(small("zero_stage=3", f"optimizer_implementation={implementation}")).ledger.rows
+        return [row.bytes for row in rows if row.tensor.startswith("flattened gradients")]
+
+    assert flattened("fused") == [2 * ELEMENTS // RANKS]
+    assert flattened("foreach") == []

@@ -316,6 +316,8 @@ class Family:
         else:
             with ops.as_stored("lm_head"):
                 write_loss(ops, c, x, width, self.logits, fp32_logits=self.fp32_logits)
+            if c.names_head_input:
+                self.tape.still_referenced(x)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits that the model returns, from the LM head's output."""

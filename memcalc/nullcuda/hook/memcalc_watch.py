@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -73,7 +74,8 @@ class Watch:
         self.started = time.time()
         self.cuda_process: Optional[int] = None  # the process that initialized CUDA
         self.peaks: dict[int, dict[str, int]] = {}  # by device: peaks that the program's own resets would lose
-        self.steps: dict[int, int] = {}  # by optimizer
+        self.steps: dict[int, int] = {}  # by optimizer, or by DeepSpeed engine
+        self.engine_steps: dict[int, bool] = {}  # by DeepSpeed engine in its step: whether an optimizer stepped
         self.ranks: dict[str, int] = {}
         self.failure: Optional[tuple[str, str]] = None
         self.stopped = False
@@ -212,9 +214,40 @@ class Watch:
 
     # -- while the program runs
 
+    def count_engine_steps(self, module: Any) -> None:
+        """Adapt deepspeed.runtime.engine after its import: count the engine's steps, not the optimizer's inside them.
+
+        ZeRO calls the optimizer once for each parameter group, and each sub-group (DeepSpeed 0.19
+        runtime/zero/stage_1_and_2.py and stage3.py, _optimizer_step). A step that an overflow skips calls none.
+        """
+        engine_class = getattr(module, "DeepSpeedEngine", None)
+        original = getattr(engine_class, "_take_model_step", None)
+        if engine_class is None or original is None:
+            return  # a version without this method
+
+        @functools.wraps(original)
+        def step(engine: Any, *given: Any, **named: Any) -> Any:
+            self.engine_steps[id(engine)] = False
+            try:
+                result = original(engine, *given, **named)
+            finally:
+                has_stepped = self.engine_steps.pop(id(engine))
+            if has_stepped:
+                self.count_step(engine)
+            return result
+
+        engine_class._take_model_step = step  # noqa: SLF001 -- DeepSpeed's one method for all kinds of steps
+
     def after_step(self, optimizer: Any, *_: Any) -> None:
-        """Count a step of an optimizer."""
-        steps = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
+        """Count a step of an optimizer, unless a DeepSpeed engine makes it a part of its own step."""
+        if self.engine_steps:
+            self.engine_steps = dict.fromkeys(self.engine_steps, True)
+        else:
+            self.count_step(optimizer)
+
+    def count_step(self, owner: Any) -> None:
+        """Count a step of an optimizer or a DeepSpeed engine."""
+        steps = self.steps[id(owner)] = self.steps.get(id(owner), 0) + 1
         self.library.null_note_steps(ctypes.c_int64(max(self.steps.values())))
         if steps <= FIRST_STEPS and self.counts()["communicators"]:
             time.sleep(WATCHDOG)
@@ -364,6 +397,7 @@ AROUND: dict[str, tuple[Callable[[], None], Callable[[Any], None]]] = {
     "torch.optim.optimizer": (nothing, compiler.spare_steps),
     "torch._dynamo": (compiler.begin, nothing),
     "safetensors.torch": (nothing, watch.watch_safetensors),
+    "deepspeed.runtime.engine": (nothing, watch.count_engine_steps),
     "torch.testing._internal.distributed.fake_pg": (nothing, watch.count_fake_groups),
 }
 if ALONE:

@@ -62,7 +62,10 @@ def _targets(spec: Spec) -> Iterator[Violation]:
 def _precisions(spec: Spec) -> Iterator[Violation]:
     lora, recipe = spec.training.lora, spec.training.recipe
     assert lora is not None
-    if lora.adapter_dtype == "fp32" and recipe.startswith("mixed"):
+    # zero.Init keeps the dtypes of parameters that are made after it (DeepSpeed 0.19 runtime/engine.py,
+    # _cast_module_mixed_precision).
+    keeps_dtypes = spec.parallelism.engine == "deepspeed" and spec.parallelism.zero_stage == 3
+    if lora.adapter_dtype == "fp32" and recipe.startswith("mixed") and not keeps_dtypes:
         yield Violation(
             ("training", "lora", "adapter_dtype"),
             f"adapter_dtype = fp32, but recipe {recipe} stores fp32 master weights of 16-bit weights.",
