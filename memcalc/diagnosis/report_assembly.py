@@ -44,7 +44,7 @@ def collect(messages: Iterable[OutOfMemoryReport]) -> Collection:
 
 class _ReportCollector:
     def __init__(self) -> None:
-        self._reports: dict[tuple[object, ...], OutOfMemoryReport] = {}
+        self._reports: dict[tuple[object, ...], _Occurrences] = {}
         self._not_kept = 0
         self._open: dict[
             str, OutOfMemoryReport
@@ -54,7 +54,7 @@ class _ReportCollector:
     def result(self) -> Collection:
         for speaker in list(self._open):
             self._close(speaker)
-        ordered = sorted(self._reports.values(), key=lambda report: report.line)
+        ordered = sorted((each.report() for each in self._reports.values()), key=lambda report: report.line)
         return Collection(ordered, self._not_kept)
 
     def add(self, message: OutOfMemoryReport) -> None:
@@ -97,20 +97,37 @@ class _ReportCollector:
             self._keep(begun)
 
     def _keep(self, message: OutOfMemoryReport) -> None:
-        known = self._reports.get(message.content)
-        if known is None:
-            if len(self._reports) >= MOST_REPORTS:
-                self._not_kept += 1
-                return
-            self._reports[message.content] = message
-            return
-        speakers = dict.fromkeys((*known.sources, *message.sources))
-        self._reports[message.content] = replace(
-            known,
-            count=known.count + message.count,
-            sources=tuple(speakers)[:_MOST_SPEAKERS],
-            phase=known.phase or message.phase,
-        )
+        content = message.content
+        known = self._reports.get(content)
+        if known is not None:
+            known.add(message)
+        elif len(self._reports) < MOST_REPORTS:
+            self._reports[content] = _Occurrences(message)
+        else:
+            self._not_kept += 1
+
+
+class _Occurrences:
+    """A report and its repetitions: one object for all, since a log may repeat a line a million times."""
+
+    __slots__ = ("count", "first", "phase", "sources")
+
+    def __init__(self, first: OutOfMemoryReport) -> None:
+        self.first = first
+        self.count = first.count
+        self.phase = first.phase
+        self.sources = dict.fromkeys(first.sources)
+
+    def add(self, message: OutOfMemoryReport) -> None:
+        self.count += message.count
+        self.phase = self.phase or message.phase
+        if message.sources and len(self.sources) < _MOST_SPEAKERS:
+            self.sources.update(dict.fromkeys(message.sources))
+
+    def report(self) -> OutOfMemoryReport:
+        """Return the first occurrence, with the count, sources and phase of all."""
+        sources = tuple(self.sources)[:_MOST_SPEAKERS]
+        return replace(self.first, count=self.count, sources=sources, phase=self.phase)
 
 
 def _completed(figures: MessageFigures, more: MessageFigures) -> MessageFigures:
