@@ -32,7 +32,7 @@ def _stream(c: BlockStructure) -> str:
 
 
 def _operators(c: BlockStructure, tape: Tape) -> Operators:
-    """Return the operators on a tape. Without Transformer Engine, autograd's hooks accumulate weight gradients."""
+    """Return operators on a tape. Without Transformer Engine, autograd hooks accumulate weight gradients."""
     ops = Operators(tape, c.compute, c.parameters, autocast=False)
     ops.fuses_weight_gradients = c.attention == "flash"
     return ops
