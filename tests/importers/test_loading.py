@@ -174,7 +174,7 @@ def test_the_keys_of_a_config_json_are_listed(tmp_path: Path) -> None:
     assert found.unknown == ("a_key_of_tomorrow",)
     assert load(path).origin.notes == (
         f"{WHOSE}: 6 mapped, 4 ignored (no effect on memory), 0 not modelled, 1 unknown.",
-        "unknown, hence not counted: a_key_of_tomorrow.",
+        "unknown, so not counted: a_key_of_tomorrow.",
         "no effect on memory: architectures, rms_norm_eps, bos_token_id, rope_scaling.",
     )
     assert load(path).origin.notes[-1].startswith(HARMLESS)  # not an annotation of a pull request
