@@ -95,13 +95,13 @@ def _in_4_bits(parameter: LocalParameter, quantized: Quantization) -> Iterator[L
     if quantized.nested:
         parts += [
             ("8-bit scales", scale, blocks, "uint8"),
-            ("scales of scales", f"{scale}/{SCALES_PER_SCALE}", -(-blocks // SCALES_PER_SCALE), "fp32"),
+            ("second-level scales", f"{scale}/{SCALES_PER_SCALE}", -(-blocks // SCALES_PER_SCALE), "fp32"),
             ("mean of scales", "1", 1, "fp32"),
-            ("table of 8 bits", "256", CODE_8_BIT, "fp32"),
+            ("8-bit code table", "256", CODE_8_BIT, "fp32"),
         ]
     else:
         parts.append(("scales", scale, blocks, "fp32"))
-    parts.append(("table of 4 bits", "16", CODE_4_BIT, "fp32"))
+    parts.append(("4-bit code table", "16", CODE_4_BIT, "fp32"))
     for name, symbol, size, dtype in parts:
         axes = ((symbol, size),)
         tensor = f"{parameter.tensor} {name}"
