@@ -138,7 +138,7 @@ class SimulatedPipeline(SimulatedRun):
         arriving = gradient_policy(self.spec, exist=exist, sharded=False)
         plan = plan_of(self.spec, chunk)
         parts = StageBlocks(self.spec, chunk, sizer_of(self.values), arriving, plan)
-        # Of a step's backwards only one tells DDP the order of gradients: the others run under no_sync.
+        # Only one backward of a step determines DDP's order of gradients: the others run under no_sync.
         engine = Engine(self.requests) if exist else self.engine
         return ForwardBackward(
             self.requests, parts, (LayerLoop(plan),), engine, self.parameters, self.workspace.each, self.threads

@@ -43,7 +43,7 @@ MOST_RECORDED = 256  # cached steps
 
 
 class Layers(NamedTuple):
-    """The layers of a chunk as they are recorded.
+    """The layers of a chunk, for recording.
 
     Args:
         played: loops of items of the recomputation plan.

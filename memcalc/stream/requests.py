@@ -299,8 +299,8 @@ class AllocatorOverhead(NamedTuple):
     Args:
         remainders: by phase, bytes of blocks beyond the requested bytes.
         reserved_bytes: peak reserved bytes.
-        by_stage: the overhead of each pipeline stage, if there are several; `remainders` and `reserved_bytes` are then
-            of the stage that reserves most.
+        by_stage: the overhead of each pipeline stage, if there are several; the other fields are then of the stage
+            that needs most.
     """
 
     remainders: Mapping[str, int]

@@ -270,7 +270,7 @@ class LeanExpandableAllocator:
         if any(pool.room_above() <= self._largest >> _SHIFT for pool in used):
             return False
         pairs = carried()
-        # With the same bytes in use, no block can be in use besides those of the pairs and those from before.
+        # With the same bytes in use, only blocks of the pairs and earlier blocks can be in use.
         return pairs is not None and all(self._block(one) == self._block(other) for one, other in pairs)
 
     def _block(self, number: int) -> tuple[int, int, int]:
