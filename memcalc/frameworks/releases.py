@@ -93,7 +93,7 @@ RELEASES = {
         ("1.16.0", "1.14.2", "1.6.0"),
         {
             "1.15": ReleaseChange(
-                "SFT and DPO compute the head and the log-probabilities in tiles; gradients are summed in fp32.",
+                "SFT and DPO compute LM head and log-probabilities in tiles; gradients are summed in fp32.",
                 "trainer/utils.py, add_fused_lm_head",
             ),
             "1.7": ReleaseChange(

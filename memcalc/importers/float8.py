@@ -14,7 +14,7 @@ FLAG: Meaning = fact("fp8", KEY)
 GATHER: Meaning = fact("fp8_gather", "training.fp8_all_gather")
 
 # All of these also skip layers with sizes that are not multiples of 16.
-FIRST_LAYER = "Accelerate also leaves the first linear layer in 16 bits; it is counted in FP8"
+FIRST_LAYER = "Accelerate does not convert the first linear layer to FP8; it is counted in FP8"
 
 # torchtitan's names of linear layers, and memcalc's.
 TORCHTITAN_NAMES = {
@@ -86,7 +86,7 @@ def torchtitan(draft: Draft, named: Any) -> None:
         if ours is None:
             # An unconverted layer needs no casts, but twice the bytes in the all-gather if others are gathered in FP8.
             gathered = facts.get("fp8_gather") is True
-            draft.limit(f"filter_fqns {each}", "the layers that stay in 16 bits", holds_memory=gathered)
+            draft.limit(f"filter_fqns {each}", "these layers are counted in FP8", holds_memory=gathered)
         else:
             skip.append(ours)
     multiply_in_8_bits(draft, recipe, gathers=facts.get("fp8_gather") is True, skip=skip)

@@ -186,7 +186,7 @@ def place_attention(draft: Draft) -> None:
         draft.default("training.optimizer_implementation", "foreach")
     wide = any(fields.get(name) is True for name in ("attention-softmax-in-fp32", "apply-query-key-layer-scaling"))
     if wide and fields.get("no-masked-softmax-fusion") is True and draft.given("training.dtype") != "fp32":
-        draft.limit("the softmax of attention in fp32", "it is counted in 16 bits", holds_memory=True)
+        draft.limit("the softmax of attention in fp32", "it is counted in the step's dtype", holds_memory=True)
 
 
 def _is_above_one(value: Any) -> bool:

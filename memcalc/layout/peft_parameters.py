@@ -124,10 +124,10 @@ def trainable_parameters(spec: Spec) -> int:
 
 
 def loads_weights(spec: Spec) -> bool:
-    """Whether a program loads its model, which is made without memory, and then moves it to the device.
+    """Return whether a program loads its model, built without memory, and then moves it to the device.
 
     transformers 5.23 modeling_utils.py, from_pretrained; before 4.50 it is loaded on the host. FSDP2 and
-    DeepSpeed's stage 3 split modules that are made in another way.
+    DeepSpeed's stage 3 shard modules that are built in another way.
     """
     parallelism = spec.parallelism
     splits = parallelism.zero_stage > 0 and (parallelism.engine == "fsdp2" or parallelism.zero_stage == 3)
