@@ -52,7 +52,7 @@ MM_FRAMES = [
 
 @pytest.fixture
 def viewer() -> dict[str, Any]:
-    """torch/cuda/_memory_viz.py by itself: it needs nothing of torch."""
+    """Return the namespace of torch/cuda/_memory_viz.py, which imports no torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         pytest.skip("no torch")
@@ -208,7 +208,7 @@ Ranges = set[tuple[int, int]]
 
 
 def joined(ranges: Ranges, begin: int, end: int) -> Ranges:
-    """Ranges with one more that overlaps none of them."""
+    """Return the ranges and an additional one, which must not overlap any of them."""
     assert not any(left < end and begin < right for left, right in ranges)
     return {*ranges, (begin, end)}
 

@@ -181,7 +181,7 @@ def test_the_keys_of_a_config_json_are_listed(tmp_path: Path) -> None:
 
 
 def test_files_of_gpt_neox_are_not_taken_for_others(tmp_path: Path) -> None:
-    """They hold fields of DeepSpeed and names of Megatron-LM."""
+    """GPT-NeoX files contain DeepSpeed's fields and Megatron-LM's names."""
     for number, text in enumerate(
         (
             '{"num_layers": 2, "hidden_size": 8, "pipe_parallel_size": 1, "train_micro_batch_size_per_gpu": 4}',

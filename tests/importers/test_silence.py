@@ -131,7 +131,7 @@ def test_lengths_by_other_names(fields: str, length: int, tmp_path: Path) -> Non
 
 
 def test_numbers_of_axolotl_that_are_none(tmp_path: Path) -> None:
-    """It ended in a traceback."""
+    """A field that needs a number rejects other values with a message."""
     text = "base_model: x/llama-3-8b\nmicro_batch_size: 1\ndp_shard_size: {a: 1}\ndp_replicate_size: 2\n"
     with pytest.raises(InputError, match="data_parallel"):
         spec_of(tmp_path, text)

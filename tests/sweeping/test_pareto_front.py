@@ -130,7 +130,7 @@ def test_several_ranks_and_runs_without_a_gpu_are_not_replayed() -> None:
 
 
 def test_replays_contradict_no_bound() -> None:
-    """Whatever was decided without a replay stays so."""
+    """A replay does not change verdicts that were decided without one."""
     axes: dict[Any, Any] = {
         "b": range(16, 32, 4),
         "recompute": ["none", "full"],

@@ -15,7 +15,7 @@ SIZES = (
 
 
 def asked(ledger: Ledger, phase: str) -> int:
-    """Without what blocks add."""
+    """Return requested bytes, without block rounding."""
     return ledger.totals[phase] - ledger.components(phase).get(Component.BLOCK_ROUNDING, 0)
 
 
