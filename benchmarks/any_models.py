@@ -1,4 +1,4 @@
-"""Trace the cases of any_models.yaml on fake tensors, run them on the null device, and record what both held.
+"""Trace the cases of any_models.yaml on fake tensors, run them on the null device, and record the memory of both.
 
     python benchmarks/any_models.py --python NULL_ENV/bin/python [--case NAME]...
 
@@ -67,7 +67,7 @@ def of_diffusers(case: dict[str, Any]) -> bool:
 
 
 def traced_case(case: dict[str, Any]) -> dict[str, Any]:
-    """What the trace of a case says."""
+    """Return the traced memory of a case."""
     config = HERE / "any_models" / f"{case['config']}.json"
     result = memcalc.trace(str(config), *case["set"], gpu=CARD, steps=STEPS).result
     return {

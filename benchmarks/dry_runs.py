@@ -1,4 +1,4 @@
-"""Run the cases of dry_runs.yaml on the null device, and append what they held to benchmarks/recordings/dry-runs.
+"""Run the cases of dry_runs.yaml on the null device, and append their memory to benchmarks/recordings/dry-runs.
 
     python benchmarks/dry_runs.py scripts --python hf=ENV/bin/python --python more=ENV/bin/python --checkouts FOLDER
 
@@ -118,7 +118,7 @@ def write_arguments(folder: Path, case: Mapping[str, Any]) -> None:
 
 
 def outcome(found: DryRun) -> dict[str, Any]:
-    """What the run held. Bytes."""
+    """Return the memory of the run in bytes."""
     return {
         "outcome": found.outcome,
         "good": found.outcome in {DONE, STOPPED},

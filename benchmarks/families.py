@@ -48,7 +48,7 @@ def families() -> list[str]:
 
 
 def trace_family(name: str) -> dict[str, Any]:
-    """What came of one family, as a record: "traced", "not instantiated" or "failed", with the reason.
+    """Return the outcome of one family, as a record: "traced", "not instantiated" or "failed", with the reason.
 
     In bf16; where a family's own code does not run in it, in fp32.
     """
@@ -128,7 +128,7 @@ def run(name: str, limit: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the families and writes what came of them."""
+    """Run the families and write their outcomes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*")
     parser.add_argument("--jobs", type=int, default=2)

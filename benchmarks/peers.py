@@ -80,9 +80,9 @@ def main() -> None:
 
 
 def run(program: str, words: list[str], environment: dict[str, str]) -> dict[str, object]:
-    """What a process says, and how long it takes. Bytes, seconds of the clock and of the processor."""
+    """Return the output of a process, with bytes, wall-clock seconds and CPU seconds."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    told = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-c", program, *words], env=environment, check=True, capture_output=True, text=True
     )
     seconds = time.perf_counter() - start
@@ -91,7 +91,7 @@ def run(program: str, words: list[str], environment: dict[str, str]) -> dict[str
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"torch": torch.__version__},
-        "peak": int(told.stdout.split()[-1]),
+        "peak": int(finished.stdout.split()[-1]),
         "seconds": round(seconds, 2),
         "processor_seconds": round(busy, 2),
     }

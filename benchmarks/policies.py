@@ -54,7 +54,7 @@ def replayed(run: str, card: str) -> ReplayComparison | None:
 
 
 def fits(case: str, card: str) -> bool:
-    """Whether the estimate says so."""
+    """Return whether the run fits, according to the estimate."""
     preset, *overrides = case.split()
     try:
         return bool(memcalc.estimate(preset, *overrides, gpu=card).fits)

@@ -1,4 +1,4 @@
-"""What operators allocate beyond their outputs, forward and backward, on a device: beside what memcalc's rules say.
+"""Memory that operators allocate beyond their outputs in forward and backward, compared with memcalc's rules.
 
     python -m benchmarks.probe --device cuda --record FILE.jsonl
     python -m benchmarks.probe --device null:h100-80gb --python .venv-null/bin/python

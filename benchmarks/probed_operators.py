@@ -24,7 +24,7 @@ Inputs = tuple[Tensor, ...]
 
 
 class Probe(NamedTuple):
-    """An operator and what it is applied to."""
+    """An operator and its inputs."""
 
     operator: str
     shape: str
@@ -132,7 +132,7 @@ class Heads(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
 
     def words(self) -> str:
-        """The shape, and what is unusual in it."""
+        """The shape, and its unusual properties."""
         keys = "" if self.keys is None else f", {self.keys} of keys"
         values = "" if self.values is None else f", values {self.values}"
         return _words(self.dtype, *self[:4]) + keys + values + (", by tokens" if self.by_tokens else "")

@@ -1,4 +1,4 @@
-"""Read the configuration files that frameworks publish, and record what was made of each of their fields.
+"""Import the config files that frameworks publish, and record how each field is classified.
 
     python benchmarks/published_configs.py REPOSITORIES [--only OWNER/NAME]
 
@@ -112,7 +112,7 @@ def read(source: Source, root: Path) -> Iterator[dict[str, Any]]:
 
 
 def facts_of(path: Path) -> dict[str, Any] | None:
-    """What was made of a file's fields, what it lacks, and whether it can be sized; None if it is none of ours."""
+    """Return the classified fields of a file, missing fields, and whether it can be estimated; None for other files."""
     try:
         imported = import_file(path) or list_config_json(path)
     except (InputError, Unavailable) as error:

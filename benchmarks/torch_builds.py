@@ -74,7 +74,7 @@ def looked_at(python: str) -> dict[str, Any]:
 
 
 def step_record(timed: Timed) -> dict[str, Any]:
-    """What one model's steps held and took: seconds of the processor."""
+    """Return memory and CPU seconds of one model's steps."""
     return {
         "allocated_bytes": timed.found.allocated_bytes,
         "reserved_bytes": timed.found.reserved_bytes,

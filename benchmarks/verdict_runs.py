@@ -244,7 +244,7 @@ def near_ranks(lot: random.Random, count: int, cards: Sequence[str]) -> Iterator
 
 
 def outcome_of_rank(line: str, python: str, card: str) -> dict[str, object]:
-    """What one rank held in three steps, run by record_sharded.py, and how they ended. Bytes."""
+    """Return the memory of one rank in three steps of record_sharded.py in bytes, and how they ended."""
     preset, _, *words = line.split()
     spec = loaded(line)
     # The null device counts NCCL's buffers at a group's first collective; DDP's reducer asks the fake group for none.
@@ -277,7 +277,7 @@ def here(command: list[str]) -> str:
 
 
 def outcome(spec: Spec, worker: Worker) -> dict[str, object]:
-    """What PyTorch held in three steps, and how they ended. Bytes."""
+    """Return PyTorch's memory in three steps in bytes, and how they ended."""
     try:
         found = measure(spec, "cuda", steps=3, worker=worker)
     except OutOfMemory as error:

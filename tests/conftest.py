@@ -1,4 +1,4 @@
-"""Shared by all tests: whole screens compared with the ones kept in tests/golden, and how examples are drawn."""
+"""Settings of all tests: screens are compared with tests/golden, and examples of properties are sampled."""
 
 import gc
 import os
@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The tests' tensors are tiny: a second thread only waits, at the cost of a core that another process of tests has use for.
+# The tensors of tests are tiny: a second thread would only occupy a core that another test process needs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Tests look for models in the catalogue only: not on the hub, nor among what this machine has downloaded.
+# Tests find models in the catalogue only, not on the hub or in the local hub cache.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_CACHE"] = str(Path(__file__).parent / "no-hub-cache")
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# The same examples in every run, however busy the machine is; MEMCALC_EXPLORE=1 draws new ones.
+# Every run has the same examples, regardless of the load of the machine; MEMCALC_EXPLORE=1 samples new ones.
 settings.register_profile(
     "memcalc",
     derandomize="MEMCALC_EXPLORE" not in os.environ,
@@ -33,16 +33,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where the long tests are left out, properties are tried on half as many examples."""
+    """Try properties on half as many examples if the long tests are omitted.
+
+    Of a table of cases such a run has every n-th one; the other cases are marked long (`tests.thinning.quick_every`).
+    """
     if config.option.markexpr == "not long":
         os.environ.setdefault("MEMCALC_EXAMPLES", "0.5")
 
 
 def pytest_sessionstart() -> None:
-    # A shell that starts the tests in the background has them ignore Ctrl-C, and what they start inherits that.
+    # A shell that starts the tests in the background makes them ignore Ctrl-C, and child processes inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.disable()  # collecting thousands of tests makes no garbage to speak of
+    gc.disable()  # pytest's collection of thousands of tests creates hardly any garbage
 
 
 def pytest_collection_finish() -> None:
@@ -50,10 +53,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _what_was_there_before() -> None:
-    """Stays out of collections: traces and recorders ask for them again and again, and the tests alone are many.
+def _garbage_collection() -> None:
+    """Exclude existing objects from garbage collections, which traces and recorders request often.
 
-    Automatic collections are as rare as in a command (`memcalc.startup`), and not as the last command has left them.
+    Automatic collections are as rare as in a command (`memcalc.startup`), regardless of earlier commands.
     """
     gc.collect()
     gc.freeze()
@@ -62,9 +65,9 @@ def _what_was_there_before() -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Compares a text with tests/golden/<name>.txt; `pytest --regenerate` writes that file instead.
+    """Return a function that compares a text with tests/golden/<name>.txt; `pytest --regenerate` writes that file.
 
-    Verdicts rest on pinned records, so that screens do not change with every new record.
+    Verdicts use pinned records, so that screens do not change with every new record.
     """
     from tests.records import pin_records
 

@@ -54,7 +54,7 @@ def test_a_directory_is_gone_at_the_end_whatever_happened(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_goes_with_the_next_and_what_a_living_one_holds_stays(tmp_path: Path) -> None:
+def test_directories_of_killed_processes_are_removed_and_those_of_running_ones_stay(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

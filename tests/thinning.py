@@ -1,4 +1,4 @@
-"""Parameters of tests: a spread of them in the quick tests, all of them in the long ones."""
+"""Parameters of tests: a regular sample of them in the quick tests (`make test`), all in `make test-all`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 
 def quick_every(step: int, values: Iterable[Any], *, first: int = 0, unpack: bool = False) -> list[Any]:
-    """Mark all values as long except each `step`-th, beginning with number `first`.
+    """Return the values as parameters of a test, all marked long except every `step`-th, beginning with `first`.
 
     Args:
-        step: 2 leaves every other one.
-        values: of one argument; with `unpack` tuples of several arguments.
+        step: 2 runs every other value in the quick tests.
+        values: values of one argument; with `unpack`, tuples of several arguments.
         first: number of the first quick value.
         unpack: whether each value is a tuple of arguments.
     """

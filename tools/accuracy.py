@@ -17,7 +17,7 @@ RECORDINGS = Path(__file__).resolve().parents[1] / "benchmarks" / "recordings"
 
 
 class Case(NamedTuple):
-    """One recorded run, and what the estimate says about it. Bytes, allocated, at the peak."""
+    """One recorded run and its estimate: allocated bytes at the peak."""
 
     file: str
     device: str  # in words

@@ -104,7 +104,7 @@ def refreshed(text: str, keep: Collection[str] = ()) -> str:
 
 
 def generated(name: str, *words: str) -> str:
-    """What stands between the comments of one generated part."""
+    """Return the text between the comments of one generated part."""
     return TABLES[name](*words)
 
 

@@ -102,7 +102,7 @@ def environments() -> str:
 
 
 def compiled() -> str:
-    """Compiled steps beside eager ones, allocated at the peak."""
+    """Return a table of allocated bytes at the peak: compiled steps compared with eager ones."""
     eager = {case["case"].partition("-")[0]: _allocated(case) for case in cases("single") if "-plain" in case["case"]}
 
     def row(case: dict[str, Any]) -> list[object]:

@@ -1,4 +1,4 @@
-"""The estimate of the day beside recorded traces: the table of docs/reports/accuracy.md."""
+"""The current estimate compared with recorded traces: the table of docs/reports/accuracy.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces on fake tensors beside the same runs on the null device: the summary and table of docs/reports/accuracy.md."""
+"""Traces on fake tensors compared with the null CUDA device: the summary and table of docs/reports/accuracy.md."""
 
 from __future__ import annotations
 

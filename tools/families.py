@@ -69,7 +69,7 @@ def other_table() -> str:
 
 
 def published_table() -> str:
-    """One line for each family with formulas: the trace of a published model beside its estimate, largest last."""
+    """Return a table, one row per family with formulas: trace and estimate of a published model, the largest last."""
     rows = []
     for line in PUBLISHED.read_text().splitlines():
         record = json.loads(line)

@@ -1,4 +1,4 @@
-"""The generated tables of docs/guides/fit.md: the terms of a layout's cost, and the machines that GPUs stand in."""
+"""The generated tables of docs/guides/fit.md: the terms of a layout's cost, and the machines with their GPUs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tools.markdown import table
 
 
 def cost_terms() -> str:
-    """Every term of the cost, what it is and where it comes from."""
+    """Return a table of the terms of the cost, with their sources."""
     return table(["term", "description", "source"], [[name, *words] for name, words in TERMS.items()])
 
 
 def systems() -> str:
-    """Every machine, with the GPUs that stand in it."""
+    """Return a table of machines, with their GPUs."""
     cards: dict[str, list[str]] = {}
     known: dict[str, System] = {}
     for card in all_gpus():

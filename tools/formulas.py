@@ -165,7 +165,7 @@ NEEDED = {"fp32": ("dtype=fp32",), "fp32-main": ("dtype=fp32", "implementation=m
 
 
 def copies_table() -> str:
-    """The copies of one parameter matrix that each recipe holds, and when."""
+    """Return a table of the copies of one weight matrix in each recipe, and their phases."""
     rows = [
         [f"`{recipe}`", row.tensor, row.formula, _when(row.phases), row.citation]
         for recipe in RECIPES
@@ -361,7 +361,7 @@ def buffers_table(preset: str) -> str:
 
 
 def outside_table() -> str:
-    """The defaults that stand for what lies outside the allocated blocks."""
+    """Return a table of defaults for device memory outside allocated blocks."""
     contexts = sorted({card.context_bytes // MIB for card in all_gpus()})
     workspaces_of = {name: _cublas(name) for name in ("a100-80gb", "h100-80gb")}
     rows = [

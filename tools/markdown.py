@@ -1,4 +1,4 @@
-"""What generated Markdown is made of."""
+"""Parts of generated Markdown."""
 
 from __future__ import annotations
 

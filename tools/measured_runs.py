@@ -42,7 +42,7 @@ def group_of(record: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def compared() -> tuple[RecordComparison, ...]:
-    """The files of records that have traces; none is made now."""
+    """Return comparisons of records with stored traces; no trace is run."""
     names = [path.name for path in sorted(FOLDER.glob("*.jsonl")) if (TRACES / path.name).exists()]
     return tuple(compare_records(FOLDER / name, TRACES / name, ()) for name in names)
 
@@ -109,13 +109,13 @@ def seconds_table() -> str:
 
 
 def figures(errors: PredictionErrors) -> list[str]:
-    """Median, 95th percentile, worst, the share of runs that held more than was said, and of those told to the byte."""
+    """Return median, 95th percentile and maximum error, and the fractions of underestimated and of byte-exact runs."""
     shares = (errors.median, errors.p95, errors.worst)
     return [*(f"{share:+.3%}" for share in shares), f"{errors.under:.0%}", f"{errors.exact:.0%}"]
 
 
 def probe_table() -> str:
-    """What operators were seen to take inside, where it is anything; the rule beside it."""
+    """Return a table of measured operator workspaces above 0 bytes, with the rule for each."""
     rows = [
         [
             line["operator"],

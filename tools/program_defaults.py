@@ -1,4 +1,4 @@
-"""What the program of each framework decides and no file says: a table per program, by release.
+"""Settings that each framework's program decides and no file sets: one table per program, by version.
 
 Each program has an example file. memcalc reads it at every release that it tells apart; the table has the fields in
 which the run differs from memcalc's own step, so it cannot say anything that the importers do not do.

@@ -1,4 +1,4 @@
-"""Tables of the programs of frameworks that were dry-run, beside what memcalc says of their own files."""
+"""Tables of dry-run programs of frameworks, compared with estimates from their config files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def programs_table(seed: str, how: str) -> str:
 
 
 def compiled_table() -> str:
-    """One row a family of compiled programs: eager execution, as it is counted, beside the compiled run."""
+    """Return a table, one row per family of compiled programs: the estimate of eager execution and the compiled run."""
     runs = [replayed(run) for run in compiled_runs()]
     rows = []
     for family in compiled.FAMILIES:

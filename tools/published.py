@@ -34,7 +34,7 @@ class Peak(NamedTuple):
 
 
 class Term(NamedTuple):
-    """Something the estimate counts, and which rows it is."""
+    """A term of the estimate, and its ledger rows."""
 
     name: str
     reason: str

@@ -83,12 +83,12 @@ def files_table() -> str:
 
 
 def sized() -> list[Facts]:
-    """The files that are estimated, as they are or with what they leave open."""
+    """Return the files that can be estimated, unchanged or with values for the fields that they omit."""
     return [file for file in read() if not file["refused"]]
 
 
 def held(file: Facts) -> list[str]:
-    """What a file asks for that holds memory and is not modelled."""
+    """Return the features of a file that need memory and are not modelled."""
     return [what for what, holds_memory, _ in file["limits"] if holds_memory]
 
 

@@ -1,4 +1,4 @@
-"""What real GPUs held, beside estimates, the null device and dry runs: tables of the docs."""
+"""Memory measured on GPUs, compared with estimates, the null CUDA device and dry runs: tables of the docs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def twins(name: str) -> list[tuple[str, list[Twin]]]:
 
 
 def real_null() -> str:
-    """The null device beside the GPU, by list."""
+    """Return a table of the null CUDA device compared with the GPU, by list of runs."""
     rows = []
     for name in LISTS:
         for card, several in twins(name):

@@ -1,4 +1,4 @@
-"""How far recorded runs lay from what memcalc says of their reserved memory, by kind: the data of every interval.
+"""Errors of estimated reserved memory on recorded runs, by run type: the data of every interval.
 
     python tools/recorded_errors.py
 
@@ -72,7 +72,7 @@ class Recorded(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A recorded run and what memcalc says of it.
+    """A recorded run and its estimate.
 
     Args:
         run: the record.

@@ -1,4 +1,4 @@
-"""Tables of docs/explanations/verdict.md: how far recorded runs lay from what is said of them."""
+"""Tables of docs/explanations/verdict.md: errors of estimates on recorded runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def errors_table() -> str:
 
 
 def replay_sentence() -> str:
-    """What README says of replayed reserved memory, and of verdicts near the limit of their GPU."""
+    """Return README's sentence on replayed reserved memory and on verdicts near the limit of the GPU."""
     alone = [abs(each.error) for each in _replayed() if each.run.spec.parallelism.ranks == 1]
     ranks = [abs(each.error) for each in _replayed() if each.run.spec.parallelism.ranks > 1]
     answers = [(result.verdict, record["outcome"] == DONE) for record, result in near_runs()]

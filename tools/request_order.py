@@ -80,7 +80,7 @@ class Difference:
 
 
 class _Log:
-    """Requests in the order in which they come."""
+    """Recorder of requests in order."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []

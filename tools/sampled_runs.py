@@ -23,7 +23,7 @@ NOTHING = 0.0002  # of the requested bytes, what is next to nothing
 
 
 class Run(NamedTuple):
-    """A recorded run beside its estimate."""
+    """A recorded run and its estimate."""
 
     run: str
     spec: Spec

@@ -1,4 +1,4 @@
-"""FSDP2 traced at world sizes from 1 to 1,024, beside the estimate: two tables of docs/reports/accuracy.md."""
+"""FSDP2 traced at world sizes from 1 to 1,024, compared with estimates: two tables of docs/reports/accuracy.md."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Forward of each implementation's modules, written on a tape: the operators, and so what autograd saves."""
+"""The forward pass of each implementation's modules, as operators on a tape."""

@@ -1,6 +1,6 @@
 """Programs of blocks by structure, compiled once and cached.
 
-A run has blocks of one implementation: only its modules are imported.
+A run has blocks of one implementation, so only its modules are imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memcalc.programs.tape import Tape, Tensor
 from memcalc.programs.tape_compiler import compiled
 from memcalc.spec.spec import Spec
 
-# "tables" are the tensors shared by all layers, on a stage without the embedding that creates them.
+# "tables" are the tensors shared by all layers, on a stage without an embedding, which otherwise creates them.
 Part = Literal["embedding", "tables", "dense layer", "expert layer", "head"]
 
 
@@ -40,7 +40,7 @@ def program(
         structure: the options of the modules.
         part: the part of the model.
         recomputed: whether it keeps only its input and is recomputed as a separate checkpoint.
-        gradients: what happens to each produced gradient.
+        gradients: the policy for produced gradients.
         recomputes: whether it is recomputed with other parts as one checkpoint segment, and is not the last of them.
 
     Raises:
@@ -106,7 +106,7 @@ def _tape(structure: BlockStructure, part: Part) -> tuple[Tape, Tensor | None]:
 
 @lru_cache(maxsize=256)
 def called_modules(structure: BlockStructure, modules: LayerModules) -> tuple[str, ...]:
-    """Return the modules with parameters that a layer calls, in forward order, as in state_dict within the layer."""
+    """Return the modules with parameters that a layer calls, in forward order, by their names in the layer."""
     part: Part = "expert layer" if modules.experts else "dense layer"
     tape, _ = _tape(structure.of_layers(modules), part)
     return tuple(dict.fromkeys(node.module for node in tape.nodes if node.module))
@@ -147,6 +147,6 @@ def _tables(structure: BlockStructure) -> Program:
         shared_tables(tape, structure)
     made = compiled(tape, None, keeps_gradients=False, main_gradient_dtype=None, trains=False).forward
     held, read_by = tuple(sorted(tape.held)), tuple(sorted(tape.read_by.items()))
-    gone = tuple(StorageEvent(index, -1, END) for index in held)
+    frees = tuple(StorageEvent(index, -1, END) for index in held)
     storages, names = tuple(tape.storages), tuple(sorted(tape.names))
-    return Program(storages, made, (), gone, names=names, read_by=read_by, held=held)
+    return Program(storages, made, (), frees, names=names, read_by=read_by, held=held)

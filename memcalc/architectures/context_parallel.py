@@ -1,4 +1,4 @@
-"""Context parallelism: every tensor along the sequence holds the rank's part of it.
+"""Context parallelism: every tensor along the sequence has the rank's shard of it.
 
 Megatron-LM docs "context_parallel": all activations are sharded along the sequence, including those that sequence
 parallelism shards further; weights are not.
@@ -15,7 +15,7 @@ RENAMED = {"s": "s/c", "s/t": "s/(c·t)"}
 
 
 def over_context_ranks(block: Program) -> Program:
-    """Return a block with the sequence axes of one of c ranks."""
+    """Return a block with the sequence axes of one of c context-parallel ranks."""
     return replace(block, storages=tuple(_split(storage) for storage in block.storages))
 
 

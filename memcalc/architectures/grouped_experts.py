@@ -10,7 +10,7 @@ from memcalc.architectures.structure import BlockStructure
 from memcalc.operators import Operators
 from memcalc.programs.tape import Tensor
 
-# families with fp32 router weights, so that products with them are fp32 (modeling_<family>.py)
+# families with fp32 router weights, so their products are fp32 (modeling_<family>.py)
 WIDE_WEIGHTS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")
 
 

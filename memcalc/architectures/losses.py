@@ -27,7 +27,7 @@ def write_loss(
         c: the structure.
         x: the last hidden state.
         width: its last axis.
-        finished: function that the model applies to the LM head's output.
+        finished: function that the model applies to the LM head's output, for example soft-capping.
         fp32_logits: whether the model returns logits in fp32 (CodeGen).
     """
     tape = ops.tape

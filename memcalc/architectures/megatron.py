@@ -32,7 +32,7 @@ def _stream(c: BlockStructure) -> str:
 
 
 def _operators(c: BlockStructure, tape: Tape) -> Operators:
-    """Return the operators on a tape. Without Transformer Engine, autograd's hooks accumulate weight gradients."""
+    """Return operators on a tape. Without Transformer Engine, autograd hooks accumulate weight gradients."""
     ops = Operators(tape, c.compute, c.parameters, autocast=False)
     ops.fuses_weight_gradients = c.attention == "flash"
     return ops
@@ -49,7 +49,7 @@ def norm(
 
 
 class MegatronLayer:
-    """Writes one TransformerLayer.
+    """Writer of one TransformerLayer's tape.
 
     Args:
         structure: the options of the modules.
@@ -141,7 +141,7 @@ class MegatronLayer:
 
 
 class LocalLayer(MegatronLayer):
-    """Writes one TransformerLayer of Megatron-Core's own modules, with attention as separate operators.
+    """Writer of one TransformerLayer of Megatron-Core's own modules, with attention as separate operators.
 
     Megatron-LM core_v0.16 core/transformer/dot_product_attention.py, core/fusions/fused_softmax.py. A layer saves the
     5·b·h·s² bytes of scores that Korthikanti et al. (arXiv 2205.05198), section 4.1, publish, and the causal mask.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MegatronMoe:
-    """Writes MoELayer."""
+    """Writer of MoELayer's tape."""
 
     def __init__(self, layer: MegatronLayer) -> None:
         self.layer = layer

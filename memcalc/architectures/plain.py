@@ -17,7 +17,7 @@ from memcalc.programs.tape import Tape, Tensor
 
 
 class PlainBlock:
-    """Writes one layer; `axis` returns a tensor-parallel axis.
+    """Writer of one layer; `axis` returns a tensor-parallel axis.
 
     Args:
         structure: the options of the modules.

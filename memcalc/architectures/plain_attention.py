@@ -10,7 +10,7 @@ from memcalc.programs.tape import Shape, Tensor
 
 
 class PlainAttention(PlainModule):
-    """Writes the attention module of a layer."""
+    """Writer of the attention module of a layer."""
 
     def output(self, x: Tensor) -> Tensor:
         """Projection, core, output projection."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class PlainModule:
-    """A module of a layer."""
+    """A module of a plain layer, with the layer's tape and options."""
 
     def __init__(self, layer: PlainBlock) -> None:
         self.layer = layer

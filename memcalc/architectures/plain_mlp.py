@@ -8,7 +8,7 @@ from memcalc.programs.tape import Tensor
 
 
 class PlainMlp(PlainModule):
-    """Writes the MLP of a layer."""
+    """Writer of the MLP of a layer."""
 
     def output(self, x: Tensor) -> Tensor:
         """The MLP: dense, or routed experts."""

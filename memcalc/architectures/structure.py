@@ -119,8 +119,8 @@ class BlockStructure(NamedTuple):
     fused_gate_up: bool = False  # transformers: one linear layer for gate and up
     fp8: str = "none"  # scaling recipe of Transformer Engine's FP8 GEMMs
     saves_on_host: str = "none"  # type of host memory for saved tensors
-    checkpoints_layers: bool = False  # so arguments of layers stay live until recomputation
-    frees_tables: bool = False  # so after forward nothing on the device references the layers' tables
+    checkpoints_layers: bool = False  # layers are checkpoints, so their arguments stay live until recomputation
+    frees_tables: bool = False  # saved tensors are offloaded and none recomputed, so tables end with forward
     replaced_linears: bool = False  # DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
     fp8_columns: bool = False  # Transformer Engine makes a second FP8 copy for backward GEMMs
     float8: Float8 | None = None  # options of torchao's FP8 linear layers
@@ -141,7 +141,7 @@ class BlockStructure(NamedTuple):
     windows: bool = False  # some layers have a sliding window
     has_full_attention: bool = True  # some layers have no sliding window
     recomputed_windows: bool = False  # some layers with a window are recomputed, so their arguments stay live
-    recomputed_others: bool = False  # the same for layers without a window
+    recomputed_others: bool = False  # some layers without a window are recomputed, so their arguments stay live
     masked: bool = False  # this layer uses the window mask
     classifies: bool = False  # the head has labels instead of the vocabulary
     fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
@@ -151,10 +151,10 @@ class BlockStructure(NamedTuple):
     grouped_linear: bool = False  # linear attention with fewer key heads than value heads
     attention_gate: bool = False  # a gate multiplies attention's output
     full_heads: bool = False  # this layer has the heads of `full_attention`
-    full_grouped: bool = False  # the same as `grouped` for layers with `full_heads`
-    full_single_key_head: bool = False  # the same as `single_key_head`
+    full_grouped: bool = False  # as `grouped`, for layers with `full_heads`
+    full_single_key_head: bool = False  # as `single_key_head`, for layers with `full_heads`
     full_attention: str = ""  # the attention kernel of layers with `full_heads`
-    full_large_heads: bool = False  # the same as `large_heads`
+    full_large_heads: bool = False  # as `large_heads`, for layers with `full_heads`
     large_heads: bool = False  # sdpa takes no grouped heads of this size, so transformers repeats keys and values
     keys_as_values: bool = False  # in layers with `full_heads` one projection makes keys and values
     mixer: str = ""  # letter of this layer's single module; empty: attention and an MLP

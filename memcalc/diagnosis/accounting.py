@@ -79,10 +79,10 @@ def _processes(report: OutOfMemoryReport) -> tuple[int | None, PrintedSize | Non
         return None, figures.process, total([holder.bytes for holder in holders]) if holders else None
     if figures.capacity is None or figures.free is None or figures.reserved is None:
         return None, None, total([holder.bytes for holder in holders])
-    gone = figures.capacity.minus(figures.free)
+    used = figures.capacity.minus(figures.free)
     together = total([holder.bytes for holder in holders]).plus(figures.reserved)
     candidates = [holder for holder in holders if holder.bytes.high >= figures.reserved.low]
-    if together.low <= gone.high or not candidates:
+    if together.low <= used.high or not candidates:
         return None, None, total([holder.bytes for holder in holders])
     own = min(candidates, key=lambda holder: holder.bytes.bytes)
     rest = [holder.bytes for holder in holders if holder is not own]

@@ -103,7 +103,7 @@ def _need_less(report: OutOfMemoryReport, account: Account, cause: Cause) -> Ite
         yield Advice(
             "put fewer weights on this device",
             "the failure is during model loading: shard the model (FSDP, ZeRO 3, tensor parallelism), load its weights "
-            "in 16 bits, or train adapters on a quantized model; a smaller micro-batch does not help here",
+            "in bf16 or fp16, or train adapters on a quantized model; a smaller micro-batch does not help here",
         )
         return
     if report.phase == "optimizer_step":

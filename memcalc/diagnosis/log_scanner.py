@@ -162,11 +162,11 @@ class Scanner:
     def feed(self, line: LogLine) -> Iterator[OutOfMemoryReport]:
         """Yield the reports that end with this line."""
         self._effort.units += 1
-        said = split_prefix(without_colors(line.text))
-        speaker = self._speaker(line, said.source)
+        prefixed = split_prefix(without_colors(line.text))
+        speaker = self._speaker(line, prefixed.source)
         self._last = line.number, speaker
         voice = self._voice(speaker)
-        voice.hear(line.number, said.text)
+        voice.hear(line.number, prefixed.text)
         trigger = has_trigger(line.text.encode("utf-8", "replace"))
         if voice.head is not None or trigger or voice.alert:
             yield from self._settle(speaker, voice, last=False)

@@ -13,11 +13,11 @@ _PRESETS = {"gpt2": "gpt2", "gpt-neo-": "gpt_neo", "gpt-j-": "gptj", "codegen-":
 
 
 def place_fp32_modules(draft: Draft) -> None:
-    """Embedding, head and norms in fp32, of full fine-tuning in 16 bits.
+    """Set embedding, LM head and norms in fp32 for full fine-tuning in bf16 or fp16.
 
-    loaders/model.py, _configure_embedding_dtypes: neither with FSDP nor, for they cast again, with flash attention,
-    cut cross-entropy or adapters. _convert_embedding_modules_dtype takes modules by name: lm_head, embed_tokens or the
-    family's, and all that have "norm" in theirs.
+    loaders/model.py, _configure_embedding_dtypes: not with FSDP, nor with flash attention, cut cross-entropy or
+    adapters, which cast back. _convert_embedding_modules_dtype selects modules by name: lm_head, the family's embedding
+    (embed_tokens), and all names with "norm".
     """
     casts = draft.values.get("training.attention_windows") == "kernel" or is_on(draft.facts.get("cut_cross_entropy"))
     if casts or _has_adapters(draft) or draft.given("parallelism.zero_stage"):
@@ -44,7 +44,7 @@ def _has_adapters(draft: Draft) -> bool:
 def note_kernels(draft: Draft) -> None:
     """Note the adapter kernels that axolotl enables by default, which save less than PEFT's modules.
 
-    utils/schemas/config.py: of LoRA and QLoRA, unless the file sets each to false or its base is in 8 bits; on several
+    utils/schemas/config.py: for LoRA and QLoRA, unless the file sets each to false or has an 8-bit base; on several
     GPUs not under FSDP1.
     """
     kernels = [f"lora_{part}_kernel" for part in ("mlp", "qkv", "o")]

@@ -1,4 +1,4 @@
-"""A configuration in the making: what a file says, what its framework does besides, and what both leave open."""
+"""A configuration being read: the file's fields, its framework's defaults, and the questions that both leave open."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class OpenQuestion(NamedTuple):
     """Something that a file leaves open.
 
     Args:
-        field: our field that settles it, such as "training.framework".
-        description: what is open, as a noun phrase.
-        candidates: the answers that are tried; the one with the largest peak is taken. Of equal ones, the first.
+        field: memcalc's field that answers it, such as "training.framework".
+        description: the open question, as a noun phrase.
+        candidates: possible answers; the one with the largest peak is assumed, or the first of equal ones.
     """
 
     field: str
@@ -36,20 +36,20 @@ class OpenQuestion(NamedTuple):
 
 @dataclass
 class Draft:
-    """Our configuration in the making.
+    """A configuration being read, as memcalc's fields.
 
     Args:
-        directory: where files named in the configuration are looked for.
-        overridden: our fields that the user sets anyway, with their values.
+        directory: directory of the files that the configuration names.
+        overridden: memcalc fields that the user sets, with their values.
         given_fields: the fields that the file has, with their values.
-        answers: the candidates that are tried, by the field of their question.
-        values: by our field's path, e.g. "training.micro_batch_size".
-        facts: what several fields together decide, by a name of the table's own.
+        answers: the candidates to try, by the field of their question.
+        values: values of memcalc's fields by path, for example "training.micro_batch_size".
+        facts: values of fields that have an effect together, by a name that the table chooses.
         notes: further notes for the user.
         elsewhere: fields that the command line sets: path, and the fields of memcalc that they decide.
-        silent: our fields of which the file says nothing, and that the framework's defaults decide.
+        silent: memcalc fields that the file does not set and the framework's defaults decide.
         limits: features of the file that are not modelled.
-        questions: what was asked on the way, by field.
+        questions: the open questions so far, by field.
     """
 
     directory: str
@@ -70,11 +70,11 @@ class Draft:
         """Record a feature of the file that is not modelled, and add a note.
 
         Args:
-            what: a short noun phrase.
-            why: the rest of the note: what is counted in its place.
+            what: a short noun phrase for the feature.
+            why: the rest of the note: what is counted instead.
             holds_memory: whether the estimate can be too low because of it.
-            bytes_per_parameter: as of `Limit`.
-            sequences: as of `Limit`.
+            bytes_per_parameter: see `Limit`.
+            sequences: see `Limit`.
         """
         self.limits.append(Limit(what, holds_memory, bytes_per_parameter=bytes_per_parameter, sequences=sequences))
         self.notes.append(f"not modelled: {what}: {why}" if why else f"not modelled: {what}")
@@ -89,7 +89,7 @@ class Draft:
         """Translate a value of the framework; None in the table means the default.
 
         Raises:
-            Untranslatable: the table does not have it, and the user does not set the field anyway.
+            Untranslatable: the table does not contain the value, and the user does not set the field.
         """
         key = value.lower() if isinstance(value, str) else value
         if isinstance(key, str | int | float | bool) and key in values:
@@ -99,7 +99,7 @@ class Draft:
             raise Untranslatable(path, value, values)
 
     def given(self, path: str) -> Any:
-        """Return the value that the user or the file gives a memcalc field; None: neither does."""
+        """Return the value of a memcalc field set by the user or the file; None if neither sets it."""
         found = self.overridden.get(path)
         return self.values.get(path) if found is None else found
 
@@ -137,7 +137,7 @@ class Draft:
 
 
 class Untranslatable(ValueError):
-    """A value that a table does not know."""
+    """A value that is not in the table."""
 
     def __init__(self, path: str, value: Any, values: Mapping[Any, Any]) -> None:
         super().__init__(path)

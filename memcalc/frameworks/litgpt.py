@@ -1,4 +1,4 @@
-"""What LitGPT's programs and modules do that decides memory (LitGPT 0.5.13, on Lightning Fabric)."""
+"""Behavior of LitGPT's programs and modules that affects memory (LitGPT 0.5.13, on Lightning Fabric)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from memcalc.frameworks.weights import placed_config
 
 CHUNK = 128  # tokens of each sequence: finetune/lora.py, lm_head_chunk_size
 LORA_DROPOUT = 0.05  # finetune/lora.py, setup
-MOST_CHUNKS = 64  # that are distinguished: more would move the peak by less than a thousandth
+MOST_CHUNKS = 64  # more chunks would change the peak by less than 0.1%
 
 _UNGATED = ("gpt_neox", "phi", "falcon")  # families with an MLP without a gate, by their model_type
 
@@ -15,9 +15,9 @@ _UNGATED = ("gpt_neox", "phi", "falcon")  # families with an MLP without a gate,
 def place_litgpt(draft: Draft, *, adapters: bool) -> None:
     """Set the fields of LM head, loss, norms and logits.
 
-    litgpt/model.py: the LM head is untied; RMSNorm computes on x.float(). finetune/full.py, pretrain.py:
-    `logits` names what Fabric has converted to fp32 (plugins/precision/utils.py) until the next forward has returned;
-    finetune/lora.py has the head run on 128 tokens of each sequence at a time; all their logits stay live.
+    litgpt/model.py: the LM head is untied; RMSNorm computes on x.float(). finetune/full.py, pretrain.py: the variable
+    `logits` references the fp32 output of Fabric (plugins/precision/utils.py) until the next forward has returned.
+    finetune/lora.py runs the LM head on 128 tokens of each sequence at a time; all logits stay live.
     """
     draft.default("model.tie_word_embeddings", False)
     draft.default("training.logits_until", "step")
@@ -40,9 +40,9 @@ def place_litgpt(draft: Draft, *, adapters: bool) -> None:
 def place_evaluation(draft: Draft, *, fine_tunes: bool) -> None:
     """Set the evaluation of a micro-batch before the first step and between steps.
 
-    finetune/{full,lora}.py, pretrain.py, fit: "Verifying settings ..." evaluates two batches; validate takes the loss
-    of all logits at once (chunk_size=0), pretraining's that of training. The example that fine-tuning generates after
-    an evaluation needs less.
+    finetune/{full,lora}.py, pretrain.py, fit: "Verifying settings ..." evaluates two batches; validate computes the
+    loss of all logits at once (chunk_size=0), in pretraining the loss of training. The example that fine-tuning
+    generates after an evaluation needs less memory.
     """
     size = draft.given("training.micro_batch_size")
     if type(size) is int:
@@ -53,15 +53,15 @@ def place_evaluation(draft: Draft, *, fine_tunes: bool) -> None:
 
 
 def place_adapters(draft: Draft, attention: list[str], *, mlp: bool) -> None:
-    """LitGPT's own adapters; with a 4-bit base also the embedding.
+    """Set LitGPT's adapters; with a 4-bit base the embedding trains, too.
 
-    litgpt/lora.py. finetune/lora.py, main: with bitsandbytes wte becomes a StableEmbedding: its weight needs a
-    gradient though no optimizer has it, and `old_embedding` keeps the one before.
+    litgpt/lora.py. finetune/lora.py, main: with bitsandbytes wte becomes a StableEmbedding: its weight requires a
+    gradient although no optimizer updates it, and `old_embedding` still references the previous one.
 
     Args:
-        draft: our configuration in the making, with its model.
-        attention: those of q_proj, k_proj, v_proj and o_proj that are wanted.
-        mlp: whether those of the MLP are.
+        draft: the configuration being read, with its model.
+        attention: the layers with adapters among q_proj, k_proj, v_proj and o_proj.
+        mlp: whether the MLP has adapters.
     """
     draft.default("training.lora.implementation", "litgpt")
     gated = str(placed_config(draft).get("model_type")) not in _UNGATED

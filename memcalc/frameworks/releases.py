@@ -1,4 +1,4 @@
-"""The releases of packages that decide memory: what changed with which, and the ones distinguished by default."""
+"""Versions of packages that affect memory: the change in each, and the versions distinguished by default."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class ReleaseChange(NamedTuple):
 
 
 class Package(NamedTuple):
-    """A package and its releases.
+    """A package and its versions.
 
     Args:
-        name: as people call it.
-        candidates: where a run names no release: one for each way in which the package behaved, the newest first.
-            Releases before the last one are estimated only where a run names them.
-        changes: by the first release that has them, the newest first.
+        name: its usual name.
+        candidates: versions to try if a run names none: one for each behavior, the newest first. Versions before the
+            last candidate are estimated only if a run names them.
+        changes: by the first version that has them, the newest first.
     """
 
     name: str
@@ -38,7 +38,7 @@ RELEASES = {
         ("5.23.0", "4.57.6", "4.48.3"),
         {
             "5.16": ReleaseChange(
-                "FSDP is FSDP2 where fsdp_config names no version; before, FSDP1.",
+                "If fsdp_config names no version, FSDP is FSDP2; before, FSDP1.",
                 "training_args.py, _process_fsdp_args",
             ),
             "5.0": ReleaseChange("Weights are loaded in the checkpoint's dtype; before, in fp32.", "modeling_utils.py"),
@@ -51,7 +51,7 @@ RELEASES = {
                 "masking_utils.py",
             ),
             "4.52": ReleaseChange(
-                "Trainer keeps 32-bit states of embeddings with 8-bit optimizers of bitsandbytes; before, it did not.",
+                "bitsandbytes' 8-bit optimizers keep the states of embeddings in fp32; before, in 8 bits.",
                 "trainer.py, create_optimizer",
             ),
             "4.49": ReleaseChange(
@@ -65,7 +65,7 @@ RELEASES = {
         ("1.15.0", "1.13.0"),
         {
             "1.14": ReleaseChange(
-                "Under FSDP2 an untied embedding is a unit, and final norm and LM head are one; before, the root's.",
+                "FSDP2 units: an untied embedding is one, final norm and LM head another; before, parts of the root.",
                 "utils/fsdp_utils.py, fsdp2_prepare_model",
             ),
         },
@@ -75,7 +75,7 @@ RELEASES = {
         ("0.19.8", "0.18.2"),
         {
             "0.19": ReleaseChange(
-                "Under ZeRO-3 the optimizer updates a copy of weights that are fp32, too; before, the weights.",
+                "Under ZeRO-3 the optimizer updates a copy even of fp32 weights; before, the weights themselves.",
                 "runtime/zero/stage3.py, _create_fp32_partitions",
             ),
             "0.18.4": ReleaseChange(
@@ -93,11 +93,11 @@ RELEASES = {
         ("1.16.0", "1.14.2", "1.6.0"),
         {
             "1.15": ReleaseChange(
-                "SFT and DPO compute the head and the log-probabilities in tiles; gradients are summed in fp32.",
+                "SFT and DPO compute LM head and log-probabilities in tiles; gradients are summed in fp32.",
                 "trainer/utils.py, add_fused_lm_head",
             ),
             "1.7": ReleaseChange(
-                "SFT computes its loss in checkpointed chunks of 256 tokens; before, of all logits.",
+                "SFT computes its loss in checkpointed chunks of 256 tokens; before, from all logits at once.",
                 "trainer/sft_trainer.py, _chunked_cross_entropy_loss",
             ),
         },

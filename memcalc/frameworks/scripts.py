@@ -1,4 +1,4 @@
-"""Fields that a script around Accelerate or DeepSpeed decides, and no file sets."""
+"""Fields that only the training script around Accelerate or DeepSpeed decides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STEP = "training.optimizer_implementation"
 
 
 def place_outputs(draft: Draft) -> None:
-    """Whether the script keeps the model's outputs through backward.
+    """Set whether the script keeps the model's outputs through backward.
 
     `outputs = model(**batch)` does; `loss = model(**batch).loss` frees all but the loss.
     """
@@ -18,7 +18,7 @@ def place_outputs(draft: Draft) -> None:
 
 
 def place_optimizer_step(draft: Draft) -> None:
-    """How the script's AdamW steps: over lists (PyTorch's default, with temporaries) or fused."""
+    """Set the implementation of the script's AdamW: foreach (PyTorch's default, with temporaries) or fused."""
     if "training.optimizer" in draft.values.keys() | draft.overridden.keys():
         return
     draft.default(STEP, draft.choose(STEP, "how the script's optimizer steps", ("foreach", "fused")))

@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer does around a model, which plain loops do not (transformers 5.23, trainer.py)."""
+"""Behavior of Hugging Face's Trainer that affects memory, unlike a plain loop (transformers 5.23, trainer.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memcalc.frameworks.switches import is_on
 from memcalc.spec.programs import GROUPED_HEADS
 
 MAX_GRAD_NORM = 1.0  # training_args.py: the default
-# Liger's kernels, by Liger's words for them and by axolotl's (integrations/liger/args.py).
+# Liger's kernels, by Liger's and axolotl's names (integrations/liger/args.py).
 LIGERS = {
     "rms_norm": "liger_rms_norm",
     "rope": "liger_rope",
@@ -22,8 +22,8 @@ LIGERS = {
 def place_trainers_loop(draft: Draft) -> None:
     """Set the loss, the logits, clipping, and the states that bitsandbytes keeps in fp32, from the file's fields.
 
-    compute_loss returns only the loss, so the logits are freed before backward. create_optimizer has bitsandbytes keep
-    the states of embeddings in 32 bits. Gradients are clipped to `max_grad_norm`, unless that is 0.
+    compute_loss returns only the loss, so the logits are freed before backward. create_optimizer makes bitsandbytes
+    keep the states of embeddings in fp32. Gradients are clipped to `max_grad_norm`, unless it is 0.
     """
     facts, values = draft.facts, draft.values
     draft.default("training.logits_until", "loss")
@@ -47,9 +47,9 @@ def place_trainers_loop(draft: Draft) -> None:
 
 
 def place_padding(draft: Draft) -> None:
-    """Whether sequences of a batch are padded, which gives transformers' sdpa a mask; the data decide it.
+    """Set whether sequences of a batch are padded, which gives transformers' sdpa a mask; the data decide it.
 
-    Texts that are joined and cut, and batches of one sequence, are not padded; flash_attention_2 needs no mask.
+    Texts that are concatenated and split, and batches of one sequence, are not padded; flash_attention_2 needs no mask.
     """
     packs = is_on(draft.given_fields.get("packing"))
     alone = draft.given("training.micro_batch_size") == 1 and not draft.values.get("training.pairs")
@@ -74,7 +74,7 @@ def place_padding(draft: Draft) -> None:
 
 
 def _place_liger(draft: Draft) -> None:
-    """All kernels with Trainer's one switch but those that its config leaves out; with axolotl those that are on."""
+    """Set Liger's kernels: under Trainer all that its config does not disable, under axolotl the enabled ones."""
     facts = draft.facts
     config = facts.get("liger_config")
     left_out = {name for name, on in config.items() if on is False} if isinstance(config, Mapping) else set()
@@ -84,7 +84,7 @@ def _place_liger(draft: Draft) -> None:
         draft.default("training.loss", "fused")
     modules = on - {"fused_linear_cross_entropy"}
     if "training.implementation" in draft.overridden:
-        return  # by other modules than transformers', perhaps
+        return  # perhaps modules other than transformers'
     if len(modules) == len(LIGERS) - 1:
         draft.default("training.kernels", "liger")
     elif modules:
@@ -95,25 +95,25 @@ def note_evaluation(draft: Draft, *, asked: bool, batch: str, silent: int = 1) -
     """Set evaluation during training, if a file enables it.
 
     Args:
-        draft: our configuration in the making.
+        draft: the configuration being read.
         asked: whether the file enables it.
-        batch: the field that says how many sequences there are at once.
-        silent: how many there are where it does not say so.
+        batch: the field with the number of sequences in one forward.
+        silent: the default of that field.
     """
     if not asked:
         return
-    said = draft.given_fields.get(batch)
-    sequences = said if type(said) is int and said > 0 else silent
+    value = draft.given_fields.get(batch)
+    sequences = value if type(value) is int and value > 0 else silent
     draft.default("training.evaluation_batch_size", sequences)
     generates = ("predict_with_generate", "do_causal_lm_eval", "do_bench_eval", "eval_table_size")
     if any(draft.given_fields.get(name) not in (None, False, 0, "false") for name in generates):
         draft.limit("generation during evaluation", holds_memory=True)
 
 
-def trainer_evaluates(said: Mapping[str, Any]) -> bool:
+def trainer_evaluates(fields: Mapping[str, Any]) -> bool:
     """Return whether TrainingArguments enable evaluation; `evaluation_strategy` until transformers 4.46."""
-    strategy = str(said.get("eval_strategy", said.get("evaluation_strategy", "no"))).lower()
-    return strategy not in ("no", "false", "none") or is_on(said.get("do_eval"))
+    strategy = str(fields.get("eval_strategy", fields.get("evaluation_strategy", "no"))).lower()
+    return strategy not in ("no", "false", "none") or is_on(fields.get("do_eval"))
 
 
 TRAINERS_EVALUATION = 8  # training_args.py: the default of per_device_eval_batch_size

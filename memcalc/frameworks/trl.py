@@ -1,4 +1,4 @@
-"""TRL's trainers: their own defaults over those of Trainer, and their memory in addition to the policy."""
+"""TRL's trainers: their defaults, which override Trainer's, and their memory in addition to the policy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.switches import is_on
 
 CHUNK = 256  # tokens with live logits at a time: trl/trainer/sft_trainer.py, _CHUNKED_LM_HEAD_CHUNK_SIZE
-MOST_CHUNKS = 1024  # that `training.loss_chunks` can be
+MOST_CHUNKS = 1024  # the most that `training.loss_chunks` accepts
 
 COMPLETION = 256  # tokens: trl/trainer/grpo_config.py, max_completion_length
 COMPLETIONS = "prompts, groups of completions, the engine that generates them"
 
-# Fields that no other program's TrainingArguments have, and those that scripts around Trainer have as well: a file
-# with one of the latter alone may be either's.
+# Fields of TRL only, and fields that scripts around Trainer also have: a file with only the latter may belong to
+# either.
 _ITS_OWN = frozenset(
     (
         *("packing", "loss_type", "completion_only_loss", "assistant_only_loss", "padding_free", "chat_template_path"),
@@ -31,7 +31,7 @@ _SHARED = frozenset(
 
 
 def program_of(draft: Draft) -> str:
-    """Programs that run TrainingArguments: Trainer, or one of TRL's trainers."""
+    """Return the program that runs TrainingArguments: Trainer, or one of TRL's trainers."""
     fields = draft.given_fields.keys()
     named = _trainer_of(draft)
     if named != "sft" or _ITS_OWN & fields:
@@ -46,30 +46,30 @@ def program_of(draft: Draft) -> str:
 
 
 def _trainer_of(draft: Draft) -> str:
-    """Which of TRL's trainers has such fields."""
-    said = draft.given_fields
-    if _asks(said, (*_REINFORCED, *_ENGINE)):
+    """Return the TRL trainer that has these fields."""
+    fields = draft.given_fields
+    if _asks(fields, (*_REINFORCED, *_ENGINE)):
         return "grpo"
-    if _asks(said, ("desirable_weight", "undesirable_weight")) or "kto" in _named_losses(said):
+    if _asks(fields, ("desirable_weight", "undesirable_weight")) or "kto" in _named_losses(fields):
         return "kto"
-    if _asks(said, ("center_rewards_coefficient",)) or str(said.get("lora_task_type")).upper() == "SEQ_CLS":
+    if _asks(fields, ("center_rewards_coefficient",)) or str(fields.get("lora_task_type")).upper() == "SEQ_CLS":
         return "reward"
-    if _asks(said, _PREFERENCES) or _named_losses(said) & _PREFERENCE_LOSSES:
+    if _asks(fields, _PREFERENCES) or _named_losses(fields) & _PREFERENCE_LOSSES:
         return "dpo"
     return "sft"
 
 
 def place_trl(draft: Draft, program: str) -> None:
-    """TRL's own defaults, over those of TrainingArguments: trl/trainer/base_config.py, {sft,dpo}_config.py."""
+    """Set TRL's defaults, which override TrainingArguments' (trl/trainer/base_config.py, {sft,dpo}_config.py)."""
     facts = draft.facts
     if is_on(facts.get("peft")):
         _place_adapters(draft)
     if "bf16" not in facts and facts.get("fp16") not in (True, "true"):
         facts["bf16"] = True
-        draft.notes.append("TRL computes in bf16 by default (since 0.22); --set dtype= for another")
+        draft.notes.append("TRL computes in bf16 by default (since 0.22); change it with --set dtype=")
     if "training.recompute" not in draft.values and "gradient_checkpointing" not in draft.given_fields:
         draft.default("training.recompute", "full")
-        draft.notes.append("TRL checkpoints every layer by default (since 0.22); --set recompute=none otherwise")
+        draft.notes.append("TRL checkpoints every layer by default (since 0.22); change it with --set recompute=")
     if program == "grpo":
         _place_grpo(draft)
         lengths = [facts.get("prompt_length"), facts.get("completion_length")]
@@ -90,48 +90,48 @@ def place_trl(draft: Draft, program: str) -> None:
 
 
 def _place_dpo(draft: Draft) -> None:
-    """DPOTrainer: both sequences of a pair in one forward, scored by the head in tiles since 1.15.
+    """Set DPOTrainer's fields: both sequences of a pair are in one forward; since 1.15 the LM head runs in tiles.
 
-    trl/trainer/dpo_trainer.py: the reference is the policy loaded once more, unless there are adapters, which are
-    switched off for it, or its log-probabilities are computed beforehand.
+    trl/trainer/dpo_trainer.py: the reference is a second copy of the policy, unless adapters are disabled to get it, or
+    its log-probabilities are precomputed.
     """
-    said = draft.given_fields
+    fields = draft.given_fields
     if draft.has("trl", "1.15"):
         draft.default("training.loss", "tiled")
     else:
         draft.limit("log-probabilities of pairs", "the loss of SFT over all logits is counted", holds_memory=False)
     draft.default("training.pairs", True)
-    own = _asks(said, ("ref_model_", "model_init_kwargs"))
-    beforehand = is_on(said.get("precompute_ref_log_probs"))
+    own = _asks(fields, ("ref_model_", "model_init_kwargs"))
+    beforehand = is_on(fields.get("precompute_ref_log_probs"))
     if not (own or beforehand or is_on(draft.facts.get("peft"))):
         draft.default("training.reference_model", True)
 
 
 def _place_grpo(draft: Draft) -> None:
-    """GRPOTrainer: the model generates completions, scores them once more without gradients, and trains on them.
+    """Set GRPOTrainer's fields: the model generates completions, scores them without gradients, and trains on them.
 
-    trl/trainer/grpo_trainer.py: the reference is the policy loaded once more where beta is not 0, unless there are
-    adapters, which are switched off for it. Its log-probabilities and those of the policy before come from forwards
-    without gradients, of a micro-batch each, which hold no more than training's own.
+    trl/trainer/grpo_trainer.py: if beta is not 0, the reference is a second copy of the policy, unless adapters are
+    disabled to get it. Its log-probabilities and those of the old policy are computed in forwards without gradients, of
+    one micro-batch each, which need no more memory than training.
     """
-    said, facts = draft.given_fields, draft.facts
+    fields, facts = draft.given_fields, draft.facts
     if draft.has("trl", "1.15"):
         draft.default("training.loss", "tiled")
     else:
         draft.limit(
             "log-probabilities of completions", "the loss of SFT over all logits is counted", holds_memory=False
         )
-    rewards = said.get("reward_funcs")
+    rewards = fields.get("reward_funcs")
     if any("/" in str(name) for name in (rewards if isinstance(rewards, list) else [rewards])):
-        draft.limit("a reward model", holds_memory=True)  # grpo_trainer.py: a text that names no function is one's
-    beta = said.get("beta", 0)
-    if beta not in (0, 0.0) and not (is_on(facts.get("peft")) or "model_init_kwargs" in said):
+        draft.limit("a reward model", holds_memory=True)  # grpo_trainer.py: else a function
+    beta = fields.get("beta", 0)
+    if beta not in (0, 0.0) and not (is_on(facts.get("peft")) or "model_init_kwargs" in fields):
         draft.default("training.reference_model", True)
-    if is_on(said.get("use_vllm")):
+    if is_on(fields.get("use_vllm")):
         return
-    sharded = _asks(said, ("fsdp", "deepspeed")) or draft.given("parallelism.zero_stage") not in (None, 0)
-    batches, every = _batches_of_generation(draft), said.get("num_iterations", 1)
-    accumulated = said.get("gradient_accumulation_steps", 1)
+    sharded = _asks(fields, ("fsdp", "deepspeed")) or draft.given("parallelism.zero_stage") not in (None, 0)
+    batches, every = _batches_of_generation(draft), fields.get("num_iterations", 1)
+    accumulated = fields.get("gradient_accumulation_steps", 1)
     known = all(type(each) is int and each > 0 for each in (batches, every, accumulated))
     if sharded or (known and batches * every % accumulated):
         what = "generation with sharded weights" if sharded else "generation between micro-batches"
@@ -145,17 +145,17 @@ def _place_grpo(draft: Draft) -> None:
 
 
 def _batches_of_generation(draft: Draft) -> Any:
-    """Micro-batches per generation of completions: trl/trainer/grpo_config.py, __post_init__."""
-    said, size = draft.given_fields, draft.given("training.micro_batch_size")
-    batches, whole = said.get("steps_per_generation"), said.get("generation_batch_size")
+    """Return the number of micro-batches per generation of completions (trl/trainer/grpo_config.py, __post_init__)."""
+    fields, size = draft.given_fields, draft.given("training.micro_batch_size")
+    batches, whole = fields.get("steps_per_generation"), fields.get("generation_batch_size")
     ranks = draft.given("parallelism.data_parallel") or 1
     if batches is None and all(type(each) is int and each > 0 for each in (whole, size, ranks)):
         return max(int(whole or 1) // (int(size) * int(ranks)), 1)
-    return said.get("gradient_accumulation_steps", 1) if batches is None else batches
+    return fields.get("gradient_accumulation_steps", 1) if batches is None else batches
 
 
 def _place_reward(draft: Draft) -> None:
-    """RewardTrainer: a head with one output, on both sequences of a pair in one forward (reward_trainer.py)."""
+    """Set RewardTrainer's head with one output, on both sequences of a pair in one forward (reward_trainer.py)."""
     draft.default("model.num_labels", 1)
     draft.values["model.tie_word_embeddings"] = False
     draft.values["training.loss"] = "materialized"
@@ -163,7 +163,7 @@ def _place_reward(draft: Draft) -> None:
 
 
 def _place_sfts_loss(draft: Draft) -> None:
-    """How SFTTrainer computes its loss, by the release of TRL: trl/trainer/sft_trainer.py, sft_config.py."""
+    """Set the loss of SFTTrainer by the version of TRL (trl/trainer/sft_trainer.py, sft_config.py)."""
     loss = draft.facts.get("loss_type")
     if "training.loss" in draft.overridden or loss not in (None, "nll", "chunked_nll", "dft"):
         return
@@ -180,9 +180,9 @@ def _place_sfts_loss(draft: Draft) -> None:
 def note_second_models(draft: Draft) -> None:
     """Record the memory of preference training and reinforcement learning in addition to the policy.
 
-    trl/trainer/{dpo,kto}_trainer.py: the reference is the policy once more, loaded in the same way, unless there are
-    adapters, which are switched off for it, or its log-probabilities are computed beforehand. grpo_trainer.py: it
-    exists where beta is not 0. Chosen and rejected sequences are in one forward.
+    trl/trainer/{dpo,kto}_trainer.py: the reference is a second copy of the policy, loaded in the same way, unless
+    adapters are disabled to get it, or its log-probabilities are precomputed. grpo_trainer.py: it exists if beta is not
+    0. Chosen and rejected sequences are in one forward.
     """
     program = str(draft.values.get(FRAMEWORK))
     _note_models_beside_policy(draft, program)
@@ -191,44 +191,44 @@ def note_second_models(draft: Draft) -> None:
 
 
 def _note_models_beside_policy(draft: Draft, program: str) -> None:
-    said, full = draft.given_fields, draft.values.get("training.finetune", "full") == "full"
+    fields, full = draft.given_fields, draft.values.get("training.finetune", "full") == "full"
     if program == "grpo":
-        if said.get("use_vllm") is True and said.get("vllm_mode", "colocate") != "server":  # grpo_config.py
+        if fields.get("use_vllm") is True and fields.get("vllm_mode", "colocate") != "server":  # grpo_config.py
             draft.limit("vLLM on the GPUs that train", holds_memory=True)
-        refers = said.get("beta", 0) not in (0, 0.0)
-    elif _asks(said, _PREFERENCES) or _named_losses(said) & _PREFERENCE_LOSSES:
+        refers = fields.get("beta", 0) not in (0, 0.0)
+    elif _asks(fields, _PREFERENCES) or _named_losses(fields) & _PREFERENCE_LOSSES:
         if not draft.values.get("training.pairs"):
             draft.limit("pairs of sequences", "chosen and rejected are twice the micro-batch", holds_memory=True)
-        without = {"simpo", "orpo", "cpo"} & _named_losses(said) or is_on(said.get("precompute_ref_log_probs"))
+        without = {"simpo", "orpo", "cpo"} & _named_losses(fields) or is_on(fields.get("precompute_ref_log_probs"))
         refers = not without
     else:
         return
     if refers and full and not draft.values.get("training.reference_model"):
-        its_own = _asks(said, ("model_init_kwargs", "ref_model_"))
-        width = 0 if its_own else 4  # as the policy's, which limits_of knows; with words of its own in any dtype
+        its_own = _asks(fields, ("model_init_kwargs", "ref_model_"))
+        width = 0 if its_own else 4  # in the policy's dtype; with its own arguments in any dtype
         draft.limit("the reference model", "a frozen copy", holds_memory=True, bytes_per_parameter=width)
 
 
-def _asks(said: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Whether a field that begins with one of these names is there and not switched off."""
-    return any(path.startswith(tuple(names)) and value not in (False, "false", 0) for path, value in said.items())
+def _asks(fields: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Return whether a field that begins with one of these names is set and not disabled."""
+    return any(path.startswith(tuple(names)) and value not in (False, "false", 0) for path, value in fields.items())
 
 
-def _named_losses(said: Mapping[str, Any]) -> set[str]:
-    """`loss_type`, which may be one or a list."""
-    named = said.get("loss_type", ())
+def _named_losses(fields: Mapping[str, Any]) -> set[str]:
+    """Return the values of `loss_type`, which may be a string or a list."""
+    named = fields.get("loss_type", ())
     return {str(name) for name in (named if isinstance(named, list) else [named])}
 
 
 def _place_adapters(draft: Draft) -> None:
-    """trl/trainer/model_config.py; above a base in 4 bits trl/trainer/sft_trainer.py makes adapters bf16."""
+    """Set the adapters (trl/trainer/model_config.py); on a 4-bit base they are bf16 (trl/trainer/sft_trainer.py)."""
     for name, value in (("rank", 16), ("alpha", 32), ("dropout", 0.05)):
         draft.default(f"training.lora.{name}", value)
     draft.facts["pefts_layers"] = True
     if is_on(draft.facts.get("four_bits")):
         draft.default("training.qlora.double_quantization", False)
         draft.default("training.lora.adapter_dtype", "compute")
-        draft.default("training.recipe", "pure")  # and so are their moments: there is nothing that autocast would cast
+        draft.default("training.recipe", "pure")  # the optimizer states, too: no tensor is left for autocast to cast
 
 
 _REINFORCED = frozenset(("num_generations", "reward_funcs", "max_completion_length"))

@@ -1,4 +1,4 @@
-"""The dtype that a published model's weights are in."""
+"""The dtype of a published model's weights."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def placed_config(draft: Draft) -> dict[str, Any]:
         return {}
     try:
         found = resolve(named).config if names_hub_id(named) else json.loads(read_text(named))
-    except (MemcalcError, ValueError, RecursionError):  # the loader says why
+    except (MemcalcError, ValueError, RecursionError):  # the loader reports the reason
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,4 +1,4 @@
-"""Accelerate's YAML, as `accelerate config` writes it."""
+"""Accelerate's YAML, as written by `accelerate config`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _finish(draft: Draft) -> None:
     facts = draft.facts
     kind = str(facts.get("kind", "NO")).upper()
     precision = facts.get("precision")
-    # accelerator.py: under fp8 the rest computes in bf16
+    # accelerator.py: under fp8 all other operators compute in bf16
     facts["bf16"], facts["fp16"] = precision in ("bf16", "fp8"), precision == "fp16"
     if kind == "DEEPSPEED":
         config = facts.get("deepspeed_config")
@@ -122,7 +122,7 @@ _WORDS = {
 
 
 def _read_deepspeeds(draft: Draft, name: str) -> None:
-    """Precision and batch of DeepSpeed's own file, which Accelerate leaves to it (utils/deepspeed.py)."""
+    """Set precision and batch from the DeepSpeed config that the file names (utils/deepspeed.py)."""
     config = read_referenced(draft.directory, name)
     if not isinstance(config, Mapping):
         return
@@ -147,7 +147,7 @@ def _note_scripts(draft: Draft) -> None:
 
 
 def _place_degrees(draft: Draft) -> None:
-    """parallelism_config.py: replicas times shards times other degrees are num_processes."""
+    """Set the degrees of parallelism; their product is num_processes (parallelism_config.py)."""
     facts = draft.facts
     replicas, shards, tensor, context, sequence = (
         size if type(size := facts.get(f"{name}_size", 1)) is int and size > 0 else 1
@@ -167,7 +167,7 @@ def _place_degrees(draft: Draft) -> None:
 
 
 def _in_8_bits(draft: Draft) -> None:
-    """torchao's, where it is named, or where nothing is: accelerator.py looks for it first."""
+    """Set FP8 matmuls of torchao if the file names it or no backend: accelerator.py tries torchao first."""
     backend = str(draft.facts.get("fp8_backend", "AO")).upper()
     if backend in ("AO", "TORCHAO"):
         gathers = draft.facts.get("fp8_gather", True) is True  # utils/dataclasses.py, AORecipeKwargs

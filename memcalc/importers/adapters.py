@@ -1,4 +1,4 @@
-"""LoRA and QLoRA as PEFT's configurations say them: whether there are adapters, and on which layers."""
+"""LoRA and QLoRA in PEFT's fields: whether a run trains adapters, and on which layers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def place_adapters(draft: Draft) -> None:
         targets = _layers(draft, map(str, targets))
     if targets is None and facts.get("pefts_layers") is True:
         targets = _pefts(str(draft.values.get("preset", "")), str(placed_config(draft).get("model_type", "")))
-        draft.notes.append(f"adapters on {' and '.join(targets)}, the default of PEFT")
+        draft.notes.append(f"adapters on {' and '.join(targets)} (PEFT's default)")
     if targets:
         draft.default("training.lora.target_modules", targets)
 

@@ -1,7 +1,7 @@
 """Values that a file does not set: the candidate with the largest peak is assumed, and its effect is recorded.
 
-A question may be asked only with a certain answer to another one: a release of TRL decides nothing where Trainer runs
-the file. So a candidate is judged with the answers to all further questions that give it the largest peak.
+A question may depend on the answer to another one: the version of TRL matters only if TRL runs the file. So each
+candidate is compared with those answers to the dependent questions that give it the largest peak.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from memcalc.frameworks.draft import OpenQuestion
 from memcalc.importers.field_tables import ImportedConfig
 from memcalc.spec.origin import Assumption
 
-_NAMES = ("framework", "versions")  # of which no byte depends, once the other fields follow from them
+_NAMES = ("framework", "versions")  # fields that affect memory only through other fields
 Answers = Mapping[str, str]
 
 
 class _ResolvedDraft(NamedTuple):
-    """Return the config with answers to all of its open questions.
+    """A configuration with answers to all of its open questions.
 
     Args:
-        imported: what was read.
-        peak_bytes: its allocated peak.
-        moved: its questions: the candidate that was taken, the one with the smallest peak, and the difference.
+        imported: the imported configuration.
+        peak_bytes: its allocated peak per GPU.
+        moved: for each open question the assumed candidate, the one with the smallest peak, and the difference.
     """
 
     imported: ImportedConfig
@@ -33,15 +33,15 @@ class _ResolvedDraft(NamedTuple):
 
 
 def settle(read: Callable[[Answers], ImportedConfig], peak: Callable[[ImportedConfig], int | None]) -> ImportedConfig:
-    """Read a file with the answers that give the largest peak.
+    """Return a file's configuration with the answers that give the largest peak.
 
     Args:
-        read: reads it with these answers to its questions.
-        peak: the allocated peak of what was read, bytes per GPU; None: it cannot be sized.
+        read: function that imports the file with answers to its questions.
+        peak: function that returns the allocated peak of an imported configuration, bytes per GPU; None: no estimate.
 
     Returns:
-        What was read; its assumptions are the questions with different peaks, the largest difference
-        first. What cannot be sized is read with the first candidate of each question.
+        The imported configuration. Its assumptions are the questions with different peaks, the largest difference
+        first. A file that cannot be estimated gets the first candidate of each question.
     """
     first = read({})
     if not first.questions:

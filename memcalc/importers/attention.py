@@ -10,7 +10,7 @@ from memcalc.importers.file_format import Meaning
 
 
 class Kernel(NamedTuple):
-    """Our words: `training.attention`, and `training.attention_windows` where that is not the default.
+    """The values of `training.attention` and, if not the default, of `training.attention_windows`.
 
     `attention` is "sdpa" for the kernel that PyTorch picks for the model and the dtype.
     """
@@ -23,7 +23,7 @@ FLASH = Kernel("flash", "kernel")  # of packages that receive the window's lengt
 SDPA = Kernel("sdpa")  # PyTorch picks the kernel: flash where the model and the dtype allow it
 EAGER = Kernel("eager")
 
-# The words of transformers (modeling_utils.py, attn_implementation) and of axolotl. None: the default.
+# The values of transformers' attn_implementation (modeling_utils.py) and of axolotl. None: the default.
 WORDS: dict[Any, Kernel | None] = {
     "flash_attention_2": FLASH,
     "flash_attention_3": FLASH,
@@ -34,7 +34,7 @@ WORDS: dict[Any, Kernel | None] = {
     "kernels-community/flash-attn3": FLASH,
     "kernels-community/vllm-flash-attn3": FLASH,
     "sdpa": SDPA,
-    "flex_attention": FLASH,  # compiled; keeps the output and a sum per row, and makes its mask of blocks
+    "flex_attention": FLASH,  # compiled; saves the output and a sum per row, and builds its mask per block
     "eager": EAGER,
     "xformers": Kernel("memory-efficient", "kernel"),
     "auto": None,

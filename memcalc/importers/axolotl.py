@@ -243,14 +243,14 @@ def _finish(draft: Draft) -> None:
     if isinstance(draft.facts.get("replicas"), int) and draft.facts["replicas"] > 1:
         replicas = draft.facts["replicas"]
         shards = draft.values.get("parallelism.data_parallel", 1)
-        if type(shards) is int:  # our own rules refuse what is no number
+        if type(shards) is int:  # memcalc's own rules reject a value that is not a number
             draft.values["parallelism.data_parallel"] = shards * replicas
         draft.values["parallelism.data_parallel_replicate"] = replicas
     _precision(draft)
     draft.default("training.sequence_length", 512)
     in_8_bits = draft.facts.get("fp8") is True
     if in_8_bits:
-        draft.facts.setdefault("bf16", True)  # Accelerate's autocast for what stays
+        draft.facts.setdefault("bf16", True)  # Accelerate's autocast for the other modules
     finish_trainer(draft, weights_follow=True, upcast=False)
     place_trainers_loop(draft)
     # utils/__init__.py, set_pytorch_cuda_alloc_conf, which cli/main.py calls; before torch 2.9 it also sets 16
@@ -266,28 +266,30 @@ def _finish(draft: Draft) -> None:
 
 
 def _note_preference(draft: Draft) -> None:
-    """Memory of preference training and reinforcement learning in addition to the policy (src/axolotl/train.py).
+    """Record the memory of preference training and reinforcement learning beyond the policy (src/axolotl/train.py).
 
     setup_reference_model loads the model once more, in the same dtype, unless there are adapters or the loss is ORPO's.
     """
-    said = draft.given_fields
-    kind = str(said.get("rl") or "").lower()
+    fields = draft.given_fields
+    kind = str(fields.get("rl") or "").lower()
     if not kind:
         return
     if kind in ("grpo", "gdpo", "ebft"):
         draft.limit("reinforcement learning", "completions are generated and scored", holds_memory=True)
-        refers = said.get("trl.beta", 0) not in (0, 0.0)
+        refers = fields.get("trl.beta", 0) not in (0, 0.0)
     else:
         what = f"sequences of {kind.upper()}"
         draft.limit(what, "pairs are twice the micro-batch, and losses need more logits", holds_memory=True)
-        refers = kind not in ("orpo", "simpo") and not is_on(said.get("precompute_ref_log_probs"))
-    if refers and (draft.values.get("training.finetune", "full") == "full" or is_on(said.get("rl_adapter_ref_model"))):
+        refers = kind not in ("orpo", "simpo") and not is_on(fields.get("precompute_ref_log_probs"))
+    if refers and (
+        draft.values.get("training.finetune", "full") == "full" or is_on(fields.get("rl_adapter_ref_model"))
+    ):
         draft.limit(f"the reference model of {kind.upper()}", holds_memory=True, bytes_per_parameter=2)
 
 
-def _evaluates(said: Mapping[str, Any]) -> bool:
-    """Whether there is something to evaluate: utils/config/__init__.py takes no steps of it otherwise."""
-    return said.get("val_set_size", 0) not in (0, 0.0) or any(path.startswith("test_datasets") for path in said)
+def _evaluates(fields: Mapping[str, Any]) -> bool:
+    """Return whether the run evaluates: without a test set, utils/config/__init__.py skips evaluation steps."""
+    return fields.get("val_set_size", 0) not in (0, 0.0) or any(path.startswith("test_datasets") for path in fields)
 
 
 def _precision(draft: Draft) -> None:

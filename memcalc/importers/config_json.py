@@ -1,4 +1,4 @@
-"""Keys of a Hugging Face config.json by type: those that its family reads, those without an effect, unknown ones.
+"""Keys of a Hugging Face config.json by type: keys that its family reads, keys with no effect, unknown keys.
 
 The families themselves are data (`memcalc.spec.model_families.conversion`); here their keys are only listed.
 """
@@ -77,8 +77,8 @@ def listed(data: Mapping[str, Any]) -> ImportedConfig | None:
         elif meaning is None:
             unknown.append(key)
         elif key == "architectures" and (other := _other_head(value)):
-            not_modelled.append((key, f"{other}, which has another head: that of a language model is counted"))
-            limits.append(Limit(f"the head of {other}", holds_memory=False))  # of a few rows, or none
+            not_modelled.append((key, f"{other}, which has another head: the head of a language model is counted"))
+            limits.append(Limit(f"the head of {other}", holds_memory=False))  # a head with a few rows, or none
         elif meaning.kind == "not modelled":
             not_modelled.append((key, meaning.meaning))
             limits += meaning.limits_of(value)
@@ -104,7 +104,7 @@ def _other_head(architectures: Any) -> str:
 
 
 def _leaves(data: Mapping[str, Any], read: frozenset[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value with its dotted path; an object of which no key is read is one value; null is omitted."""
+    """Yield every value with its dotted path, except null; an object without a known key is one value."""
     for name, value in data.items():
         path = f"{prefix}{name}"
         if value is None:

@@ -29,19 +29,19 @@ class ImportedConfig:
 
     Args:
         framework: the framework of the file.
-        blocks: our configuration, block by block.
-        mapped: its field, its value, our field.
-        no_effect: fields that change no byte, each with the reason.
+        blocks: memcalc's blocks, by name.
+        mapped: field of the file, its value, and memcalc's field.
+        no_effect: fields with no effect on memory, each with the reason.
         not_modelled: fields that change memory in a way that is not modelled, each with the reason.
         unknown: fields that the table does not know.
-        missing: our fields that a run needs and that it does not say: path, and what it is.
-        notes: what else to know.
-        elsewhere: fields that the command line sets: path, and the fields of memcalc.
-        limits: features that are not modelled, as the verdict uses them.
-        name: of the run, where it is not that of the file.
+        missing: required memcalc fields that the file does not set: path and description.
+        notes: further notes for the user.
+        elsewhere: fields that the command line sets: path, and memcalc's fields.
+        limits: features that are not modelled, for the verdict.
+        name: name of the run, if it is not the file's.
         program: the program of the run, with its version, if no file names it.
-        questions: what it leaves open.
-        assumptions: what was taken of that, where it moves the peak.
+        questions: what the file leaves open.
+        assumptions: assumed answers to these questions that change the peak.
     """
 
     framework: FileFormat
@@ -60,13 +60,13 @@ class ImportedConfig:
     assumptions: tuple[Assumption, ...] = ()
 
     def origin(self) -> Origin:
-        """Where a run that is loaded from it comes from."""
+        """The origin of a run that is loaded from this file."""
         training = self.blocks.get("training", {})
         named = program_name(str(training.get("framework")), training.get("versions", {}))
         return Origin(self.program or named, self.sentences(), self.limits, self.assumptions)
 
     def sentences(self) -> tuple[str, ...]:
-        """All of it, for the notes of a result."""
+        """Sentences about all fields, for the notes of a result."""
         if self.name:  # of a hub id: there is no file with fields to list
             return self.notes
         summary = (
@@ -77,7 +77,7 @@ class ImportedConfig:
         found = [summary, *self.notes]
         found += [f"not modelled: {path}: {why}." for path, why in self.not_modelled]
         if self.unknown:
-            found.append(f"unknown, hence not counted: {', '.join(self.unknown)}.")
+            found.append(f"unknown, so not counted: {', '.join(self.unknown)}.")
         if self.no_effect:
             found.append(f"no effect on memory: {', '.join(path for path, _ in self.no_effect)}.")
         for path, what in self.missing:
@@ -96,25 +96,25 @@ def read(
     """Return another framework's config as memcalc blocks.
 
     Args:
-        framework: its table.
-        data: the mapping.
-        folder: its directory.
+        framework: the framework, with its table of fields.
+        data: the parsed file.
+        folder: the file's directory.
         overridden: memcalc fields that the user sets, with their values; untranslatable values of the file for these
             fields are ignored.
-        answers: to questions that the file leaves open, by their field; those without one have their first candidate.
+        answers: answers to open questions, by field; other questions get their first candidate.
 
     Raises:
         InputError: a value that matters cannot be translated.
     """
     leaves = list(_leaves(framework, data))
-    said = {path: _resolved(raw, data, path) for path, raw in leaves}
-    draft = Draft(folder, overridden, said, answers or {})
+    given = {path: _resolved(raw, data, path) for path, raw in leaves}
+    draft = Draft(folder, overridden, given, answers or {})
     mapped: list[tuple[str, Any, str]] = []
     no_effect: list[tuple[str, str]] = []
     not_modelled: list[tuple[str, str]] = []
     unknown: list[str] = []
     open_fields: set[str] = set()
-    for path, value in said.items():
+    for path, value in given.items():
         meaning = framework.meaning(path)
         if meaning is None:
             unknown.append(path)
@@ -138,7 +138,7 @@ def read(
             draft.notes.append(f"{path} is auto: derived from other fields")
         else:
             with _refusing(framework, path):
-                meaning.apply(draft, value)  # type: ignore[misc]  # what is mapped has one
+                meaning.apply(draft, value)  # type: ignore[misc]  # mapped fields have one
             if not isinstance(value, Mapping):  # a block's own fields come after it
                 mapped.append((path, value, meaning.meaning))
     _finish(framework, draft, open_fields)
@@ -235,7 +235,7 @@ def _leaves(framework: FileFormat, data: Mapping[str, Any], prefix: str = "") ->
 def _resolved(value: Any, data: Mapping[str, Any], path: str) -> Any:
     """Return the value of the field that a reference names (`${model.encoder_seq_length}`, `${.hidden_size}`)."""
     product = _PRODUCT.fullmatch(value) if isinstance(value, str) else None
-    if product is not None:  # of NeMo's launcher
+    if product is not None:  # a field of NeMo's launcher
         factors = [_number(_resolved(factor, data, path)) for factor in product.groups()]
         return factors[0] * factors[1] if None not in factors else value
     match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None

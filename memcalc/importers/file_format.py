@@ -13,12 +13,12 @@ Kind = Literal["mapped", "no effect", "not modelled"]
 
 
 class Meaning(NamedTuple):
-    """One field's meaning."""
+    """The effect of one field on memory."""
 
     kind: Kind
-    meaning: str  # our field, or why it has no effect, or what is not modelled
+    meaning: str  # memcalc's field, or why it has no effect, or what is not modelled
     apply: Callable[[Draft, Any], None] | None = None
-    limit: Callable[[Any], Limit] | None = None  # of a field that is not modelled, by its value
+    limit: Callable[[Any], Limit] | None = None  # the limit of a field that is not modelled, by its value
     reads_auto: bool = False  # whether `apply` also gets "auto", which otherwise leaves the field to others
 
     def limits_of(self, value: Any) -> tuple[Limit, ...]:
@@ -68,8 +68,8 @@ def lacking(what: str, why: str = "", *, beyond: float | None = None, known: tup
     Args:
         what: a short noun phrase.
         why: what is counted in its place.
-        beyond: the number that is counted; a smaller one, or none, holds no more.
-        known: values that hold no more than is counted.
+        beyond: the number that is counted; a smaller one, or none, needs no more memory.
+        known: values that need no more memory than is counted.
     """
 
     def limit(value: Any) -> Limit:
@@ -108,7 +108,7 @@ def noted(what: str) -> Meaning:
 
 
 def _exceeds(value: Any, counted: float) -> bool:
-    """Whether a value is a number beyond the one that is counted; YAML reads 5e8 as a text."""
+    """Return whether a value is a number above the one that is counted; YAML parses 5e8 as a string."""
     try:
         return float(value) > counted
     except (TypeError, ValueError):
@@ -125,13 +125,12 @@ class FileFormat:
     """The configuration files of a framework.
 
     Args:
-        name: as people call it.
-        version: the version with the fields of the table.
-        fields: by dotted path; a path that ends in "*" matches all that begin so, one that begins with "*" for
-            all that end so.
-        finish: what follows from several fields, and what the framework does where the file is silent.
-        expected: our fields that a run needs and that such files often lack: path, and what it is.
-        recognized: whether a mapping is such a file.
+        name: its usual name.
+        version: the version that has the fields of the table.
+        fields: meanings by dotted path; "*" at the end or the beginning of a path matches any suffix or prefix.
+        finish: function that sets fields that follow from several others, and the framework's defaults.
+        expected: required memcalc fields that such files often lack: path and description.
+        recognized: function that returns whether a mapping is such a file.
         framework: the program that runs it, as `training.framework`; "": the file's fields decide.
     """
 
@@ -153,9 +152,9 @@ class FileFormat:
 
 
 def place_dropout(draft: Draft, silent: float) -> None:
-    """One rate of the two that Megatron-LM and those after it have; `silent` where a file does not say one.
+    """Set one rate of dropout from the two of Megatron-LM and its successors; `silent` is the rate that a file omits.
 
-    What is no number is left for our own rules to refuse.
+    A value that is not a number is rejected by memcalc's own rules.
     """
     rates = [draft.facts.get(name, silent) for name in ("attention_dropout", "hidden_dropout")]
     wrong = [rate for rate in rates if type(rate) not in (int, float)]

@@ -13,10 +13,10 @@ KEY = "training.fp8"
 FLAG: Meaning = fact("fp8", KEY)
 GATHER: Meaning = fact("fp8_gather", "training.fp8_all_gather")
 
-# In addition, each of these does not convert layers with sizes that are no multiples of 16.
-FIRST_LAYER = "Accelerate also leaves the first linear layer in 16 bits; it is counted in FP8"
+# All of these also skip layers with sizes that are not multiples of 16.
+FIRST_LAYER = "Accelerate does not convert the first linear layer to FP8; it is counted in FP8"
 
-# torchtitan's names of linear layers, with the table's.
+# torchtitan's names of linear layers, and memcalc's.
 TORCHTITAN_NAMES = {
     "output": "lm_head",
     "router.gate": "mlp.router",
@@ -35,13 +35,13 @@ TORCHTITAN_NAMES = {
 def multiply_in_8_bits(
     draft: Draft, recipe: str, *, gathers: bool = False, skip: Sequence[str] | None = None, note: str = ""
 ) -> None:
-    """Set the recipe if the estimate has it; else record what is not modelled.
+    """Set the FP8 recipe if it is modelled; else record that it is not.
 
     Args:
-        draft: our configuration in the making, with its adapters and its sharding.
-        recipe: ours.
-        gathers: whether FSDP2 gathers weights in 8 bits.
-        skip: layers that stay, by our names; None: our default.
+        draft: the configuration being read, with its adapters and its sharding.
+        recipe: a value of `training.fp8`.
+        gathers: whether FSDP2 gathers weights in FP8.
+        skip: memcalc's names of layers that are not converted; None: the default.
         note: an additional note.
     """
     values = draft.values
@@ -63,10 +63,10 @@ def multiply_in_8_bits(
 
 
 def torchtitan(draft: Draft, named: Any) -> None:
-    """torchtitan's converters: what they exchange, and how.
+    """Set the FP8 recipe of torchtitan's converters.
 
     Args:
-        draft: our configuration in the making.
+        draft: the configuration being read.
         named: `model.converters`.
     """
     facts = draft.facts
@@ -84,9 +84,9 @@ def torchtitan(draft: Draft, named: Any) -> None:
         end = each.rpartition(".")[2]
         ours = TORCHTITAN_NAMES.get(each) or TORCHTITAN_NAMES.get(end)
         if ours is None:
-            # A layer in 16 bits makes no casts, but is gathered in twice the bytes where others are in 8 bits.
+            # An unconverted layer needs no casts, but twice the bytes in the all-gather if others are gathered in FP8.
             gathered = facts.get("fp8_gather") is True
-            draft.limit(f"filter_fqns {each}", "the layers that stay in 16 bits", holds_memory=gathered)
+            draft.limit(f"filter_fqns {each}", "these layers are counted in FP8", holds_memory=gathered)
         else:
             skip.append(ours)
     multiply_in_8_bits(draft, recipe, gathers=facts.get("fp8_gather") is True, skip=skip)

@@ -1,4 +1,4 @@
-"""FSDP's words, as transformers, Accelerate and axolotl have them: what they shard, and what their blocks hold."""
+"""FSDP settings in the syntax of transformers, Accelerate and axolotl: sharding, checkpoints, offload, precision."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BLOCK: dict[str, Meaning] = {
     "fsdp_config.xla*": nothing("for TPUs"),
 }
 
-# torch.distributed.fsdp.ShardingStrategy: words, and numbers where a file has those.
+# torch.distributed.fsdp.ShardingStrategy, by name or number.
 _STAGES = {
     **dict.fromkeys(("full_shard", "1", "true"), 3),
     **dict.fromkeys(("shard_grad_op", "2", "false"), 2),
@@ -48,18 +48,18 @@ def place_fsdp(draft: Draft, words: str) -> int:
     """Set stage, checkpointing and offload from `fsdp` and its block.
 
     Args:
-        draft: our configuration in the making; the block is its fact `fsdp_config`.
-        words: `fsdp` itself: "full_shard auto_wrap offload".
+        draft: the configuration being read; the block is its fact `fsdp_config`.
+        words: the value of `fsdp`, for example "full_shard auto_wrap offload".
 
     Returns:
-        ZeRO's stage that shards as much.
+        The ZeRO stage that shards the same tensors.
     """
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
     if not words.strip() and not settings:
         return 0
-    said = [*words.lower().replace(",", " ").split(), *_strategies(settings)]
-    strategy = next((word for word in reversed(said) if word in _STAGES), "full_shard")
+    options = [*words.lower().replace(",", " ").split(), *_strategies(settings)]
+    strategy = next((word for word in reversed(options) if word in _STAGES), "full_shard")
     stage = _STAGES[strategy]
     if strategy.startswith("hybrid") or strategy in ("4", "5"):
         _place_replicas(draft)
@@ -68,15 +68,15 @@ def place_fsdp(draft: Draft, words: str) -> int:
         draft.default("parallelism.engine", "fsdp2")
     if _is_on(settings, "activation_checkpointing"):
         _place_checkpoints(draft, settings)
-    if _is_on(settings, "offload_params") or "offload" in said:
+    if _is_on(settings, "offload_params") or "offload" in options:
         place_shards(draft)
     return stage
 
 
 def _place_checkpoints(draft: Draft, settings: Mapping[Any, Any]) -> None:
-    """Every layer that FSDP wraps is checkpointed.
+    """Checkpoint every layer that FSDP wraps.
 
-    FSDP1 with SIZE_BASED_WRAP finds no layer: accelerator.py hands that policy on to apply_activation_checkpointing,
+    FSDP1 with SIZE_BASED_WRAP finds no layer: accelerator.py passes that policy to apply_activation_checkpointing,
     which applies it without a size.
     """
     policy = settings.get("fsdp_auto_wrap_policy", settings.get("auto_wrap_policy"))
@@ -90,27 +90,27 @@ def _place_checkpoints(draft: Draft, settings: Mapping[Any, Any]) -> None:
 
 
 def _version(draft: Draft) -> int:
-    """FSDP1 or FSDP2: as the file says, else as the program does; `accelerate launch` sets FSDP_VERSION to 1."""
+    """Return 1 or 2: the file's FSDP version, else the program's; `accelerate launch` sets FSDP_VERSION to 1."""
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
-    said = settings.get("fsdp_version", settings.get("version", draft.given_fields.get("fsdp_version")))
-    if str(said) in ("1", "2"):
-        return int(str(said))
+    requested = settings.get("fsdp_version", settings.get("version", draft.given_fields.get("fsdp_version")))
+    if str(requested) in ("1", "2"):
+        return int(str(requested))
     if draft.given(FRAMEWORK) == "accelerate":
         return 1
     return 2 if draft.has("transformers", "5.16") else 1
 
 
 def place_policy(draft: Draft, dtype: str | None) -> str:
-    """How Accelerate shards: its mixed-precision policy, its units, and no_sync until the last micro-batch.
+    """Set Accelerate's mixed-precision policy, FSDP units, and no_sync until the last micro-batch.
 
     Accelerate 1.15 utils/dataclasses.py, set_mixed_precision: parameters, reductions and outputs in the step's dtype,
     on weights that train in fp32 (utils/fsdp_utils.py, fsdp2_prepare_model). accelerator.py: prepare_model runs FSDP1
     under autocast, _prepare_fsdp2 does not; no_sync is set_requires_gradient_sync(False).
 
     Args:
-        draft: our configuration in the making.
-        dtype: that of mixed precision; None: there is none.
+        draft: the configuration being read.
+        dtype: dtype of mixed precision; None without it.
 
     Returns:
         The recipe of the trained parameters; "" without a policy.
@@ -119,10 +119,10 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
         return ""
     version = _version(draft)
     if version == 1:
-        # A script makes its optimizer before accelerator.prepare flattens the parameters: it names the whole ones until
-        # the first step is over.
+        # A script builds its optimizer before accelerator.prepare flattens the parameters, so the optimizer references
+        # the unsharded parameters until the first step is over.
         script = draft.given(FRAMEWORK) == "accelerate"
-        draft.limit("FSDP1", "FSDP2 with its policy is counted in its place", holds_memory=script)
+        draft.limit("FSDP1", "FSDP2 with its mixed-precision policy is counted", holds_memory=script)
     elif draft.has("accelerate", "1.14"):
         draft.default("parallelism.fsdp.wrap", "layers-and-ends")
     steps = draft.given("training.gradient_accumulation_steps")

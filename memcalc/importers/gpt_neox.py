@@ -37,7 +37,7 @@ _FIELDS: dict[str, Meaning] = {
     "vocab_file": fact("vocabulary", "rows of the vocabulary"),
     "pos_emb": to("model.position_embedding", _POSITIONS),
     "rotary_pct": fact("rotated", "model.rotary_dim"),
-    "rotary*": nothing("not about memory"),
+    "rotary*": nothing("no effect on memory"),
     "norm": to("model.normalization", _NORMS),
     "activation": to("model.mlp", _ACTIVATIONS),
     "no_weight_tying": fact("untied", "model.tie_word_embeddings"),
@@ -72,7 +72,7 @@ _FIELDS: dict[str, Meaning] = {
     "global_num_gpus": fact("gpus", "parallelism.data_parallel"),
     "use_bnb_optimizer": overcounted("optimizers of bitsandbytes"),
     **{
-        f"{stem}*": nothing("not about memory")
+        f"{stem}*": nothing("no effect on memory")
         for stem in (
             *(
                 "scaled_",
@@ -110,7 +110,7 @@ _FIELDS: dict[str, Meaning] = {
 
 
 def _spelled(fields: Mapping[str, Meaning]) -> dict[str, Meaning]:
-    """Every name as it is, and with hyphens in its first word, as files have it."""
+    """Return the table with each name also spelled with hyphens in its first word, as in files."""
     found = dict(fields)
     for name, meaning in fields.items():
         first, dot, rest = name.partition(".")
@@ -160,7 +160,7 @@ def _precision(draft: Draft) -> None:
 
 
 def _attention(draft: Draft) -> None:
-    """[[["flash"], 24]]: kinds of attention, and for how many layers."""
+    """Set the attention type from [[["flash"], 24]]: types, each with a number of layers."""
     kinds = {str(kind) for entry in _listed(draft.facts.get("attention")) for kind in _listed(_listed(entry)[:1])}
     kinds = {name for kind in kinds for name in kind.strip("[]'\"").split("', '")}
     if not kinds or kinds == {"global"}:
@@ -177,7 +177,7 @@ def _listed(value: object) -> list[Any]:
 
 
 def _inner_size(draft: Draft) -> None:
-    """megatron/model/transformer.py, ParallelMLP: gated ones have two thirds of it, rounded up to a multiple."""
+    """Set the MLP size: two thirds if gated, rounded up (megatron/model/transformer.py, ParallelMLP)."""
     facts, values = draft.facts, draft.values
     hidden, multiple = values.get("model.hidden_size"), facts.get("multiple", 1)
     if type(hidden) is not int or type(multiple) is not int or multiple < 1:
@@ -186,12 +186,12 @@ def _inner_size(draft: Draft) -> None:
     inner = facts.get("inner") or (int(expansion * hidden) if isinstance(expansion, int | float) else None)
     if type(inner) is not int:
         return
-    said = inner
+    configured = inner
     if str(values.get("model.mlp", "gelu")).endswith("glu"):
         inner = int(inner * 2 / 3) // 2
     values["model.intermediate_size"] = size = -(-inner // multiple) * multiple
-    if size != said:
-        draft.notes.append(f"intermediate_size {said:,} resolves to {size:,} in GPT-NeoX")
+    if size != configured:
+        draft.notes.append(f"intermediate_size {configured:,} resolves to {size:,} in GPT-NeoX")
 
 
 def _rotated(draft: Draft) -> None:

@@ -13,7 +13,7 @@ from memcalc.importers.huggingface import TRAINING_ARGUMENTS
 TRAINER = "transformers 5.23 Trainer"  # the version with the fields and defaults of `importers.huggingface`
 
 
-# The arguments with which Trainer's step is in a dtype: autocast, or weights in fp32.
+# TrainingArguments for each dtype of a step: autocast, or fp32 weights.
 _ARGUMENTS: dict[object, dict[str, object]] = {
     "bf16": {"bf16": True},
     "fp16": {"fp16": True},
@@ -22,11 +22,11 @@ _ARGUMENTS: dict[object, dict[str, object]] = {
 
 
 def trainer_run(hub_id: str, overridden: Mapping[str, Any]) -> ImportedConfig:
-    """Return the run of Trainer on a published model: micro-batch 1, everything else as TrainingArguments default it.
+    """Return a Trainer run on a published model with micro-batch size 1 and default TrainingArguments.
 
     Args:
         hub_id: ORG/NAME.
-        overridden: our fields that the user sets anyway, with their values.
+        overridden: memcalc fields that the user sets, with their values.
 
     Raises:
         InputError: the model is unknown; see `memcalc.catalogue.resolution.resolve`.

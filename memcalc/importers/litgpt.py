@@ -12,7 +12,7 @@ from memcalc.importers.models import named_model, place_model
 
 # LitGPT 0.5, litgpt/finetune, litgpt/pretrain.py, litgpt/args.py.
 FIELDS: dict[str, Meaning] = {
-    "checkpoint_dir": named_model("checkpoints/"),  # where `litgpt download` puts it
+    "checkpoint_dir": named_model("checkpoints/"),  # the directory of `litgpt download`
     "model_name": named_model(),
     "precision": fact("precision", "training.recipe: precision of weights and step", reads_auto=True),
     "quantize": fact("quantize", "training.finetune"),
@@ -102,7 +102,7 @@ def _finish(draft: Draft) -> None:
 
 
 def _sharding(draft: Draft, nodes: int) -> None:
-    """FSDP, each block a unit. Fine-tuning checkpoints each block; pretraining copies the shards over nodes."""
+    """Set FSDP with blocks as units; fine-tuning checkpoints blocks, pretraining replicates shards across nodes."""
     draft.default("parallelism.zero_stage", 3)
     draft.default("parallelism.engine", "fsdp2")
     if "checkpoint_dir" in draft.given_fields:  # litgpt/finetune/full.py, lora.py
@@ -129,7 +129,7 @@ def _adapters(draft: Draft) -> None:
         name for name in ("q_proj", "k_proj", "v_proj", "o_proj") if facts.get(name, name in ("q_proj", "v_proj"))
     ]
     place_adapters(draft, wanted, mlp=bool(facts.get("mlp")))
-    # adapters are made in the dtype of the weights: Fabric's precision "bf16-true" and that of bitsandbytes
+    # adapters have the dtype of the weights: Fabric's precisions "bf16-true" and bitsandbytes
     draft.default("training.lora.rank", 8)
     if draft.values["training.recipe"] == "pure":
         draft.default("training.lora.adapter_dtype", "compute")
@@ -144,7 +144,7 @@ def _adapters(draft: Draft) -> None:
         draft.values["training.finetune"] = "lora"
         if kind:
             draft.limit(f"a base in {kind}", "a base in the run's dtype is counted", holds_memory=False)
-    if kind and draft.values["training.optimizer"] == "adamw":  # utils.py: bitsandbytes' PagedAdamW in its place
+    if kind and draft.values["training.optimizer"] == "adamw":  # utils.py: replaced by bitsandbytes' PagedAdamW
         draft.values["training.optimizer_options.paged"] = True
 
 

@@ -41,7 +41,7 @@ FIELDS: dict[str, Meaning] = {
     "kt_*": nothing("part of KTransformers"),
     "fp8": float8.FLAG,
     "fp8_backend": fact("fp8_backend", "training.fp8"),
-    "fp8_enable_fsdp_float8_all_gather": nothing("it is logged, and not used"),
+    "fp8_enable_fsdp_float8_all_gather": nothing("only logged"),
     "fp8_*": nothing("part of fp8"),
     "use_adam_mini": overcounted("Adam-mini"),
     "use_muon": fact("muon", "training.optimizer"),
@@ -169,7 +169,7 @@ def _finish(draft: Draft) -> None:
     place_trainers_loop(draft)
     ranks = draft.values.get("parallelism.data_parallel", 1)
     if ranks != 1 or "parallelism.data_parallel" in draft.overridden:
-        # launcher.py at 0.9.5 (cli.py at 0.9.3): of several GPUs alone, unless OPTIM_TORCH=0
+        # launcher.py at 0.9.5 (cli.py at 0.9.3): only for several GPUs, unless OPTIM_TORCH=0
         place_allocator_settings(draft, EXPANDABLE, "llamafactory-cli")
     _note_stage(draft)
     asked = trainer_evaluates(draft.given_fields)
@@ -187,12 +187,12 @@ def _note_stage(draft: Draft) -> None:
 
     The reference is a copy of the policy in the run's dtype, or another model; below adapters there is none.
     """
-    stage, said = str(draft.facts.get("stage")), draft.given_fields
+    stage, fields = str(draft.facts.get("stage")), draft.given_fields
     if stage in ("dpo", "rm"):
         draft.limit("pairs of sequences", f"stage {stage} has twice the micro-batch", holds_memory=True)
     elif stage in ("kto", "ppo"):
         draft.limit(f"the other forward passes of stage {stage}", holds_memory=True)
-    refers = stage in ("kto", "ppo") or (stage == "dpo" and said.get("pref_loss") not in ("orpo", "simpo"))
+    refers = stage in ("kto", "ppo") or (stage == "dpo" and fields.get("pref_loss") not in ("orpo", "simpo"))
     if refers and "ref_model" not in draft.given_fields and draft.values["training.finetune"] == "full":
         draft.limit(f"the reference model of stage {stage}", holds_memory=True, bytes_per_parameter=2)
 

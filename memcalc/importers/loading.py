@@ -1,4 +1,4 @@
-"""Loading of any configuration as a spec: memcalc's own, another framework's, a config.json or a hub id."""
+"""Loading of any configuration as a spec: a memcalc or framework config, a config.json or a hub id."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def load(
 
     Args:
         source: as for `memcalc.spec.loading.load`, or a file of another framework, or a Spec that was loaded before.
-        overrides: `field=value` texts as --set takes them.
-        gpu: the GPU, in place of hardware.gpu.
+        overrides: `field=value` strings, as for --set.
+        gpu: name of the GPU, overrides hardware.gpu.
         check: as for `memcalc.spec.loading.load`.
 
     Raises:
@@ -71,7 +71,7 @@ def load(
 
 
 def opened(source: Spec | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> OpenedConfig:
-    """Read a configuration once, to load it with many values of the fields that `overrides` name.
+    """Return a configuration that is parsed once and loaded with many values of the fields in `overrides`.
 
     Raises:
         InputError: it cannot be read, or lacks the model's sizes.
@@ -96,13 +96,13 @@ def _opened(config: ImportedConfig, overrides: tuple[str, ...], path: Path) -> O
 
 
 def import_file(source: str | Path, overrides: Iterable[str] = ()) -> ImportedConfig | None:
-    """Return a file of another framework, or the run of a hub id, as memcalc blocks; None if it is neither.
+    """Return another framework's config or a hub id as memcalc blocks; None if it is neither.
 
-    What the file leaves open is settled so that the peak is the largest (`importers.assumptions`).
+    Open questions get the answers with the largest peak (`importers.assumptions`).
 
     Raises:
         InputError: a value that matters cannot be translated, or the hub id is unknown.
-        Unavailable: the hub id needs the hub, which refuses it or cannot be reached.
+        Unavailable: the model is gated, or the hub cannot be reached.
     """
     overrides = tuple(overrides)
     fields = _fields(overrides)
@@ -195,7 +195,7 @@ def _text(path: Path) -> str | None:
         return None
     try:
         return read_text(path)
-    except InputError:  # reading it as ours says why
+    except InputError:  # memcalc's own loader reports the reason
         return None
 
 

@@ -74,7 +74,7 @@ FIELDS: dict[str, Meaning] = {
     "fp16": to("training.dtype", {True: "fp16", False: None}),
     "attention-dropout": fact("attention_dropout", "training.dropout"),
     "hidden-dropout": fact("hidden_dropout", "training.dropout"),
-    "optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),  # its Adam decays weights apart
+    "optimizer": to("training.optimizer", {"adam": "adamw", "sgd": "momentum"}),  # its Adam has decoupled weight decay
     "use-distributed-optimizer": to("parallelism.zero_stage", {True: 1}),
     "use-precision-aware-optimizer": overcounted("low-precision moments and gradients"),
     "use-megatron-fsdp": lacking("Megatron's FSDP"),
@@ -132,10 +132,10 @@ FIELDS: dict[str, Meaning] = {
     "embed-layernorm": lacking("a norm after the embedding"),
     "loss-scale": nothing("loss scaling"),
     "empty-unused-memory-level": nothing("cached blocks are part of reserved memory"),
-    "decoupled-*": nothing("not about memory"),
+    "decoupled-*": nothing("no effect on memory"),
     "pp-partition-method": lacking("an uneven pipeline split"),  # of BigScience's, with DeepSpeed's pipeline
     **{
-        name: nothing("not about memory")
+        name: nothing("no effect on memory")
         for name in (
             *("tee", "max-restarts", "abort-on-*", "kill-switch-path", "norm-target-loss", "reset-progress"),
             *("sync-tp-duplicated-parameters", "universal-checkpoint", "loss-on-targets-only"),
@@ -205,7 +205,7 @@ FIELDS: dict[str, Meaning] = {
         )
     },
     **{
-        f"{stem}*": nothing("not about memory")
+        f"{stem}*": nothing("no effect on memory")
         for stem in (
             *("attention-softmax-in-fp32", "pretrained-checkpoint", "use-te", "dataloader", "use-rope-scaling"),
             *("adam-", "lr", "min-lr", "clip-grad", "weight-decay", "init-", "train-", "eval-", "log-", "save", "load"),

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments in a shell script or a file of arguments. Nothing is run."""
+"""Megatron-LM arguments in a shell script or an argument file. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Options = dict[str, tuple[str, ...]]
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """`pretrain_gpt.py --num-layers 96 --bf16` -> {"num-layers": 96, "bf16": True}; the last of several is taken.
+    """Return arguments by name: `--num-layers 96 --bf16` -> {"num-layers": 96, "bf16": True}; the last one wins.
 
-    Of a script they are those of the command that trains, with what its launcher says of processes and nodes; of a file
-    that starts no program, those in it or in its variables. What the text leaves open (the caller's
-    arguments, the environment, branches that it does not decide) is `DeferredValue`.
+    From a script they are the arguments of the training command, with the launcher's numbers of processes and nodes;
+    from a file that starts no program, the arguments in it or in its variables. Values that the text does not determine
+    (the caller's arguments, the environment, undecided branches) are `DeferredValue`.
     """
     nodes = _NODES.search(text)
     given = "".join(f"{name}={nodes[1]}\n" for name in _SLURMS) if nodes else ""
     try:
         script = read_script(given + text, lambda word: bool(_NOT_PLAIN.search(word) and _PROGRAM.search(word)))
         reader = _Reader(script.marks)
-        options = reader.joined([reader.options(words) for words in _runs(script)], "what other commands say")
+        options = reader.joined([reader.options(words) for words in _runs(script)], "set by other commands")
     except (ShellError, RecursionError):
         return {}
     found = {name: _value(words, script.marks) for name, words in options.items()}
@@ -43,7 +43,7 @@ def arguments_of(text: str) -> dict[str, Any]:
 
 
 def _is_plain(script: Script, name: str) -> bool:
-    """Whether a script sets a variable to a text that it does not leave open."""
+    """Return whether a script sets a variable to a known string."""
     value = script.variables.get(name)
     return isinstance(value, str) and bool(value) and not is_open(value)
 
@@ -86,7 +86,7 @@ def _of_launcher(words: Sequence[str], program: int) -> Iterator[str]:
 
 
 def _apart(words: Sequence[str]) -> Iterator[str]:
-    """Words, and those within one that holds several options: `bash entry.sh pretrain_gpt.py "--bf16 --lr 1"`."""
+    """Yield words; a word with several options is split: `bash entry.sh pretrain_gpt.py "--bf16 --lr 1"`."""
     for word in words:
         if word.lstrip().startswith("--") and _OPTION.match(word.split()[0]) and _NOT_PLAIN.search(word):
             yield from word.split()
@@ -95,18 +95,18 @@ def _apart(words: Sequence[str]) -> Iterator[str]:
 
 
 class _Reader:
-    """Return the options of words, with those of unresolved words that have known choices."""
+    """Parser of options in words, and in the known choices of unresolved words."""
 
     def __init__(self, marks: MarkTable) -> None:
         self.marks = marks
         self.known: dict[str, Options] = {}
 
     def options(self, words: Sequence[str], *, whole: bool = True) -> Options:
-        """Each option's words.
+        """Return the words of each option.
 
         Args:
-            words: a command's, or a variable's.
-            whole: whether they are a command's, which report unresolved words that may contain any options.
+            words: words of a command or a variable.
+            whole: whether they are of a command, where unresolved words that may contain options are reported.
         """
         found: Options = {}
         name = None
@@ -133,9 +133,9 @@ class _Reader:
         if not open_word.choices:
             return _MORE.fullmatch(open_word.text) is not None
         firsts = [each.split() if isinstance(each, str) else list(each) for each in open_word.choices]
-        told = [words[0] for words in firsts if words]
-        marked = [word for word in told if is_open(word)]
-        plain = [word for word in told if not is_open(word)]
+        first_words = [words[0] for words in firsts if words]
+        marked = [word for word in first_words if is_open(word)]
+        plain = [word for word in first_words if not is_open(word)]
         return all(word.startswith("--") for word in plain) if plain else all(map(self._holds_options, marked))
 
     def _choices(self, word: str) -> Options:

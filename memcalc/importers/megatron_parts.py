@@ -9,12 +9,12 @@ from memcalc.frameworks.draft import Draft
 from memcalc.importers.vocabulary import NULL, entries_of, place_vocabulary
 
 _CONTEXT_METHODS = {"p2p": "ring", "a2a": "all-to-all"}
-_PATTERN = re.compile(r"(\[[01,\s]+\])\s*(?:\*\s*(\d{1,4}))?")  # of layers: ([0]*3+[1]*58)
+_PATTERN = re.compile(r"(\[[01,\s]+\])\s*(?:\*\s*(\d{1,4}))?")  # pattern of layers: ([0]*3+[1]*58)
 _MOST = 10_000  # layers that are listed separately
 
 
 def place_precision(draft: Draft) -> None:
-    """arguments.py: what a step computes in, and what gradients are summed in."""
+    """Set the dtypes of the step and of gradient accumulation (arguments.py)."""
     facts, values = draft.facts, draft.values
     if "training.dtype" not in values and "training.dtype" not in draft.overridden:
         values["training.dtype"] = "fp32"  # neither bf16 nor fp16 is set
@@ -29,19 +29,19 @@ def place_precision(draft: Draft) -> None:
 
 
 def _counts(*values: Any) -> bool:
-    """Whether all of them are numbers of layers or stages."""
+    """Return whether all values are valid counts of layers or stages."""
     return all(type(value) is int and 0 < value <= _MOST for value in values)
 
 
 def place_rows(draft: Draft) -> None:
-    """tokenizer.py: --vocab-size, else the tokenizer's entries, are padded."""
+    """Set the padded vocabulary from --vocab-size, else from the tokenizer (tokenizer.py)."""
     facts = draft.facts
     if "model.vocab_size" in draft.values:  # the padded one is given
         return
-    kind, said = facts.get("tokenizer_type"), facts.get("vocabulary")
-    if said is not None:
-        null = kind == NULL and type(said) is int
-        place_vocabulary(draft, said + 1 if null else said, f"{said:,} entries and an end token" if null else "")
+    kind, count = facts.get("tokenizer_type"), facts.get("vocabulary")
+    if count is not None:
+        null = kind == NULL and type(count) is int
+        place_vocabulary(draft, count + 1 if null else count, f"{count:,} entries and an end token" if null else "")
         return
     name = facts.get("tokenizer_model") if kind == "HuggingFaceTokenizer" else kind
     entries = entries_of(name)
@@ -50,7 +50,7 @@ def place_rows(draft: Draft) -> None:
 
 
 def place_widths(draft: Draft) -> None:
-    """arguments.py: four times the width; two thirds of that where the MLP is gated, in whole 64s."""
+    """Set the MLP size: 4 hidden sizes; if gated two thirds of that, a multiple of 64 (arguments.py)."""
     values, size = draft.values, draft.values.get("model.hidden_size")
     if type(size) is int:
         gated = values.get("model.mlp") == "swiglu"
@@ -64,9 +64,9 @@ def place_experts(draft: Draft) -> None:
     if "model.intermediate_size" in values:
         draft.default("model.moe.expert_intermediate_size", values["model.intermediate_size"])
     every, layers = facts.get("expert_layers", 1), values.get("model.num_layers", 0)
-    told = _pattern_layers(every)
-    if told and len(told) == layers:
-        dense = [layer for layer, experts in enumerate(told) if not experts]
+    pattern = _pattern_layers(every)
+    if pattern and len(pattern) == layers:
+        dense = [layer for layer, experts in enumerate(pattern) if not experts]
         if dense:
             values["model.moe.dense_layers"] = dense
     elif _counts(every, layers):
@@ -80,15 +80,15 @@ def place_experts(draft: Draft) -> None:
         )
     if facts.get("dispatcher", "alltoall") not in ("alltoall", "alltoall_seq", "flex"):
         draft.limit(f"the dispatcher {facts['dispatcher']}", "all-to-all is counted", holds_memory=True)
-    # NeMo's names have underscores, behind the name of a block.
-    said = {path.rpartition(".")[2].replace("_", "-"): value for path, value in draft.given_fields.items()}
-    padded = said.get("moe-pad-expert-input-to-capacity") is True
-    if padded and _is_above_one(said.get("moe-expert-capacity-factor")):
+    # NeMo's names have underscores, after the name of a block.
+    arguments = {path.rpartition(".")[2].replace("_", "-"): value for path, value in draft.given_fields.items()}
+    padded = arguments.get("moe-pad-expert-input-to-capacity") is True
+    if padded and _is_above_one(arguments.get("moe-expert-capacity-factor")):
         draft.limit("expert inputs padded to a capacity", "balanced ones are counted", holds_memory=True)
 
 
 def _pattern_layers(pattern: Any) -> list[int]:
-    """`([0]*3+[1]*58)` -> 0 for each layer without experts, 1 for each with; nothing where it is no such pattern."""
+    """Return 1 for each layer with experts, else 0, from `([0]*3+[1]*58)`; empty for other patterns."""
     text = str(pattern).strip().removeprefix("(").removesuffix(")")
     found: list[int] = []
     for term in text.split("+"):
@@ -100,7 +100,7 @@ def _pattern_layers(pattern: Any) -> list[int]:
 
 
 def place_recompute(draft: Draft) -> None:
-    """Granularity, method and number of layers as layers that run again."""
+    """Set the recomputed layers from granularity, method and number of layers."""
     facts, values = draft.facts, draft.values
     modules = facts.get("modules")
     if "activations-checkpoint-method" in draft.given_fields:
@@ -119,14 +119,14 @@ def place_recompute(draft: Draft) -> None:
             what, why = "recomputation of some layers in blocks", "all are counted as recomputed"
             draft.limit(what, why, holds_memory=True)
     elif facts.get("method") == "uniform" and type(layers) is int and layers > 1:
-        # Fewer inputs are kept, but all activations of a group are there while its backward runs.
+        # Fewer inputs stay allocated, but all activations of a group are live during its backward.
         draft.limit(
             "several layers in one checkpoint segment", "each layer is counted as one segment", holds_memory=True
         )
 
 
 def place_ranks(draft: Draft) -> None:
-    """Replicas, the batch that they share, context parallelism and chunks of a pipeline."""
+    """Set replicas, their batch, context parallelism and pipeline chunks."""
     facts, values = draft.facts, draft.values
     kinds = ("tensor", "pipeline", "context")
     size = 1
@@ -162,13 +162,13 @@ def place_ranks(draft: Draft) -> None:
 
 
 def place_attention(draft: Draft) -> None:
-    """Unfused attention: if a file sets it, and in fp32, which no fused kernel supports.
+    """Set unfused attention if the file sets it, or in fp32, which no fused kernel supports.
 
-    gpt_layer_specs.py: the local implementation has no other; Transformer Engine's unfused one keeps what that keeps.
+    gpt_layer_specs.py: the local implementation has no other; Transformer Engine's unfused one saves the same tensors.
     """
-    facts, said, values = draft.facts, draft.given_fields, draft.values
+    facts, fields, values = draft.facts, draft.given_fields, draft.values
     kernel = str(facts.get("attention", "auto")).rpartition(".")[2]
-    of_deepspeed = "deepspeed" in said and "use-flash-attn" not in said
+    of_deepspeed = "deepspeed" in fields and "use-flash-attn" not in fields
     local = facts.get("transformer_impl") == "local"
     if not (local or of_deepspeed or kernel in ("unfused", "local") or draft.given("training.dtype") == "fp32"):
         return
@@ -181,12 +181,12 @@ def place_attention(draft: Draft) -> None:
             draft.limit("Megatron-LM in fp32", "assuming bf16", holds_memory=True)
         return
     draft.default("training.attention", "eager")
-    if local and said.get("no-gradient-accumulation-fusion") is True:
+    if local and fields.get("no-gradient-accumulation-fusion") is True:
         # optimizer/__init__.py: without Transformer Engine and Apex, which have the fused kernel, Adam is PyTorch's
         draft.default("training.optimizer_implementation", "foreach")
-    wide = any(said.get(name) is True for name in ("attention-softmax-in-fp32", "apply-query-key-layer-scaling"))
-    if wide and said.get("no-masked-softmax-fusion") is True and draft.given("training.dtype") != "fp32":
-        draft.limit("the softmax of attention in fp32", "it is counted in 16 bits", holds_memory=True)
+    wide = any(fields.get(name) is True for name in ("attention-softmax-in-fp32", "apply-query-key-layer-scaling"))
+    if wide and fields.get("no-masked-softmax-fusion") is True and draft.given("training.dtype") != "fp32":
+        draft.limit("the softmax of attention in fp32", "it is counted in the step's dtype", holds_memory=True)
 
 
 def _is_above_one(value: Any) -> bool:

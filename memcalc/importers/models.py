@@ -1,4 +1,4 @@
-"""The model of a name: a config.json next to the configuration, a hub id, or a preset."""
+"""The model that a name refers to: a config.json next to the configuration, a hub id, or a preset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memcalc.importers.file_format import Meaning
 from memcalc.spec.presets import preset_names
 from memcalc.spec.reading import names_hub_id
 
-# What publishers put around a model's own name.
+# Prefixes and suffixes that publishers add to a model's name.
 _BEFORE = re.compile(r"^(?:meta-|open-|unsloth-)+")
 _AFTER = re.compile(
     r"(?:-(?:instruct|chat|base|hf|it|fp16|bf16|4bit|bnb|unsloth|dpo|sft|rl|preview|turbo|v\d+(?:\.\d+)*|\d{4}))+$"
@@ -69,7 +69,7 @@ def _offline(name: str) -> PublishedModel | None:
 
 
 def preset_of(name: str) -> str | None:
-    """ "meta-llama/Meta-Llama-3-8B-Instruct" -> "llama-3-8b"; None if no preset has that name."""
+    """Return the preset, such as llama-3-8b for "meta-llama/Meta-Llama-3-8B-Instruct"; None if there is none."""
     bare = name.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
     bare = re.sub(r"(\d)_(\d)", r"\1.\2", bare).replace("_", "-")
     if bare in preset_names():

@@ -24,7 +24,7 @@ _ACTIVATIONS = {
 
 _BF16 = ("bf16", "bfloat16")
 
-# The same arguments under NeMo's names.
+# Megatron-LM arguments under NeMo's names.
 _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
     *("max_position_embeddings", "micro_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
@@ -49,7 +49,7 @@ _REST = (
     *("tokens_head_bias", "logits_soft_cap", "output_dim", "classes_fraction", "num_classes", "drop_*", "ffn_dropout"),
     *("pretrained_model_path", "activations_checkpoint_recurrent"),
 )
-_OTHER_MODEL = ("an encoder, or another model than a GPT", "a vision encoder", "retrieval")
+_OTHER_MODEL = ("an encoder, or a model other than a GPT", "a vision encoder", "retrieval")
 
 _OTHERS: dict[str, Meaning] = {
     f"model.{name}": meaning
@@ -84,7 +84,7 @@ _OTHERS: dict[str, Meaning] = {
         (nothing("saving and loading"), ("dist_ckpt_*", "restore_from_path", "resume_from_checkpoint", "save_*")),
         (nothing("initialization of weights"), ("init_method_std", "use_scaled_init_method", "use_cpu_initialization")),
         (nothing("logging"), ("nsys_profile*", "megatron_timer*", "enable_megatron_timers", "dump_debug_*", "apex_*")),
-        (nothing("not about memory"), _REST),
+        (nothing("no effect on memory"), _REST),
     )
     for name in names
 }
@@ -132,7 +132,7 @@ FIELDS: dict[str, Meaning] = {
     "trainer.precision": fact("precision", "training.dtype: precision of the step"),
     "trainer.devices": fact("per_node", "parallelism.data_parallel"),
     "trainer.num_nodes": fact("nodes", "parallelism.data_parallel"),
-    "trainer*": nothing("not about memory"),
+    "trainer*": nothing("no effect on memory"),
     "exp_manager.ema.enable": lacking("a moving average of the weights"),
     "exp_manager*": nothing("logging"),
     "name": nothing(),
@@ -146,7 +146,7 @@ FIELDS: dict[str, Meaning] = {
             *("username", "password", "prompts*", "tensor_model_parallel_size", "pipeline_model_parallel_size"),
         )
     },
-    "defaults": nothing("other files of the same directory, which are not read"),
+    "defaults": nothing("names other files of the same directory, which are not read"),
 }
 
 
@@ -159,9 +159,7 @@ def _finish(draft: Draft) -> None:
     if "distributed" in optimizer:
         draft.default("parallelism.zero_stage", 1)
         if draft.values["training.dtype"] == "bf16" and str(facts.get("synced")).rpartition(".")[2] in _BF16:
-            draft.default(
-                "training.gradient_dtype", "bf16"
-            )  # Apex: the buffer of gradients has the dtype of their sums
+            draft.default("training.gradient_dtype", "bf16")  # Apex: the gradient buffer has the accumulation dtype
     if facts.get("block", "pre_ln") != "pre_ln":
         what = f"blocks of type {facts['block']}"
         draft.limit(what, "norms before each part are counted", holds_memory=True)
@@ -172,7 +170,7 @@ def _finish(draft: Draft) -> None:
         draft.notes.append(
             "without megatron_amp_O2 NeMo keeps fp32 weights under autocast: counted as Megatron's recipe"
         )
-    if facts.get("in_8_bits") is True:  # Transformer Engine's, by delayed scaling
+    if facts.get("in_8_bits") is True:  # Transformer Engine's FP8 with delayed scaling
         facts["fp8"] = True
         if facts.get("fp8_params") is True and draft.values.get("parallelism.zero_stage"):
             draft.values["training.fp8_params"] = True

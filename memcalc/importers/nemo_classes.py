@@ -14,15 +14,15 @@ from memcalc.importers.file_format import Meaning
 from memcalc.importers.vocabulary import entries_of, place_vocabulary
 
 _CLASSES = Path(__file__).resolve().parent.parent / "data" / "nemo.yaml"
-DEFAULT = "GPT2BPETokenizer"  # of data modules where none is named
+DEFAULT = "GPT2BPETokenizer"  # default of data modules
 
 
 def place_class(draft: Draft, meanings: Mapping[str, Meaning]) -> None:
     """Set the defaults of the model's class; the file's own fields take precedence.
 
     Args:
-        draft: our configuration in the making; the class is its fact `class`.
-        meanings: of the fields of `model.config`.
+        draft: the configuration being read; the class is its fact `class`.
+        meanings: the meanings of the fields of `model.config`.
     """
     name = str(draft.facts.get("class", "")).rpartition(".")[2]
     if not name:
@@ -34,8 +34,8 @@ def place_class(draft: Draft, meanings: Mapping[str, Meaning]) -> None:
     for field, value in fields.items():
         path = f"model.config.{field}"
         meaning = meanings[path]
-        said = draft.given_fields.keys() & {path, f"{path}._target_"}
-        if value is not None and not said and meaning.apply is not None:
+        given = draft.given_fields.keys() & {path, f"{path}._target_"}
+        if value is not None and not given and meaning.apply is not None:
             meaning.apply(draft, value)
 
 
@@ -54,7 +54,7 @@ def _class_fields(name: str) -> dict[str, Any] | None:
 
 
 def place_tokenizer(draft: Draft) -> None:
-    """gpt/model/base.py: the rows of the vocabulary, where the recipe does not say them itself."""
+    """Set the vocabulary size from the tokenizer if the recipe does not set it (gpt/model/base.py)."""
     facts = draft.facts
     if "model.vocab_size" in draft.values:
         return

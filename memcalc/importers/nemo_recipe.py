@@ -1,4 +1,4 @@
-"""NeMo 2's recipes as nemo-run writes them: YAML with blocks that name their classes by `_target_`."""
+"""NeMo 2 recipes as written by nemo-run: YAML with blocks that name their classes by `_target_`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, no
 from memcalc.importers.models import named_model, place_model
 from memcalc.importers.nemo_classes import place_class, place_tokenizer
 
-# TransformerConfig's words that are Megatron-LM's arguments, and those that these have under other names.
+# Fields of TransformerConfig that are Megatron-LM arguments, by the same name or another one.
 _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
     *("position_embedding_type", "normalization", "add_qkv_bias", "qk_layernorm", "attention_dropout"),
@@ -44,7 +44,7 @@ _CONFIG: dict[str, Meaning] = {
     "external_cuda_graph": lacking("CUDA graphs"),
     "cuda_graph_*": nothing("part of CUDA graphs"),
     "fp32_residual_connection": lacking("fp32 residuals"),
-    "heterogeneous_layers_*": lacking("layers that differ"),
+    "heterogeneous_layers_*": lacking("layers with different configurations"),
     "qk_l2_norm": lacking("norms of queries and keys without weights"),
     "mtp_loss_scaling_factor": nothing(),
     "transformer_layer_spec*": nothing("Transformer Engine's modules are counted"),
@@ -68,7 +68,7 @@ _CONFIG: dict[str, Meaning] = {
     },
 }
 
-# MegatronStrategy's words that are Megatron-LM's, and those of data modules.
+# Fields of MegatronStrategy and of data modules that are Megatron-LM arguments.
 _STRATEGY = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "sequence_parallel"),
     *("expert_model_parallel_size", "expert_tensor_parallel_size", "account_for_embedding_in_pipeline_split"),
@@ -111,7 +111,7 @@ FIELDS: dict[str, Meaning] = {
     "optim.config.use_distributed_optimizer": fact("distributed", "parallelism.zero_stage"),
     "optim.config.use_precision_aware_optimizer": overcounted("low-precision moments and gradients"),
     "optim.config.optimizer_cpu_offload": overcounted("optimizer states in host memory"),
-    "optim.config*": nothing("changes the update, not the states"),
+    "optim.config*": nothing("changes the update, not the optimizer states"),
     "optim.optimizer_fn*": lacking("an optimizer of PyTorch in place of Megatron's", "Megatron's is counted"),
     "optim*": nothing(),
     "trainer.devices": fact("per_node", "parallelism.data_parallel"),
@@ -152,7 +152,7 @@ FIELDS: dict[str, Meaning] = {
     "trainer.plugins.*": nothing("changes the implementation, not what is saved"),
     "trainer.precision": fact("precision", "training.dtype"),
     "trainer.callbacks": nothing("logging, and overlaps"),
-    "trainer*": nothing("not about memory"),
+    "trainer*": nothing("no effect on memory"),
     "peft._target_": fact("peft", "training.finetune"),
     "peft.target_modules": fact("targets", "training.lora.target_modules"),
     "peft.dim": fact("rank", "training.lora.rank"),
@@ -170,7 +170,7 @@ def _finish(draft: Draft) -> None:
     place_class(draft, FIELDS)
     place_model(draft)
     _precision(draft)
-    # data modules: sequences in one forward, and in a step, where a file does not say them
+    # data modules: default sequences in one forward, and in a step
     draft.default("training.micro_batch_size", facts.get("micro", 4))
     facts.setdefault("global", 8)
     draft.default("training.sequence_length", 2048)

@@ -6,14 +6,14 @@ from memcalc.frameworks.draft import Draft
 from memcalc.importers.file_format import overcounted
 from memcalc.spec.rule_sets.offload import DEEPSPEED_ON_THE_CPU, TORCH_ON_THE_CPU
 
-# Hooks of torchtune and TRL keep some tensors of forward on the device, too: save_on_cpu is near, and not the same.
+# Hooks of torchtune and TRL also keep some saved tensors on the device: similar to save_on_cpu, but not identical.
 ACTIVATIONS = overcounted("activations offloaded to the CPU", "--set offload_activations=pinned is the closest setting")
 
-WORDS = {"optimizer": "optimizer", "param": "parameters"}  # DeepSpeed's and ours
+WORDS = {"optimizer": "optimizer", "param": "parameters"}  # DeepSpeed's and memcalc's name
 
 
 def place_optimizer(draft: Draft, device: object, parameters: object = None) -> None:
-    """DeepSpeed's masters and optimizer states, and its parameters, on the host, where that is modelled."""
+    """Set DeepSpeed's offload of fp32 master weights, optimizer states and parameters, if it is modelled."""
     where = {name: on for name, on in (("optimizer", device), ("param", parameters)) if on in ("cpu", "nvme")}
     stage, placed = draft.values.get("parallelism.zero_stage", 0), []
     several = draft.values.get("parallelism.data_parallel") != 1
@@ -35,7 +35,7 @@ def place_optimizer(draft: Draft, device: object, parameters: object = None) -> 
 
 
 def place_shards(draft: Draft) -> None:
-    """FSDP2's shards on the host, and with them gradients and optimizer states, where that is modelled."""
+    """Set FSDP2's offload of shards, gradients and optimizer states to the CPU, if it is modelled."""
     engine = draft.values.get("parallelism.engine")
     whole = draft.values.get("training.finetune", "full") == "full"
     several = draft.values.get("parallelism.data_parallel") != 1
@@ -46,6 +46,6 @@ def place_shards(draft: Draft) -> None:
 
 
 def _has_kernels(draft: Draft, optimizers: tuple[str, ...]) -> bool:
-    """Whether the host has kernels for the optimizer."""
+    """Return whether the optimizer has CPU kernels."""
     paged = draft.values.get("training.optimizer_options.paged", False)
     return draft.values.get("training.optimizer", "adamw") in optimizers and not paged

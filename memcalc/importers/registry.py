@@ -1,4 +1,4 @@
-"""All frameworks that are read, and the detection of a configuration's framework."""
+"""All supported frameworks, and the detection of a configuration's framework."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memcalc.importers.nemo_recipe import NEMO_RECIPE
 from memcalc.importers.torchtitan import TORCHTITAN
 from memcalc.importers.torchtune import TORCHTUNE
 
-# The most particular first: LLaMA-Factory's files are TrainingArguments with more, GPT-NeoX's hold DeepSpeed's fields.
+# The most specific first: LLaMA-Factory's files extend TrainingArguments, GPT-NeoX's contain DeepSpeed's fields.
 FRAMEWORKS: tuple[FileFormat, ...] = (
     AXOLOTL,
     LLAMA_FACTORY,

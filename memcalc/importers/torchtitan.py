@@ -167,8 +167,8 @@ def _finish(draft: Draft) -> None:
 
 def _note_validation(draft: Draft) -> None:
     """Record validation: 8 sequences of 2,048 tokens by default (config/job_config.py, Validation)."""
-    said, length = draft.given_fields, draft.values.get("training.sequence_length", 2048)
-    tokens = [said.get(f"validation.{name}", silent) for name, silent in (("local_batch_size", 8), ("seq_len", 2048))]
+    fields, length = draft.given_fields, draft.values.get("training.sequence_length", 2048)
+    tokens = [fields.get(f"validation.{name}", silent) for name, silent in (("local_batch_size", 8), ("seq_len", 2048))]
     if all(type(each) is int for each in (*tokens, length)) and length > 0:
         sequences = -(-tokens[0] * tokens[1] // length)
         why = f"its forward pass of {sequences} sequences is counted only if it is smaller than a training step"
@@ -208,7 +208,7 @@ def _sharding(draft: Draft) -> None:
 
 
 def _units(draft: Draft) -> None:
-    """models/llama3/infra/parallelize.py, apply_fsdp: its mixed-precision policy, and what it wraps."""
+    """Set the mixed-precision policy and the FSDP units (models/llama3/infra/parallelize.py, apply_fsdp)."""
     if draft.given("parallelism.engine") != "fsdp2" or draft.given("parallelism.data_parallel") == 1:
         return
     facts = draft.facts
@@ -230,7 +230,7 @@ def _micro_batches(draft: Draft) -> None:
 
 
 def _is_fsdp_alone(draft: Draft) -> bool:
-    """Whether the run shards its data-parallel ranks and nothing else."""
+    """Return whether the run shards its data-parallel ranks and nothing else."""
     degrees = ("tensor", "pipeline", "context", "expert")
     whole = all(draft.values.get(f"parallelism.{degree}_parallel", 1) == 1 for degree in degrees)
     ranks = draft.values.get("parallelism.data_parallel", 2 if "parallelism.data_parallel" in draft.overridden else 1)
@@ -242,7 +242,7 @@ def _recompute(draft: Draft, *, by_operator: bool) -> None:
     if mode == "full":
         draft.default("training.recompute", "full")
     elif mode == "selective" and option.isdecimal() and option.strip("0"):
-        # Not as a number: Python reads none of more than 4,300 digits. What is too large is refused by the field.
+        # Not parsed as a number: Python rejects more than 4,300 digits. The field rejects values that are too large.
         draft.default("training.recompute", f"every-{option.lstrip('0')}")
     elif mode == "selective" and by_operator:
         draft.default("training.recompute", "selective")

@@ -110,10 +110,10 @@ _OPTIMIZERS = {
     "adamw8bit": "adam-8bit",
     "adamw4bit": "adam-4bit",
 }
-_PROJECTIONS = {"output_proj": "o_proj"}  # by the names of Hugging Face; the others are the same
+_PROJECTIONS = {"output_proj": "o_proj"}  # names that differ from Hugging Face's
 _MLP = ["gate_proj", "up_proj", "down_proj"]
 
-# "lora_llama3_1_8b": the kind, the family with its version, the size and what else it is called.
+# "lora_llama3_1_8b": the type, the family with its version, the size and a suffix.
 _COMPONENT = re.compile(r"(?:(lora|qlora)_)?(llama3_[123]|qwen2_5|[a-z]+\d*)_(.+)")
 
 
@@ -154,8 +154,8 @@ def _finish(draft: Draft) -> None:
 def _note_other_models(draft: Draft) -> None:
     """Record the memory that preference training and per-operator checkpointing add.
 
-    recipes/full_dpo_distributed.py, ppo_full_finetune_single_device.py: the reference is the policy once more, in its
-    dtype, sharded as it is; recipes with adapters have none.
+    recipes/full_dpo_distributed.py, ppo_full_finetune_single_device.py: the reference is a second copy of the policy in
+    the same dtype, with the same sharding; recipes with adapters have none.
     """
     if "DPO" in str(draft.given_fields.get("loss._component_", "")):
         draft.limit("pairs of sequences", "chosen and rejected are twice the batch", holds_memory=True)
@@ -209,7 +209,7 @@ def _sharding(draft: Draft) -> None:
 
 def _recognized(data: Mapping[str, Any]) -> bool:
     model = data.get("model")
-    trains = "optimizer" in data  # those that generate or evaluate do not
+    trains = "optimizer" in data  # recipes that generate or evaluate do not
     return trains and isinstance(model, Mapping) and str(model.get("_component_", "")).startswith("torchtune.")
 
 

@@ -1,4 +1,4 @@
-"""What TRL adds to TrainingArguments: its trainers' and its scripts' fields, and its own defaults."""
+"""Fields that TRL's trainers and scripts add to TrainingArguments, and TRL's defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memcalc.importers.offload import ACTIVATIONS
 
 _PREFERENCE = fact("preference", "training.framework")
 
-# TRL 1.9, trl/trainer/{sft,dpo,grpo,model}_config.py, trl/scripts/utils.py; and what 0.24 called otherwise.
+# TRL 1.9, trl/trainer/{sft,dpo,grpo,model}_config.py, trl/scripts/utils.py; and names of 0.24 that differ.
 FIELDS: dict[str, Meaning] = {
     "max_seq_length": to("training.sequence_length"),  # until 0.20
     "max_length": to("training.sequence_length"),

@@ -1,4 +1,4 @@
-"""How many rows Megatron-Core's embedding has: a tokenizer's entries, padded for the tensor-parallel ranks."""
+"""Rows of Megatron-Core's embedding: a tokenizer's entries, padded for the tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENTRIES = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 
 
 def entries_of(name: Any) -> int | None:
-    """Of a tokenizer that is named by its class, or by the model that it is published with; None: not known."""
+    """Return the entries of a tokenizer, named by its class or by its model; None if unknown."""
     if not isinstance(name, str):
         return None
     preset = preset_of(name)
@@ -28,8 +28,8 @@ def place_vocabulary(draft: Draft, entries: Any, source: str) -> None:
     """Set the padded vocabulary, with a note; a value that is not a number is left to the rules of the spec.
 
     Args:
-        draft: our configuration in the making; the rows of each rank are a multiple of its fact `divisible`.
-        entries: of the tokenizer.
+        draft: the configuration being read; the rows of each rank are a multiple of its fact `divisible`.
+        entries: entries of the tokenizer.
         source: the tokenizer, for the note.
     """
     if draft.overridden.keys() & {"model.vocab_size", "preset", "hf_config"}:

@@ -95,13 +95,13 @@ def _in_4_bits(parameter: LocalParameter, quantized: Quantization) -> Iterator[L
     if quantized.nested:
         parts += [
             ("8-bit scales", scale, blocks, "uint8"),
-            ("scales of scales", f"{scale}/{SCALES_PER_SCALE}", -(-blocks // SCALES_PER_SCALE), "fp32"),
+            ("second-level scales", f"{scale}/{SCALES_PER_SCALE}", -(-blocks // SCALES_PER_SCALE), "fp32"),
             ("mean of scales", "1", 1, "fp32"),
-            ("table of 8 bits", "256", CODE_8_BIT, "fp32"),
+            ("8-bit code table", "256", CODE_8_BIT, "fp32"),
         ]
     else:
         parts.append(("scales", scale, blocks, "fp32"))
-    parts.append(("table of 4 bits", "16", CODE_4_BIT, "fp32"))
+    parts.append(("4-bit code table", "16", CODE_4_BIT, "fp32"))
     for name, symbol, size, dtype in parts:
         axes = ((symbol, size),)
         tensor = f"{parameter.tensor} {name}"
@@ -124,10 +124,10 @@ def trainable_parameters(spec: Spec) -> int:
 
 
 def loads_weights(spec: Spec) -> bool:
-    """Whether a program loads its model, which is made without memory, and then moves it to the device.
+    """Return whether a program loads its model, built without memory, and then moves it to the device.
 
     transformers 5.23 modeling_utils.py, from_pretrained; before 4.50 it is loaded on the host. FSDP2 and
-    DeepSpeed's stage 3 split modules that are made in another way.
+    DeepSpeed's stage 3 shard modules that are built in another way.
     """
     parallelism = spec.parallelism
     splits = parallelism.zero_stage > 0 and (parallelism.engine == "fsdp2" or parallelism.zero_stage == 3)

@@ -64,7 +64,7 @@ def chunks_in_flight(schedule: str, stages: int, virtual: int, stage: int, micro
 
 
 class InFlightMicroBatches(NamedTuple):
-    """Maximum number of micro-batches held by the first and last chunk of the model.
+    """Maximum number of micro-batches in flight in the first and last chunk of the model.
 
     Args:
         first: for the chunk with the embedding.

@@ -43,9 +43,9 @@ MEANINGS = {
     "d_v": "dimension of a value head",
     "h_lk": "key heads of linear attention",
     "h_lv": "value heads of linear attention",
-    "d_lk": "width of a key head of linear attention",
-    "d_lv": "width of a value head of linear attention",
-    "d_mix": "queries, keys and values of linear attention together",
+    "d_lk": "size of a key head of linear attention",
+    "d_lv": "size of a value head of linear attention",
+    "d_mix": "total size of queries, keys and values of linear attention",
     "d_hf": "head size of layers with full attention",
     "h_kvf": "key/value heads of layers with full attention",
     "w_c": "tokens that the convolution before linear attention spans",
@@ -53,8 +53,8 @@ MEANINGS = {
     "d_hm": "size of a Mamba-2 head",
     "g_m": "groups of Mamba-2 heads",
     "n_m": "size of the Mamba-2 state of a feature",
-    "d_m": "all Mamba-2 heads together",
-    "d_m/g_m": "the heads of one group together",
+    "d_m": "total size of all Mamba-2 heads",
+    "d_m/g_m": "total size of the Mamba-2 heads of one group",
     "d_conv": "channels of the convolution before Mamba-2",
     "d_in": "outputs of Mamba-2's input projection",
     "Q": "tokens of a Mamba-2 chunk",
@@ -67,17 +67,17 @@ MEANINGS = {
     "e": "expert-parallel ranks",
     "c": "context-parallel ranks",
     "r": "rank of an adapter",
-    "r_qkv": "rank of one adapter for q, k and v together",
-    "d_qkv": "outputs of one adapter for q, k and v together",
+    "r_qkv": "rank of a joint adapter for q, k and v",
+    "d_qkv": "outputs of a joint adapter for q, k and v",
     "n_0": "tokens of a prompt",
     "n_c": "capacity of a layer's cache, in tokens",
-    "n_b": "the same before the forward",
+    "n_b": "capacity of a layer's cache before the forward, in tokens",
     "n_p": "tokens of a sequence in whole blocks of a paged cache",
-    "n_w": "the same of a window",
+    "n_w": "tokens of a sliding window in whole blocks of a paged cache",
     "T/n": "tokens of a chunk of the loss, b·s/n rounded up",
     "T'": "tokens of the last chunk, the remainder",
     "T_f": "rows of logits of a fused loss, 2^k >= b·s/(V/d)",
-    "T_s": "tokens but the last of each sequence, b·(s-1)",
+    "T_s": "all tokens except the last of each sequence, b·(s-1)",
     "T_t": "rows of a tile of logits, at most 4,096",
     "V_t": "columns of a tile of logits, 32,768",
     "V_w": "rows of the LM head's weight for a tile, at most V_t",
@@ -245,7 +245,7 @@ def symbol_values(spec: Spec, gpu: GpuSpec | None) -> dict[str, int]:
 
 def _joined_values(spec: Spec) -> dict[str, int]:
     """The symbols of one adapter for q, k and v."""
-    from memcalc.layout.peft_parameters import joined_sizes  # which has sizes of its own from here
+    from memcalc.layout.peft_parameters import joined_sizes  # imported here because of a cycle
 
     adapters = adapters_of(spec)
     if adapters is None or not adapters.joined:

@@ -64,7 +64,7 @@ def _rounding_rows(rounding: Mapping[int, int], what: str, phases: tuple[str, ..
             1,
             amount,
             phases_of(mask, phases),
-            "requests rounded up to 512 bytes; rests of up to 1 MiB that are not split off",
+            "requests rounded up to 512 bytes; remainders of up to 1 MiB are not split off",
             ROUNDING_SOURCE,
         )
         for amount, mask in masks.items()

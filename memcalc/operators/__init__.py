@@ -1,4 +1,4 @@
-"""PyTorch operators that blocks are written in: what each allocates, saves for backward, and allocates in backward.
+"""PyTorch operators of blocks, with the tensors that each allocates, saves for backward, and allocates in backward.
 
 An operator saves what its gradient formulas name in torch 2.13's tools/autograd/derivatives.yaml; hidden buffers follow
 the rules of `workspaces`. Under autocast, operators cast their inputs as in the lists of torch/csrc's autocast_mode.h:

@@ -127,8 +127,8 @@ class FusedAttention(Base):
             heads: axis of the heads.
             head_dim: axis of the head dimension.
             length: axis of the tokens.
-            masked: whether it gets a boolean mask; it then saves a mask in its dtype.
-            added: an additive mask per head, which it saves.
+            masked: whether the kernel gets a boolean mask; then it saves a mask in its dtype.
+            added: an additive mask per head, which the kernel saves.
             out: axes of the output, where values and keys differ in head_dim.
         """
         citation = "ATen native/transformers/cuda/attention.cu, attention_backward.cu"
@@ -173,7 +173,7 @@ class FusedAttention(Base):
         return y
 
     def added_mask(self, x: Tensor, length: str, heads: str) -> Tensor:
-        """An additive mask in the kernel's dtype with padded rows: a copy, unless it has both."""
+        """An additive mask in the kernel's dtype with padded rows: a copy, unless the mask already has both."""
         if self.autocast:
             return self.mask_in_dtype(self.compute, length, heads)
         sizes = {"length": length, "item_bytes": DTYPE_BYTES[x.dtype], "heads": heads}

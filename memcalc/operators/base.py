@@ -21,7 +21,7 @@ class Base:
         tape: records the operators.
         compute: dtype of forward and backward, "bf16", "fp16" or "fp32".
         parameters: dtype of the weights.
-        autocast: whether torch.autocast is on, in the compute dtype.
+        autocast: whether torch.autocast is enabled, with the compute dtype.
         adapters: adapters of a frozen base model; None: the model's own parameters train.
         replaced_linears: whether DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py).
     """

@@ -71,7 +71,7 @@ class ChunkedLoss(LoraLinear, Loss):
         LitGPT 0.5.13 finetune/full.py and litgpt/utils.py, chunked_cross_entropy.
         """
         shifted = Tensor(logits.storage, ("b", "s-1", *logits.shape[2:]), logits.dtype)
-        self.tape.record(Node("tokens but the last", (logits,), (shifted,), (), (NEW,)))
+        self.tape.record(Node("all tokens except the last", (logits,), (shifted,), (), (NEW,)))
         parts = tuple(Tensor(logits.storage, (axis, logits.shape[2]), logits.dtype) for axis in _chunks(chunks))
         self.tape.record(Node("chunks of logits", (shifted,), parts, (), (NEW,)))
         return parts

@@ -24,7 +24,7 @@ class Collectives(Base):
         The gradient of the gathered tensor is a DTensor; autograd sums two of them into a third tensor.
 
         Args:
-            x: the rank's part.
+            x: the rank's shard.
             name: name of the tensor.
             shape: its gathered axes.
             view: whether the gathered parts are already in order, as for a single sequence.
@@ -52,9 +52,9 @@ class Collectives(Base):
         """Reduce-scatter a partial sum; backward all-gathers the gradient.
 
         Args:
-            partial: the rank's summand.
+            partial: the rank's partial sum.
             name: name of the tensor.
-            shape: axes of the rank's part.
+            shape: axes of the rank's shard.
             view: as for `all_gathered`.
         """
         tape = self.tape
@@ -83,7 +83,7 @@ class Collectives(Base):
     def replicated(self, x: Tensor, name: str) -> Tensor:
         """Use a replicated x unchanged; its gradient is all-reduced into a new tensor."""
         seen = Tensor(x.storage, x.shape, x.dtype, x.grad)
-        self.tape.record(Node(f"{name} seen by every rank", (x,), (seen,), (), (NEW,)))
+        self.tape.record(Node(f"{name} on every rank", (x,), (seen,), (), (NEW,)))
         return seen
 
     def gathered_columns(self, part: Tensor, name: str, shape: Shape) -> Tensor:

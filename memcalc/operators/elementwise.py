@@ -68,11 +68,11 @@ class Elementwise(Base):
         """A tensor created here, without gradient.
 
         Args:
-            name: as shown.
+            name: name of the tensor in rows.
             shape: its axes.
             dtype: its dtype.
             citation: its source.
-            component: its component, where it differs from that of saved tensors.
+            component: component, if not that of saved tensors.
             of: the tensors it is computed from.
             table: the table of the model, if it is one shared by layers.
         """

@@ -39,7 +39,7 @@ class Float8(NamedTuple):
 
 
 class Float8Linear(Linear):
-    """Linear layers that torchao has replaced; the others are torch's own."""
+    """Linear layers that torchao replaces; the others are nn.Linear."""
 
     float8: Float8 | None = None
 

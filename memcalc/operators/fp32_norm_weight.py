@@ -30,7 +30,7 @@ class Fp32NormWeight(Base):
         y = tape.new(f"{module} output in fp32", x.shape, "fp32", DERIVATIVES)
         gradient = self.parameter_gradient(module, "weight", weight, self.parameters) if trains else None
         factor = self._factor(module, weight, gradient, shifted=shifted)
-        own = self.parameters == "fp32"  # then the sum is the parameter's gradient itself
+        own = self.parameters == "fp32"  # in this case the sum is the parameter's gradient
         sums: tuple[int, ...] = ()
         raw: tuple[tuple[int, int], ...] = ()  # the product before the sum
         if trains:

@@ -50,6 +50,6 @@ class Fp32Parameters(Base):
     def times_fp32_weight(
         self, x: Tensor, module: str, weight: Shape, *, shifted: bool = False, second: bool = False
     ) -> Tensor:
-        """See `WideWeights.times_fp32_weight`."""
+        """See `Fp32NormWeight.times_fp32_weight`."""
         with self.as_stored(module):
             return super().times_fp32_weight(x, module, weight, shifted=shifted, second=second)  # type: ignore[misc, no-any-return]

@@ -46,7 +46,7 @@ class GptOssOps(Base):
     def expand_parameter(self, module: str, parameter: Shape, out: Shape) -> Tensor:
         """Expand a parameter over sequences and tokens: no bytes; its gradient is a sum over them."""
         tape, trains = self.tape, self.trains(module)
-        y = Tensor(tape.store(f"{module}, seen", ("0",), self.parameters, DERIVATIVES), out, self.parameters, trains)
+        y = Tensor(tape.store(f"{module} view", ("0",), self.parameters, DERIVATIVES), out, self.parameters, trains)
         gradients = (self.parameter_gradient(module, "weight", parameter, self.parameters),) if trains else ()
         tape.record(Node(module, (), (y,), (), (), parameters=gradients, module=module))
         return y
@@ -55,7 +55,7 @@ class GptOssOps(Base):
         """x - x.max(dim=-1): saves the maximum's index; its gradient is scattered into a tensor of zeros."""
         tape, largest = self.tape, (*x.shape[:-1], "1")
         top = tape.new(f"{name}: largest", largest, x.dtype, DERIVATIVES)
-        place = tape.store(f"{name}: place of the largest", largest, "int64", DERIVATIVES)
+        place = tape.store(f"{name}: index of the largest", largest, "int64", DERIVATIVES)
         tape.record(Node(f"{name}: largest", (x,), (top,), (place,), (NEW,), also_allocates=(place,)))
         y = tape.new(name, x.shape, x.dtype, DERIVATIVES)
         tape.record(Node(name, (x, top), (y,), (), (SAME, REDUCED)))

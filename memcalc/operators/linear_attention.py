@@ -101,7 +101,7 @@ class LinearAttention(Base):
     def squares(self, x: Tensor, name: str) -> Tensor:
         """x * x; saves x. Its gradient is a sum of two products."""
         y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        second = self.tape.store(f"{name}: second product", x.shape, x.dtype, DERIVATIVES)
+        second = self.tape.store(f"{name}: second matmul", x.shape, x.dtype, DERIVATIVES)
         self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), backward_temporaries=(second,)))
         return y
 

@@ -19,7 +19,7 @@ BITSANDBYTES = "bitsandbytes 0.50 backends/cuda/ops.py, _dequant_linear_fallback
 
 
 class LoraLinear(Float8Linear, Elementwise):
-    """Linear layers as bitsandbytes (QLoRA) and PEFT replace them; without frozen parameters, torch's own."""
+    """Linear layers of bitsandbytes (QLoRA) and PEFT; without frozen parameters nn.Linear."""
 
     def linear(
         self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **options: Unpack[LinearOptions]
@@ -146,7 +146,7 @@ class LoraLinear(Float8Linear, Elementwise):
         x = self.autocast_input(x, module)
         shape = (*x.shape[:-1], "d_qkv")
         y = tape.new(f"{module} output", shape, dtype, LITGPT)
-        parts = tape.store(f"{module} outputs, part by part", shape, dtype, LITGPT)
+        parts = tape.store(f"{module} outputs, in parts", shape, dtype, LITGPT)
         node = Node(
             module,
             (*casts, x),

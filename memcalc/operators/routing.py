@@ -112,7 +112,7 @@ class Routing(LoraLinear):
         (torch 2.13 torch/csrc/autograd/FunctionsManual.cpp, div_tensor_other_grad).
         """
         tape = self.tape
-        before = tape.store(f"{name}, as it was", x.shape, x.dtype, "autograd: a clone, as x is overwritten")
+        before = tape.store(f"{name} before division", x.shape, x.dtype, "autograd: a clone, as x is overwritten")
         return self._divided(Tensor(x.storage, x.shape, x.dtype), x, by, name, (by.storage, before), (before,))
 
     def divide(self, x: Tensor, by: Tensor, name: str) -> Tensor:

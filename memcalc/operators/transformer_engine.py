@@ -117,7 +117,7 @@ class TransformerEngine(Base):
         return y
 
     def _kept_input(self, x: Tensor, module: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return what a linear layer saves of its input, and what forward allocates of it in addition.
+        """Return the tensor that a linear layer saves for its input, and further copies that forward allocates.
 
         In FP8 one byte per element: of two layouts, forward's is freed after the GEMM (pytorch/module/linear.py,
         update_usage). Attention saves its output, so without scaling history Megatron-Core lets the output projection

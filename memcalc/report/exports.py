@@ -18,7 +18,7 @@ def write_export(path: Path, run: RecordedRun, name: str, *, timed: bool = True)
         path: .pickle is a memory snapshot of PyTorch, for pytorch.org/memory_viz and torch.cuda._memory_viz; .json a
             Chrome trace, for ui.perfetto.dev and chrome://tracing; .jsonl memcalc's own events, for `memcalc replay`.
         run: what happened.
-        name: what it is called.
+        name: name of the run.
         timed: whether its times are those of a device.
 
     Raises:

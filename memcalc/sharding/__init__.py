@@ -1,1 +1,1 @@
-"""Sharding engines as requests around units: the part of an allocator replay that depends on several ranks."""
+"""Sharding engines as allocator requests around units: the multi-rank part of an allocator replay."""

@@ -28,7 +28,7 @@ class DDP(Engine):
     """One rank of DistributedDataParallel.
 
     Args:
-        requests: where they are recorded.
+        requests: the list of requests to record to.
         parameters: all parameters, in registration order.
         choice: state options of the run.
     """
@@ -80,7 +80,7 @@ class DDP(Engine):
 
     def _sized(self, parameters: Iterable[LocalParameter]) -> Iterable[tuple[str, int]]:
         for parameter in parameters:
-            if parameter.beside:  # scales of a 4-bit weight are its attributes, which DDP does not see
+            if parameter.beside:  # scales of a 4-bit weight are attributes, not parameters, so DDP ignores them
                 continue
             dtype = parameter.dtype or self.choice.base
             yield dtype, DTYPE_BYTES[dtype] * parameter.elements

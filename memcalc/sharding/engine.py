@@ -26,7 +26,7 @@ class Engine:
     Subclasses model the allocations of PyTorch or DeepSpeed around units, in the order of their sources.
 
     Args:
-        requests: where they are recorded.
+        requests: the list of requests to record to.
     """
 
     keeps_gradients = True  # whether gradients stay as autograd made them, and later micro-batches are added to them
@@ -39,7 +39,7 @@ class Engine:
 
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
-        self.rounds: Mapping[int, int] = {}  # units that stand for several equal ones, as in `Requests.repeat`
+        self.rounds: Mapping[int, int] = {}  # units that represent several equal ones, as in `Requests.repeat`
 
     @property
     def has_unsharded_gradients(self) -> bool:
@@ -60,15 +60,15 @@ class Engine:
         return groups
 
     def existing(self) -> list[int]:
-        """Record the gradients that earlier micro-batches of a step have left, where the engine takes them over.
+        """Record gradients of a step's earlier micro-batches, if the engine takes gradients over.
 
         Returns:
-            Their storages, with the component of gradients as label.
+            The storages of these gradients, labeled with the component of gradients.
         """
         return []
 
     def resume(self) -> None:
-        """Be as in a steady step, before its last micro-batch, and record what the engine holds since earlier ones."""
+        """Set the state before a steady step's last micro-batch, and record the engine's tensors from earlier ones."""
 
     def prepare(self) -> None:
         """Run one-time work before a micro-batch; called before each of them."""
@@ -77,7 +77,7 @@ class Engine:
         """Begin a micro-batch.
 
         Args:
-            have_gradients: whether earlier micro-batches have left gradients, to which it adds.
+            have_gradients: whether gradients of earlier micro-batches exist, to which it adds.
             last: whether the optimizer step follows it.
         """
 
@@ -95,7 +95,7 @@ class Engine:
 
         Args:
             unit: the unit.
-            gradients: of its parameters, which the engine takes over.
+            gradients: gradients of its parameters, which the engine takes over.
 
         Returns:
             The storages of gradients that stay until `zero_grad`.
@@ -113,7 +113,7 @@ class Engine:
             gradients: the storages of gradients of all micro-batches.
 
         Returns:
-            The storages that still stay.
+            The storages that stay allocated.
         """
         return gradients
 
@@ -121,7 +121,7 @@ class Engine:
         """Begin a batch without gradients, between steps."""
 
     def after_evaluation(self) -> None:
-        """When the forward passes of an evaluation, which no backward follows, are over."""
+        """Run after the forward passes of an evaluation, which have no backward."""
 
     def module_of(self, unit: int, name: str) -> str:  # noqa: ARG002 -- for subclasses
         """Return the module that the engine hooks ("": none), given the unit and the name of an operator's module."""
@@ -132,7 +132,7 @@ class Engine:
 
         Args:
             unit: the unit of the module.
-            module: its name in the unit.
+            module: name of the module in the unit.
             again: whether it is a recomputation during backward.
         """
 
@@ -147,7 +147,7 @@ class Engine:
         """
 
     def before_update(self, number: int) -> None:
-        """Run before the update of one of the groups that `updated` has returned."""
+        """Run before the update of a group, as returned by `updated`."""
 
     def after_update(self, number: int) -> None:
         """Run after the update of a group."""
@@ -169,7 +169,7 @@ def by_unit(
     Args:
         ordered: all parameters, as `in_order` yields them.
         layers: the number of each layer in the model.
-        ends: whether the embedding is a unit, and final norm and LM head are another.
+        ends: whether the embedding is a unit, and final norm and LM head are another unit.
     """
     inside = [parameter for parameter in ordered if parameter.where == "layer"]
     units: dict[int, list[LocalParameter]] = {ROOT: []}

@@ -1,4 +1,4 @@
-"""Which sharding engine a run has, and what becomes of the gradients that autograd hands to it."""
+"""The sharding engine of a run, its replayed ranks, and its handling of gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.state_options import StateOptions, state_options
 from memcalc.stream.requests import Requests
 
-SAMPLED_RANKS = 8  # as many as a node has GPUs: up to this number, each rank is replayed
+SAMPLED_RANKS = 8  # GPUs of a node: up to this number, every rank is replayed
 
 
 def engine_of(
@@ -30,12 +30,12 @@ def engine_of(
     """Return the sharding engine of a run.
 
     Args:
-        requests: where its requests are recorded.
+        requests: the list of requests to record to.
         ordered: all parameters, in registration order.
         units: the same by unit.
         spec: the run.
-        plan: its recomputation plan.
-        rank: the data-parallel rank; None: the one that holds most.
+        plan: the recomputation plan.
+        rank: the data-parallel rank; None: the one with the most memory.
     """
     options = state_options(spec)
     if options.data_parallel == 1 or options.engine == "megatron":
@@ -48,12 +48,12 @@ def engine_of(
 
 
 def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
-    """Return the data-parallel ranks that are replayed for a verdict, the one that holds most (None) first.
+    """Return the data-parallel ranks that are replayed for a verdict, first the one with the most memory (None).
 
-    All ranks make the same requests, but not at DeepSpeed's stage 2: a rank's own gradients are allocated whole when
-    the first of them is reduced. The last rank then holds most, but others may reserve up to 17 % more than it, since
-    their gradients are allocated later, when free blocks are smaller. Of many ranks, SAMPLED_RANKS evenly spaced ones
-    and the last are replayed.
+    All ranks have the same requests, except under DeepSpeed's stage 2: all gradients of a rank are allocated when the
+    first of them is reduced. Then the last rank allocates most, but others may reserve up to 17 % more, because their
+    gradients are allocated later, when free blocks are smaller. Of many ranks, SAMPLED_RANKS evenly spaced ones and the
+    last are replayed.
     """
     options = state_options(spec)
     ranks = options.data_parallel
@@ -64,12 +64,12 @@ def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
 
 
 def takes_gradients_over(options: StateOptions) -> bool:
-    """Return whether the run's engine shards: then gradients do not stay where autograd allocates them."""
+    """Return whether the run's engine takes over gradients: sharded gradients do not stay where autograd put them."""
     return options.partitions_gradients or (options.engine == "fsdp2" and options.data_parallel > 1)
 
 
 def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPolicy:
-    """Return what happens to a gradient that autograd produces; an engine may take it over afterwards."""
+    """Return the policy for gradients that autograd produces; an engine may take them over afterwards."""
     sharded, unsharded = not engine.keeps_gradients, engine.has_unsharded_gradients
     if engine.hooks_gradients:
         return GradientPolicy(kept=sharded or not exist, main_dtype=None)
@@ -79,7 +79,7 @@ def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPo
 def gradient_names(spec: Spec, units: Mapping[int, Sequence[LocalParameter]]) -> dict[int, dict[str, LocalParameter]]:
     """Return the parameters of each unit by the names of their gradients in programs.
 
-    Of a module that PEFT saves whole (`modules_to_save`), that is the trained copy.
+    A module in PEFT's `modules_to_save` has the gradients of its trained copy.
     """
     found: dict[int, dict[str, LocalParameter]] = {}
     for unit, parameters in units.items():

@@ -26,7 +26,7 @@ HOLDS_BOTH_INPUTS = (2, 12)  # the torch version that frees a reduce-scatter's i
 COMMUNICATION = Component.COMMUNICATION_BUFFERS
 SOURCE = "torch 2.13 distributed/fsdp/_fully_shard/"
 SCRATCH = EngineTensor(Component.TEMPORARIES, "scratch of a copy kernel", "uint8", "n", f"{SOURCE}_fsdp_collectives.py")
-NAMES = {  # of units that are no layer, of their gathered parameters, and of their elements
+NAMES = {  # labels of units that are not layers, of their gathered parameters, and of their elements
     ROOT: ("the root", "root parameters", "P_root"),
     EMBEDDING: ("the embedding", "embedding", "P_embedding"),
     TAIL: ("final norm and head", "final norm and head", "P_tail"),
@@ -101,7 +101,7 @@ class Reduce(NamedTuple):
 
 
 def labels_of(unit: int, parameters: Sequence[LocalParameter], options: StateOptions) -> UnitLabels:
-    """Return what the storages of a unit are called, with the dtypes of its all-gather and reduce-scatter."""
+    """Return the labels of a unit's storages, with the dtypes of its all-gather and reduce-scatter."""
     name, parameters_name, symbol = NAMES.get(unit, LAYER)
     dtypes = {gathered_dtype(each, options) for each in parameters}
     dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
@@ -129,7 +129,7 @@ class FSDP2(Engine):
     """One rank of FSDP2. Stage 3 is reshard_after_forward=True, stage 2 False; the root is never resharded in forward.
 
     Args:
-        requests: where they are recorded.
+        requests: the list of requests to record to.
         units: the parameters of each unit, in registration order.
         choice: state options of the run.
     """
@@ -194,7 +194,7 @@ class FSDP2(Engine):
         self.reduces = last or not self.choice.sums_unsharded
 
     def before_forward(self, unit: int) -> None:
-        """Pre-forward: unshard, wait_for_unshard; nothing where a forward without backward has left it unsharded."""
+        """Pre-forward: unshard, wait_for_unshard; nothing if a forward without backward has left the unit unsharded."""
         if unit not in self.sizes or unit in self.parameters:
             return
         self._all_gather(unit)
@@ -211,9 +211,10 @@ class FSDP2(Engine):
             self.requests.drop(self.parameters.pop(unit))
 
     def after_evaluation(self) -> None:
-        """Units that are not resharded after forward, such as the root.
+        """Reshard units that stay unsharded after forward, such as the root.
 
-        The next training step finds them unsharded; they are freed here, for its forward gathers them anyway.
+        In PyTorch they stay unsharded until the next training step; they are freed here, since its forward gathers
+        them.
         """
         for unit in list(self.parameters):
             with self.requests.repeat(self.rounds.get(unit, 1)):

@@ -1,4 +1,4 @@
-"""Pipeline schedules: what one stage does, in order, and the Python variables that reference what it sends.
+"""Pipeline schedules: the actions of one stage in order, and the Python variables that reference sent tensors.
 
 Source: torch 2.13 distributed/pipelining/schedules.py, the `_step_microbatches` of each class.
 """
@@ -13,9 +13,9 @@ from memcalc.spec.recompute_plan import has_segments
 from memcalc.spec.spec import Spec
 from memcalc.states.pipelining import uses_pipelining
 
-# Rounds of as many micro-batches as stages: those ahead of the first backward, the steady state, and those behind.
+# Rounds of as many micro-batches as stages: before the first backward, in the steady state, and at the end.
 ROUNDS_PLAYED = 3
-SCHEDULES = ("gpipe", "1f1b", "interleaved")  # those without a backward in two parts
+SCHEDULES = ("gpipe", "1f1b", "interleaved")  # schedules without a split backward
 
 
 class Action(NamedTuple):
@@ -23,8 +23,8 @@ class Action(NamedTuple):
 
     Args:
         kind: forward or backward of a micro-batch on a chunk of the stage; or an assignment to a variable.
-        variable: the variable that then references what is sent; for "assign": which references nothing any more; "":
-            none does, and none references the output.
+        variable: the variable that references the sent tensors; for "assign": the variable that is cleared; "": no
+            variable references them or the output.
         chunk: number of the chunk on this stage.
         micro_batch: number of the micro-batch.
         newest: whether it is the backward of the micro-batch with the latest forward.
@@ -79,7 +79,7 @@ def actions_of(spec: Spec, stage: Stage) -> Iterator[Action]:
 
 
 def _played(spec: Spec) -> int:
-    """Return how many micro-batches are recorded: once as many follow each other as stages, later ones repeat them."""
+    """Return how many micro-batches are recorded; later ones repeat rounds of as many micro-batches as stages."""
     stages, micro_batches = spec.parallelism.pipeline_parallel, spec.training.gradient_accumulation_steps
     if spec.parallelism.schedule == "gpipe" or (spec.parallelism.schedule == "interleaved" and micro_batches % stages):
         return micro_batches
@@ -111,7 +111,7 @@ def _one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> It
 def _interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> Iterator[Action]:
     """ScheduleInterleaved1F1B: rounds of as many micro-batches as stages through each chunk.
 
-    What is sent is referenced until the next action, which sends it (_PipelineScheduleRuntime, _perform_action).
+    A sent tensor is referenced until the next action, which sends it (_PipelineScheduleRuntime, _perform_action).
 
     Source: _calculate_single_rank_operations, _get_warmup_ops.
     """

@@ -30,10 +30,10 @@ class UpdatesInBackward(Engine):
     def __init__(self, requests: Requests, ordered: Sequence[LocalParameter]) -> None:
         super().__init__(requests)
         self.ordered = ordered
-        self.choices: dict[LocalParameter, StateOptions] = {}  # of each trained parameter
+        self.choices: dict[LocalParameter, StateOptions] = {}  # one optimizer for each trained parameter
         self.updates: dict[
             LocalParameter, OptimizerUpdate
-        ] = {}  # after the first step, of one of all identical parameters
+        ] = {}  # after the first step, one optimizer for all identical parameters
         self.is_first_step = True
 
     def updated(
@@ -60,13 +60,13 @@ class UpdatesInBackward(Engine):
         self.requests.drop((gradient.storage,))
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:  # noqa: ARG002 -- of any unit
-        """Update parameters with gradients that were not complete before, such as a tied embedding."""
+        """Update parameters with gradients that are complete only now, such as a tied embedding's."""
         for gradient in gradients:
             self.gradient_ready(gradient)
         return []
 
     def after_step(self) -> None:
-        """All states exist from here on."""
+        """Record that all optimizer states exist."""
         self.is_first_step = False
 
     def _update_of(self, parameter: LocalParameter) -> OptimizerUpdate:

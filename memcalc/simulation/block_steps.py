@@ -18,8 +18,8 @@ class BlockStep(NamedTuple):
     Args:
         event: the event.
         storage: the number of its storage in the program.
-        size: bytes to allocate if the event does nothing else; otherwise 0.
-        frees: whether it does nothing but free the storage.
+        size: bytes to allocate if the event only allocates; otherwise 0.
+        frees: whether the event only frees the storage.
     """
 
     event: StorageEvent
@@ -33,8 +33,8 @@ class BlockSteps:
 
     Args:
         parts: the blocks of the stage.
-        splits_workspaces: whether an operator's workspace is its buffers, one by one, as an allocator sees them; else
-            it is one storage, as large as the buffers at their peak.
+        splits_workspaces: whether each buffer of an operator's workspace is a separate storage, as for an allocator;
+            otherwise the workspace is one storage, as large as its buffers at their peak.
     """
 
     def __init__(self, parts: StageBlocks, *, splits_workspaces: bool = True) -> None:
@@ -49,13 +49,13 @@ class BlockSteps:
         if (number, stream) not in self._steps:
             block = self.parts.blocks[number]
             exact, scripts = block.sized.exact, block.sized.scripts if self.splits_workspaces else {}
-            gone = {*(self.parts.masks_until if block.opens else ()), *block.program.handed}
+            transferred = {*(self.parts.masks_until if block.opens else ()), *block.program.handed}
             steps: list[BlockStep] = []
             for event in block.program.stream(stream):
                 at, operator = event.storage, event.operator
                 plain = operator.when not in (Activity.START, Activity.END) and not operator.in_head
                 takes = plain and event.sign > 0 and at not in scripts
-                frees = plain and event.sign < 0 and at not in gone and at != block.program.tied_sum
+                frees = plain and event.sign < 0 and at not in transferred and at != block.program.tied_sum
                 steps.append(BlockStep(event, at, exact[at] if takes else 0, frees))
             self._steps[number, stream] = steps
         return self._steps[number, stream]

@@ -32,7 +32,7 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     parameters = stage_parameters(spec, stage)
     ordered = tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, stage.numbers)))
     copies = _copies_of(parameters, options)
-    # Workspaces and logits come with the passes.
+    # Workspaces and logits are allocated by the passes.
     later = (Component.LIBRARY_WORKSPACE, Component.LOGITS_AND_LOSS)
     standing = [item for item in persistent_rows(spec, stage, None) if item.component not in later]
     buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
@@ -80,7 +80,7 @@ def is_built_on_meta(spec: Spec) -> bool:
 def _given_memory(
     spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[InitialTensors]
 ) -> Iterator[InitialTensors]:
-    """nn.Module.to_empty: allocate shard by shard; a tied head gets separate memory before it is tied again."""
+    """Yield shards as nn.Module.to_empty allocates them; a tied LM head has separate memory until it is tied again."""
     yield from weights
     embedding = next((parameter for parameter in ordered if parameter.module == "embed_tokens"), None)
     if spec.model.tie_word_embeddings and embedding is not None:
@@ -109,7 +109,7 @@ def _adapters(
     copies: dict[LocalParameter, list[ParameterCopy]],
     options: StateOptions,
 ) -> Iterator[InitialTensors]:
-    """PEFT creates all adapters in the dtype of the adapted weight, then casts them one at a time.
+    """Yield adapters as PEFT allocates them: all in the dtype of the adapted weight, then cast one at a time.
 
     Source: peft 0.19 tuners/tuners_utils.py, _move_adapter_to_device_of_base_layer and cast_adapter_dtype.
     """
@@ -129,7 +129,7 @@ def _adapters(
 
 
 def _copies_of(parameters: LocalParameters, options: StateOptions) -> dict[LocalParameter, list[ParameterCopy]]:
-    """Return the copies that are kept of each parameter."""
+    """Return the persistent copies of each parameter."""
     found: dict[LocalParameter, list[ParameterCopy]] = {}
     for alike, own, trains in groups(parameters, options):
         kept = [copy for copy in kept_copies(own, trains=trains) if not is_made_in_backward(copy, own)]
@@ -143,7 +143,7 @@ def _sized(
     options: StateOptions,
     role: Role,
 ) -> Iterator[tuple[InitialTensors, ...]]:
-    """Return the copies of each parameter that have one role; some parameters have none."""
+    """Yield the copies of each parameter with one role; some parameters have no such copy."""
     made: dict[LocalParameter, tuple[InitialTensors, ...]] = {}
     for held in dict.fromkeys(ordered):
         wanted = [copy for copy in copies[held] if copy.role is role]
@@ -166,7 +166,7 @@ def _joined(built: Iterable[InitialTensors]) -> Iterator[InitialTensors]:
 
 
 def _split_at_once(built: InitialTensors, options: StateOptions) -> Iterator[InitialTensors]:
-    """DeepSpeed's zero.Init shards the parameters of each module once the module is constructed.
+    """Yield weights under DeepSpeed's zero.Init, which shards a module's parameters after its construction.
 
     Source: deepspeed 0.19 runtime/zero/partition_parameters.py, _post_init_method.
     """
@@ -245,12 +245,12 @@ def _of_output(parameter: LocalParameter) -> bool:
 
 
 def _mask(elements: int) -> InitialTensor:
-    """torch.tril(torch.ones(...)), of dtype bool."""
+    """Return a causal mask: torch.tril(torch.ones(...)), of dtype bool."""
     return InitialTensor(elements, (elements,))
 
 
 def _sinusoids(positions: int, width: int) -> InitialTensor:
-    """create_sinusoidal_positions of codegen and gptj: the angles, their sines and cosines, and both in one tensor."""
+    """Return a tensor of sines and cosines, with its temporaries (create_sinusoidal_positions of codegen and gptj)."""
     angles = 4 * positions * (width // 2)
     counted = (8 * positions, 4 * positions, -8 * positions, angles, -4 * positions)
     return InitialTensor(4 * positions * width, (*counted, angles, angles))

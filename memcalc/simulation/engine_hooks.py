@@ -20,10 +20,10 @@ class BlockFrame(NamedTuple):
     """A block after its forward.
 
     Args:
-        number: of the block.
-        held: the live storages of its program.
-        unit: its layer, or the root.
-        rounds: how many rounds of a loop it stands for.
+        number: number of the block.
+        held: live storages, by number in the block's program.
+        unit: the layer, or the root.
+        rounds: the number of loop rounds that the block stands for.
     """
 
     number: int
@@ -37,8 +37,8 @@ class EngineHooks:
 
     Args:
         engine: the engine.
-        steps: of the blocks.
-        parameters: of each unit, by the names of their gradients.
+        steps: steps of the blocks.
+        parameters: parameters of each unit, by the names of their gradients.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EngineHooks:
 
         Args:
             frame: the block.
-            storages: of its program; those that are no longer live are left out.
+            storages: numbers in its program; storages that are no longer live are ignored.
             units: the units that own their parameters.
         """
         known = {name: held for unit in units for name, held in self.parameters[unit].items()}

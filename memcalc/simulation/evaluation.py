@@ -20,9 +20,9 @@ def evaluated(spec: Spec) -> Spec:
 
 
 def scored_by_reference(spec: Spec) -> bool:
-    """Whether a reference model scores a micro-batch when the policy's loss is there, before backward.
+    """Return whether a reference model scores a micro-batch between the policy's loss and its backward.
 
-    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss. With its own completions (GRPO) it has scored them before.
+    TRL 1.16 trl/trainer/dpo_trainer.py, _compute_loss. GRPO scores its generated completions earlier.
     """
     return spec.training.reference_model and spec.training.completion_length is None
 

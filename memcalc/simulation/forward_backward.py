@@ -16,7 +16,7 @@ from memcalc.simulation.stage_blocks import NO_HEAD, SizedBlock, StageBlocks
 from memcalc.spec.recompute_plan import Segment, leaves
 from memcalc.stream.requests import Requests, TensorLabel
 
-NO_TABLE = SharedTable("")  # kept by the embedding through backward for all layers, although no single layer reads it
+NO_TABLE = SharedTable("")  # stays allocated through backward for all layers, although no single layer reads it
 
 
 class ForwardBackward:
@@ -24,14 +24,13 @@ class ForwardBackward:
 
     Args:
         requests: where they are recorded.
-        parts: the blocks of its stage.
-        loops: its layers in order of forward, grouped by the recomputation plan.
-        engine: runs hooks before and after its units.
-        parameters: of each unit, by the names of their gradients.
+        parts: the blocks of the stage.
+        loops: the layers in forward order, grouped by the recomputation plan.
+        engine: the sharding engine, which runs hooks before and after its units.
+        parameters: parameters of each unit, by the names of their gradients.
         workspace_bytes: cuBLAS workspace, allocated by the first matmul of each thread.
-        threads: the threads that have a workspace already; the step adds its own.
-        splits_workspaces: whether an operator's workspace is its buffers, one by one, as an allocator sees them; else
-            it is one storage, as large as the buffers at their peak.
+        threads: the threads that already have a workspace; the step adds its threads.
+        splits_workspaces: see `BlockSteps`.
     """
 
     steps_type = BlockSteps
@@ -54,7 +53,7 @@ class ForwardBackward:
         self.plan: Segment = tuple(item for loop in loops for item in loop.items)
         self.engine = engine
         self.parameters = parameters
-        self.gradients: list[int] = []  # storages of gradients that stay
+        self.gradients: list[int] = []  # storages of gradients that stay allocated
         self.blocks = parts.blocks
         self.workspace_bytes = workspace_bytes
         self.threads = threads
@@ -64,7 +63,7 @@ class ForwardBackward:
         self.openings: list[BlockFrame] = []
         self.layers: dict[int, BlockFrame] = {}
         self.head = BlockFrame(parts.head, {})
-        self.named: BlockFrame | None = None  # the layer with further results that a Python variable still references
+        self.named: BlockFrame | None = None  # the layer with further results that a variable still references
         self.shared: dict[
             SharedTable, int
         ] = {}  # RoPE caches and masks that the embedding block allocates and layers read
@@ -80,7 +79,7 @@ class ForwardBackward:
         """Run forward until the model returns its logits, or a pipeline stage without LM head its `output`.
 
         Args:
-            hidden: storage of the input that another stage has sent; -1: the first block makes it.
+            hidden: storage of the input that another stage has sent; -1: the first block creates it.
         """
         self.openings, self.layers = [], {}
         self.engine.before_forward(ROOT)
@@ -198,8 +197,8 @@ class ForwardBackward:
         Args:
             item: the layer or the segment.
             hidden: storage of its input.
-            inside: whether it is a recomputation, inside another segment.
-            rounds: how many rounds of a loop it stands for.
+            inside: whether it is a recomputation inside another segment.
+            rounds: the number of loop rounds that the item stands for.
         """
         for index, layer in enumerate(leaves(item)):
             kept = isinstance(item, int)
@@ -271,9 +270,9 @@ class ForwardBackward:
 
     def _forget_masks(self, layer: int) -> None:
         """Free masks that no earlier layer reads."""
-        gone = [index for index, first in self.parts.masks_until.items() if layer <= first]
+        unread = [index for index, first in self.parts.masks_until.items() if layer <= first]
         for frame in self.openings:
-            self._drop(frame, *gone)
+            self._drop(frame, *unread)
 
     def _again(self, items: Segment, gradient: int) -> int:
         first = self.layers[next(leaves(items))]
@@ -343,7 +342,7 @@ class ForwardBackward:
         return self._kept_output(frame) if output < 0 <= program.output else output
 
     def _name_input(self, given: int, size: StorageSize, label: TensorLabel) -> None:
-        """Call a storage the input of the block that takes it over, unless it stays or is of another dtype."""
+        """Label a storage as input of the block that takes it over, unless it stays or has another dtype."""
         before = self.requests.labels[given]
         if given in self.stays:
             return
@@ -351,7 +350,7 @@ class ForwardBackward:
             self.requests.relabel(given, label)
 
     def _kept_output(self, frame: BlockFrame) -> int:
-        """Return a block's output that its own backward needs, too, with an additional owner."""
+        """Return a block's output, with an additional owner if the block's own backward needs it."""
         output = frame.held[self.blocks[frame.number].program.output]
         self.requests.hold(output)
         self.stays.add(output)
@@ -365,7 +364,7 @@ class ForwardBackward:
     def back(self, frame: BlockFrame, gradient: int, interruptions: Calls = NO_CALLS) -> int:
         """Run a block's backward, which takes over its output's gradient; return the gradient of its input.
 
-        `interruptions`: calls to make after a number of its events.
+        `interruptions`: functions to call after a number of the block's events.
         """
         block = self.blocks[frame.number]
         held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.steps.labels(frame.number)
@@ -386,7 +385,7 @@ class ForwardBackward:
                 self._drop(frame, event.storage)
             elif event.sign < 0 and event.storage not in frame.held:
                 if block.program.storages[event.storage].component is not Component.GRADIENTS:
-                    continue  # a shared storage that its last reader has freed
+                    continue  # a shared storage, freed by its last reader
                 self._drop(self.head, self._tied)
             elif event.sign < 0 and event.storage == block.program.tied_sum:
                 self._take_over(frame, event.storage)
@@ -437,7 +436,7 @@ class ForwardBackward:
         return readers
 
     def _tables(self) -> Iterator[tuple[BlockFrame, int, SharedTable]]:
-        """Yield the storages that the embedding block keeps until layers have run backward, with their tables."""
+        """Yield the storages of the embedding block that stay until layers have run backward, with their tables."""
         for frame in self.openings:
             program = self.blocks[frame.number].program
             for at in program.held:
@@ -450,7 +449,7 @@ class ForwardBackward:
 
     @property
     def _tied(self) -> int:
-        """The storage of the tied head's gradient, which the embedding's backward completes."""
+        """Return the storage of the tied LM head's gradient, which the embedding's backward completes."""
         return -1 if self.head.number == NO_HEAD else self.blocks[self.head.number].program.tied_gradient
 
     def _take_over(self, frame: BlockFrame, total: int) -> None:

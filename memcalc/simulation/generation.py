@@ -29,7 +29,7 @@ TOKEN_BYTES = DTYPE_BYTES["int64"]
 
 
 def unsupported_generation_reason(spec: Spec) -> str:
-    """Return why the requests of a generation are not known in order; empty if they are."""
+    """Return why the order of a generation's requests is not modelled; "" if it is."""
     inference = spec.inference
     assert inference is not None
     reasons = {
@@ -55,10 +55,10 @@ class _RecordedLayer(NamedTuple):
 
     Args:
         requests: the requests.
-        given: the storage of its input.
-        caches: its KV cache before this pass.
-        output: the storage of its output.
-        live: the storages that are still live after it, and their indices in the program.
+        given: storage of the layer's input.
+        caches: storages of its KV cache before this pass.
+        output: storage of its output.
+        live: storages that are live after it, and their indices in the program.
     """
 
     requests: RecordedRequests
@@ -88,7 +88,7 @@ class GenerationRequests:
         assert spec.inference is not None
         self.spec, self.inference, self.requests = spec, spec.inference, requests
         self.card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-        self.has_workspace = False  # of cuBLAS: allocated by the first matmul
+        self.has_workspace = False  # cuBLAS workspace, allocated by the first matmul
         self.caches: dict[int, list[int]] = {}  # storages of the KV cache, by layer
         self.shared: dict[SharedTable, int] = {}  # tensors that the embedding block creates for all layers
         self.next_tokens = -1  # storage of the tokens that the last forward pass selected
@@ -154,9 +154,9 @@ class GenerationRequests:
 
         Args:
             block: the block.
-            given: the storage of its input, which it takes over; -1: none.
+            given: storage of its input, which it takes over; -1: none.
             caches: the layer's KV cache before this pass.
-            kept: storages that a variable references in addition to the output.
+            kept: further storages that a variable references.
             selects: whether the next tokens are selected before the last storage is freed.
         """
         program, requests = block.program, self.requests

@@ -15,9 +15,9 @@ class Repeated(NamedTuple):
     """A part that was simulated once.
 
     Args:
-        written: its requests.
-        result: the storages that it hands to its caller.
-        owners: how many owners it adds to storages of earlier parts that stay allocated.
+        written: the recorded requests.
+        result: storages that the part returns.
+        owners: number of owners that it adds to live storages of earlier parts.
     """
 
     written: RecordedRequests
@@ -26,7 +26,7 @@ class Repeated(NamedTuple):
 
 
 class Recorded:
-    """The parts of one chunk's micro-batches that depend on nothing but whether gradients exist.
+    """The parts of one chunk's micro-batches, which depend only on whether gradients exist.
 
     Args:
         requests: where they are recorded.
@@ -40,12 +40,12 @@ class Recorded:
         self.made: list[int] = []  # storages of all its parts so far
 
     def play(self, part: Part, new: dict[int, int], walk: Callable[[], list[int]]) -> list[int]:
-        """Record a part; return the storages that it hands to its caller.
+        """Record a part; return its resulting storages.
 
         Args:
-            part: which.
-            new: storages of the first micro-batch -> those of this one.
-            walk: simulates the part.
+            part: name of the part.
+            new: maps storages of the first micro-batch to storages of this one.
+            walk: function that simulates the part.
         """
         if part not in self.written:
             mark, before = self.requests.mark(), self.requests.owners(self.made)
@@ -63,18 +63,18 @@ class Recorded:
 
 
 class InFlight:
-    """One micro-batch on one chunk of layers, between the begin of its forward and the end of its backward.
+    """One micro-batch on one chunk of layers, from the begin of its forward to the end of its backward.
 
     Args:
-        recorded: of its chunk.
-        received: the input that the stage before has sent; -1: this chunk has the embedding.
+        recorded: the recorded parts of the chunk.
+        received: storage of the input from the previous stage; -1: this chunk has the embedding.
     """
 
     def __init__(self, recorded: Recorded, received: int) -> None:
         self.recorded = recorded
         self.received = received
         self.new: dict[int, int] = {}
-        self.output: list[int] = []  # what is sent to the next stage, until backward has returned
+        self.output: list[int] = []  # storages sent to the next stage, live until backward has returned
 
     def forward(self) -> int | None:
         """Run forward; return the storage that is sent to the next stage, if there is one."""
@@ -112,12 +112,12 @@ class InFlight:
         return found[sent:], found[:sent]
 
     def release(self) -> list[int]:
-        """Free what the stage references until backward has returned; return the storages of logits and loss."""
+        """Free the tensors that the stage references until backward returns; return the storages of logits and loss."""
         passing = self.recorded.passing
         self.recorded.requests.drop(self.output)
         return self.recorded.play("release", self.new, lambda: passing.release(keeps_output=True))
 
     def _hold(self, storage: int) -> None:
-        """Add an owner to what was received: the block that takes it over drops one, and the buffer stays."""
+        """Add an owner to the receive buffer, which stays when the block that takes it over drops one."""
         if storage >= 0:
             self.recorded.requests.hold(storage)

@@ -17,8 +17,8 @@ class InitialTensor(NamedTuple):
         before: requests of the construction, freed once the tensor exists.
         stays: whether the tensor stays allocated.
         parameter: the parameter that the tensor stores; None for other tensors.
-        several: the requests of several tensors constructed together, instead of `size`; the remaining ones stay.
-        component: of the tensor.
+        several: instead of `size`, the requests of several tensors constructed together; what they do not free stays.
+        component: component of the tensor.
     """
 
     size: int
@@ -33,8 +33,8 @@ class InitialTensors(NamedTuple):
     """Tensors that are allocated in order, and the phases in which they are live.
 
     Args:
-        mask: bit set of phases.
-        tensors: in order.
+        mask: bit set of the phases.
+        tensors: the tensors in order.
         replaced: as many tensors allocated before; each is freed when its successor exists.
     """
 

@@ -11,12 +11,12 @@ from memcalc.layout.stages import Stage, layer_modules
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 
-LONGEST_PERIOD = 12  # layers: of a pattern of layers that repeats
-FEWEST_ROUNDS = 4  # of a pattern: first, last, and a loop of at least two
+LONGEST_PERIOD = 12  # longest repeating pattern, in layers
+FEWEST_ROUNDS = 4  # rounds of a pattern: first, last, and a loop of at least two
 
 
 class LayerLoop(NamedTuple):
-    """Consecutive layers of a stage, as items of the recomputation plan, that stand for several equal rounds."""
+    """Consecutive layers of a stage, as items of the recomputation plan, that represent several equal rounds."""
 
     items: Segment
     rounds: int = 1
@@ -25,8 +25,8 @@ class LayerLoop(NamedTuple):
 def loops_of(spec: Spec, plan: Segment) -> tuple[LayerLoop, ...]:
     """Return the items of a plan, with equal rounds in the middle of a pattern that repeats as one loop.
 
-    The first and the last round of a pattern stay apart: an engine prefetches for the next round, and frees what the
-    round before has left.
+    The first and the last round of a pattern are separate, because an engine prefetches for the next round and frees
+    tensors of the previous one.
     """
     numbers: dict[Hashable, int] = {}  # of distinct keys: numbers are compared faster
     keys = (_key(spec, item) for item in plan)

@@ -26,8 +26,8 @@ class MicroBatch:
         self.requests = requests
         self.passing = passing
         self.written: dict[Part, RecordedRequests] = {}
-        self.new: dict[int, int] = {}  # storages of the first micro-batch -> storages of the current one
-        self.gradients: list[int] | None = None  # of the first micro-batch, once it has finished
+        self.new: dict[int, int] = {}  # maps storages of the first micro-batch to storages of the current one
+        self.gradients: list[int] | None = None  # the storages of the first micro-batch, once it has finished
         self.outputs: list[int] = []  # outputs of the first micro-batch that are still referenced
 
     def forward(self) -> None:

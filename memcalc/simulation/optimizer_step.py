@@ -25,7 +25,7 @@ class OptimizerStep:
         requests: where they are recorded.
         groups: parameters of one dtype, in registration order, and the state options with that dtype.
         prefixes: of each layer's modules, where layers differ; else empty.
-        engine: allocates its buffers before and after each group's update.
+        engine: the sharding engine, which allocates buffers before and after each group's update.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class OptimizerStep:
         self.requests.drop([take(item.each, 0, item.component) for item in items for _ in range(item.count)])
 
     def _average(self, parameters: LocalParameters, options: StateOptions) -> None:
-        """memcalc/step/ema.py: parameters that are not in fp32 are cast one at a time."""
+        """Record the weight average (memcalc/step/ema.py): parameters that are not fp32 are cast one at a time."""
         if options.ema != "fp32" or options.update.dtype == "fp32":
             return
         for held in in_order(parameters, options.update.family, self.prefixes):

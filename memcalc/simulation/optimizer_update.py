@@ -26,9 +26,9 @@ class OptimizerUpdate:
 
     Args:
         requests: where they are recorded.
-        parameters: of the optimizer, in registration order.
+        parameters: parameters of the optimizer, in registration order.
         update: the update rule.
-        card: multiprocessors of the GPU, for the scratch memory of reductions.
+        card: the GPU's multiprocessors, which determine the scratch memory of reductions.
         prefixes: of each layer's modules, where layers differ; else empty.
         spread: the number of ranks that parameters are sharded across.
     """
@@ -49,7 +49,7 @@ class OptimizerUpdate:
         self.card = card
         self.spread = spread
         self.lazy = first_phase(update) != "optimizer"
-        self.sizes: dict[LocalParameter, list[int]] = {}  # of one parameter's states
+        self.sizes: dict[LocalParameter, list[int]] = {}  # requests of one parameter's states
         for held in dict.fromkeys(parameters):
             states = own_states(held, update, spread)
             self.sizes[held] = [state.item.each for state in states if not state.paged]

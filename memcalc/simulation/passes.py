@@ -31,7 +31,7 @@ class PassPhases(NamedTuple):
 
 
 def passes_of(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> Iterator[tuple[bool, tuple[PassPhases, ...]]]:
-    """Yield whether gradients exist when backward starts, with the passes for which that holds."""
+    """Yield pairs: whether gradients exist when backward starts, and the passes for which that holds."""
     options = state_options(spec)
     making = workspace("backward", spec, gpu, 0)
     warm = options.accumulates or not uses_torch_products(spec, stage)

@@ -1,9 +1,9 @@
 """One rank of a pipeline: the micro-batches of its stage, in the order of torch.distributed.pipelining's schedules.
 
-A stage receives into buffers that are allocated once, one for each micro-batch and direction. What it sends stays
-until backward of the micro-batch has returned (activations), or until a Python variable references what is sent next
-(gradients). Outputs are not merged (`schedule.step(..., return_outputs=False)`), so logits stay until backward has
-returned; a variable references the newest ones until the next forward has returned.
+A stage receives into buffers that are allocated once, one for each micro-batch and direction. Sent activations stay
+allocated until backward of their micro-batch has returned; sent gradients until the Python variable references the next
+ones. Outputs are not merged (`schedule.step(..., return_outputs=False)`), so logits stay until backward has returned; a
+variable references the newest ones until the next forward has returned.
 
 Source: torch 2.13 distributed/pipelining/stage.py, _PipelineStageBase.forward_one_chunk, backward_one_chunk,
 _setup_forward_recv_info, _create_grad_recv_info; schedules.py, ScheduleGPipe, Schedule1F1B, PipelineScheduleMulti.
@@ -30,7 +30,7 @@ from memcalc.stream.requests import Requests
 
 
 class Buffers(NamedTuple):
-    """Receive buffers of one chunk: a storage for each micro-batch, or none at an end of the model."""
+    """Receive buffers of one chunk: a storage for each micro-batch, or none at the first or last stage."""
 
     activations: list[int]
     gradients: list[int]
@@ -120,7 +120,7 @@ class SimulatedPipeline(SimulatedRun):
             self.requests.drop(sent)
 
     def _assign(self, name: str, storages: list[int]) -> None:
-        """Let a variable reference storages instead of those before; "" is no variable."""
+        """Assign storages to a variable, which drops the previous ones; "" is no variable."""
         if not name:
             return
         for storage in storages:
@@ -138,7 +138,7 @@ class SimulatedPipeline(SimulatedRun):
         arriving = gradient_policy(self.spec, exist=exist, sharded=False)
         plan = plan_of(self.spec, chunk)
         parts = StageBlocks(self.spec, chunk, sizer_of(self.values), arriving, plan)
-        # Of a step's backwards only one tells DDP the order of gradients: the others run under no_sync.
+        # Only one backward of a step determines DDP's order of gradients: the others run under no_sync.
         engine = Engine(self.requests) if exist else self.engine
         return ForwardBackward(
             self.requests, parts, (LayerLoop(plan),), engine, self.parameters, self.workspace.each, self.threads

@@ -23,7 +23,7 @@ FP32 = DTYPE_BYTES["fp32"]
 def in_4_bits(
     spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[tuple[InitialTensors, ...]]
 ) -> Iterator[tuple[InitialTensors, ...]]:
-    """Yield the weights of each parameter; a quantized weight, its quantization state and its bias come together.
+    """Yield the weights of each parameter; a quantized weight, its quantization state and its bias are one item.
 
     Args:
         spec: a run with a 4-bit base.
@@ -50,7 +50,7 @@ def in_4_bits(
 
 
 def _matrix(elements: int, qlora: QloraSpec, shared: int) -> Script:
-    """quantize_4bit of one weight: scales, packed elements, the 4-bit code, and the quantization of the scales."""
+    """Return quantize_4bit of one weight: scales, packed elements, the 4-bit code table, and quantized scales."""
     scales, table = FP32 * ceil_div(elements, qlora.block_size), FP32 * CODE_4_BIT
     made = (scales, elements // 2, table, table, FP32, -table, -FP32)  # the code is divided by its maximum
     if not qlora.double_quantization:

@@ -1,7 +1,7 @@
 """The transient tensors of a step, as requests: forward, loss and backward of the last micro-batch in flight.
 
-What is requested, and in which order, does not depend on the sizes of a batch. So a step is recorded once for all runs
-with the same modules, layers and engine, and each run puts its own sizes in.
+The requests and their order do not depend on the sizes of a batch. So a step is recorded once for all runs with the
+same modules, layers and engine, and each run fills in its sizes.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from memcalc.states.state_options import state_options
 from memcalc.stream.peaks import SizelessStream, StorageKind, StretchPeak, live_at, peaks
 from memcalc.stream.requests import EngineTensor, NamedRounds, Requests, TensorLabel
 
-EXISTING, IN_FLIGHT = "existing", "in flight"  # what earlier micro-batches have left; what others hold meanwhile
-POLICY, REFERENCE = "policy", "reference"  # the model that trains, and one that scores its outputs
-THREADS = ("forward", "backward")  # with a cuBLAS workspace each
-MOST_RECORDED = 256  # steps that are remembered
+EXISTING, IN_FLIGHT = "existing", "in flight"  # labels: gradients of earlier micro-batches, others in flight
+POLICY, REFERENCE = "policy", "reference"  # the trained model, and a reference model that scores its outputs
+THREADS = ("forward", "backward")  # each has a cuBLAS workspace
+MOST_RECORDED = 256  # cached steps
 
 
 class Layers(NamedTuple):
-    """The layers of a chunk as they are recorded.
+    """The layers of a chunk, for recording.
 
     Args:
         played: loops of items of the recomputation plan.
-        numbers: the layers in them.
-        ordered: the parameters of these layers and of the chunk's ends, in registration order.
-        of_engine: those that the engine works on: DeepSpeed flattens the parameters of all layers.
+        numbers: numbers of these layers.
+        ordered: parameters of these layers, the embedding and the LM head, in registration order.
+        of_engine: parameters of the engine: DeepSpeed flattens the parameters of all layers.
     """
 
     played: tuple[LayerLoop, ...]
@@ -65,7 +65,7 @@ def layers_of(spec: Spec, chunk: Stage, *, loops: bool, model: str = POLICY) -> 
         spec: the run.
         chunk: the chunk.
         loops: whether equal rounds are one loop.
-        model: which model they are of; part of the loops' names.
+        model: the model of the layers, a part of the loops' names.
     """
     options, plan = state_options(spec), plan_of(spec, chunk)
     # DeepSpeed's buckets and prefetches span layers; its stage 1 reduces only after backward.
@@ -86,11 +86,11 @@ def layers_of(spec: Spec, chunk: Stage, *, loops: bool, model: str = POLICY) -> 
 
 
 class UnitSizes(SizedProgram):
-    """A program with storages of one byte each: what is requested is recorded, not how much."""
+    """A program with storages of one byte each, because a recording has no sizes."""
 
     @cached_property
     def exact(self) -> list[int]:
-        """One byte of each storage."""
+        """The sizes of the storages: one byte each."""
         return [1] * len(self.program.storages)
 
 
@@ -133,7 +133,7 @@ class StepRecorder:
         walk.engine.begin(have_gradients=exist, last=True)
         walk.forward(self._received(walk))
         if not self.chunk.has_head:
-            self.requests.drop([walk.output])  # sent; a stage's buffers for it are counted with its persistent memory
+            self.requests.drop([walk.output])  # sent; the receive buffers are counted as persistent memory
         self.requests.begin("loss")
         own = len(self.blocks)
         if self.chunk.has_head:
@@ -157,13 +157,13 @@ class StepRecorder:
     def _walk(
         self, spec: Spec, *, exist: bool, gradients: bool = True, model: str = POLICY
     ) -> tuple[ForwardBackward, list[int]]:
-        """Return the walk through a micro-batch, and the gradients that exist before it and that its engine takes over.
+        """Return the simulation of a micro-batch, and existing gradients that its engine takes over.
 
         Args:
             spec: the run.
             exist: whether gradients of earlier micro-batches exist.
             gradients: whether autograd is on.
-            model: which model the layers are of.
+            model: the model of the layers.
         """
         options, plan = state_options(spec), plan_of(spec, self.chunk)
         layers = layers_of(spec, self.chunk, loops=self.loops, model=model)
@@ -205,7 +205,7 @@ class StepRecorder:
         return self.requests.take(1, 0, walk.steps.labels(number)[entry])
 
     def _hold_in_flight(self, walk: ForwardBackward) -> None:
-        """Record what other micro-batches in flight hold, as often as the run has them."""
+        """Record the live tensors of other micro-batches in flight, in a loop over these micro-batches."""
         for number, storages, field in walk.parts.in_flight_ends():
             self._hold(walk, number, storages, field)
         for index, loop in enumerate(walk.loops):
@@ -238,7 +238,7 @@ class RecordedStream(NamedTuple):
     Args:
         stream: its requests.
         blocks: the blocks that its labels name.
-        of_reference: the blocks of a reference model's forward pass.
+        of_reference: the blocks of the reference model's forward pass.
         takes_over: whether an engine takes over gradients that exist before the step.
     """
 
@@ -249,11 +249,11 @@ class RecordedStream(NamedTuple):
 
 
 class Asked:
-    """Input of a recording: equal if the keys are equal.
+    """Input of a recording, for a cache; equal if the keys are equal.
 
     Args:
-        key: all that a recording depends on.
-        record: records it.
+        key: everything that the recording depends on.
+        record: function that records the step.
     """
 
     __slots__ = ("key", "record")
@@ -277,7 +277,7 @@ def _recorded(asked: Asked) -> RecordedStream:
 
 
 def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
-    """Return all that a recorded micro-batch depends on."""
+    """Return everything that a recorded micro-batch depends on."""
     options = state_options(spec)
     recomputes = spec.training.recompute not in ("none", "selective")
     return (
@@ -320,8 +320,8 @@ class RecordedPasses:
     Args:
         spec: the run.
         chunk: the chunk.
-        recording: what is requested.
-        rounds: of the recording's loops.
+        recording: the recorded requests.
+        rounds: rounds of the recording's loops.
         sizer: sizes of the run's blocks.
         of_reference: sizes of a reference model's blocks.
         workspace: the cuBLAS workspace that the first backward's first matmul allocates, if it is one of the passes.
@@ -494,7 +494,7 @@ class PassPeak(NamedTuple):
         return self.peak.bytes
 
     def drafts(self, mask: int) -> list[RowDraft]:
-        """Return what is live, except gradients that exist before the pass, which are counted elsewhere.
+        """Return rows of the live tensors, without gradients from before the pass, which are counted elsewhere.
 
         Args:
             mask: bits of the phases that the pass stands for.
@@ -510,7 +510,7 @@ def of_engine(label: EngineTensor, sizes: Sequence[tuple[int, int]], mask: int) 
     """Return the row of an engine's tensors.
 
     Args:
-        label: what they are.
+        label: the tensors' label.
         sizes: requested bytes of storages, with their number.
         mask: bits of the phases in which they are live.
     """
@@ -529,7 +529,7 @@ def of_engine(label: EngineTensor, sizes: Sequence[tuple[int, int]], mask: int) 
 
 
 def beyond(freed: int, drafts: list[RowDraft]) -> list[RowDraft]:
-    """Return the tensors of a point less memory of existing gradients that was freed before it, largest first."""
+    """Return the live tensors at a point, largest first, minus existing gradients that were freed before it."""
     for at in sorted(range(len(drafts)), key=lambda at: -drafts[at].count * drafts[at].block):
         draft = drafts[at]
         less = min(freed, draft.count * draft.block)

@@ -58,9 +58,9 @@ COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
 
 def run_requests(spec: Spec, stage: Stage | None = None, rank: int | None = None) -> Requests:
-    """Return the requests of three steps, or of a whole generation, in order; `unsupported_reason(spec)` must be empty.
+    """Return the requests of three steps or of a generation, in order, which callers must not change.
 
-    They must not be changed.
+    `unsupported_reason(spec)` must be empty.
 
     Args:
         spec: the run.
@@ -70,7 +70,7 @@ def run_requests(spec: Spec, stage: Stage | None = None, rank: int | None = None
     return _recorded(spec, stage or stages_of(spec)[0], rank)
 
 
-@lru_cache(maxsize=1)  # a run's timeline is made from the requests of its verdict
+@lru_cache(maxsize=1)  # a run's timeline uses the requests of its verdict
 def _recorded(spec: Spec, stage: Stage, rank: int | None) -> Requests:
     if spec.inference is not None:
         return GenerationRequests(spec, Requests()).record()
@@ -303,7 +303,7 @@ class SimulatedRun:
         self._forget_output()
 
     def _forget_output(self) -> None:
-        """Free the output of the previous micro-batch: its variable now references the current one."""
+        """Free the output of the previous micro-batch, because its variable now references the current one."""
         self.requests.drop(self.named)
         self.named = []
 

@@ -31,7 +31,7 @@ class SizedBlock(NamedTuple):
         part: the part of the model.
         program: its program.
         sized: the bytes of the program's storages.
-        layer: the first layer that it was asked for; -1: it is no layer.
+        layer: the first layer that uses it; -1 for embedding and LM head.
         again: whether a checkpoint recomputes it.
     """
 
@@ -48,17 +48,17 @@ class SizedBlock(NamedTuple):
 
     @property
     def opens(self) -> bool:
-        """Whether it comes before all layers."""
+        """Whether the block precedes all layers."""
         return self.part in ("embedding", "tables")
 
 
 class BlockVariant(NamedTuple):
-    """Which program a layer has.
+    """The variant of a layer's program.
 
     Args:
-        modules: what its modules differ in from those of other layers.
-        again: whether it is recomputed, and no layer of its segment follows it.
-        inside: whether it is recomputed with layers of its segment that follow it.
+        modules: differences of its modules from those of other layers.
+        again: whether the layer is recomputed, as the last one of its checkpoint segment.
+        inside: whether it is recomputed, and further layers of its segment follow.
     """
 
     modules: LayerModules
@@ -67,7 +67,7 @@ class BlockVariant(NamedTuple):
 
 
 class StageBlocks:
-    """The blocks of a stage, compiled when they are first asked for.
+    """The blocks of a stage, compiled on first use.
 
     Args:
         spec: the run.
@@ -75,7 +75,7 @@ class StageBlocks:
         sizer: sizes of its blocks.
         gradients: what happens to each produced parameter gradient.
         plan: the recomputation plan of its layers.
-        blocks: where they are appended, where several models share the numbers of blocks.
+        blocks: the list that they are appended to, if several models share the numbers of blocks.
         without_gradients: whether autograd is off, as in an evaluation.
     """
 
@@ -157,16 +157,16 @@ class StageBlocks:
 
     @cached_property
     def masks_until(self) -> dict[int, int]:
-        """Masks of the stage's first block, each with the first layer that recomputes with it."""
+        """The masks of the stage's first block, each with the first layer that recomputes with it."""
         read_by = self.blocks[self.openings[0]].program.read_by if self.openings else ()
         return {index: first_recomputed_layer(self.spec, self.stage, readers) for index, readers in read_by}
 
     def in_flight_ends(self) -> Iterator[tuple[int, tuple[int, ...], str]]:
-        """Yield block, storages and a field of `Stage`: what other micro-batches hold outside the layers.
+        """Yield block, storages and a field of `Stage`: live tensors of other micro-batches outside the layers.
 
-        They have left forward and its autocast region and wait for their backward. In a stage with several chunks,
-        fewer micro-batches hold the embedding and LM head than the layers. Tensors that layers share exist once per
-        chunk.
+        These micro-batches have finished forward and its autocast region, and wait for backward. In a stage with
+        several chunks, fewer micro-batches are in flight in the embedding and LM head than in the layers. Tensors that
+        layers share exist once per chunk.
         """
         for number in self.openings:
             opening = self.blocks[number].program

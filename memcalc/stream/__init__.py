@@ -1,1 +1,1 @@
-"""A run as a list of allocator requests, and the result of replaying it."""
+"""A run as a list of allocator requests, and allocator replay."""

@@ -1,4 +1,4 @@
-"""The memory curve of a run from its requests: the same curve as of traces and recorded runs, without a device."""
+"""The memory curve of a run from its requests, as of traces and recorded runs, but without a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memcalc.events.memory_curve import MemoryCurve
 from memcalc.events.timeline import Timeline
 from memcalc.stream.requests import RequestInterval, Requests
 
-_SIZE = (1 << STREAM_SHIFT) - 1  # the bits of a request that hold its size
+_SIZE = (1 << STREAM_SHIFT) - 1  # the bits of a request with its size
 
 
 def memory_curve(
@@ -28,10 +28,10 @@ def memory_curve(
 
     Args:
         requests: the run.
-        alloc_conf: as for `replay`.
-        torch: as for `replay`.
-        room: as for `replay`.
-        capacity: as for `replay`.
+        alloc_conf: see `replay`.
+        torch: see `replay`.
+        room: see `replay`.
+        capacity: see `replay`.
 
     Raises:
         InputError: the version does not accept these settings.
@@ -45,7 +45,7 @@ def memory_curve(
 
 
 def _named(stretches: Sequence[RequestInterval]) -> Iterator[tuple[RequestInterval, str, bool]]:
-    """Yield each interval with its phase, numbered by step, and whether it begins that phase."""
+    """Yield each interval with its phase, numbered by step, and whether it is the first of that phase."""
     step, before = 0, ""
     for interval in stretches:
         kind, _, number = interval.phase.rpartition("_")
@@ -90,7 +90,7 @@ def _levels(stretches: Sequence[RequestInterval], allocator: ScriptAllocator) ->
     An interval is served in one call, and its levels are then the sums of the blocks that its requests got.
     """
     allocated, reserved = [0], [0]
-    number, growth = 0, 0  # of requests served, and of entries of `growth` used
+    number, growth = 0, 0  # numbers of served requests, and of used entries of `growth`
     for interval, _, begins in _named(stretches):
         if begins:
             allocated.append(allocated[-1])

@@ -1,9 +1,9 @@
 """Peaks of allocated memory in closed form: sums over a stream of requests, without an allocator.
 
-A loop's rounds allocate and free the same bytes, so that live memory moves by the same amount in each of them: its
-maximum lies in the first round or in the last one. A loop is therefore summed once, for any number of rounds.
+All rounds of a loop allocate and free the same bytes, so live memory changes by the same amount in each round, and its
+maximum is in the first or the last round. Therefore a loop is summed once, for any number of rounds.
 
-The requests say what is allocated, in which order; the sizes are given apart, so that one stream serves many runs.
+The requests have the order of allocations, but no sizes, so one stream serves many runs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.stream.requests import Label, NamedRounds, Requests, TensorLabel
 
 NO_ROUNDS: Mapping[Hashable, int] = MappingProxyType({})
-SIZE = (1 << STREAM_SHIFT) - 1  # of a request, without its CUDA stream
+SIZE = (1 << STREAM_SHIFT) - 1  # bits of a request without its CUDA stream
 
 
 class StorageKind(NamedTuple):
     """Storages of one label and one size.
 
     Args:
-        label: what they are.
-        requested: the bytes that were recorded.
-        once: whether they are allocated once, and not in later steps.
+        label: their label.
+        requested: the recorded bytes.
+        once: whether they are allocated in the first step only.
     """
 
     label: Label
@@ -35,7 +35,7 @@ class StorageKind(NamedTuple):
 
 
 class StreamSegment(NamedTuple):
-    """Requests of a stretch between borders of loops: positions, and how often they run, or the name of that number."""
+    """Requests of an interval between loop boundaries: positions, and the number of rounds or its name."""
 
     begin: int
     end: int
@@ -43,13 +43,13 @@ class StreamSegment(NamedTuple):
 
 
 class StretchPeak(NamedTuple):
-    """The peak of a stretch.
+    """The peak of an interval.
 
     Args:
         bytes: live bytes, rounded to the allocator's blocks.
-        stretch: index of the stretch.
-        position: number of its requests up to the peak.
-        last: whether a loop that surrounds the position is in its last round; else in its first one.
+        stretch: index of the interval.
+        position: number of the interval's requests up to the peak.
+        last: whether a loop around the position is in its last round; otherwise in its first.
     """
 
     bytes: int
@@ -59,14 +59,14 @@ class StretchPeak(NamedTuple):
 
 
 class SizelessStream:
-    """A recorded stream: its storages have kinds in place of sizes.
+    """A recorded stream with storage kinds instead of sizes.
 
     Args:
         requests: the recorded requests.
 
     Attributes:
-        phases: the phase of each stretch.
-        scripts: the requests of each stretch: a storage's number, or ~number where it is freed.
+        phases: the phase of each interval.
+        scripts: the requests of each interval: a storage's number, or ~number to free it.
         kinds: the distinct kinds of storages.
         kind_of: index into `kinds` of each storage.
     """
@@ -98,7 +98,7 @@ class SizelessStream:
 
     @cached_property
     def tensors(self) -> list[tuple[int, int, int]]:
-        """The kinds of tensors of blocks: each one's number, its block, and the number of its storage there."""
+        """The kinds of block tensors: number of the kind, block, and number of the storage in the block."""
         labels = ((number, kind.label) for number, kind in enumerate(self.kinds))
         return [(number, label.block, label.storage) for number, label in labels if isinstance(label, TensorLabel)]
 
@@ -112,11 +112,11 @@ class SizelessStream:
         return [[*self._segments(stretch)] for stretch in range(len(self.scripts))]
 
     def segments(self, stretch: int, rounds: Mapping[Hashable, int]) -> Iterator[tuple[int, int, int]]:
-        """Yield the requests of a stretch with its loops apart: begin, end and rounds, but for loops without a round.
+        """Yield the segments of an interval, split at loops: begin, end and rounds, without loops of zero rounds.
 
         Args:
-            stretch: its index.
-            rounds: the rounds of loops with names.
+            stretch: index of the interval.
+            rounds: numbers of rounds, by name.
         """
         for begin, end, given in self._split[stretch]:
             number = given if isinstance(given, int) else rounds[given]
@@ -137,12 +137,12 @@ class SizelessStream:
 def peaks(
     stream: SizelessStream, sizes: Sequence[int], rounds: Mapping[Hashable, int] = NO_ROUNDS
 ) -> list[StretchPeak]:
-    """Return the peak of each stretch, in order.
+    """Return the peak of each interval, in order.
 
     Args:
         stream: the stream.
-        sizes: bytes of the block of each kind of storage.
-        rounds: the rounds of loops with names.
+        sizes: block size of each kind of storage, in bytes.
+        rounds: numbers of rounds, by name.
     """
     size_of = [sizes[kind] for kind in stream.kind_of]
     found: list[StretchPeak] = []

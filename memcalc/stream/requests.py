@@ -25,9 +25,9 @@ class TensorLabel(NamedTuple):
     """A tensor of a block's program.
 
     Args:
-        block: the number of the block on its stage.
-        storage: its number in the program.
-        component: its component.
+        block: number of the block in its stage.
+        storage: number of the storage in the program.
+        component: component of the storage.
     """
 
     block: int
@@ -39,12 +39,12 @@ class EngineTensor(NamedTuple):
     """A tensor of a sharding engine, of any size.
 
     Args:
-        component: its component.
-        tensor: its name in rows.
-        dtype: its dtype.
-        symbol: its elements in symbols.
-        source: where the rule comes from.
-        pieces: number of storages that make up one, such as the parameters of a unit.
+        component: component of the tensor.
+        tensor: name in rows.
+        dtype: dtype.
+        symbol: number of elements, in symbols.
+        source: source of the rule.
+        pieces: number of storages that form one tensor, such as the parameters of a unit.
     """
 
     component: Component
@@ -55,15 +55,15 @@ class EngineTensor(NamedTuple):
     pieces: int = 1
 
 
-Label = Component | TensorLabel | EngineTensor | RowDraft  # what a storage is; a row draft describes it alone
+Label = Component | TensorLabel | EngineTensor | RowDraft  # label of a storage; a row draft describes one storage
 
 
 class RequestInterval(NamedTuple):
     """Consecutive requests of one phase, encoded for `LeanAllocator.play`.
 
     Args:
-        phase: its name.
-        script: the requests.
+        phase: name of the phase.
+        script: the encoded requests.
         after_empty_cache: whether torch.cuda.empty_cache() precedes them.
     """
 
@@ -73,19 +73,19 @@ class RequestInterval(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither a phase nor a request."""
+        """Whether the interval has neither a phase nor a request."""
         return not (self.phase or self.script)
 
 
 class SteadyStep(NamedTuple):
-    """Where a steady step begins: the numbers of stretches and of storages before it."""
+    """The beginning of a steady step: the numbers of intervals and of storages before it."""
 
     stretch: int
     storage: int
 
 
 class NamedRounds(int):
-    """A number of rounds of a recorded stream that each run sets for itself, by a name."""
+    """A named number of rounds in a recorded stream, which each run sets."""
 
     name: Hashable
 
@@ -97,13 +97,13 @@ class NamedRounds(int):
 
 
 class Loop(NamedTuple):
-    """Consecutive requests of a stretch that stand for several equal rounds.
+    """Consecutive requests of an interval that represent several equal rounds.
 
     Args:
-        stretch: the index of the stretch.
+        stretch: index of the interval.
         begin: the position of its first request.
         end: the position after its last request.
-        rounds: how often it runs.
+        rounds: number of rounds.
     """
 
     stretch: int
@@ -116,7 +116,7 @@ class RecordedRequests(NamedTuple):
     """Recorded requests that can be repeated, with the storages that they allocate.
 
     Args:
-        script: the requests, without those that are made only once.
+        script: the encoded requests, without those of `take_once`.
         made: the storages that they allocate, one for each positive or zero request.
         owners: number of owners of each storage at the end.
         parts: the requests of each storage that is not exactly one block.
@@ -134,14 +134,14 @@ class Requests:
     A storage is identified by the index of its request. A storage of several blocks has the index of its last request,
     and an empty one the index of an empty request.
 
-    `labels` holds what each storage is. The default is a buffer of the sharding engine.
+    `labels` has the label of each storage. The default is a buffer of the sharding engine.
     """
 
     def __init__(self) -> None:
         self.stretches: list[RequestInterval] = []
         self.steady: list[SteadyStep] = []  # the last one is the end of the run
         self.rounds = 1  # of the loop that is being recorded
-        self.loops: list[Loop] = []  # in order; a replay has none
+        self.loops: list[Loop] = []  # in order; empty for a replay
         self.labels: list[Label] = []
         # A subclass may inspect every request, so its requests are never copied from recorded ones.
         self.repeats = type(self) is Requests
@@ -164,8 +164,8 @@ class Requests:
     def repeat(self, rounds: int) -> Iterator[None]:
         """Repeat the requests recorded in the context for a number of rounds, each with separate storages.
 
-        What a round allocates and does not free stays once for each round; what it frees of earlier rounds, or of
-        another loop, it frees once in each round. Only `peaks` knows loops.
+        Storages that a round does not free stay, once for each round. Storages of earlier rounds or of another loop
+        that it frees are freed once in each round. Only `peaks` supports loops.
         """
         begin, before, self.rounds = len(self._script), self.rounds, rounds
         yield
@@ -213,7 +213,7 @@ class Requests:
         return number
 
     def relabel(self, number: int, label: Label) -> None:
-        """Set the label of a storage that a later reader knows better than the code that allocated it."""
+        """Replace the label of a storage, if a later reader knows more than the code that allocated it."""
         self.labels[number] = label
 
     def hold(self, number: int, owners: int = 1) -> None:
@@ -226,7 +226,7 @@ class Requests:
 
     @property
     def components(self) -> list[Component]:
-        """The component of each storage."""
+        """Return the component of each storage."""
         return [label if isinstance(label, Component) else label.component for label in self.labels]
 
     def drop(self, numbers: Iterable[int]) -> None:
@@ -275,9 +275,9 @@ class Requests:
         self._script.extend([change if change >= 0 else ~new[~change] for change in written.script])
 
     def carried(self) -> list[tuple[int, int]] | None:
-        """Return the storages made before each of the two steady steps that it frees, in pairs.
+        """Return pairs of storages that the two steady steps free, but that were allocated before each of them.
 
-        None if the first step does not begin with the requests of the second, or frees more storages from before.
+        None if the first step does not begin with the requests of the second, or frees more earlier storages.
         """
         before, after = self.steady
         first, second = self.stretches[before.stretch : after.stretch], self.stretches[after.stretch :]
@@ -298,8 +298,9 @@ class AllocatorOverhead(NamedTuple):
 
     Args:
         remainders: by phase, bytes of blocks beyond the requested bytes.
-        reserved_bytes: the most that the allocator reserves on the device.
-        by_stage: the same of each pipeline stage, if there are several; then the others are those of the worst.
+        reserved_bytes: peak reserved bytes.
+        by_stage: the overhead of each pipeline stage, if there are several; the other fields are then of the stage
+            that needs most.
     """
 
     remainders: Mapping[str, int]
@@ -327,12 +328,12 @@ class Replay:
 
     @property
     def rests(self) -> dict[str, int]:
-        """Per phase, the part of the peak that is due to unsplit block remainders."""
+        """Unsplit block remainders at the peak of each phase, in bytes."""
         return {phase: whole - asked for phase, (whole, asked) in self.tops.items()}
 
     @property
     def asked(self) -> dict[str, int]:
-        """Per phase, the peak of requested bytes, rounded up to whole blocks."""
+        """The peak of requested bytes in each phase, rounded up to whole blocks."""
         return {phase: asked for phase, (_, asked) in self.tops.items()}
 
     @property
@@ -352,11 +353,11 @@ def replay(
 
     Args:
         requests: the run.
-        alloc_conf: as PYTORCH_CUDA_ALLOC_CONF.
+        alloc_conf: settings in the syntax of PYTORCH_CUDA_ALLOC_CONF.
         torch: the PyTorch version, for example "2.13".
-        room: bytes of the device that the allocator can use; it frees cached blocks before it fails. None for no limit.
-        capacity: bytes of the device, which determine the address space of expandable segments: how far a block can
-            grow decides which block is allocated. None: the same as `room`.
+        room: bytes of the device that the allocator can use; it frees cached blocks before it fails. None: no limit.
+        capacity: bytes of the device, which determine the address space of expandable segments, and so how far blocks
+            can grow and which one is allocated. None: the same as `room`.
 
     Raises:
         InputError: the version does not accept these settings.
@@ -367,9 +368,9 @@ def replay(
 
 
 def _played(allocator: ScriptAllocator, requests: Requests) -> Iterator[tuple[str, PeakBytes]]:
-    """Replay a run; yield the peak of each stretch.
+    """Replay a run; yield the peak of each interval.
 
-    The second steady step is left out if it gets the blocks of the first one, request by request.
+    The second steady step is skipped if it gets the blocks of the first one, request by request.
     """
     steps = [step.stretch for step in requests.steady]
     for number, interval in enumerate(requests.stretches):

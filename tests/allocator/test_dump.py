@@ -52,7 +52,7 @@ MM_FRAMES = [
 
 @pytest.fixture
 def viewer() -> dict[str, Any]:
-    """torch/cuda/_memory_viz.py by itself: it needs nothing of torch."""
+    """Return the namespace of torch/cuda/_memory_viz.py, which imports no torch."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         pytest.skip("no torch")
@@ -142,8 +142,8 @@ def test_pytorchs_own_sums_agree(viewer: dict[str, Any], config: str) -> None:
     assert f"total_allocated: {viewer['Bytes'](5 * MIB + 100 + 1000)}\n" in text
 
 
-def test_pytorch_tells_the_story(viewer: dict[str, Any]) -> None:
-    """Names: a is the first segment, b what it holds, c the second segment, d the product in it."""
+def test_pytorchs_trace_viewer_prints_the_events(viewer: dict[str, Any]) -> None:
+    """The viewer names them: a is the first segment, b the block in it, c the second segment, d the matmul result."""
     text = viewer["trace"](snapshot(history(STEP)))
 
     assert "\nb = a[0:30.0MiB]\n" in text
@@ -208,13 +208,13 @@ Ranges = set[tuple[int, int]]
 
 
 def joined(ranges: Ranges, begin: int, end: int) -> Ranges:
-    """Ranges with one more that overlaps none of them."""
+    """Return the ranges and an additional one, which must not overlap any of them."""
     assert not any(left < end and begin < right for left, right in ranges)
     return {*ranges, (begin, end)}
 
 
 def without(ranges: Ranges, begin: int, end: int) -> Ranges:
-    """Ranges without one that lies wholly inside them."""
+    """Return the ranges without a range that is inside one of them."""
     touched = [(left, right) for left, right in ranges if left < end and begin < right]
     assert sum(min(end, right) - max(begin, left) for left, right in touched) == end - begin
     kept = ranges - set(touched)

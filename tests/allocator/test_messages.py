@@ -1,4 +1,4 @@
-"""The words with which PyTorch gives up."""
+"""PyTorch's out-of-memory messages."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_the_limit_clips_the_pool() -> None:
     assert subject.statistics()["memory_reserved"] == pytest.approx(0.95 * 0.92 * 1000 * MIB, rel=1e-7)
 
 
-def test_it_gives_up_where_the_pool_and_the_rest_are_too_small() -> None:
+def test_a_request_beyond_pool_and_free_memory_fails() -> None:
     subject = allocator(capacity=1000 * MIB)
     subject.malloc(800 * MIB)
 

@@ -1,4 +1,4 @@
-"""PYTORCH_CUDA_ALLOC_CONF: which options there are, what they may be, what is refused."""
+"""PYTORCH_CUDA_ALLOC_CONF: options, valid values, and rejected ones."""
 
 from __future__ import annotations
 

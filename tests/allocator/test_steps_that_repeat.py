@@ -1,4 +1,4 @@
-"""A step that is made once more: where an allocator says that it gets the same blocks, it gets them."""
+"""A repeated step gets the same blocks if the allocator's `would_repeat` returns True."""
 
 from __future__ import annotations
 
@@ -64,25 +64,25 @@ class Steps:
         self.count = number + carried
 
     def requests(self) -> tuple[list[int], list[int], list[int]]:
-        """What comes before, and the step twice, as encoded requests."""
+        """Return the requests before the step, and the step twice, encoded."""
         begin = [*self.before, *self.first, *(~each for each in self.dropped)]
         return begin, self.step(self.carried, 0), self.step(self.replaced(0), 1)
 
     def replaced(self, number: int) -> list[int]:
-        """What a step leaves in place of what it frees."""
+        """Return the numbers of the requests of a step that stay allocated after it, instead of those that it frees."""
         return [self.base(number) + each for each in self.left]
 
     def base(self, number: int) -> int:
-        """How many requests are before a step."""
+        """Return the number of requests before a step."""
         return len(self.before) + len(self.first) + number * self.count
 
     def step(self, carried: list[int], number: int) -> list[int]:
-        """One step's requests: it frees what was carried over first, and asks for as much at its end."""
+        """Return the requests of one step, which frees the carried blocks first and allocates as many at its end."""
         own = [change if change >= 0 else ~(~change + self.base(number)) for change in self.script]
         return [*(~each for each in carried), *own, *self.first]
 
     def pairs(self) -> list[tuple[int, int]]:
-        """What the first step frees of what was before, each with what the second one frees in its place."""
+        """Return pairs: an earlier block that the first step frees, and the one that the second frees instead."""
         return list(zip(self.carried, self.replaced(0), strict=True))
 
 

@@ -287,7 +287,7 @@ def test_llama_3_70b_in_bytes_a_layer() -> None:
 
 
 def logits_alive(run: Ledger, phase: str) -> dict[str, int]:
-    """Bytes a logit of what has the logits' shape."""
+    """Return live bytes per logit, of tensors with the shape of the logits."""
     return {row.tensor: row.bytes // (4 * 64 * 50257) for row in run.live_rows(phase) if row.shape == (4, 64, 50257)}
 
 

@@ -119,7 +119,7 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Nothing on the screen of the tests."""
+        """Suppress the HTTP server's log."""
 
 
 @pytest.fixture

@@ -315,7 +315,7 @@ def test_how_another_frameworks_file_was_read_is_said_in_every_format(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "run.yaml").write_text(AXOLOTL)
-    words = "unknown, hence not counted: a_field_of_tomorrow"
+    words = "unknown, so not counted: a_field_of_tomorrow"
 
     for form in ("table", "markdown", "json", "github", "junit", "sarif"):
         assert main(["check", "configs", "--gpu", "h100-80gb", "--set", "data_parallel=1", "--format", form]) == 0

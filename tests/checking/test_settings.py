@@ -1,4 +1,4 @@
-"""`memcalc.toml` and `[tool.memcalc]`: what is checked by what, and what is said of a wrong file."""
+"""`memcalc.toml` and `[tool.memcalc]`: files, limits and rules of `memcalc check`, and messages for invalid files."""
 
 from pathlib import Path
 

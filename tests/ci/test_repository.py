@@ -109,7 +109,7 @@ def test_hooks_for_contributors_are_valid(tmp_path: Path) -> None:
 
 
 def test_the_version_stands_in_one_place() -> None:
-    """The changelog begins with it; nothing else repeats it."""
+    """The changelog begins with the version; no other file repeats it."""
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
     assert "version" in PROJECT["dynamic"]

@@ -78,7 +78,7 @@ def test_commands_of_training_refuse(words: tuple[str, ...], run) -> None:
 
 
 def test_measure_refuses(run) -> None:
-    """It has no --gpu: it runs on this machine's."""
+    """`memcalc measure` has no --gpu, because it runs on a local GPU."""
     code, out, err = run("measure", "gpt2", "--device", "cpu", "--set", "inference.batch_size=2")
 
     assert (code, out) == (2, "")

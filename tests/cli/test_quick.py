@@ -1,4 +1,4 @@
-"""What start-up leaves out is missed by nobody."""
+"""Modules that start-up does not import are not needed by any command."""
 
 import subprocess
 import sys

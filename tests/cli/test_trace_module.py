@@ -110,7 +110,7 @@ def test_a_result_shows_itself(tmp_path: Path) -> None:
     )
     assert log["backward_1"].end == 17_372_160
     assert len(log) == len(tuple(log)) == 4 + 5  # baseline, model, optimizer, input; a step
-    assert repr(log).splitlines()[1].split() == "phase at its end change highest within".split()
+    assert repr(log).splitlines()[1].split() == "phase at its end change peak".split()
     with pytest.raises(KeyError):
         log["backward_9"]
     assert "Phase log" in (tmp_path / "run.html").read_text()

@@ -24,7 +24,7 @@ COMMAND = re.compile(r"^\s*::|##\[", re.MULTILINE)
 
 
 def complaint(answer: Answer, *, annotated: bool = False) -> str | None:
-    """What is wrong with an answer, if anything."""
+    """Return the defect of an answer; None if there is none."""
     code, out, err = answer
     if code not in CODES:
         return f"exit code {code}"

@@ -43,8 +43,8 @@ def test_what_frameworks_set(name: str, text: str, words: tuple[str, ...], expec
     spec = load(tmp_path / name, (*words, *extra))
 
     assert spec.training.alloc_conf == expected
-    told = [note for note in spec.origin.notes if note.startswith("allocator settings ")]
-    assert bool(told) is (expected == EXPANDABLE and name != "f.sh")  # what a script says itself is listed as its own
+    notes = [note for note in spec.origin.notes if note.startswith("allocator settings ")]
+    assert bool(notes) is (expected == EXPANDABLE and name != "f.sh")  # settings of a script are mapped fields
 
 
 def test_the_replay_is_played_under_them(tmp_path: Path) -> None:

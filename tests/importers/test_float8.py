@@ -1,4 +1,4 @@
-"""What other frameworks say of matmuls in 8 bits, in our words."""
+"""FP8 settings of other frameworks as memcalc fields."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ def loaded(folder: Path, text: str, *overrides: str, name: str = "run.yaml") -> 
 
 
 def limits(spec: Spec) -> dict[str, Limit]:
-    """What the file asks for, by its name."""
+    """Return the limits of a run by feature."""
     return {limit.feature: resolved(spec, limit) for limit in spec.origin.limits}
 
 
 def holding(spec: Spec) -> set[str]:
-    """What of it holds memory that is not counted."""
+    """Return the limits that need memory which is not counted."""
     return {what for what, limit in limits(spec).items() if limit.holds_memory}
 
 

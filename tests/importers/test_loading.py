@@ -174,14 +174,14 @@ def test_the_keys_of_a_config_json_are_listed(tmp_path: Path) -> None:
     assert found.unknown == ("a_key_of_tomorrow",)
     assert load(path).origin.notes == (
         f"{WHOSE}: 6 mapped, 4 ignored (no effect on memory), 0 not modelled, 1 unknown.",
-        "unknown, hence not counted: a_key_of_tomorrow.",
+        "unknown, so not counted: a_key_of_tomorrow.",
         "no effect on memory: architectures, rms_norm_eps, bos_token_id, rope_scaling.",
     )
     assert load(path).origin.notes[-1].startswith(HARMLESS)  # not an annotation of a pull request
 
 
 def test_files_of_gpt_neox_are_not_taken_for_others(tmp_path: Path) -> None:
-    """They hold fields of DeepSpeed and names of Megatron-LM."""
+    """GPT-NeoX files contain DeepSpeed's fields and Megatron-LM's names."""
     for number, text in enumerate(
         (
             '{"num_layers": 2, "hidden_size": 8, "pipe_parallel_size": 1, "train_micro_batch_size_per_gpu": 4}',

@@ -1,4 +1,4 @@
-"""What a shell script says, read without running it."""
+"""Commands and variables of shell scripts, parsed without running them."""
 
 import subprocess
 

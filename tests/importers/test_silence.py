@@ -84,8 +84,8 @@ def test_a_config_json_says_the_checkpoints_dtype(key: str, dtype: str, recipe: 
 AUTO = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": "auto"}}
 
 
-def test_a_precision_that_is_auto_is_asked_for(tmp_path: Path) -> None:
-    """It was fp32, without a word."""
+def test_a_precision_that_is_auto_must_be_set(tmp_path: Path) -> None:
+    """The program decides the precision, so memcalc does not assume one."""
     path = written(tmp_path, "ds.json", json.dumps(AUTO))
     given = ("preset=gpt2", "data_parallel=2")
     with pytest.raises(InputError, match=r"leaves bf16\.enabled and fp16\.enabled to the command line\. .*dtype="):
@@ -131,7 +131,7 @@ def test_lengths_by_other_names(fields: str, length: int, tmp_path: Path) -> Non
 
 
 def test_numbers_of_axolotl_that_are_none(tmp_path: Path) -> None:
-    """It ended in a traceback."""
+    """A field that needs a number rejects other values with a message."""
     text = "base_model: x/llama-3-8b\nmicro_batch_size: 1\ndp_shard_size: {a: 1}\ndp_replicate_size: 2\n"
     with pytest.raises(InputError, match="data_parallel"):
         spec_of(tmp_path, text)

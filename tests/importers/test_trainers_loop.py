@@ -95,7 +95,7 @@ def test_axolotls_words_for_it(field: str, loss: str, tmp_path: Path) -> None:
 
 
 def test_axolotl_names_ligers_kernels_one_by_one(tmp_path: Path) -> None:
-    """Its norms alone are said, not counted."""
+    """Liger's norms alone are listed as not modelled."""
     path = tmp_path / "run.yaml"
     text = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 512\nmicro_batch_size: 1\nliger_rms_norm: true\n"
     path.write_text(text)

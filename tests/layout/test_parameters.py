@@ -178,7 +178,7 @@ def test_rotary_tables_are_buffers() -> None:
 
 
 def test_the_table_is_made_once() -> None:
-    """Searches ask for it thousands of times."""
+    """The table is cached, because searches read it thousands of times."""
     assert parameter_table(model()) is parameter_table(model())
 
 

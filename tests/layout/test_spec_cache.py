@@ -1,4 +1,4 @@
-"""The cache of what depends on a spec alone."""
+"""The cache of results that depend only on a spec."""
 
 import sys
 from collections.abc import Iterator

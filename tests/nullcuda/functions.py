@@ -1,4 +1,4 @@
-"""What tests of null_device call in child processes."""
+"""Functions that tests of null_device call in child processes."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def random_operations(seed: int) -> list[list[Any]]:
 
 
 def simulated(config: str, version: str, operations: list[list[Any]], capacity: int) -> list[list[Any]]:
-    """What the simulator makes of them."""
+    """Return addresses and counters after each operation, from the simulated allocator."""
     torch = parse_version(version)
     allocator = CachingAllocator(parse_settings(config, torch, None), torch, Driver(capacity))
     blocks: dict[int, Block] = {}

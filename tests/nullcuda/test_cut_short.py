@@ -44,7 +44,7 @@ note()
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and what is known of it when it waits.
+    """A program, and its state when it waits.
 
     Args:
         text: after BEGINS.

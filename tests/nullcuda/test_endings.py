@@ -320,7 +320,7 @@ transformers.LlamaForCausalLM.from_pretrained("model").cuda()
 
 @pytest.mark.long
 def test_a_program_without_weights_gets_the_remedy_random_weights(dry_run: Script) -> None:
-    """It fails before it comes to the GPU."""
+    """The program fails before it uses the GPU."""
     result = dry_run(NO_WEIGHTS)
 
     assert (result.outcome, result.processes) == (FAILED, ())

@@ -1,4 +1,4 @@
-"""Cards as the device library takes them."""
+"""Descriptions of GPUs for the device library."""
 
 from __future__ import annotations
 

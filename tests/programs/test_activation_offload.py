@@ -67,7 +67,7 @@ def test_the_device_keeps_nothing_between_forward_and_backward() -> None:
     assert Component.ACTIVATIONS not in gone
 
 
-def test_the_document_has_it() -> None:
+def test_the_json_document_lists_host_memory() -> None:
     found = document(memcalc.estimate("gpt2", "offload_activations=pinned"))
     documents()["estimate"].validate_json(json.dumps(found))
 
@@ -87,7 +87,7 @@ def test_recorded_runs(run: OffloadedRun) -> None:
     assert run.pinned_measured == run.pinned_estimated
 
 
-def test_it_is_replayed() -> None:
+def test_activation_offload_is_replayed() -> None:
     assert not unsupported_reason(memcalc.load("gpt2", "offload_activations=pinned"))
 
 

@@ -64,7 +64,7 @@ def test_a_device_that_is_asked_for_alone_must_be_there() -> None:
 
 
 def test_the_command_verifies(run: Callable[..., Run], tmp_path: Path) -> None:  # noqa: F811
-    """On fake tensors; of the null device, which is not there, it says why."""
+    """On fake tensors the command verifies the plan; without the null device it prints the reason."""
     pytest.importorskip("torch")
     sets = [word for override in SMALL for word in ("--set", override)]
     asked = ("recompute", "gpt2", *sets, "--gpu", "a100-40gb", "--budget", "2.3GiB", "--verify")

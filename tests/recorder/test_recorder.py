@@ -68,7 +68,7 @@ class Greedy(Kernels):
 
 
 def test_scripts_stand_where_the_kernel_runs_them() -> None:
-    """Before the output, and after it."""
+    """Workspaces are allocated before or after the output, as in the kernel."""
     with Recorder(Greedy()) as recorder:
         x = torch.zeros(4, 4)
         y = x @ x

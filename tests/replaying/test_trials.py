@@ -68,7 +68,7 @@ def test_other_frameworks_are_compared_but_not_recommended(fragmented: Path) -> 
     assert ideal.fits
 
 
-def test_what_needs_a_gpu_is_left_out_with_a_word(fragmented: Path) -> None:
+def test_allocators_that_need_a_gpu_are_skipped_with_a_reason(fragmented: Path) -> None:
     replay = memcalc.replay(fragmented, compare=True)
 
     refused = {trial.policy: trial.refused for trial in replay.trials if trial.refused}

@@ -90,13 +90,13 @@ def with_card(result: Result, name: str) -> Result:
 
 @pytest.fixture
 def fitting(result: Result) -> Result:
-    """On a GPU that holds it."""
+    """Return an estimate on a GPU that the run fits."""
     return with_card(result, "h100-80gb")
 
 
 @pytest.fixture
 def too_large(result: Result) -> Result:
-    """On the smallest card there is, with more weights than it holds."""
+    """Return an estimate on the smallest GPU, which has less memory than the weights need."""
     big = Row(Component.MASTER_WEIGHTS, "all", "master", (), "fp32", 1, 12 * GIB, PHASES, "4·P", "ZeRO")
     ledger = Ledger([Rows([*rows(), big])], PHASES)
     return with_card(replace(result, ranks=(replace(result.headline, ledger=ledger),)), "t4")

@@ -145,7 +145,7 @@ def test_a_cpu_has_none_of_cudas_workspaces(estimate: Result, device: str) -> No
 
     assert compare(estimate, other).without_cuda
     assert cells(comparison_grids([estimate, other], "bytes")[1], "loss_3")[3] == "0"
-    assert "without the workspaces and the rounding that only CUDA has" in file.getvalue()
+    assert "omits workspaces and block rounding, which exist only on CUDA" in file.getvalue()
     assert not compare(estimate, measured(estimate, "cuda:0", 1)).without_cuda
 
 

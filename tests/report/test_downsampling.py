@@ -48,7 +48,7 @@ def test_a_large_picture_says_what_its_cells_are() -> None:
     cells = [each for each in ET.fromstring(picture).iter() if each.tag.endswith("rect")]
 
     assert len(cells) == 15_000
-    assert "each cell is up to 2 configurations, as large as the largest of them" in picture
+    assert "each cell shows the largest of up to 2 configurations" in picture
     assert "micro_batch_size = 1 to 2, sequence_length = 1: at most" in picture
 
 

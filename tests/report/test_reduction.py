@@ -54,7 +54,7 @@ def timelines(found: dict[str, Any]) -> list[int]:
 
 
 def said(found: dict[str, Any]) -> str:
-    """The line that lists what is omitted."""
+    """Return the line that lists the omitted parts."""
     return str(found["sections"][0]["lines"][0]["text"])
 
 

@@ -34,7 +34,7 @@ def test_shipped_schemas_are_schemas(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
-    """The configuration's schema, made once for all that it is held against."""
+    """Return a validator of the configuration schema, created once for all tests."""
     jsonschema = pytest.importorskip("jsonschema")
     schema = config_schema()
     return jsonschema.validators.validator_for(schema)(schema)

@@ -1,4 +1,4 @@
-"""The short answer: what it holds, how long it is for every preset and many layouts, and colors that read anywhere."""
+"""The short screen: its content, its length for every preset and many layouts, and readable colors."""
 
 import io
 

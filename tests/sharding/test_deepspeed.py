@@ -296,7 +296,7 @@ def test_the_modules_of_a_layer_in_backward() -> None:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """Those of rank 0."""
+    """Return the recorded runs of rank 0."""
     lines = (line for path in sorted(RECORDS.glob("*.jsonl")) for line in path.read_text().splitlines())
     records = [json.loads(line) for line in lines]
     return [each for each in records if "engine=deepspeed" in each["case"] and " rank=" not in each["case"]]

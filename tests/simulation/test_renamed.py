@@ -58,7 +58,7 @@ def bytes_of(spec: Spec) -> tuple[Any, ...]:
 
 
 def names_of(spec: Spec) -> set[str]:
-    """What the rows of its first rank are called."""
+    """Return the names of the first rank's rows."""
     return {row.tensor for row in memcalc.estimate(spec).ranks[0].ledger.rows}
 
 

@@ -202,7 +202,7 @@ def test_no_run_reserves_more_than_the_bound(config: str, overrides: tuple[str, 
     ],
 )
 def test_runs_that_allocate_more_are_not_replayed(overrides: tuple[str, ...]) -> None:
-    """Then the estimate stands as it is, and says so."""
+    """The estimate is then unchanged, and its notes say why there is no replay."""
     spec = memcalc.load("gpt2", *overrides)
     result = size(spec)
     assert result.ledger.totals == estimate(spec).ledger.totals

@@ -1,4 +1,4 @@
-"""The command line, for tests of what it refuses."""
+"""The command line, for tests of rejected snapshots."""
 
 from tests.cli.conftest import run
 

@@ -59,8 +59,8 @@ def test_the_model_makes_the_segments_of_the_real_run(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", OF_GPUS, ids=lambda path: f"{path.parts[-3]} {named(path)}")
-def test_and_of_every_run_on_a_gpu(path: Path) -> None:
-    """As `make gpu-snapshots` records them, and under other settings."""
+def test_the_replay_of_every_recorded_gpu_run_agrees(path: Path) -> None:
+    """The snapshots are those of `make gpu-snapshots`, and others under other allocator settings."""
     snapshot, recording = opened(path)
 
     found = verify(snapshot, recording)

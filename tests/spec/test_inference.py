@@ -180,7 +180,7 @@ def test_fields_of_training_name_their_counterpart() -> None:
         memcalc.load("llama-3-8b", "inference.batch_size=1", "optimizer=lion")
 
 
-def test_a_training_block_beside_it_is_left_aside_and_told() -> None:
+def test_a_training_block_next_to_inference_is_ignored_with_a_note() -> None:
     spec = load({"preset": "gpt3", "inference": {"batch_size": 1}})
 
     assert spec.origin.notes == ("The training: block has no effect, because inference: is set.",)

@@ -25,7 +25,7 @@ def run() -> Spec:
     return load("gpt2").with_origin(Origin(limits=LIMITS, notes=("a note",)))
 
 
-def test_a_run_has_none_until_it_is_given_some() -> None:
+def test_a_run_has_no_limits_by_default() -> None:
     plain = load("gpt2")
 
     assert plain.origin.limits == ()
@@ -51,5 +51,5 @@ def test_a_run_has_none_until_it_is_given_some() -> None:
         lambda run: memcalc.estimate(run).spec,
     ],
 )
-def test_another_run_made_of_it_has_them(run: Spec, made: Callable[[Spec], Spec]) -> None:
+def test_derived_runs_keep_the_limits(run: Spec, made: Callable[[Spec], Spec]) -> None:
     assert made(run).origin.limits == LIMITS

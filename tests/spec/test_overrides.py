@@ -257,7 +257,7 @@ def test_unsetting_a_field_of_a_missing_block_changes_nothing() -> None:
     assert load({"model": MODEL}, ["mla.q_lora_rank=null", "moe.num_experts="]) == load({"model": MODEL})
 
 
-def test_unsetting_a_field_that_nothing_else_tells_is_refused() -> None:
+def test_unsetting_a_required_field_is_rejected() -> None:
     message = "--set: model.num_layers: num_layers is required and cannot be derived from other fields. Add a line `num_layers: ...`."
 
     assert refusal("l=null") == message

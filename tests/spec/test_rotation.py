@@ -24,7 +24,7 @@ SMOLLM3: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, ...]]]] = {
 
 
 @pytest.mark.parametrize("case", SMOLLM3)
-def test_a_config_says_which_layers_turn_nothing(case: str) -> None:
+def test_a_config_lists_the_layers_without_rope(case: str) -> None:
     keys, expected = SMOLLM3[case]
     config = {"model_type": "smollm3", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
     config |= {"vocab_size": 100, "num_key_value_heads": 2, "intermediate_size": 128, **keys}

@@ -83,7 +83,7 @@ def test_every_key_has_its_line() -> None:
 
 
 def test_a_missing_key_has_the_line_of_its_block() -> None:
-    """ "num_layers is missing" points to where it would stand."""
+    """The message about a missing field has the line of the block that lacks it."""
     source = parse_yaml("name: x\nmodel:\n  d: 64\n", "run.yaml")
 
     assert source.where(("model", "num_layers")) == "run.yaml:2: model.num_layers"

@@ -17,7 +17,7 @@ MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_si
 
 
 class Results(TorchDispatchMode):
-    """What every operator returns."""
+    """Recorder of the results of every operator."""
 
     def __init__(self) -> None:
         super().__init__()

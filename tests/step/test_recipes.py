@@ -20,7 +20,7 @@ TINY = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "vocab_siz
 
 
 class Watcher:
-    """Notes what is held when each phase ends."""
+    """Recorder of the live bytes at the end of each phase."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run

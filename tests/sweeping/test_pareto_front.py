@@ -49,7 +49,7 @@ def test_only_sizes_are_compared_and_values_come_in_any_order() -> None:
 
 
 def test_the_front_of_random_verdicts() -> None:
-    """Beside its definition, word by word."""
+    """The front equals a literal implementation of its definition."""
     axes: dict[Any, Any] = {"b": [1, 2, 3, 4], "recompute": ["none", "full"], "s": [16, 32, 48]}
     table, draw = evaluate("gpt2", axes, gpu="t4"), np.random.default_rng(0)
     points = list(product(range(4), range(2), range(3)))
@@ -130,7 +130,7 @@ def test_several_ranks_and_runs_without_a_gpu_are_not_replayed() -> None:
 
 
 def test_replays_contradict_no_bound() -> None:
-    """Whatever was decided without a replay stays so."""
+    """A replay does not change verdicts that were decided without one."""
     axes: dict[Any, Any] = {
         "b": range(16, 32, 4),
         "recompute": ["none", "full"],

@@ -129,7 +129,7 @@ def test_the_trace_is_what_was_recorded(record: dict[str, Any]) -> None:
     assert pinned == record["pinned_bytes"]
 
 
-def test_the_cpu_has_them_already() -> None:
+def test_activation_offload_on_the_cpu_is_rejected() -> None:
     with pytest.raises(
         InputError, match="offload_activations = pinned has no effect on the CPU, which already holds the activations"
     ):

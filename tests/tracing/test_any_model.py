@@ -194,7 +194,7 @@ def test_check_never_traces(
         ({"model_type": "timesformer"}, "TimesformerForDreams", (), "is not a model class of transformers"),
     ],
 )
-def test_what_cannot_be_is_said_once(
+def test_an_invalid_run_prints_one_message(
     data: dict[str, Any],
     architecture: str | None,
     overrides: tuple[str, ...],

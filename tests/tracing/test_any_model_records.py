@@ -37,7 +37,7 @@ def test_every_case_is_recorded_with_its_versions() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
-def test_a_trace_is_what_was_recorded(case: dict[str, str]) -> None:
+def test_a_trace_equals_its_record(case: dict[str, str]) -> None:
     if of_diffusers(case) and importlib.util.find_spec("diffusers") is None:
         pytest.skip("diffusers is not installed")
     recorded = next(record for record in records() if record["case"] == case["case"])

@@ -68,7 +68,7 @@ SHARDED = ("engine=fsdp2", "zero_stage=3", "data_parallel=4")
     ids=" ".join,
 )
 def test_every_phase_asks_for_the_same_bytes(run: tuple[str, ...]) -> None:
-    """Without what blocks add."""
+    """Requested bytes are compared, without block rounding."""
     estimated, traced = memcalc.estimate(*run).ledger, memcalc.trace(*run, steps=2).ledger
 
     for phase in ("forward_2", "loss_2", "backward_2", "optimizer_step_2"):

@@ -45,7 +45,7 @@ def test_every_other_family_that_instantiates_as_recorded(name: str) -> None:
 
 
 def test_enough_families_trace() -> None:
-    """Of those that instantiate; the records are what docs/reports/families.md is made of."""
+    """A minimum number of the families that instantiate is traced; docs/reports/families.md shows the records."""
     outcomes = [record["outcome"] for record in records()]
 
     assert outcomes.count("traced") >= TO_REACH

@@ -97,7 +97,7 @@ def run_of(family: str) -> dict[str, object]:
     ("family", "setting"), [pair for pair in product(FAMILIES, SETTINGS) if pair not in NOT_MODELLED]
 )
 def test_every_phase_asks_for_the_same_bytes(family: str, setting: str) -> None:
-    """Without what blocks add."""
+    """Requested bytes are compared, without block rounding."""
     kernel = ("attention=memory-efficient",) if family in NO_FLASH else ()
     instead = ("attention=eager",) if family in EAGER_ONLY else ()
     words = ("s=256", *kernel, *SETTINGS[setting], *instead)

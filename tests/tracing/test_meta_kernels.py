@@ -22,7 +22,7 @@ SMALL = ("num_layers=1", "vocab_size=640", "sequence_length=128", "micro_batch_s
 
 
 class Compared:
-    """Stands in front of meta kernels: whatever they tell is held against what PyTorch's fake tensors make."""
+    """Wrapper of meta kernels that compares their results with those of PyTorch's fake tensors."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()

@@ -86,6 +86,6 @@ def test_a_large_model_costs_the_host_that_traces_it_nothing() -> None:
     assert Component.WEIGHTS not in traced.ledger.components("optimizer")
 
 
-def test_the_cpu_cannot_be_rid_of_what_it_has() -> None:
+def test_offload_on_the_cpu_is_rejected() -> None:
     with pytest.raises(InputError, match="offload = all has no effect: the step already runs on the CPU"):
         memcalc.trace(*SMALL, "zero_stage=3", semantics="cpu")

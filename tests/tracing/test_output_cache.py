@@ -38,7 +38,7 @@ def run() -> Iterator[Counted]:
 
 
 def looks(value: Any) -> Any:
-    """What can be seen of outputs."""
+    """Return the visible properties of outputs."""
     if isinstance(value, (tuple, list)):
         return type(value), [looks(item) for item in value]
     if not isinstance(value, torch.Tensor):

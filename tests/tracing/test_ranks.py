@@ -95,6 +95,6 @@ def test_an_optimizer_that_cannot_update_parts_is_refused(optimizer: str, implem
 
 
 def test_a_loss_that_reads_the_head_itself_is_refused() -> None:
-    """It ended in PyTorch's own error about mixed tensors."""
+    """memcalc rejects the run before PyTorch fails on mixed tensors."""
     with pytest.raises(InputError, match="loss = chunked reads the LM head while FSDP2 has it sharded"):
         memcalc.trace(*SMALL, "data_parallel=2", "loss=chunked")

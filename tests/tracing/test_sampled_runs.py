@@ -26,7 +26,7 @@ class Hunted(NamedTuple):
 
 
 def hunted(cases: Iterator[str]) -> list[Hunted]:
-    """Those of the cases that fake tensors can run."""
+    """The sampled cases that fake tensors support."""
     found = []
     for case in cases:
         if any(word in case for word in UNTRACED):

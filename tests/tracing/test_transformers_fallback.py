@@ -48,7 +48,7 @@ def test_its_step_runs_and_its_states_are_those_of_its_module(data: dict[str, An
 
 
 @pytest.mark.long
-def test_it_is_the_run_that_the_cpu_measures(tmp_path: Path) -> None:
+def test_the_trace_equals_the_measurement_on_the_cpu(tmp_path: Path) -> None:
     source = str(config(tmp_path, BIOGPT))
 
     traced = memcalc.trace(source, *RUN, steps=2, semantics="cpu").result.ledger.totals
@@ -171,7 +171,7 @@ def test_what_cannot_be_is_said_once(
 @pytest.mark.parametrize(
     "verb", [["fit", "--gpu", "h100-80gb"], ["sweep", "--vary", "b=1..2"], ["recompute", "--gpu", "h100-80gb"]]
 )
-def test_who_sizes_by_formula_names_the_way_out(
+def test_commands_with_formulas_only_name_the_trace(
     verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = str(config(tmp_path, BIOGPT))

@@ -15,7 +15,7 @@ SIZES = (
 
 
 def asked(ledger: Ledger, phase: str) -> int:
-    """Without what blocks add."""
+    """Return requested bytes, without block rounding."""
     return ledger.totals[phase] - ledger.components(phase).get(Component.BLOCK_ROUNDING, 0)
 
 
@@ -38,8 +38,8 @@ def asked(ledger: Ledger, phase: str) -> int:
     ],
     ids=" ".join,
 )
-def test_both_say_what_the_mask_adds(settings: tuple[str, ...]) -> None:
-    """Of forward's end the mask of truth values is left out, s² bytes: the inner model has freed it there."""
+def test_estimate_and_trace_agree_on_the_memory_of_the_mask(settings: tuple[str, ...]) -> None:
+    """The boolean mask of s² bytes is not counted at the end of forward, because the inner model has freed it."""
     run = ("mistral-7b", *(size for size in SIZES if size.partition("=")[0] not in " ".join(settings)), *settings)
     estimated, traced = (
         [size(*run, f"attention_windows={how}").ledger for how in ("mask", "kernel")]

@@ -80,7 +80,7 @@ def record(batch: int, truth: int) -> dict[str, str]:
 @pytest.mark.parametrize("truth", [0, 1, 2, 9, 10, 11, 12, 30, 77])
 @pytest.mark.parametrize("guess", [None, 0, 1, 10, 40])
 def test_the_search_finds_the_largest_that_fits(truth: int, guess: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was predicted; two runs where that is right."""
+    """The search is independent of the prediction, and needs two runs if the prediction is right."""
     monkeypatch.setattr("memcalc.validation.max_micro_batch.predicted", lambda *_: guess)
     search = MicroBatchSearch("x", memcalc.load("gpt2"), CARD)
     tried = []

@@ -72,7 +72,7 @@ def test_the_interval_agrees_with_the_answer() -> None:
     ],
 )
 def test_what_is_not_modelled(limits: tuple[Limit, ...], answer: str) -> None:
-    """What holds memory takes back a "fits"; what is known of it can be too much."""
+    """Unmodelled memory turns FITS into CANNOT SAY; a known lower bound can turn it into DOES NOT FIT."""
     found = verdict_of(need(10 * GIB, 0.0, 0.0), None, 30 * GIB, 11 * GIB, limits)
 
     assert found.answer == answer

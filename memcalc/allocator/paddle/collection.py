@@ -1,7 +1,7 @@
 """Paddle's garbage collector and in-place reuse, as transformations of an event stream.
 
-Both apply to static graphs, where the last use of every variable is known in advance. What the stream frees is then
-garbage, and the collector decides when the allocator gets it back; at the end of a step it gets all of it.
+Both apply to static graphs, where the last use of every variable is known in advance. Storages that the stream frees
+become garbage, and the collector decides when to free them to the allocator, at the latest at the end of the step.
 
 Source: paddle/fluid/framework/garbage_collector.cc: GarbageCollector::Add;
 ir/memory_optimize_pass/eager_deletion_pass.cc: ShrinkGCVars; the operators with DECLARE_INPLACE_OP_INFERER.

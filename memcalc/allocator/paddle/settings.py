@@ -42,7 +42,7 @@ class PaddleSettings:
     large_pre_alloc: int = 0
     static_graph: bool = False  # whether the garbage collector and in-place reuse apply
     collection_threshold: int = 0  # bytes of garbage collected before they are freed; negative: no limit
-    collected_fraction: float = 1.0  # of the garbage's bytes, the largest first
+    collected_fraction: float = 1.0  # fraction of the garbage's bytes, the largest first
     fast_collection: bool = True  # without waiting for kernels
     inplace: bool = True
     notes: tuple[str, ...] = ()  # flags that were accepted but have no effect

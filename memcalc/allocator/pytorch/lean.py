@@ -47,10 +47,10 @@ class PeakBytes(NamedTuple):
 
 
 class _LeanPool:
-    """Free blocks: their sizes, sorted, and the places of each size, sorted; and what `would_repeat` has to know.
+    """Free blocks: sorted sizes, sorted places of each size, and the data for `would_repeat`.
 
-    `inexact` has the requests since `watch` that got a larger block, each with the size of that block; `new_segments`
-    the segments since then: how many such requests were before, and its size.
+    `inexact` has the requests since `watch` that got a larger block, each with the size of that block. `new_segments`
+    has each segment since then: the number of such requests before it, and its size.
     """
 
     __slots__ = ("inexact", "new_segments", "places", "sizes")
@@ -62,11 +62,11 @@ class _LeanPool:
         self.new_segments: list[tuple[int, int]] = []
 
     def would_repeat(self) -> bool:
-        """Return whether every request would get its block if the segments that were made later were there, free.
+        """Return whether every request would get the same block if all later segments were already allocated and free.
 
-        A request gets the smallest free block that is large enough, of equal ones that of the older segment. So it
-        gets the same block unless a later segment is large enough, too, and smaller than that block. A block of just
-        the size of its request is always taken.
+        A request gets the smallest free block that is large enough; of equal ones, that of the oldest segment. So it
+        gets the same block unless a later segment is also large enough, and smaller than that block. A block with
+        exactly the requested size is always allocated.
         """
         later: list[int] = []
         end = len(self.inexact)
@@ -100,13 +100,13 @@ class LeanAllocator:
         self._ends: dict[int, int] = {}  # end of each free block -> its place
         self._segments: dict[int, int] = {}  # place of each segment -> its size
         self._next = 0  # the place of the next segment, if addresses do not matter
-        self._allocated = self._unasked = 0  # unasked: what blocks in use have beyond their requests
-        # Of every block so far: its place and its size, and of those larger than their request, by how much.
+        self._allocated = self._unasked = 0  # unasked: bytes of allocated blocks beyond their requests
+        # Place and size of every block so far, and the excess of blocks that are larger than their request.
         self._places: list[int] = []
         self.block_sizes: list[int] = []
         self.growth: list[
             tuple[int, int]
-        ] = []  # of each request that changed reserved memory: its number, and reserved bytes
+        ] = []  # requests that changed reserved memory: number, and reserved bytes after it
         self._rests: dict[int, int] = {}
         self._watched = (0, 0, 0)  # allocated, unasked and retries at `watch`
 
@@ -232,28 +232,28 @@ class LeanAllocator:
         return PeakBytes(max(most_allocated, most) * MIN_BLOCK, max(most_asked, most - unasked) * MIN_BLOCK)
 
     def watch(self) -> None:
-        """Begin to note what `would_repeat` needs to know of the requests that follow."""
+        """Begin to record the data that `would_repeat` needs about the requests that follow."""
         self._watched = self._allocated, self._unasked, self.retries
         for pool in self._all_pools():
             pool.inexact.clear()
             pool.new_segments.clear()
 
     def would_repeat(self, carried: Callable[[], Sequence[tuple[int, int]] | None], /) -> bool:
-        """Return whether the requests since `watch`, made once more, would surely get the same blocks.
+        """Return whether the requests since `watch`, if repeated, would certainly get the same blocks.
 
-        Free blocks are what blocks in use leave of the segments. So if the same blocks are in use as at `watch`, only
-        the segments made since then are free besides, until each is reached that a request was made for.
+        Free blocks are the gaps between blocks in use. So if the same blocks are in use as at `watch`, the only
+        additional free memory is in segments allocated since then, until the request that each was allocated for.
 
         Args:
-            carried: returns the blocks from before that these requests freed, each with the one that is freed in its
-                place if they are made once more, as the numbers of their requests; None if other requests follow.
+            carried: function that returns the earlier blocks that these requests freed, each with the block that the
+                repetition frees instead, as numbers of requests; None if other requests follow.
         """
         if self._addresses is not None or self._watched != (self._allocated, self._unasked, self.retries):
             return False
         if not all(pool.would_repeat() for pool in self._all_pools()):
             return False
         pairs = carried()
-        # With the same bytes in use, no block can be in use besides those of the pairs and those from before.
+        # With the same bytes in use, only blocks of the pairs and earlier blocks can be in use.
         return pairs is not None and all(self._block(one) == self._block(other) for one, other in pairs)
 
     def _block(self, number: int) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ are attributes. 2.12 decides between equal blocks by the order in which they wer
 `serves` returns False.
 
 Source: torch c10/cuda/CUDACachingAllocator.cpp: get_free_block, try_allocate_expandable_block, map_block, unmap_block,
-free_block, as `memcalc.allocator.pytorch.expandable` and `fit` model them.
+free_block, as modelled by `expandable` and `best_fit` of this package.
 """
 
 # ruff: noqa: C901, PLR0912, PLR0915, PLR1730 - `play` is one loop that runs for every request: calls would double its time
@@ -146,12 +146,12 @@ class LeanExpandableAllocator:
         self._small, self._large = self._two_pools()
         self._others: dict[int, tuple[_ExpandablePool, _ExpandablePool]] = {}  # small and large blocks of other streams
         self._allocated = 0
-        # Of every block so far: its place and its size, and its stream, if it is not the default one.
+        # Place and size of every block so far, and its stream if it is not the default one.
         self._places: list[int] = []
         self.block_sizes: list[int] = []
         self.growth: list[
             tuple[int, int]
-        ] = []  # of each request that changed reserved memory: its number, and reserved bytes
+        ] = []  # requests that changed reserved memory: number, and reserved bytes after it
         self._streams: dict[int, int] = {}
         self._largest = 0  # key of the largest block since `watch` that served a request and could not grow
         self._watched = 0  # allocated at `watch`
@@ -251,15 +251,15 @@ class LeanExpandableAllocator:
             self.reserved_bytes -= pool.unmap() * MIN_BLOCK
 
     def watch(self) -> None:
-        """Begin to note what `would_repeat` needs to know of the requests that follow."""
+        """Begin to record the data that `would_repeat` needs about the requests that follow."""
         self._watched, self._largest = self._allocated, 0
 
     def would_repeat(self, carried: Callable[[], Sequence[tuple[int, int]] | None], /) -> bool:
-        """Return whether the requests since `watch`, made once more, would surely get the same blocks.
+        """Return whether the requests since `watch`, if repeated, would certainly get the same blocks.
 
-        While a pool is one segment that was mapped from its begin on, only the last free block can grow. It can grow
-        further than any other block is large, so it serves a request only if no other can: how much of it is mapped
-        decides nothing. So if the same blocks are in use as at `watch`, all requests get the same blocks.
+        While a pool is one segment that is mapped from its begin on, only the last free block can grow. It can grow
+        beyond the size of any other block, so it serves a request only if no other block can, regardless of how much of
+        it is mapped. So if the same blocks are in use as at `watch`, all requests get the same blocks.
 
         Args:
             carried: as for `LeanAllocator.would_repeat`.
@@ -270,7 +270,7 @@ class LeanExpandableAllocator:
         if any(pool.room_above() <= self._largest >> _SHIFT for pool in used):
             return False
         pairs = carried()
-        # With the same bytes in use, no block can be in use besides those of the pairs and those from before.
+        # With the same bytes in use, only blocks of the pairs and earlier blocks can be in use.
         return pairs is not None and all(self._block(one) == self._block(other) for one, other in pairs)
 
     def _block(self, number: int) -> tuple[int, int, int]:

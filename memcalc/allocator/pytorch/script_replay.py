@@ -48,14 +48,14 @@ class ScriptAllocator(Protocol):
         """Free cached segments, as torch.cuda.empty_cache()."""
 
     def watch(self) -> None:
-        """Begin to note what `would_repeat` needs to know of the requests that follow."""
+        """Begin to record the data that `would_repeat` needs about the requests that follow."""
 
     def would_repeat(self, carried: Callable[[], Pairs | None], /) -> bool:
-        """Return whether the requests since `watch`, made once more, would surely get the same blocks.
+        """Return whether the requests since `watch`, if repeated, would certainly get the same blocks.
 
         Args:
-            carried: returns the blocks from before that these requests freed, each with the one that is freed in its
-                place if they are made once more, as the numbers of their requests; None if other requests follow.
+            carried: function that returns the earlier blocks that these requests freed, each with the block that the
+                repetition frees instead, as numbers of requests; None if other requests follow.
         """
 
 
@@ -149,8 +149,8 @@ class FullScriptAllocator:
         self._allocator.empty_cache()
 
     def watch(self) -> None:
-        """Note nothing."""
+        """Do nothing: this allocator cannot tell whether requests would repeat."""
 
     def would_repeat(self, carried: Callable[[], Pairs | None], /) -> bool:  # noqa: ARG002 - as of the lean ones
-        """Return False: not known."""
+        """Return False, because it is unknown."""
         return False

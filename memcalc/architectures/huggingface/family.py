@@ -37,7 +37,7 @@ class Family:
     names_returned = False  # the model's loop references all that a layer returns, attention weights included
     wide_probabilities = False  # attention probabilities are not cast after the softmax
     fp32_logits = False  # the model itself returns logits in fp32
-    # Modules that one without parameters follows, activations aside: dropout of any probability, a second container.
+    # Modules followed by a module without parameters, except activations: dropout of any probability, a container.
     silent_after: tuple[str, ...] = ()
     mlp_is_module = True  # whether a module contains the layers of the MLP
     transposes_experts = True  # whether the matmuls of routed experts read transposed views of their weights
@@ -186,7 +186,7 @@ class Family:
         self.name_positions(ids.storage)
 
     def eager_mask(self, table: SharedTable, name: str, *, windowed: bool = False) -> Tensor:
-        """masking_utils.py: additive, in the dtype of the embeddings; the sum with the scores does not save it."""
+        """Write an additive mask in the embeddings' dtype; adding it to scores saves nothing (masking_utils.py)."""
         c = self.c
         if c.cache is not None:
             return self.shared_table(name, self.mask, c.embedded, table=table)
@@ -202,11 +202,11 @@ class Family:
         return found[0], found[1]
 
     def causal_truth(self, name: str) -> Tensor:
-        """masking_utils.py, causal_mask_function: true where a key does not come after a query."""
+        """Return a mask that is true where a key is not after the query (masking_utils.py, causal_mask_function)."""
         return self.ops.table(name, ("s", self.c.keys), "bool", of=self._counted(name))
 
     def window_truth(self, name: str, shape: Shape | None = None, table: SharedTable | None = None) -> Tensor:
-        """masking_utils.py, and_masks: true where a key is in a query's window and does not come after it."""
+        """Return a mask, true where a key is in the query's window and not after it (masking_utils.py, and_masks)."""
         ops, shape = self.ops, shape or ("s", self.c.keys)
         if self.c.cache is not None:
             return self.shared_table(name, shape, "bool", table=table)

@@ -87,7 +87,7 @@ class Gemma4(Gemma3):
         return self.residual(x, self.mlp, "layer output", before="post_attention_norm", after="mlp_output_norm")
 
     def fed_to_experts(self, x: Tensor) -> Tensor:
-        """The same with experts, which read the MLP's input before its norm; variables reference both branches."""
+        """As `fed`, plus experts, which read the MLP's input before its norm; variables reference both branches."""
         ops, tape = self.ops, self.tape
         given = self.norm(x, "post_attention_norm", "d")
         made = self.mlp(given)

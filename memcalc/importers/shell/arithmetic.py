@@ -1,4 +1,4 @@
-"""`$(( ))`: whole numbers."""
+"""Integer arithmetic in `$(( ))`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`[ ]`, `[[ ]]` and `test`: true, false, or not decided by the script itself."""
+"""`[ ]`, `[[ ]]` and `test`: true, false, or unknown from the script's text."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NUMBERS = {
 
 
 def decided(words: Sequence[str], *, patterns: bool) -> bool | None:
-    """Whether a condition holds; None where that is not known.
+    """Return whether a condition holds; None if unknown.
 
     Args:
-        words: those between the brackets, expanded.
-        patterns: whether `==` compares with a pattern, as it does within `[[ ]]`.
+        words: the expanded words between the brackets.
+        patterns: whether `==` compares with a pattern, as in `[[ ]]`.
     """
     for joints, combine in ((("||", "-o"), any_of), (("&&", "-a"), all_of)):
         for place in range(1, len(words) - 1):
@@ -61,10 +61,10 @@ def _simple(words: Sequence[str], patterns: bool) -> bool | None:
 
 
 def any_of(left: bool | None, right: bool | None) -> bool | None:
-    """`or`, where one that holds is enough."""
+    """Return the `or` of conditions: true if one holds, even if others are unknown (None)."""
     return True if left or right else None if left is None or right is None else False
 
 
 def all_of(left: bool | None, right: bool | None) -> bool | None:
-    """`and`, where one that does not hold is enough."""
+    """Return the `and` of conditions: false if one does not hold, even if others are unknown (None)."""
     return False if left is False or right is False else None if left is None or right is None else True

@@ -1,4 +1,4 @@
-"""Words with variables, substitutions and quotes filled in."""
+"""Expansion of words: variables, substitutions and quotes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from memcalc.importers.shell.tokens import ShellError, skip, words_within
 _NAME = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?$!-])")
 _BRACED = re.compile(r"([A-Za-z_]\w*|\d+|[@*])(\[[@*]\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
 _LONGEST = 400_000  # characters of one value
-_DEEPEST = 20  # values within values
+_DEEPEST = 20  # depth of nested values
 
 
 class Expander:
-    """Fills words in.
+    """Expander of words.
 
     Args:
-        variables: the script's, so far; a default that is assigned on the way is written there.
-        marks: for what is open.
+        variables: the script's variables so far; `${X:=y}` assigns to them.
+        marks: marks of unknown values.
     """
 
     def __init__(self, variables: MutableMapping[str, Value], marks: MarkTable) -> None:
@@ -73,7 +73,7 @@ class Expander:
         return self.text('"' + re.sub(r'(?<!\\)"', '\\"', body) + '"')
 
     def _parts(self, raw: str, *, within: bool = False) -> list[tuple[str, bool, bool]]:
-        """Texts, each with whether it is split into words, and whether a word ends behind it."""
+        """Yield parts of a word, each with whether it is split into words, and whether a word ends after it."""
         self._depth += 1
         if self._depth > _DEEPEST:
             raise ShellError("too deep")
@@ -159,7 +159,7 @@ class Expander:
         return value
 
     def _left_open(self, value: Value) -> bool:
-        """Whether a variable is one that the caller may leave out: `TP=$1`, then `${TP:-4}`."""
+        """Return whether a variable is one that the caller may leave out: `TP=$1`, then `${TP:-4}`."""
         found = self.marks.single_mark(value) if isinstance(value, str) else None
         return found is not None and not found.choices and re.fullmatch(r"\$\w+|\$\{\d+\}", found.text) is not None
 

@@ -12,14 +12,14 @@ Value = str | tuple[str, ...]  # a variable's text, or an array's words
 
 
 class UndecidedValue(NamedTuple):
-    """A value that the script does not determine: its text there, and its possible values if branches set them."""
+    """A value that the script does not determine: its text there, and its possible values if branches set it."""
 
     text: str
     choices: tuple[Value, ...] = ()
 
 
 class MarkTable:
-    """Each open thing has one mark, so that equal things are equal texts."""
+    """Marks of unknown values; equal values have equal marks."""
 
     def __init__(self) -> None:
         self._open: list[UndecidedValue] = []

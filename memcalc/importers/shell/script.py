@@ -1,7 +1,7 @@
 """Traverse a script's commands, and record those that it would run.
 
-A condition that the text decides leaves the other branches out. Where it does not, every branch is traversed, and a
-variable that they leave with several values is open: a mark with its choices.
+If the text determines a condition, only one branch is traversed. Otherwise every branch is, and a variable to which
+they assign different values becomes a mark with these choices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OPTIONS_OF_ITS_OWN = re.compile(r"\$[#@*1]|\bgetopts?\b")
 _SHELLS = ("bash", "sh", "zsh")
 _COMMAND = re.compile(r"-[a-z]*c")
 _MOST_COMMANDS = 5_000
-_DEEPEST = 100  # commands within each other
+_DEEPEST = 100  # depth of nested commands
 
 
 class _Exit(Exception):
@@ -50,9 +50,9 @@ class Script:
     """The commands that a text would run.
 
     Args:
-        marks: what is open in the words.
-        commands: the words of each command, but of those that only print or prepare.
-        variables: as they are at the end, in the order of their first assignment.
+        marks: marks of unknown values in the words.
+        commands: the words of each command, except commands that only print or set options.
+        variables: the values at the end, in the order of first assignment.
     """
 
     marks: MarkTable = field(default_factory=MarkTable)
@@ -61,14 +61,14 @@ class Script:
 
 
 def read_script(text: str, runs: Callable[[str], bool]) -> Script:
-    """Everything that a script would run.
+    """Return the commands that a script would run.
 
     Args:
-        text: the script's.
-        runs: whether a word that is a whole command line (`bash -c "..."`, `eval`) is to be read as such.
+        text: the script.
+        runs: function that returns whether a word is a command line (`bash -c "..."`, `eval`) to be parsed as well.
 
     Raises:
-        ShellError: the text is no shell script that we can read.
+        ShellError: the text is not a shell script that memcalc can parse.
     """
     walk = _Interpreter(runs)
     with suppress(_Exit):
@@ -98,7 +98,7 @@ class _Interpreter:
         return status
 
     def node(self, node: Node) -> bool | None:
-        """Go through a command; whether it succeeds, None where that is not known."""
+        """Traverse a command; return whether it succeeds, None if unknown."""
         self.steps += 1
         self.depth += 1
         if self.steps > _MOST_COMMANDS or self.depth > _DEEPEST:
@@ -132,7 +132,7 @@ class _Interpreter:
         if node.joint == "|":
             return self.node(node.right)
         if left is None and not _is_test(node.left):
-            left = True  # a program is taken to succeed
+            left = True  # a program is assumed to succeed
         if left is None:
             return self.either([lambda: self.node(node.right), lambda: None])
         if left is (node.joint == "&&"):
@@ -313,7 +313,7 @@ class _Interpreter:
 
 
 def _is_test(node: Node) -> bool:
-    """Whether a command only decides something."""
+    """Return whether a command only tests a condition."""
     if isinstance(node, Pair):
         return _is_test(node.left)
     if isinstance(node, NegatedCommand):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memcalc.importers.shell.tokens import REDIRECTIONS, ShellError, Token, tokens
 
 _NAME = re.compile(r"[\w.-]+")
-_DEEPEST = 60  # commands within each other
+_DEEPEST = 60  # depth of nested commands
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CommandList:
 
 @dataclass(frozen=True)
 class IfStatement:
-    """Conditions with what they guard, and what else."""
+    """Conditions with the commands of each branch, and those of `else`."""
 
     branches: tuple[tuple[CommandList, CommandList], ...]
     otherwise: CommandList
@@ -53,7 +53,7 @@ class IfStatement:
 
 @dataclass(frozen=True)
 class CaseStatement:
-    """A word, and patterns with what they guard."""
+    """A word, and patterns with their commands."""
 
     word: str
     branches: tuple[tuple[tuple[str, ...], CommandList], ...]
@@ -92,7 +92,7 @@ def parse(text: str) -> CommandList:
     """Return the commands of a text.
 
     Raises:
-        ShellError: it is no shell script that we can read.
+        ShellError: the text is not a shell script that memcalc can parse.
     """
     return _Parser(tokens(text)).block(())
 
@@ -126,7 +126,7 @@ class _Parser:
             self.at += 1
 
     def block(self, ends: tuple[str, ...]) -> CommandList:
-        """Commands up to one of these words, or to the end of the text."""
+        """Return the commands up to one of these words, or to the end of the text."""
         self.depth += 1
         if self.depth > _DEEPEST:
             raise ShellError("too deep")

@@ -6,22 +6,22 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# Only these end a word: any other blank of Unicode is part of one, as in a shell; a carriage return ends a line of DOS.
+# As in a shell, only these end a word, not other Unicode blanks; a carriage return ends a line of a DOS file.
 _BLANKS = " \t\r"
 _PLAIN = re.compile(r"[^ \t\r\n;&|<>()'\"\\$`]+")
 _OPERATOR = re.compile(r"\n|;;&?|;&|;|&&|&>>|&>|&|\|\||\|&|\||<<<|<<-|<<|<&|<|>>|>&|>\||>|\(|\)")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=$")
 _BEFORE_SUMS = ("if", "elif", "while", "until", "for", "!")
-_DEEPEST = 50  # quotes and substitutions within each other
+_DEEPEST = 50  # depth of nested quotes and substitutions
 REDIRECTIONS = ("<", ">", ">>", "<<", "<<-", "<<<", "&>", "&>>", ">&", "<&", ">|")
 
 
 class ShellError(ValueError):
-    """The text is no shell script that we can read."""
+    """The text is not a shell script that memcalc can parse."""
 
 
 class Token(NamedTuple):
-    """A word, or an operator; `body` is the text that a here-document's operator has."""
+    """A word or an operator; `body` is the text of a here-document."""
 
     text: str
     operator: bool = False
@@ -29,13 +29,13 @@ class Token(NamedTuple):
 
 
 def tokens(text: str) -> list[Token]:
-    """All of a script's.
+    """Return the tokens of a script.
 
     Raises:
         ShellError: a quotation mark or bracket is open at the end.
     """
     found: list[Token] = []
-    waiting: list[int] = []  # here-documents with text that begins after this line
+    waiting: list[int] = []  # here-documents that begin after this line
     at = 0
     while at < len(text):
         char = text[at]
@@ -66,7 +66,7 @@ def tokens(text: str) -> list[Token]:
 
 
 def word_end(text: str, at: int) -> int:
-    """Where the word that begins here ends."""
+    """Return the end of the word that begins here."""
     start = at
     while at < len(text):
         plain = _PLAIN.match(text, at)
@@ -80,10 +80,10 @@ def word_end(text: str, at: int) -> int:
 
 
 def skip(text: str, at: int, depth: int = 0) -> int:
-    """Behind what begins here: a quotation, a substitution, brackets, an escaped character, or one character.
+    """Return the position after a quotation, substitution, bracket, escaped character, or single character.
 
     Raises:
-        ShellError: it does not end.
+        ShellError: the end is missing.
     """
     if depth > _DEEPEST:
         raise ShellError("too deep")
@@ -131,7 +131,7 @@ def _end_of_line(text: str, at: int) -> int:
 
 
 def _here(text: str, at: int, found: list[Token], place: int) -> int:
-    """Put a here-document's text at its operator; the next line behind it."""
+    """Store a here-document's text in its operator; return the position of the line after it."""
     if place + 1 >= len(found):
         raise ShellError("no name of a here-document")
     name = found[place + 1].text
@@ -148,5 +148,5 @@ def _here(text: str, at: int, found: list[Token], place: int) -> int:
 
 
 def words_within(text: str) -> Iterator[str]:
-    """Return the words between an array's brackets."""
+    """Yield the words between an array's brackets."""
     return (token.text for token in tokens(text) if not token.operator)

@@ -43,14 +43,14 @@ def junit_xml(report: CheckReport, unit: Unit) -> str:
 
 
 def _case(outcome: CheckOutcome, unit: Unit, *, fails: bool) -> list[str]:
-    said = sentence(outcome, unit)
+    text = sentence(outcome, unit)
     if not fails:
-        told = "\n".join((said, *outcome.notes))
-        return _element(outcome.path, f"    <system-out>{_text(told)}</system-out>")
+        output = "\n".join((text, *outcome.notes))
+        return _element(outcome.path, f"    <system-out>{_text(output)}</system-out>")
     tag = "error" if outcome.status == "broken" else "failure"
     kind = _attribute(RULES[outcome.status][0])
     return _element(
-        outcome.path, f"    <{tag} type={kind} message={_attribute(said)}>{_text(f'{place(outcome)}: {said}')}</{tag}>"
+        outcome.path, f"    <{tag} type={kind} message={_attribute(text)}>{_text(f'{place(outcome)}: {text}')}</{tag}>"
     )
 
 

@@ -82,10 +82,10 @@ def notes(report: CheckReport) -> list[str]:
         for note in outcome.notes:
             found.setdefault(note, []).append(outcome.path)
     alone = len(report.outcomes) == 1
-    said = [shortened(note) if alone else f"{shortened(note)} ({_paths_text(paths)})" for note, paths in found.items()]
-    said = [*report.remarks, *said]
-    more = len(said) - _SAID
-    return [*said[:_SAID], f"and {more} more: see --format json"] if more > 0 else said
+    lines = [shortened(note) if alone else f"{shortened(note)} ({_paths_text(paths)})" for note, paths in found.items()]
+    lines = [*report.remarks, *lines]
+    more = len(lines) - _SAID
+    return [*lines[:_SAID], f"and {more} more: see --format json"] if more > 0 else lines
 
 
 def _paths_text(paths: list[str]) -> str:
@@ -108,7 +108,7 @@ def _limit(outcome: CheckOutcome, unit: Unit) -> str:
 
 def _change(growth: PeakGrowth, unit: Unit) -> str:
     if growth.difference == 0:
-        return "as in the baseline"
+        return "unchanged since the baseline"
     text = f"{signed(growth.difference, unit)} ({growth.difference / growth.baseline:+.2%}) since the baseline"
     if growth.allowed is None or growth.difference <= growth.allowed:
         return text

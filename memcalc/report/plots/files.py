@@ -81,7 +81,7 @@ def write_plot(
 
     Args:
         path: .png and .svg are drawn by matplotlib, .html needs nothing; .json has the timeline's document.
-        curve: what is drawn.
+        curve: the memory curve to draw.
         title: its heading.
         unit: of all numbers.
         tables: what a page shows below the picture.

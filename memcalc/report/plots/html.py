@@ -1,4 +1,4 @@
-"""The run as one HTML page that needs nothing else: hover over the picture for moments, over the legend for parts."""
+"""The run as one self-contained HTML page: hover over the plot for points in time, over the legend for components."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def curve_page(curve: MemoryCurve, title: str, unit: Unit = "GiB", tables: Itera
     """Return the HTML page of a memory curve.
 
     Args:
-        curve: what is drawn.
+        curve: the memory curve to draw.
         title: its heading.
         unit: of all numbers.
         tables: what else to show, below the legend.
@@ -48,7 +48,7 @@ def curve_part(curve: MemoryCurve, title: str, unit: Unit = "GiB", tables: Itera
     """Return the picture and tables as a part of somebody's page: a notebook's output. It needs no script.
 
     Args:
-        curve: what is drawn.
+        curve: the memory curve to draw.
         title: a line above the picture.
         unit: of all numbers.
         tables: shown below the legend.

@@ -29,7 +29,7 @@ def heading(text: str) -> str:
 
 
 def markup(text: str) -> str:
-    """Return the text for an element or a quoted attribute of SVG and HTML: as it reads, and nothing else."""
+    """Return the text for an element or a quoted attribute of SVG and HTML, escaped."""
     return escape(drawable(text))
 
 

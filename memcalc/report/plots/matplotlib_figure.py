@@ -120,7 +120,7 @@ def _phases(axes: Axes, outline: DownsampledTimeline) -> None:
         axes.axvline(right.begin, color=_GREY, linewidth=0.9, zorder=4)
     pixels = 900 / max(outline.length, 1)  # what the axes keep of 1200, about
     for mark in phases:
-        if (mark.end - mark.begin) * pixels >= _SEPARATED:  # lines close together would hide what is between them
+        if (mark.end - mark.begin) * pixels >= _SEPARATED:  # lines close together would hide the areas between them
             axes.axvline(mark.begin, color="white", linewidth=0.6, alpha=0.5, zorder=2.5)
     upright = [mark for mark in phases if not _fits(mark, pixels) and (mark.end - mark.begin) * pixels >= 11]
     for mark in phases:

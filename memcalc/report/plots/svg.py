@@ -13,7 +13,7 @@ LEFT, TOP, WIDTH, HEIGHT = 70, 34, 1110, 420  # of the field that is drawn on, i
 _BELOW = 124  # for the words of the axis
 _PER_LETTER = 6.5  # pixels that a letter takes, at most
 _NARROWEST = 13  # pixels that an upright word takes
-_SEPARATED = 6.0  # pixels; lines closer together would hide what is between them
+_SEPARATED = 6.0  # pixels; lines closer together would hide the areas between them
 _STEPS = (1, 2, 5)  # round numbers: these times a power of ten
 _LINES = 6  # of the axis, at most
 

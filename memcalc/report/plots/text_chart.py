@@ -16,7 +16,7 @@ from memcalc.report.screen import Screen, Span
 from memcalc.report.terminal import draw_grid, draw_line
 from memcalc.units import Unit, format_bytes, format_number
 
-WIDEST = 160  # columns; a wider picture says no more
+WIDEST = 160  # columns; a wider chart shows no more detail
 NARROWEST = 20  # columns; a narrower terminal breaks the lines
 ROWS = 16
 _LABELED = 4  # rows per number on the axis

@@ -46,11 +46,11 @@ def draw_cells(screen: Screen, cells: GridCells, file: str, unit: Unit, *, liste
         draw_line(screen, f"--all lists all {len(cells.cells):,} cells, and so does --format csv.", 0)
         screen.line()
     reasons = Counter((_answer(cell).outcome, _answer(cell).reason) for cell in cells.cells)
-    told = [(outcome, reason, count) for (outcome, reason), count in reasons.most_common() if reason]
-    for outcome, reason, count in told[:MOST_REASONS]:
+    counted = [(outcome, reason, count) for (outcome, reason), count in reasons.most_common() if reason]
+    for outcome, reason, count in counted[:MOST_REASONS]:
         draw_line(screen, f"{plural(count, 'cell')} {outcome}: {reason}", 0)
-    if len(told) > MOST_REASONS:
-        draw_line(screen, f"and {len(told) - MOST_REASONS} more reasons: see --format csv.", 0)
+    if len(counted) > MOST_REASONS:
+        draw_line(screen, f"and {len(counted) - MOST_REASONS} more reasons: see --format csv.", 0)
     before = f", {cells.used:,} of them from an earlier run" if cells.used else ""
     kept = plural(len(cells.cells) - (cells.unkept is not None), "cell")
     draw_line(screen, f"{kept} in {file}{before}.{' No others were run.' if cells.unkept else ''}", 0)

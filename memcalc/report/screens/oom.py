@@ -47,8 +47,8 @@ def subject(diagnosis: Diagnosis, unit: Unit) -> str:
     asked = report.figures.asked
     amount = "" if asked is None else f", requested {format_bytes(asked.bytes, unit)}"
     tensor = f" for {report.tensor}" if report.tensor else ""
-    said = [*report.sources[:8], *([] if len(report.sources) <= 8 else ["..."])]
-    who = f" ({', '.join(said)})" if said else ""
+    sources = [*report.sources[:8], *([] if len(report.sources) <= 8 else ["..."])]
+    who = f" ({', '.join(sources)})" if sources else ""
     when = f", in {report.phase.replace('_', ' ')}" if report.phase else ""
     times = "" if report.count == 1 else f"; {report.count:,} times"
     return (

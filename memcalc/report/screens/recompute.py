@@ -18,7 +18,7 @@ from memcalc.report.screens.verdict import error_bars, subject
 from memcalc.report.terminal import draw_grid, draw_line, draw_list
 from memcalc.units import Unit, format_bytes, format_number
 
-SCHEMA_VERSION = 2  # of `recompute`: what it says of a run; a chain's file has no verdict, and keeps 1
+SCHEMA_VERSION = 2  # schema version of `recompute` for a run; a chain file has no verdict, and keeps 1
 
 
 def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked: list[DeviceVerification]) -> None:
@@ -47,9 +47,9 @@ def draw_planning(screen: Screen, planning: RecomputeResult, unit: Unit, checked
     screen.line()
     draw_yaml(screen, planning)
     screen.line(("The plan in the syntax of other frameworks, as close as each allows", "bold"))
-    for said in planning.framework_texts:
-        draw_line(screen, f"{said.framework}: {distance(said, planning, unit)}", 2)
-        for line in said.lines:
+    for text in planning.framework_texts:
+        draw_line(screen, f"{text.framework}: {distance(text, planning, unit)}", 2)
+        for line in text.lines:
             screen.line((f"    {line}", ""))
     screen.line()
     draw_list(screen, "Not modelled", planning.result.not_modelled)
@@ -89,7 +89,7 @@ def _available(planning: RecomputeResult, unit: Unit) -> str:
 
 
 def remarks(planning: RecomputeResult, unit: Unit) -> Iterator[str]:
-    """How sure the verdict is, what is allocated, how good the plan is, and how layers are recomputed."""
+    """Yield sentences on the verdict's certainty, allocated memory, the plan, and recomputed layers."""
     loss, flops = planning.plan.loss, planning.configured.chain.flops
     if bars := error_bars(planning.result, unit):
         yield bars
@@ -120,7 +120,7 @@ def remarks(planning: RecomputeResult, unit: Unit) -> Iterator[str]:
 
 
 def checked_grid(checked: DeviceVerification, planning: RecomputeResult, unit: Unit) -> TextTable:
-    """Planned and traced peaks, phase by phase; then what is reserved, with whether that fits."""
+    """Return the table of planned and traced peaks by phase, then reserved memory and whether it fits."""
     outside = planning.result.headline.outside
     device = checked.reserved[1] + outside.device_context + outside.communication_library
     fits = "fits" if device <= planning.limit else "DOES NOT FIT"
@@ -153,12 +153,12 @@ def yaml_item(item: Any) -> str:
     return f"[{', '.join(map(yaml_item, item))}]" if isinstance(item, list) else str(item)
 
 
-def distance(said: FrameworkText, planning: RecomputeResult, unit: Unit) -> str:
+def distance(text: FrameworkText, planning: RecomputeResult, unit: Unit) -> str:
     """Return the memory and cost of the framework's own plan, compared with the plan."""
-    if said.difference:
-        return said.difference
-    peak = said.evaluation.peak_bytes - planning.plan.evaluation.peak_bytes
-    again = said.evaluation.recompute_flops - planning.plan.evaluation.recompute_flops
+    if text.difference:
+        return text.difference
+    peak = text.evaluation.peak_bytes - planning.plan.evaluation.peak_bytes
+    again = text.evaluation.recompute_flops - planning.plan.evaluation.recompute_flops
     if peak == 0 and again == 0:
         return "the plan itself"
     parts = []
@@ -168,5 +168,5 @@ def distance(said: FrameworkText, planning: RecomputeResult, unit: Unit) -> str:
         parts.append(
             f"{abs(again) / planning.configured.chain.flops:.1%} of a forward {'more' if again > 0 else 'less'}"
         )
-    over = said.evaluation.peak_bytes > planning.budget
+    over = text.evaluation.peak_bytes > planning.budget
     return " and ".join(parts or ["the same"]) + (", which does not fit" if over else "")

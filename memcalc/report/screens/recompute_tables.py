@@ -126,7 +126,7 @@ def _how(alike: list[int | Segment]) -> str:
 
 
 def _held(planning: TableSource, item: int | Segment) -> int:
-    """Return what an item saves until the end of forward: its input, and what is saved inside it."""
+    """Return the bytes that an item saves until the end of forward: its input, and tensors inside it."""
     blocks = planning.configured.chain.blocks
     if isinstance(item, int):
         return blocks[item].input_bytes + blocks[item].inside_bytes

@@ -27,10 +27,12 @@ def draw_compared(screen: Screen, compared: RecordComparison) -> None:
             draw_grid(screen, error_grid(errors_of(runs), f"trace on {trace}"))
         if misses := missed(runs):
             draw_grid(screen, miss_grid(misses, trace))
-        said, dead = compared.predicted_failures(trace)
-        if dead:
+        predicted, failed = compared.predicted_failures(trace)
+        if failed:
             draw_line(
-                screen, f"Out of memory: the trace on {trace} predicts {said} of the {dead} runs that ran out.", 0
+                screen,
+                f"Out of memory: the trace on {trace} predicts {predicted} of the {failed} runs that ran out.",
+                0,
             )
             screen.line()
     draw_list(screen, "Not traced", [f"{words}: {why}" for words, why in compared.missing])

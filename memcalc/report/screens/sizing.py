@@ -52,7 +52,7 @@ def draw_short(
 
     Args:
         screen: where to draw.
-        result: what is shown.
+        result: the result to show.
         unit: of memory.
         reason: what decides the peak.
         other: the run with transformers' modules, where it needs much more or less.
@@ -131,7 +131,7 @@ def draw_sizing(
 
     Args:
         screen: where to draw.
-        result: what is shown.
+        result: the result to show.
         unit: of memory.
         all_ranks: with a line for each kind of rank.
         explain: the component to show with formulas.

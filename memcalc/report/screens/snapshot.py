@@ -1,4 +1,4 @@
-"""What `replay` says of a snapshot: how far the model agrees with the real run, and what its memory is made of."""
+"""The screen of `replay` for a snapshot: agreement of the model with the real run, and composition of its memory."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def verdict(result: Sizing, unit: Unit) -> str:
     needs, headroom = format_bytes(needed, unit) + _counted_as(result), decision.limit_bytes - needed
     if decision.answer == "fits":
         return f"FITS: needs {needs} of {usable} ({format_bytes(headroom, unit)} free)."
-    if headroom >= 0:  # only with what is known of the parts that are not modelled
+    if headroom >= 0:  # only with the known lower bounds of unmodelled parts
         return f"DOES NOT FIT: needs at least {least}, but {limit_text(result, unit, clause=True)}.{without}"
     over = format_bytes(-headroom, unit)
     return f"DOES NOT FIT: needs {needs}, but {limit_text(result, unit, clause=True)} ({over} over).{without}"
@@ -147,15 +147,15 @@ def assumed(result: Sizing, unit: Unit) -> str:
     """Return the assumptions that move the peak by more than TOLD, the largest first; "" if there are none."""
     if not isinstance(result, Result):
         return ""
-    told = [each for each in result.spec.origin.assumptions if each.share > TOLD]
-    if not told:
+    notable = [each for each in result.spec.origin.assumptions if each.share > TOLD]
+    if not notable:
         return ""
     named = [
         f"{each.choice}: {each.taken} ({format_bytes(each.moved_bytes, unit)} less with {each.otherwise}; "
         f"--set {each.setting}=)"
-        for each in told[:MOST_ASSUMED]
+        for each in notable[:MOST_ASSUMED]
     ]
-    more = f"; and {len(told) - MOST_ASSUMED} more" if len(told) > MOST_ASSUMED else ""
+    more = f"; and {len(notable) - MOST_ASSUMED} more" if len(notable) > MOST_ASSUMED else ""
     return f"Assumed, because the file does not set them: {'; '.join(named)}{more}."
 
 

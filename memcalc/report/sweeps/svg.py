@@ -101,8 +101,8 @@ def _left_out(table: Table, drawn: int, first: HeatMap, down: int, across: int) 
     """Yield the parts that a plot of this size omits."""
     if down * across > 1:
         yield (
-            f"each cell is up to {down * across:,} configurations, as large as the largest of them: it fits if all of "
-            "them fit, and is close if none is too large"
+            f"each cell shows the largest of up to {down * across:,} configurations: it fits if all of them fit, and "
+            "is close if none is too large"
         )
     others = len(table) // first.numbers.size - drawn
     if others > 0:

@@ -126,7 +126,7 @@ def draw_comparison(screen: Screen, results: Sequence[Result], unit: Unit) -> No
     each = ", each" if len(results) > 2 else ""
     draw_line(screen, f"Differences: {words}{each} less {source_label(results[-1])}.", 0)
     if compare(*results).without_cuda:
-        draw_line(screen, "The estimate is without the workspaces and the rounding that only CUDA has.", 0)
+        draw_line(screen, "The estimate omits workspaces and block rounding, which exist only on CUDA.", 0)
     for grid in comparison_grids(results, unit):
         draw_grid(screen, grid)
     draw_list(screen, "Notes", map(shortened, results[-1].notes))

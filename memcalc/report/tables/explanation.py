@@ -58,7 +58,7 @@ def chapters(result: Result, word: str, unit: Unit, *, at_peak: bool = False) ->
     """Yield the chapters of `word` (a component, or "all"); those without a row only by name.
 
     Args:
-        result: what is explained.
+        result: the result to explain.
         word: a component, or "all".
         unit: of memory.
         at_peak: only the rows that are live at the peak.

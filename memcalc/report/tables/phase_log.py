@@ -36,7 +36,7 @@ class PhaseLog:
         return cls(tuple(curve.notebook()), phase_log_table(curve, unit))
 
     def __iter__(self) -> Iterator[PhaseLogLine]:
-        """Return the lines one after the other."""
+        """Iterate over the lines."""
         return iter(self.lines)
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ def phase_log_table(curve: MemoryCurve, unit: Unit) -> TextTable:
         sizes = (format_number(line.end, unit), change, format_number(line.peak, unit))
         rows.append((_name(line, last), *sizes, _PEAK if holds_peak else ""))
     what = "Allocated" if curve.allocated is not None else "Requested"
-    numbers = (Column("at its end", right=True), Column("change", right=True), Column("highest within", right=True))
+    numbers = (Column("at its end", right=True), Column("change", right=True), Column("peak", right=True))
     return TextTable(
         f"Phase log: {what.lower()}, {unit}", (Column("phase"), *numbers, Column("")), rows, frozenset(strong)
     )

@@ -41,5 +41,5 @@ def _copies(recipe: Recipe, dtype: str) -> tuple[str, ...]:
 
 MODULES_TEXT = (
     "plain modules: the papers' block in plain PyTorch; what autograd saves depends on the modules.",
-    "transformers modules: those of Hugging Face; --set implementation=huggingface.",
+    "transformers modules: Hugging Face's implementation (--set implementation=huggingface).",
 )

@@ -32,7 +32,7 @@ def tensor_grid(curve: MemoryCurve, unit: Unit, shown: int = SHOWN) -> TextTable
         Column("count", right=True),
         Column("tensor", wrap=True),
         Column("module", wrap=True),
-        Column("made by", wrap=True),
+        Column("allocated by", wrap=True),
     )
     title = f"Largest at the peak{f', in {phase}' if phase else ''}"
     return TextTable(title, columns, rows, frozenset({len(rows) - 1}), letters=True)

@@ -20,7 +20,7 @@ WIDTH = 120  # columns for lines that screens wrap themselves
 
 
 class SectionScreen(Screen):
-    """A screen that keeps what is drawn as sections: tables as tables, lines as lines."""
+    """A screen that stores its content as sections: tables as tables, lines as lines."""
 
     def __init__(self) -> None:
         super().__init__(io.StringIO(), WIDTH)

@@ -95,7 +95,7 @@ def test_a_layer_keeps(family: str) -> None:
 
 
 def kept_by_one_layer(family: str, fields: dict[str, object], attention: str) -> int:
-    """What a third layer keeps that two do not."""
+    """Return the tensors that a third layer saves in addition."""
     model: dict[str, object] = {
         "architecture": family,
         "num_layers": 1,

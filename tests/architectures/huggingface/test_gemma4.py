@@ -158,7 +158,7 @@ def test_generation_is_refused() -> None:
 
 
 def test_completions_are_refused() -> None:
-    with pytest.raises(InputError, match="generation of a model with other heads in full attention is not modelled"):
+    with pytest.raises(InputError, match="generation of a model with separate heads in full attention is not modelled"):
         memcalc.estimate(run("wf"), "completion_length=16")
 
 

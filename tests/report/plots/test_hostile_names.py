@@ -36,7 +36,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 
 class Elements(HTMLParser):
-    """What a page holds."""
+    """Tags and texts of an HTML page."""
 
     def __init__(self) -> None:
         super().__init__()

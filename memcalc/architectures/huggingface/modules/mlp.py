@@ -61,5 +61,5 @@ class Mlps(Family):
 
     @property
     def activation(self) -> str:
-        """Name of the activation in rows."""
+        """The name of the activation in rows."""
         return {"swiglu": "silu", "geglu": "gelu", "relu2": "relu"}.get(self.c.mlp, self.c.mlp)
