@@ -173,10 +173,12 @@ def _periods(values: list[tuple[_Run, Any]]) -> list[tuple[Any, str]]:
     return found or [(newest, "")]
 
 
-def _position(field: str) -> int:
+def _position(field: str) -> tuple[int, int]:
+    """Return the position of a field's block, and the field's own in a nested block, both as declared."""
+    block, _, nested = field.partition(".")
     names = [*BLOCKS["training"].model_fields, *NESTED["optimizer_options"].model_fields]
     names += [*BLOCKS["parallelism"].model_fields]
-    return names.index(field.partition(".")[0])
+    return names.index(block), [*NESTED[block].model_fields].index(nested) if nested else 0
 
 
 def _shown(value: Any) -> str:
