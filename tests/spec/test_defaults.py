@@ -117,6 +117,8 @@ def test_a_silent_file_has_these_values() -> None:
             "reduce_bucket_size": 500_000_000,
             "prefetch_bucket_size": 50_000_000,
             "param_persistence_threshold": 100_000,
+            "overlap_comm": None,
+            "separate_no_decay": False,
             "copies_fp32_weights": False,
         },
         "offload": "none",
