@@ -288,7 +288,7 @@ def test_memory_that_ran_out_before_the_time_does_not_fit_as_far_as_it_came(dry_
     result = dry_run(CATCHES_AND_WAITS, timeout=20)
 
     assert (result.outcome, result.fits) == (TIMED_OUT, None)
-    assert result.doubt == "the GPU's memory ran out once, and the program ended otherwise (timed out)"
+    assert result.doubt == "the GPU's memory ran out once, and the program ended differently (timed out)"
 
 
 SAVES = """
