@@ -163,6 +163,7 @@ def replay(
     source: Source,
     *overrides: str,
     gpu: str | None = None,
+    budget: str | None = None,
     device: int | None = None,
     progress: Progress = silent,
     **options: Unpack[ReplayOptions],
@@ -173,6 +174,7 @@ def replay(
         source: a file of events, a memory snapshot of PyTorch, or what `load` takes, which is traced.
         overrides: as for `load`.
         gpu: the GPU; None: the GPU of the configuration, else a device of unlimited size.
+        budget: memory limit of the GPU, such as "12GiB"; None: its usable memory.
         device: index of the device in a snapshot.
         progress: called with the progress of a trace.
         options: allocator, alloc_conf, release, memory_fraction, sweep, compare: see
@@ -180,9 +182,10 @@ def replay(
     """
     from memcalc.replaying import replay_source
     from memcalc.replaying.sources import open_source
-    from memcalc.spec.hardware.gpus import find_gpu
+    from memcalc.spec.hardware.gpus import find_gpu, with_budget
 
     path = source if isinstance(source, str | Path) else None
     opened = open_source(path, lambda: of_training(load(source, *overrides, gpu=gpu), "replay"), device, progress)
     named = gpu or opened.gpu
+    named = named if budget is None else with_budget(named, budget)
     return replay_source(opened, find_gpu(named) if named is not None else None, **options)

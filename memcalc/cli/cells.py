@@ -85,7 +85,7 @@ def run_cells(
     with _told(file) as tell:
         if by == "dry-run":
             reject_options(
-                {"--set (or --budget)": overrides, "--python": traced["python"]},
+                {"--set": overrides, "--python": traced["python"]},
                 "of traces",
                 "--by dry-run runs a command",
             )

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from memcalc.cli.messages import show_error
-from memcalc.cli.options import Units, complete_gpu
+from memcalc.cli.options import Budget, Units, complete_gpu
 from memcalc.cli.output import WrittenFiles, print_json
 from memcalc.errors import NotWritten
 from memcalc.files import write_text
@@ -34,11 +34,12 @@ def command(
     words: Annotated[list[str], typer.Argument(metavar="[--] COMMAND [ARGS]...", help="Training command to run.")],
     *,
     gpu: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--gpu", "-g", metavar="GPU", help="GPU to simulate; see `memcalc gpus`.", autocompletion=complete_gpu
         ),
-    ],
+    ] = None,
+    budget: Budget = None,
     gpus: Annotated[int, typer.Option(metavar="N", help="Number of GPUs on the simulated machine.")] = 1,
     steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="End each process after N optimizer steps.")
@@ -96,14 +97,20 @@ def command(
 
     Example: memcalc dry-run --gpu h100-80gb --steps 3 -- python train.py --batch-size 8
     """
+    from memcalc.errors import InputError
     from memcalc.nullcuda import run
     from memcalc.nullcuda.options import Options
+    from memcalc.spec.hardware.gpus import with_budget
 
+    if budget is not None:
+        gpu = with_budget(gpu, budget)
+    if gpu is None:
+        raise InputError(
+            "dry-run needs a GPU to simulate.", "Add --gpu GPU, which `memcalc gpus` lists, or --budget SIZE."
+        )
     if record is not None:  # whether it can be written is known before a long run, not after it
         record.parent.mkdir(parents=True, exist_ok=True)
         if record.is_dir():
-            from memcalc.errors import InputError
-
             raise InputError(f"{record} is a directory.", "Name a file.", "--record")
     options: Options = {
         "steps": steps,

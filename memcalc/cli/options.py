@@ -52,6 +52,8 @@ Gpu = Annotated[
         autocompletion=complete_gpu,
     ),
 ]
+BUDGET_HELP = "Memory limit per GPU, e.g. 12GiB; instead of --gpu or in addition."
+Budget = Annotated[str | None, typer.Option("--budget", metavar="SIZE", help=BUDGET_HELP)]
 Units = Annotated[Unit, typer.Option("--units", "-u", help="GiB is 2^30 bytes, GB is 10^9.")]
 PLOT_HELP = (
     "Draw memory over the run: .png or .svg (extra plot), .html, a self-contained page, or .json, its data. Repeatable."

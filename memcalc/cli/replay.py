@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Gpu, Plot, Set, Units, complete_config
+from memcalc.cli.options import Budget, Gpu, Plot, Set, Units, complete_config
 
 Policy = Literal["pytorch", "paddle-auto-growth", "paddle-naive-best-fit", "tensorflow", "ideal"]
 SOURCE_HELP = "A file of events, a memory snapshot of PyTorch (.pickle, also .gz), or a configuration to trace."
@@ -31,6 +31,7 @@ def command(
         str | None, typer.Option(metavar="X.Y", help="Version of the framework; default: the newest known.")
     ] = None,
     gpu: Gpu = None,
+    budget: Budget = None,
     memory_fraction: Annotated[
         float | None,
         typer.Option(
@@ -79,6 +80,7 @@ def command(
             alloc_conf=alloc_conf,
             release=release,
             gpu=gpu,
+            budget=budget,
             memory_fraction=memory_fraction,
             sweep=sweep or (),
             compare=compare,

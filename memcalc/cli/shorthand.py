@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from memcalc.cli.options import Budget
+
 GPUS = "gpus"
 
 _OPTIONS: dict[str, Any] = {
@@ -33,12 +35,7 @@ _OPTIONS: dict[str, Any] = {
             "--recompute", metavar="[HOW]", help="Recompute activations (gradient checkpointing); default: full."
         ),
     ],
-    "budget": Annotated[
-        str | None,
-        typer.Option(
-            "--budget", metavar="SIZE", help="Memory limit per GPU, e.g. 12GiB; instead of --gpu or in addition."
-        ),
-    ],
+    "budget": Budget,
     "optimizer": Annotated[
         str | None, typer.Option("--optimizer", metavar="NAME", help="Optimizer, such as adamw or adam-8bit.")
     ],

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from memcalc.cli.options import Gpu, Set, Units, complete_config
-from memcalc.cli.shorthand import with_shorthands
+from memcalc.cli.options import Budget, Gpu, Set, Units, complete_config
 from memcalc.units import Unit
 
 VARY_HELP = "A field and its values: b=1..64, s=1024..8192..1024, recompute=none,selective,full. Repeatable."
@@ -30,7 +29,6 @@ PLOT_HELP = "Draw the maps with the boundary of what fits: .svg or .html. Repeat
 CELLS = Path("memcalc-cells.jsonl")
 
 
-@with_shorthands(("budget",))
 def command(
     words: Annotated[list[str], typer.Argument(metavar="CONFIG", help=CONFIG_HELP, autocompletion=complete_config)],
     *,
@@ -38,6 +36,7 @@ def command(
     vary: Annotated[list[str] | None, typer.Option("--vary", metavar="FIELD=VALUES", help=VARY_HELP)] = None,
     overrides: Set = None,
     gpu: Gpu = None,
+    budget: Budget = None,
     gpus_per_node: Annotated[int | None, typer.Option(metavar="N", min=1, help=NODE_HELP)] = None,
     replay: Annotated[int, typer.Option(metavar="N", min=0, help=REPLAY_HELP)] = 0,
     form: Annotated[Literal["table", "json", "csv"], typer.Option("--format", "-f")] = "table",
@@ -75,6 +74,13 @@ def command(
     """
     from memcalc.cli.cells import of_formulas, of_runs, run_cells, show_cells, single
 
+    if budget is not None:
+        from memcalc.spec.hardware.gpus import with_budget
+
+        if by == "dry-run":
+            gpu = with_budget(gpu, budget)
+        else:  # the configuration may name the GPU
+            overrides = [f"hardware.budget={budget}", *(overrides or ())]
     traced = {"steps": steps, "python": python}
     dry = {"steps": steps, "gpus": gpus, "timeout": timeout, "skip_init": skip_init, "random_weights": random_weights}
     place = {"workers": workers, "scheduler": scheduler}

@@ -19,9 +19,8 @@ class Limit(NamedTuple):
             step only if they exceed the micro-batch.
         parameters_of_whole: elements of the whole model that this run's model is a part of; 0: unknown.
 
-    `memcalc.estimation.limits.limits_of` computes at_least_bytes and holds_memory from the other numbers: the reader of
-    a
-    file does not know the model's size, and a search changes the micro-batch.
+    `memcalc.estimation.limits.limits_of` computes at_least_bytes and holds_memory from the other numbers: the
+    reader of a file does not know the model's size, and a search changes the micro-batch.
     """
 
     feature: str

@@ -54,8 +54,7 @@ class _Replays:
         """Replay the front until every member that can be replayed is, or `most` replays are made.
 
         A replay that does not fit moves the front. Bisection finds its new place, since the next smaller configuration
-        that
-        certainly fits may be far away.
+        that certainly fits may be far away.
         """
         front, last = GrowthAxes(self.table), self._count + most
         can = self.table.can_replay

@@ -78,6 +78,8 @@ def test_every_command_with_a_configuration_and_a_gpu_takes_a_budget(run: Callab
         "gpt2: 1 configuration on a GPU with 5GiB: 1 fit"
         in run("sweep", "gpt2", "--budget", "5GiB", "--vary", "b=1").out
     )
+    assert "on a GPU with 1GiB" in run("replay", "gpt2", "--set", "l=2", "--budget", "1GiB").out
+    assert "budget = 12 has no unit" in run("dry-run", "--budget", "12", "--", "python", "train.py").err
     assert "--budget need a configuration" in run("oom", "docs/examples/oom.log", "--budget", "2GiB").err
 
 

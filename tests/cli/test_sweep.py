@@ -312,7 +312,7 @@ def test_cells_that_are_run(run: Callable[..., Run], monkeypatch: pytest.MonkeyP
         (("gpt2", "llama-7b", "--vary", "b=1"), "a sweep takes one configuration"),
         (
             ("--by", "dry-run", "--gpu", "t4", "--set", "b=1", "--vary", "b=1", "--", "true"),
-            "--set (or --budget) is an option of traces",
+            "--set is an option of traces",
         ),
         (("gpt2", "--by", "trace"), "nothing is varied"),
         (("gpt2", "--by", "trace", "--vary", "num_attention_heads=5,7"), "none of 2 configurations is valid"),

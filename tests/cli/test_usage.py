@@ -44,7 +44,7 @@ WRONG = {
         "error: Invalid value for '--host-bandwidth': not a number. Try `memcalc recompute --help`.\n"
     ),
     "dry-run -- python a.py": (
-        "error: Missing option '--gpu' / '-g': GPU to simulate; see `memcalc gpus`. Try `memcalc dry-run --help`.\n"
+        "error: dry-run needs a GPU to simulate. Add --gpu GPU, which `memcalc gpus` lists, or --budget SIZE.\n"
     ),
     "diff gpt3": "error: Missing argument 'B': second configuration. Try `memcalc diff --help`.\n",
     "estimate none/run.yaml": (

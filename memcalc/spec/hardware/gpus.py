@@ -98,8 +98,7 @@ def find_gpu(name: str) -> GpuSpec:
     """Return the GPU with this name or alias; case, spaces and the vendor's name are ignored.
 
     A size alone ("12GiB"), or after a name and a colon, is a memory budget of at most the GPU's usable memory. Without
-    a
-    name the kernels are those of an A100. "auto" is the GPU of this machine.
+    a name the kernels are those of an A100. "auto" is the GPU of this machine.
 
     Raises:
         InputError: the GPU is unknown; the message suggests the nearest names.

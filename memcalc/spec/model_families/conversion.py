@@ -19,10 +19,9 @@ from memcalc.spec.model_families.transformers_fallback import can_read_with_tran
 def read_hf_config(config: dict[str, object], where: str) -> dict[str, object]:
     """Return the raw `model:` block of a config.json, including `architecture`.
 
-    Fields that the family determines are omitted: `family_defaults` provides them for `architecture`. For a family (or
-    a
-    variant of one) without formulas, the block is the sizes and the file itself, if transformers is installed to read
-    it.
+    Fields that the family determines are omitted: `family_defaults` provides them for `architecture`. For a family
+    without formulas, or a variant of one, the block is the sizes and the file itself, if transformers is installed to
+    read it.
 
     Args:
         config: the parsed config.json.
