@@ -123,7 +123,7 @@ def _place_grpo(draft: Draft) -> None:
         )
     rewards = fields.get("reward_funcs")
     if any("/" in str(name) for name in (rewards if isinstance(rewards, list) else [rewards])):
-        draft.limit("a reward model", holds_memory=True)  # grpo_trainer.py: else a function
+        draft.limit("a reward model", holds_memory=True)  # grpo_trainer.py: text that names no function names a model
     beta = fields.get("beta", 0)
     if beta not in (0, 0.0) and not (is_on(facts.get("peft")) or "model_init_kwargs" in fields):
         draft.default("training.reference_model", True)
