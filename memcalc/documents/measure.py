@@ -50,7 +50,7 @@ class LargestRow(TypedDict):
     found: int | None
 
 
-class NotDone(TypedDict):
+class UnfinishedRun(TypedDict):
     """A run without a result."""
 
     run: str
@@ -67,7 +67,7 @@ class SuiteDocument(TypedDict):
     errors: list[ErrorRow]
     """of the estimates"""
     largest_batch: list[LargestRow]
-    not_measured: list[NotDone]
+    not_measured: list[UnfinishedRun]
 
 
 class Miss(TypedDict):
@@ -80,7 +80,7 @@ class Miss(TypedDict):
     """the same by the operators that allocate"""
 
 
-class Deaths(TypedDict):
+class OutOfMemoryRuns(TypedDict):
     """Runs that ran out of memory."""
 
     said: int
@@ -95,7 +95,7 @@ class TracedRecords(TypedDict):
     """fake or null"""
     errors: list[ErrorRow]
     misses: list[Miss]
-    out_of_memory: Deaths
+    out_of_memory: OutOfMemoryRuns
 
 
 class RecordsDocument(TypedDict):
@@ -106,7 +106,7 @@ class RecordsDocument(TypedDict):
     errors: list[ErrorRow]
     """of the estimates"""
     traces: list[TracedRecords]
-    not_traced: list[NotDone]
+    not_traced: list[UnfinishedRun]
 
 
 def measured_document(found: PredictedVsMeasured, ranks: Sequence[dict[str, Any]] = ()) -> ComparedDocument:

@@ -20,7 +20,7 @@ NEIGHBORS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Border:
+class FitBoundary:
     """The fit boundary of a sequence of values.
 
     Args:
@@ -45,7 +45,7 @@ def fit_boundary(
     step: int = 1,
     least: int = -1,
     round_places: int = 0,
-) -> Border:
+) -> FitBoundary:
     """Return the largest of increasing values that fits: doubling, bisection, then the next values.
 
     Args:
@@ -71,10 +71,10 @@ def fit_boundary(
     if round_places and low >= 0:
         low = _rounded(len(ladder), at, low, round_places)
     if low < 0:
-        return Border(0, ladder[0] if ladder else None, tried, (), min(NEIGHBORS, len(ladder)))
+        return FitBoundary(0, ladder[0] if ladder else None, tried, (), min(NEIGHBORS, len(ladder)))
     gaps = tuple(sorted(value for value, fitted in tried.items() if value < ladder[low] and not fitted))
     above = min(NEIGHBORS, len(ladder) - low - 1)
-    return Border(ladder[low], ladder[low + 1] if above else None, tried, gaps, above)
+    return FitBoundary(ladder[low], ladder[low + 1] if above else None, tried, gaps, above)
 
 
 def bracket_and_bisect(length: int, at: Callable[[int], bool], start: int) -> int:

@@ -13,7 +13,7 @@ from memcalc.states.optimizers.for_loop_step import SCRIPTS, creates_states_in_l
 from memcalc.states.optimizers.foreach_step import DECAYED, DROPPED_BEFORE, foreach_lists
 from memcalc.states.optimizers.optimizer_states import first_phase, own_states, shared_states
 from memcalc.states.optimizers.parameter_order import in_order
-from memcalc.states.optimizers.step_buffers import Alive, Buffer, item_of
+from memcalc.states.optimizers.step_buffers import Buffer, LiveTensor, item_of
 from memcalc.states.optimizers.update_rule import UpdateRule
 from memcalc.states.parameter_copies import UNSHARDED, ShardCounts
 from memcalc.stream.requests import Requests
@@ -154,5 +154,5 @@ class OptimizerUpdate:
         return self.requests.take(size, 0, Component.TEMPORARIES)
 
     def _size(self, parameter: LocalParameter, buffer: Buffer) -> int:
-        alive = Alive(parameter._replace(count=1), buffer)
+        alive = LiveTensor(parameter._replace(count=1), buffer)
         return item_of(alive, self.update, self.spread, self.card, 0, "").each

@@ -33,7 +33,7 @@ from memcalc.spec.spec import Spec
 from memcalc.states.gradient_policy import gradient_policy
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.state_options import state_options
-from memcalc.stream.peaks import SizelessStream, StorageKind, StretchPeak, live_at, peaks
+from memcalc.stream.peaks import IntervalPeak, SizelessStream, StorageKind, live_at, peaks
 from memcalc.stream.requests import EngineTensor, NamedRounds, Requests, TensorLabel
 
 EXISTING, IN_FLIGHT = "existing", "in flight"  # labels: gradients of earlier micro-batches, others in flight
@@ -248,7 +248,7 @@ class RecordedStream(NamedTuple):
     takes_over: bool
 
 
-class Asked:
+class RecordingInput:
     """Input of a recording, for a cache; equal if the keys are equal.
 
     Args:
@@ -268,12 +268,12 @@ class Asked:
 
     def __eq__(self, other: object) -> bool:
         """Compare the keys."""
-        return isinstance(other, Asked) and self.key == other.key
+        return isinstance(other, RecordingInput) and self.key == other.key
 
 
 @lru_cache(maxsize=MOST_RECORDED)
-def _recorded(asked: Asked) -> RecordedStream:
-    return asked.record()
+def _recorded(given: RecordingInput) -> RecordedStream:
+    return given.record()
 
 
 def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
@@ -364,14 +364,14 @@ class RecordedPasses:
         return PassPeak(self, (self._of_first if first else self._of_others)[phase], first)
 
     @cached_property
-    def _of_first(self) -> dict[str, StretchPeak]:
+    def _of_first(self) -> dict[str, IntervalPeak]:
         return self._peaks(first=True)
 
     @cached_property
-    def _of_others(self) -> dict[str, StretchPeak]:
+    def _of_others(self) -> dict[str, IntervalPeak]:
         return self._of_first if self.workspace is None else self._peaks(first=False)
 
-    def _peaks(self, *, first: bool) -> dict[str, StretchPeak]:
+    def _peaks(self, *, first: bool) -> dict[str, IntervalPeak]:
         sizes = [0] * len(self.stream.kinds)
         of_blocks = [each.sizes for each in self.sized]
         for number, block, storage in self.stream.tensors:
@@ -462,7 +462,7 @@ def recorded_step(
     others = None if reference is None else layers_of(reference, chunk, loops=loops)
     of_reference = None if reference is None or others is None else _key(reference, chunk, others, exist=False)
     key = "step", _key(spec, chunk, layers, exist=exist), with_workspace, of_reference
-    recording = _recorded(Asked(key, record)) if loops else record()
+    recording = _recorded(RecordingInput(key, record)) if loops else record()
     rounds = rounds_of(chunk, layers, others)
     sizer = None if reference is None else sizer_of(reference)
     return RecordedPasses(spec, chunk, recording, rounds, sizer_of(spec), sizer, workspace)
@@ -478,14 +478,14 @@ def recorded_evaluation(spec: Spec, chunk: Stage, sizer_of: Callable[[Spec], Pro
     layers = layers_of(run, chunk, loops=True)
     key = "evaluation", _key(run, chunk, layers, exist=False)
     rounds = rounds_of(chunk, layers)
-    return RecordedPasses(run, chunk, _recorded(Asked(key, record)), rounds, sizer_of(run))
+    return RecordedPasses(run, chunk, _recorded(RecordingInput(key, record)), rounds, sizer_of(run))
 
 
 class PassPeak(NamedTuple):
     """The peak of a pass, which may be the first backward of the run."""
 
     passes: RecordedPasses
-    peak: StretchPeak
+    peak: IntervalPeak
     first: bool
 
     @property

@@ -42,7 +42,7 @@ class StreamSegment(NamedTuple):
     rounds: Hashable
 
 
-class StretchPeak(NamedTuple):
+class IntervalPeak(NamedTuple):
     """The peak of an interval.
 
     Args:
@@ -136,7 +136,7 @@ class SizelessStream:
 
 def peaks(
     stream: SizelessStream, sizes: Sequence[int], rounds: Mapping[Hashable, int] = NO_ROUNDS
-) -> list[StretchPeak]:
+) -> list[IntervalPeak]:
     """Return the peak of each interval, in order.
 
     Args:
@@ -145,10 +145,10 @@ def peaks(
         rounds: numbers of rounds, by name.
     """
     size_of = [sizes[kind] for kind in stream.kind_of]
-    found: list[StretchPeak] = []
+    found: list[IntervalPeak] = []
     current = 0
     for number, script in enumerate(stream.scripts):
-        best = StretchPeak(current, number, 0, last=False)
+        best = IntervalPeak(current, number, 0, last=False)
         for begin, end, times in stream.segments(number, rounds):
             before, top, place = current, -1, begin
             for position in range(begin, end):
@@ -161,13 +161,13 @@ def peaks(
                         top, place = current, position + 1
             further = (current - before) * (times - 1)
             if top >= 0 and top + max(further, 0) > best.bytes:
-                best = StretchPeak(top + max(further, 0), number, place, last=further > 0)
+                best = IntervalPeak(top + max(further, 0), number, place, last=further > 0)
             current += further
         found.append(best)
     return found
 
 
-def live_at(stream: SizelessStream, peak: StretchPeak, rounds: Mapping[Hashable, int] = NO_ROUNDS) -> dict[int, int]:
+def live_at(stream: SizelessStream, peak: IntervalPeak, rounds: Mapping[Hashable, int] = NO_ROUNDS) -> dict[int, int]:
     """Return how many storages of each kind are live at a peak; `rounds` as for `peaks`."""
     live = [0] * len(stream.kinds)
     kind_of = stream.kind_of

@@ -23,7 +23,7 @@ from memcalc.simulation.recorded_step import RecordedPasses
 from memcalc.spec.hardware.gpus import GpuSpec
 from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_sums
-from memcalc.stream.peaks import StretchPeak, live_at
+from memcalc.stream.peaks import IntervalPeak, live_at
 from memcalc.stream.requests import TensorLabel
 from memcalc.sweeping.heights import Heights
 from memcalc.sweeping.vector_int import Indices, VectorInt, elementwise, plain
@@ -161,7 +161,7 @@ class _Highest(NamedTuple):
         chosen: index of each batch's point. [n]
     """
 
-    points: list[tuple[RecordedPasses, StretchPeak]]
+    points: list[tuple[RecordedPasses, IntervalPeak]]
     first: bool
     chosen: Indices
 
@@ -196,7 +196,7 @@ class StageSums:
         if spec.training.completion_length is not None:
             self._add_rollouts(spec, stage, gpu, phases.index(GENERATION))
         for span in spans(spec, stage, gpu, sizers.sizer_of):
-            points: list[tuple[RecordedPasses, StretchPeak]] = []
+            points: list[tuple[RecordedPasses, IntervalPeak]] = []
             heights: list[Matrix] = []
             for recorded in span.recorded:
                 found = Heights(recorded.stream, span.phase, recorded.rounds)
@@ -269,7 +269,7 @@ def _sized(recorded: RecordedPasses, label: TensorLabel) -> tuple[ArraySized, in
     return sized, sized.program.kind_of[label.storage]
 
 
-def _components(recorded: RecordedPasses, point: StretchPeak, cells: Indices, *, first: bool) -> Matrix:
+def _components(recorded: RecordedPasses, point: IntervalPeak, cells: Indices, *, first: bool) -> Matrix:
     """Return the bytes by component at a point in the step. [components, cells]"""
     found = np.zeros((len(COMPONENTS), len(cells)))
     for number, storages in live_at(recorded.stream, point, recorded.rounds).items():

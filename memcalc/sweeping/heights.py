@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memcalc.simulation.recorded_step import EXISTING
-from memcalc.stream.peaks import SizelessStream, StretchPeak
+from memcalc.stream.peaks import IntervalPeak, SizelessStream
 
 
 class Heights:
@@ -27,7 +27,7 @@ class Heights:
     """
 
     def __init__(self, stream: SizelessStream, phase: str, rounds: Mapping[Hashable, int]) -> None:
-        self.points: list[StretchPeak] = []
+        self.points: list[IntervalPeak] = []
         self._kind_of = stream.kind_of
         self._level: Counter[int] = Counter()  # live storages by kind
         self._rows: list[Counter[int]] = []
@@ -62,7 +62,7 @@ class Heights:
         self._level = _sum(self._level, further)
 
     def _note(self, stretch: int, position: int) -> None:
-        self.points.append(StretchPeak(0, stretch, position, last=False))
+        self.points.append(IntervalPeak(0, stretch, position, last=False))
         self._rows.append(self._level.copy())
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.ledger.component import Component
-from memcalc.stream.peaks import SizelessStream, StretchPeak, live_at, peaks
+from memcalc.stream.peaks import IntervalPeak, SizelessStream, live_at, peaks
 from memcalc.stream.requests import EngineTensor, Requests
 
 BLOCK = 512
@@ -15,12 +15,12 @@ SAVED, SCRATCH, GRADIENT = (
 )
 
 
-def peaks_of(requests: Requests) -> list[StretchPeak]:
+def peaks_of(requests: Requests) -> list[IntervalPeak]:
     stream = SizelessStream(requests)
     return peaks(stream, [-(-kind.requested // BLOCK) * BLOCK for kind in stream.kinds])
 
 
-def alive(requests: Requests, peak: StretchPeak) -> dict[tuple[str, int], int]:
+def alive(requests: Requests, peak: IntervalPeak) -> dict[tuple[str, int], int]:
     """How many storages are live, by name and blocks."""
     stream = SizelessStream(requests)
     kinds = ((stream.kinds[number], count) for number, count in live_at(stream, peak).items())

@@ -14,7 +14,7 @@ from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.states.optimizers.foreach_step import DECAYED
 from memcalc.states.optimizers.optimizer_states import is_hidden_matrix, is_in_four_bits
 from memcalc.states.optimizers.parameter_order import registered
-from memcalc.states.optimizers.step_buffers import ALL, PARTS, Alive, Buffer, StepPoint
+from memcalc.states.optimizers.step_buffers import ALL, PARTS, Buffer, LiveTensor, StepPoint
 from memcalc.states.optimizers.update_rule import UpdateRule
 
 TEMPORARY = Buffer("temporary")
@@ -51,21 +51,21 @@ def creates_states_in_loop(update: UpdateRule) -> bool:
 
 def for_loop_points(parameters: LocalParameters, update: UpdateRule) -> Iterator[StepPoint]:
     """Yield every point of a step that updates one parameter at a time."""
-    bound: dict[str, Alive] = {}
+    bound: dict[str, LiveTensor] = {}
     script_of = SCRIPTS.get(update.optimizer)
     if script_of is None or update.paged:
         return  # kernels that update in place
     for held, behind in _in_order(parameters, update):
         made = behind if creates_states_in_loop(update) else ALL
         for statement in script_of(update, held):
-            live = [*bound.values(), *(Alive(held, buffer) for buffer in statement.temporaries)]
+            live = [*bound.values(), *(LiveTensor(held, buffer) for buffer in statement.temporaries)]
             if statement.result is not None:
-                live.append(Alive(held, statement.result))
+                live.append(LiveTensor(held, statement.result))
             if statement.result is not None or statement.temporaries:
                 yield StepPoint(live, made)
             bound.pop(statement.target, None)
             if statement.result is not None:
-                bound[statement.target] = Alive(held, statement.result)
+                bound[statement.target] = LiveTensor(held, statement.result)
 
 
 def _in_order(parameters: LocalParameters, update: UpdateRule) -> Iterator[tuple[LocalParameter, frozenset[str]]]:

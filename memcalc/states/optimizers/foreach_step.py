@@ -7,7 +7,7 @@ allocator of the CUDA build.
 from __future__ import annotations
 
 from memcalc.layout.local_parameters import LocalParameters
-from memcalc.states.optimizers.step_buffers import Alive, Buffer, StepPoint
+from memcalc.states.optimizers.step_buffers import Buffer, LiveTensor, StepPoint
 from memcalc.states.optimizers.update_rule import UpdateRule
 
 DECAYED = "gradient with weight decay"
@@ -42,12 +42,15 @@ def foreach_lists(update: UpdateRule) -> tuple[str, ...]:
 
 def foreach_points(parameters: LocalParameters, update: UpdateRule) -> list[StepPoint]:
     """Return the points that may be the peak of a step that updates all parameters at once."""
-    lists = [Alive(held, Buffer(name)) for name in foreach_lists(update) for held in parameters]
+    lists = [LiveTensor(held, Buffer(name)) for name in foreach_lists(update) for held in parameters]
     if update.optimizer == "rprop":  # torch.where of one gradient, and its condition
         largest = max(parameters, key=lambda parameter: parameter.elements)._replace(count=1)
-        lists += [Alive(largest, Buffer("condition", dtype="bool")), Alive(largest, Buffer("selected gradient"))]
+        lists += [
+            LiveTensor(largest, Buffer("condition", dtype="bool")),
+            LiveTensor(largest, Buffer("selected gradient")),
+        ]
     if update.optimizer == "adafactor":  # norms of the columns, for one parameter at a time
         matrices = [parameter._replace(count=1) for parameter in parameters if len(parameter.axes) == 2]
         columns = Buffer("norms of the columns", "stage", "uint8")
-        return [StepPoint(lists), *(StepPoint([Alive(held, columns)]) for held in matrices)]
+        return [StepPoint(lists), *(StepPoint([LiveTensor(held, columns)]) for held in matrices)]
     return [StepPoint(lists)]

@@ -40,7 +40,7 @@ class Buffer(NamedTuple):
     dtype: str = "update"
 
 
-class Alive(NamedTuple):
+class LiveTensor(NamedTuple):
     """A tensor live at the peak of the step, and its parameter; there is one per such parameter."""
 
     parameter: LocalParameter
@@ -55,25 +55,30 @@ class StepPoint(NamedTuple):
         parts_with_states: parts of the model that have states by then, in the first step.
     """
 
-    live: list[Alive]
+    live: list[LiveTensor]
     parts_with_states: frozenset[str] = ALL
 
 
-def bytes_of(live: Alive, update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors) -> int:
+def bytes_of(live: LiveTensor, update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors) -> int:
     """Return the bytes of all tensors of this type, rounded to allocator blocks."""
     item = item_of(live, update, shards, gpu, 0, "")
     return item.block * item.count
 
 
 def items_of(
-    moment: Iterable[Alive], update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors, mask: int, citation: str
+    moment: Iterable[LiveTensor],
+    update: UpdateRule,
+    shards: ShardCounts,
+    gpu: Multiprocessors,
+    mask: int,
+    citation: str,
 ) -> list[RowDraft]:
     """Return the items live at a point of the step."""
     return [item_of(live, update, shards, gpu, mask, citation) for live in moment]
 
 
 def item_of(
-    live: Alive, update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors, mask: int, citation: str
+    live: LiveTensor, update: UpdateRule, shards: ShardCounts, gpu: Multiprocessors, mask: int, citation: str
 ) -> RowDraft:
     """Return one temporary of a parameter as an item."""
     parameter, buffer = live

@@ -18,7 +18,7 @@ from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.optimizers.for_loop_step import for_loop_points
 from memcalc.states.optimizers.foreach_step import DECAYED, DROPPED_BEFORE, foreach_points
 from memcalc.states.optimizers.optimizer_states import is_hidden_matrix
-from memcalc.states.optimizers.step_buffers import Alive, Buffer, StepPoint, bytes_of, items_of
+from memcalc.states.optimizers.step_buffers import Buffer, LiveTensor, StepPoint, bytes_of, items_of
 from memcalc.states.optimizers.update_rule import UpdateRule
 from memcalc.states.parameter_copies import ShardCounts
 from memcalc.workspaces.multiprocessors import Multiprocessors
@@ -64,7 +64,7 @@ def step_temporaries(
     parameters: LocalParameters, update: UpdateRule, step: StepOptions, states: dict[str, int]
 ) -> StepPeaks:
     """Return the tensors live at the peak of each step; `states`: bytes that the first step creates, by part."""
-    sizes: dict[Alive, int] = {}
+    sizes: dict[LiveTensor, int] = {}
 
     def weight(point: StepPoint) -> int:
         for live in point.live:
@@ -105,10 +105,10 @@ def _placing(parameters: LocalParameters, update: UpdateRule) -> Iterator[StepPo
     if not whole:
         return
     copies = 2 if second_moment_casts(update.optimizer) and update.implementation != "fused" else 1
-    yield StepPoint([Alive(held, Buffer(f"gradient's own rows {n + 1}")) for held in whole for n in range(copies)])
-    placed = [Alive(held, Buffer("gradient's own rows")) for held in whole]
+    yield StepPoint([LiveTensor(held, Buffer(f"gradient's own rows {n + 1}")) for held in whole for n in range(copies)])
+    placed = [LiveTensor(held, Buffer("gradient's own rows")) for held in whole]
     if update.decays and update.implementation == "foreach" and update.optimizer in DROPPED_BEFORE:
-        yield StepPoint([*(Alive(held, Buffer(DECAYED)) for held in parameters), *placed])
+        yield StepPoint([*(LiveTensor(held, Buffer(DECAYED)) for held in parameters), *placed])
     for point in _update_moments(parameters, update):
         # A tensor that is added to the gradient, or the sum, is live while the gradient is read.
         made = [live for live in point.live if update.optimizer == "lion" or live.buffer.name == DECAYED]
@@ -186,4 +186,4 @@ def clipping_items(parameters: LocalParameters, update: UpdateRule, step: StepOp
 def _averaging(parameters: LocalParameters) -> StepPoint:
     """Return the peak of averaging: each parameter is cast to fp32 in turn (memcalc/step/ema.py)."""
     largest = max(parameters, key=lambda parameter: parameter.elements)._replace(count=1)
-    return StepPoint([Alive(largest, Buffer("in fp32, for its average", dtype="fp32"))])
+    return StepPoint([LiveTensor(largest, Buffer("in fp32, for its average", dtype="fp32"))])

@@ -71,7 +71,7 @@ def plan_of(decoder: Decoder, spec: Spec) -> dict[str, ParallelStyle]:
         elif name == "embed_tokens":
             plan[path] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
         elif name == "embed_positions":
-            plan[path] = Whole(Shard(0) if sequence else Replicate())
+            plan[path] = ReplicatedModule(Shard(0) if sequence else Replicate())
         elif name in ("qkv_proj", "up_proj", "gate_proj"):
             plan[path] = ColwiseParallel()
         elif name in ("o_proj", "down_proj"):
@@ -89,11 +89,11 @@ def plan_of(decoder: Decoder, spec: Spec) -> dict[str, ParallelStyle]:
             # Modules that read a norm's output accept a DTensor; the output of a norm after a module is added to the
             # residual.
             added = name.endswith("output_norm") or name == "embed_norm"
-            plan[path] = SequenceParallel(use_local_output=added) if sequence else Whole(Replicate())
+            plan[path] = SequenceParallel(use_local_output=added) if sequence else ReplicatedModule(Replicate())
     return plan
 
 
-class Whole(ParallelStyle):
+class ReplicatedModule(ParallelStyle):
     """A module that every rank replicates, and runs on its shard of the input or on all of it.
 
     Args:
