@@ -44,6 +44,7 @@ LIBRARY_NEVER = re.compile(
     r"|^(pdb|doctest|pydoc|imaplib|smtplib|poplib|ftplib|mailbox|turtle|cProfile|profile|pstats|pickletools"
     r"|antigravity|this)\.py$|^encodings/(cp(?!437)|mac_|iso|big5|euc_|gb|hz|johab|koi8|shift_|ptcp|kz)"
 )
+NATIVE_LIBRARY = re.compile(r"^pydantic_core/.*\.so$")  # a separate file, which the browser compiles while it arrives
 NOTHING = re.compile("$^")
 KEPT = re.compile(r"^(asyncio|email|http|concurrent|logging|ctypes|html|tomllib)/")  # Pyodide or pydantic loads some
 
@@ -122,7 +123,10 @@ def main() -> None:
     write_archive(packages, files)
     write_archive(library, members(modules / "pyodide" / "python_stdlib.zip", LIBRARY_NEVER, KEPT))
     subprocess.run(["node", COMPILER, (modules / "pyodide").resolve(), packages, library, choices], check=True)
-    write_packages(given.site / "packages.bin", members(packages, NOTHING))
+    files = members(packages, NOTHING)
+    (native,) = filter(NATIVE_LIBRARY.match, files)
+    (given.site / "pydantic_core.wasm").write_bytes(files[native])
+    write_packages(given.site / "packages.bin", files | {native: b""})  # the import looks for a file
     write_archive(library, members(library, NOTHING))
     (given.site / "library.bin").write_bytes(gzip.compress(library.read_bytes(), 9, mtime=0))
     packages.unlink()

@@ -10,31 +10,48 @@ async function unpacked(name) {
   return new Response(response.body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-/** Write the files of an archive. It has the length of its index, the index (paths and sizes as JSON), and the bytes. */
+/** Write the files of an archive: the length of its index, the index (paths and sizes as JSON), and the bytes. */
 function extract(files, archive, folder) {
   const bytes = new Uint8Array(archive);
   let at = 4 + new DataView(archive).getUint32(0, true);
-  const folders = new Set();
+  const folders = new Set(), paths = [];
   for (const [path, size] of JSON.parse(DECODER.decode(bytes.subarray(4, at)))) {
     const target = `${folder}/${path}`, parent = target.slice(0, target.lastIndexOf("/"));
     if (!folders.has(parent)) files.mkdirTree(parent);
     folders.add(parent);
     files.writeFile(target, bytes.subarray(at, at += size), { canOwn: true });
+    paths.push(target);
   }
   performance.mark("packages written");
+  return paths;
 }
 
-/** Start: Pyodide compiles its interpreter while the archives are decompressed. */
+/** Compile WebAssembly while it arrives. A browser keeps compiled code in its cache only if it is compiled so. */
+const compiled = (name) => WebAssembly.compileStreaming(fetch(name));
+
+/** Start: the interpreter and pydantic's native library are compiled while the archives are decompressed. */
 async function start() {
+  const interpreter = compiled("pyodide/pyodide.asm.wasm"), native = compiled("pydantic_core.wasm");
   const packages = unpacked("packages.bin"), library = unpacked("library.bin");
   import("./pyodide/pyodide.asm.mjs"); // early: Pyodide imports it later
-  for (const each of [packages, library]) each.catch(() => {}); // an error is reported where the promise is awaited
+  for (const each of [interpreter, native, packages, library]) each.catch(() => {}); // Promise.all reports the error
   const indexURL = new URL("pyodide/", self.location.href).href, stdLibURL = `${indexURL}python_stdlib.zip`;
-  const plainFetch = self.fetch; // Pyodide fetches the standard library from this address, and gets the decompressed archive
-  self.fetch = async (address, options) => String(address) === stdLibURL ? new Response(await library) : plainFetch(address, options);
-  const fsInit = async (files, { sitePackages }) => extract(files, await packages, sitePackages);
-  const python = await loadPyodide({ indexURL, stdLibURL, fsInit });
+  // Pyodide fetches its standard library, and fetches and compiles its interpreter: it gets the ones from above.
+  const { fetch: plainFetch } = self, { instantiateStreaming } = WebAssembly;
+  const answers = { [stdLibURL]: async () => new Response(await library), [`${indexURL}pyodide.asm.wasm`]: async () => new Response() };
+  self.fetch = (address, options) => answers[address]?.() ?? plainFetch(address, options);
+  WebAssembly.instantiateStreaming = async (_, imports) => {
+    const module = await interpreter;
+    return { module, instance: await WebAssembly.instantiate(module, imports) };
+  };
+  let paths;
+  const fsInit = async (files, { sitePackages }) => { paths = extract(files, await packages, sitePackages); };
+  const [python, compiledNative] = await Promise.all([loadPyodide({ indexURL, stdLibURL, fsInit }), native, interpreter, packages, library]);
+  Object.assign(WebAssembly, { instantiateStreaming });
   self.fetch = plainFetch;
+  // Emscripten's plug-in for native libraries: the import finds this one loaded, and its file may be empty.
+  const path = paths.find((each) => each.endsWith(".so"));
+  await python._module.preloadPlugins.find((each) => each.canHandle(path)).handle(compiledNative, path);
   performance.mark("Python started");
   python.runPython("from memcalc.startup import start_quickly; start_quickly()");
   const engine = python.pyimport("memcalc.page.engine");
