@@ -116,7 +116,7 @@ def facts_of(path: Path) -> dict[str, Any] | None:
     try:
         imported = import_file(path) or list_config_json(path)
     except (InputError, Unavailable) as error:
-        return {"framework": None, "refused": str(error), "limits": []}
+        return {"framework": None, "refused": str(error).replace(str(path), path.name), "limits": []}
     if imported is None:
         return None
     given: list[str] = []
@@ -129,7 +129,8 @@ def facts_of(path: Path) -> dict[str, Any] | None:
             missing |= {f"model.{size}" for size in sizes[1].split(", ")} if sizes else set()
             more = next((each for words, each in GIVEN if words.search(str(error)) and each not in given), None)
             if more is None:
-                return {**lists_of(imported, missing), "given": given, "refused": str(error), "limits": []}
+                reason = str(error).replace(str(path), path.name)
+                return {**lists_of(imported, missing), "given": given, "refused": reason, "limits": []}
             given.append(more)
         else:
             limits = [resolved(spec, limit) for limit in spec.origin.limits]

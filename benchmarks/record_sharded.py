@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--case", help="run this one here, on whatever CUDA device is there")
     parser.add_argument("--outside", type=int, default=0, help="bytes to hold beside PyTorch, as NCCL would")
+    parser.add_argument("--delayed-events", action="store_true", help="as of `memcalc dry-run`; the record says so")
     parser.add_argument("--wait", action="store_true", help="with --case: load the packages, then wait for a line")
     arguments = parser.parse_args()
     if arguments.case is not None:
@@ -50,7 +51,7 @@ def main() -> None:
             print(READY, end="", flush=True)
             sys.stdin.readline()
         hold_outside(arguments.outside)
-        run(arguments.case, arguments.card, arguments.recordings)
+        run(arguments.case, arguments.card, arguments.recordings, delayed=arguments.delayed_events)
         return
     import yaml
 
@@ -65,7 +66,8 @@ def main() -> None:
         side_by_side(cases, command)
         return
     for case in cases:
-        ran = dry_run([*command, case], arguments.card, timeout=600, stdout=subprocess.DEVNULL)
+        delays = arguments.delayed_events
+        ran = dry_run([*command, case], arguments.card, timeout=600, stdout=subprocess.DEVNULL, delayed_events=delays)
         print(f"{case}: {ran.outcome}", flush=True)
 
 
@@ -141,7 +143,7 @@ def hold_outside(size: int) -> None:
         assert not failed, f"cudaMalloc of {size} bytes: error {failed}"
 
 
-def run(case: str, card: str, recordings: Path) -> None:
+def run(case: str, card: str, recordings: Path, *, delayed: bool = False) -> None:
     """Run one case as one rank of all, and append its record."""
     from memcalc.spec.loading import load
 
@@ -176,6 +178,7 @@ def run(case: str, card: str, recordings: Path) -> None:
             **({"deepspeed": version("deepspeed")} if runner is deepspeed else {}),
             **({"torchao": version("torchao")} if uses_torchao(spec.training) else {}),
         },
+        **({"events": "delayed"} if delayed else {}),
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,
         "requested": phases.requested,

@@ -43,7 +43,11 @@ ALONE = (
     "gpu/*",
 )  # runs of one GPU, as `measure` records them
 SAMPLED = ("allocator-settings", "sampled")  # as benchmarks/verdict_runs.py records them
-RANKS = ("reserved/*.jsonl", "gpu/*/ranks-*.jsonl")  # one rank of many, as benchmarks/record_sharded.py records them
+RANKS = (
+    "reserved/*.jsonl",
+    "sharded/*-fsdp1*.jsonl",
+    "gpu/*/ranks-*.jsonl",
+)  # one rank of many, as benchmarks/record_sharded.py records them
 GENERATIONS = "generation/reserved-*.jsonl"  # as benchmarks/record_generation.py records them
 OTHER_RANK = " rank="  # a word of the cases of other ranks than the first; of these, stages of pipelines are replayed
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds

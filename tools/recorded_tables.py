@@ -48,7 +48,7 @@ def replay_sentence() -> str:
     false_fits = sum(answer == "fits" and not done for answer, done in answers)
     return (
         f"The replayed reserved memory of one GPU is byte-exact on {_accuracy(alone)}.\n"
-        f"For one rank of DDP, FSDP2, DeepSpeed or tensor parallelism it is byte-exact on {_accuracy(ranks)}.\n"
+        f"For one rank of DDP, FSDP, DeepSpeed or tensor parallelism it is byte-exact on {_accuracy(ranks)}.\n"
         f"{len(answers):,} randomly sampled runs within 12% of their GPU's memory ran in PyTorch on a simulated GPU "
         f"(the null CUDA device): {false_fits} of the verdicts are a false FITS, {wrong - false_fits} a false DOES NOT "
         f"FIT, and {undecided} CANNOT SAY. Some of these runs led to corrections of the replay.\n"

@@ -101,7 +101,7 @@ def _copy_bytes(spec: Spec, width: int) -> int:
     split = parallelism.tensor_parallel * parallelism.pipeline_parallel * parallelism.expert_parallel
     if training.finetune != "full" or parallelism.weights_on_host or split > 1:
         return 0
-    sharded = parallelism.zero_stage == 3 or (parallelism.zero_stage and parallelism.engine == "fsdp2")
+    sharded = parallelism.zero_stage == 3 or (parallelism.zero_stage and parallelism.engine in ("fsdp1", "fsdp2"))
     wide = training.recipe in ("fp32", "amp") and parallelism.engine != "deepspeed"  # DeepSpeed casts it
     size = width if wide else min(width, 2)
     return size * count_parameters(spec.model) // (parallelism.shards if sharded else 1)
@@ -163,6 +163,8 @@ def _parallel(spec: Spec) -> Iterator[tuple[str, bool]]:
         yield "the ring buffers of keys and values under context parallelism", True
     if split_by_dtensor(spec) and (found := unsplittable(spec)):
         yield f"layers split by PyTorch's DTensor were not compared with a run here: {found[1]}", False
+    if parallelism.engine == "fsdp1" and parallelism.data_parallel > 1:  # a GPU waits for events: Tensor.record_stream
+        yield "memory freed while FSDP1's other streams use it: counted as free at once; a GPU can reserve more", False
     if megatron:
         yield "the workspace of cuDNN's attention, which is assumed to be that of flash attention", False
     if megatron and spec.model.moe is not None and parallelism.tensor_parallel > 1:

@@ -55,7 +55,7 @@ def _accelerate(spec: Spec, _: str | None) -> str:
     parallelism, training = spec.parallelism, spec.training
     block: Block = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": {"fsdp2": "FSDP", "deepspeed": "DEEPSPEED"}.get(
+        "distributed_type": {"fsdp1": "FSDP", "fsdp2": "FSDP", "deepspeed": "DEEPSPEED"}.get(
             _sharding_engine(spec), "MULTI_GPU" if parallelism.ranks > 1 else "NO"
         ),
         "mixed_precision": "no" if training.dtype == "fp32" else training.dtype,
@@ -66,7 +66,7 @@ def _accelerate(spec: Spec, _: str | None) -> str:
     }
     if block["distributed_type"] == "FSDP":
         block["fsdp_config"] = {
-            "fsdp_version": 2,
+            "fsdp_version": _fsdp_version(spec),
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             **_fsdp(spec, "fsdp_"),
@@ -294,18 +294,32 @@ def _trainer_optimizer(spec: Spec) -> str:
 def _trainer_sharding(spec: Spec, version: str | None) -> Block:
     """FSDP's or DeepSpeed's words in the Trainer's arguments."""
     engine = _sharding_engine(spec)
-    if engine == "fsdp2":
-        first: Block = {"fsdp": "full_shard auto_wrap"} if version is None else {version: 2}
+    if engine in ("fsdp1", "fsdp2"):
+        first: Block = {"fsdp": "full_shard auto_wrap"} if version is None else {version: _fsdp_version(spec)}
         return first | {"fsdp_config": _fsdp(spec, "")}
     return {"deepspeed": _deepspeed_block(spec)} if engine == "deepspeed" else {}
 
 
 def _fsdp(spec: Spec, prefix: str) -> Block:
-    settings = {
-        "reshard_after_forward": spec.parallelism.zero_stage == 3,
-        "offload_params": spec.parallelism.offload == "all",
+    parallelism = spec.parallelism
+    settings: Block = {
+        "reshard_after_forward": parallelism.zero_stage == 3,
+        "offload_params": parallelism.offload == "all",
     }
+    if parallelism.engine == "fsdp1":
+        prefetch = {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST"}.get(parallelism.fsdp.backward_prefetch)
+        settings = {
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "reshard_after_forward": "FULL_SHARD" if parallelism.zero_stage == 3 else "SHARD_GRAD_OP",
+            "backward_prefetch": prefetch or "NO_PREFETCH",
+            "forward_prefetch": parallelism.fsdp.forward_prefetch,
+            "use_orig_params": parallelism.fsdp.use_orig_params,
+        } | ({} if prefix else {"version": 1})
     return {f"{prefix}{name}": value for name, value in settings.items()}
+
+
+def _fsdp_version(spec: Spec) -> int:
+    return 1 if spec.parallelism.engine == "fsdp1" else 2
 
 
 def _sharding_engine(spec: Spec) -> str:

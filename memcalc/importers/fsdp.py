@@ -10,10 +10,9 @@ from memcalc.importers.file_format import Meaning, fact, lacking, nothing, part
 from memcalc.importers.offload import place_shards
 
 _HOW = (
-    *("auto_wrap_policy", "backward_prefetch", "backward_prefetch_policy", "cpu_ram_efficient_loading"),
-    *("final_state_dict_type", "forward_prefetch", "limit_all_gathers", "min_num_params", "state_dict_type"),
-    *("sync_module_states", "transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap", "use_orig_params"),
-    *("version", "cpu_offload_pin_memory"),
+    *("cpu_ram_efficient_loading", "final_state_dict_type", "limit_all_gathers", "state_dict_type"),
+    *("sync_module_states", "transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap"),
+    *("cpu_offload_pin_memory",),
 )
 
 # transformers 5.23, training_args.py; Accelerate 1.11, utils/dataclasses.py; axolotl 0.18, utils/schemas/fsdp.py: each
@@ -25,6 +24,13 @@ _NAMES: dict[str, Meaning] = {
     "offload_params": part("parallelism.offload"),
     "mixed_precision_policy": lacking("a separate precision of FSDP", "the precision of the step is counted"),
     "ignored_modules": lacking("modules that are not sharded"),
+    "version": part("parallelism.engine"),
+    "auto_wrap_policy": part("parallelism.engine"),
+    "min_num_params": part("parallelism.engine"),
+    "forward_prefetch": part("parallelism.fsdp.forward_prefetch"),
+    "backward_prefetch": part("parallelism.fsdp.backward_prefetch"),
+    "backward_prefetch_policy": part("parallelism.fsdp.backward_prefetch"),
+    "use_orig_params": part("parallelism.fsdp.use_orig_params"),
     **{name: nothing("changes the implementation, not what is saved") for name in _HOW},
 }
 
@@ -59,6 +65,7 @@ def place_fsdp(draft: Draft, words: str) -> int:
     if not words.strip() and not settings:
         return 0
     options = [*words.lower().replace(",", " ").split(), *_strategies(settings)]
+    draft.facts["fsdp_wraps"] = "auto_wrap" in options
     strategy = next((word for word in reversed(options) if word in _STAGES), "full_shard")
     stage = _STAGES[strategy]
     if strategy.startswith("hybrid") or strategy in ("4", "5"):
@@ -119,10 +126,7 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
         return ""
     version = _version(draft)
     if version == 1:
-        # A script builds its optimizer before accelerator.prepare flattens the parameters, so the optimizer references
-        # the unsharded parameters until the first step is over.
-        script = draft.given(FRAMEWORK) == "accelerate"
-        draft.limit("FSDP1", "FSDP2 with its mixed-precision policy is counted", holds_memory=script)
+        _place_flat_parameters(draft)
     elif draft.has("accelerate", "1.14"):
         draft.default("parallelism.fsdp.wrap", "layers-and-ends")
     steps = draft.given("training.gradient_accumulation_steps")
@@ -134,9 +138,71 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
     masters = str(draft.overridden.get("training.recipe", "")).startswith("mixed")
     if dtype is None or masters:
         return ""
-    for role in ("param_dtype", "reduce_dtype", "output_dtype"):
+    roles = ("param_dtype", "reduce_dtype", "output_dtype")
+    for role in roles[:2] if draft.given("parallelism.engine") == "fsdp1" else roles:
         draft.default(f"parallelism.fsdp.{role}", dtype)
     return "fp32" if version == 2 else "amp"
+
+
+def _place_flat_parameters(draft: Draft) -> None:
+    """Set FSDP1, its flat parameters and its prefetch; FSDP2 with a limit if FSDP1's units are not modelled.
+
+    Defaults are NO_PREFETCH and original parameters: Accelerate 1.15 commands/launch.py and utils/dataclasses.py;
+    transformers 5.23 training_args.py, _process_fsdp_args.
+    """
+    config = draft.facts.get("fsdp_config")
+    settings = config if isinstance(config, Mapping) else {}
+    if (reason := _lacks(draft, settings)) or "parallelism.engine" in draft.overridden:
+        if reason:
+            what = f"FSDP1 with {reason}"
+            draft.limit(what, "FSDP2 with its mixed-precision policy is counted", holds_memory=True)
+        return
+    draft.values["parallelism.engine"] = "fsdp1"
+    script = draft.given(FRAMEWORK) == "accelerate"
+    names = ("backward_prefetch", "backward_prefetch_policy")
+    prefetch = next((str(each).upper() for name in names if (each := _setting(settings, name)) is not None), "")
+    # FullyShardedDataParallelPlugin: the name of the policy, or its number in torch.distributed.fsdp.BackwardPrefetch
+    known = {"BACKWARD_PRE": "pre", "1": "pre", "BACKWARD_POST": "post", "2": "post"}
+    draft.default("parallelism.fsdp.backward_prefetch", known.get(prefetch, "none"))
+    draft.default("parallelism.fsdp.forward_prefetch", _is_on(settings, "forward_prefetch"))
+    original = str(_setting(settings, "use_orig_params", "true")).lower() == "true"
+    draft.default("parallelism.fsdp.use_orig_params", original)
+    if script and not draft.given("parallelism.fsdp.use_orig_params"):
+        # A script builds its optimizer before accelerator.prepare flattens the parameters.
+        what = "parameters that the optimizer references before FSDP1 flattens them"
+        draft.limit(what, "they are not counted", holds_memory=True)
+
+
+def _lacks(draft: Draft, settings: Mapping[Any, Any]) -> str:
+    """Return what the file sets that the engine of FSDP1 does not model; "" if nothing."""
+    policy = str(_setting(settings, "auto_wrap_policy", "")).upper()
+    script = draft.given(FRAMEWORK) == "accelerate"
+    by_size = not script and not policy and str(_setting(settings, "min_num_params", 0)) not in ("0", "None")
+    degrees = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
+    reasons = {
+        "adapters": draft.given("training.finetune") in ("lora", "qlora"),
+        "parameters in host memory": draft.given("parallelism.offload") not in (None, "none"),
+        "units by size": by_size or policy == "SIZE_BASED_WRAP",
+        "the model as one unit": policy == "NO_WRAP" or not (policy or by_size or _wraps_layers(draft)),
+        "other parallelism": any(draft.given(f"parallelism.{each}") not in (None, 1) for each in degrees),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
+
+
+def _wraps_layers(draft: Draft) -> bool:
+    """Return whether layers are units although the file names no policy.
+
+    transformers training_args.py: before 5.16 with the word auto_wrap in `fsdp`, from then on by default. Accelerate
+    1.15 utils/dataclasses.py: NO_WRAP.
+    """
+    if draft.given(FRAMEWORK) == "accelerate":
+        return False
+    return bool(draft.facts.get("fsdp_wraps")) or draft.has("transformers", "5.16")
+
+
+def _setting(settings: Mapping[Any, Any], name: str, default: Any = None) -> Any:
+    found = settings.get(f"fsdp_{name}", settings.get(name))
+    return default if found is None else found
 
 
 def _place_replicas(draft: Draft) -> None:

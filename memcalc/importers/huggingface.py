@@ -197,6 +197,8 @@ def finish_trainer(
             draft.default("training.autocast", True)  # accelerator.py, prepare_model: regardless of the weights' dtype
     if low and autocasts and not policy:
         _weight_dtype(draft, weights)
+    if low and policy and draft.given("parallelism.engine") == "fsdp1":  # accelerator.py, prepare_model: upcast to fp32
+        draft.default("parallelism.fsdp.load_dtype", "fp16" if weights in ("float16", "fp16") else "bf16")
     place_copies(draft)
 
 

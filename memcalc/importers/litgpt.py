@@ -98,13 +98,27 @@ def _finish(draft: Draft) -> None:
     if adapts:
         _adapters(draft)
     if gpus is not None and gpus > 1:
-        _sharding(draft, nodes)
+        _sharding(draft, nodes, recipe)
 
 
-def _sharding(draft: Draft, nodes: int) -> None:
-    """Set FSDP with blocks as units; fine-tuning checkpoints blocks, pretraining replicates shards across nodes."""
+def _sharding(draft: Draft, nodes: int, recipe: str) -> None:
+    """Set FSDP1 with blocks as units; fine-tuning checkpoints blocks, pretraining replicates shards across nodes.
+
+    Lightning 2.6 fabric/strategies/fsdp.py, FSDPStrategy: original parameters, and torch's prefetch in backward;
+    fabric/plugins/precision/fsdp.py: mixed precision gathers and reduces in 16 bits; no_backward_sync is no_sync.
+    """
     draft.default("parallelism.zero_stage", 3)
-    draft.default("parallelism.engine", "fsdp2")
+    if draft.given("training.finetune") in ("lora", "qlora"):  # frozen weights in a trained unit get gradients, too
+        draft.default("parallelism.engine", "fsdp2")
+        draft.limit("FSDP1 with adapters", "FSDP2 is counted", holds_memory=True)
+    else:
+        draft.default("parallelism.engine", "fsdp1")
+    if draft.given("parallelism.engine") == "fsdp1":
+        draft.default("parallelism.fsdp.use_orig_params", True)
+        draft.default("parallelism.fsdp.gradient_sync", "last")
+        if recipe == "amp":
+            for role in ("param_dtype", "reduce_dtype"):
+                draft.default(f"parallelism.fsdp.{role}", draft.given("training.dtype"))
     if "checkpoint_dir" in draft.given_fields:  # litgpt/finetune/full.py, lora.py
         draft.default("training.recompute", "full")
     elif nodes > 1:  # litgpt/pretrain.py: HYBRID_SHARD

@@ -130,7 +130,7 @@ def loads_weights(spec: Spec) -> bool:
     DeepSpeed's stage 3 shard modules that are built in another way.
     """
     parallelism = spec.parallelism
-    splits = parallelism.zero_stage > 0 and (parallelism.engine == "fsdp2" or parallelism.zero_stage == 3)
+    splits = parallelism.zero_stage > 0 and (parallelism.engine in ("fsdp1", "fsdp2") or parallelism.zero_stage == 3)
     return spec.training.framework not in (None, "loop") and not splits
 
 

@@ -164,10 +164,10 @@ def _passes(parts: StageBlocks) -> dict[str, int]:
 
 
 def _left(parts: StageBlocks, number: int) -> int:
-    """Return the bytes that a block's backward leaves allocated: not the gradients of a unit that FSDP2 shards."""
+    """Return the bytes that a block's backward leaves allocated: not the gradients of a unit that FSDP shards."""
     block, options = parts.blocks[number], state_options(parts.spec)
     is_unit = block.part != "head" or options.wraps_embedding_and_head
-    if options.engine == "fsdp2" and options.data_parallel > 1 and is_unit:
+    if options.engine in ("fsdp1", "fsdp2") and options.data_parallel > 1 and is_unit:
         return block.sized.bytes_of(block.program.left_without_gradients)
     return block.sized.bytes_of(block.program.left)
 

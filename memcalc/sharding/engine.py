@@ -35,6 +35,7 @@ class Engine:
     wraps_embedding_and_head = False  # whether the embedding is a unit, and final norm and LM head are another
     output_is_loss = False  # whether the loss is part of the root's forward
     repeats = True  # whether micro-batches and steps after the first make the same requests and frees
+    sum_stream = 0  # the CUDA stream on which autograd adds the gradients of a tied weight
     scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one
 
     def __init__(self, requests: Requests) -> None:

@@ -9,6 +9,7 @@ from memcalc.layout.local_parameters import LocalParameter
 from memcalc.sharding.ddp import DDP
 from memcalc.sharding.deepspeed import deepspeed_engine
 from memcalc.sharding.engine import ROOT, Engine
+from memcalc.sharding.fsdp1 import FSDP1
 from memcalc.sharding.fsdp2 import FSDP2
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
@@ -44,6 +45,8 @@ def engine_of(
         return deepspeed_engine(requests, ordered, units, spec, plan, rank)
     if options.engine == "fsdp2":
         return FSDP2(requests, units, options)
+    if options.engine == "fsdp1":
+        return FSDP1(requests, units, options, rank or 0)
     return DDP(requests, ordered, options)
 
 
@@ -65,7 +68,7 @@ def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:
 
 def takes_gradients_over(options: StateOptions) -> bool:
     """Return whether the run's engine takes over gradients: sharded gradients do not stay where autograd put them."""
-    return options.partitions_gradients or (options.engine == "fsdp2" and options.data_parallel > 1)
+    return options.partitions_gradients or (options.engine in ("fsdp1", "fsdp2") and options.data_parallel > 1)
 
 
 def arriving_gradients(spec: Spec, engine: Engine, *, exist: bool) -> GradientPolicy:

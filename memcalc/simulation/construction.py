@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from math import prod
 
@@ -12,11 +12,13 @@ from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
+from memcalc.sharding.engine import ROOT, by_unit
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.quantization import in_4_bits
 from memcalc.spec.model_families.conversion import family_buffers
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
+from memcalc.states.flat_states import flattens, unit_of
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.parameter_copies import ParameterCopy, Role
 from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_rows, registered_buffers
@@ -38,6 +40,12 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     buffers = _Buffers(spec, [item for item in standing if item.component is not Component.INPUTS])
     if options.engine == "fsdp2" and options.weights_on_host:
         yield from (_alone(item) for item in standing)
+        return
+    if flattens(options):
+        units = by_unit([each for each in ordered if not each.beside], stage.numbers)
+        yield from _flattened(units, [item for item in standing if item.component is Component.WEIGHTS], options)
+        yield from _kept_copies(ordered, copies, options)
+        yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
         return
     if is_built_on_meta(spec):
         weights = _joined(chain.from_iterable(_sized(ordered, copies, options, Role.WEIGHTS)))
@@ -75,6 +83,45 @@ def is_built_on_meta(spec: Spec) -> bool:
     parallelism = spec.parallelism
     sharded = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
     return (sharded or parallelism.tensor_parallel > 1) and spec.training.finetune != "qlora"
+
+
+def _flattened(
+    units: Mapping[int, tuple[LocalParameter, ...]], buffers: Sequence[RowDraft], options: StateOptions
+) -> Iterator[InitialTensors]:
+    """Yield the chunks of flat parameters as FSDP1 makes them, given a model in host memory and a `device_id`.
+
+    The parameters of a unit move to the device, are concatenated, and the rank's chunk is cloned. Units are layers,
+    then the root, in which the buffers are. Source: torch 2.13 distributed/fsdp/_init_utils.py,
+    _init_param_handle_from_module; _flat_param.py, flatten_tensors and shard. Chunks in 16 bits are cast to fp32
+    afterwards, the root's first (Accelerate 1.15 accelerator.py, prepare_model).
+    """
+    layers = [unit for number, unit in units.items() if number != ROOT]
+    roots = [units[ROOT]] if units[ROOT] else []
+    sizes = tuple(item.each for item in buffers for _ in range(item.count))
+    casts = options.loaded not in ("", options.base)
+    first = options._replace(base=options.loaded) if casts else options
+    # With use_orig_params the parameters reference the chunks that are cast until forward replaces them.
+    until = mask_of("model", "optimizer", "input", "zero_grad_1") if options.use_orig_params else mask_of("model")
+    made = [_flattening(unit, first) for unit in layers]
+    made += [_flattening(unit, first, () if casts else sizes) for unit in roots]
+    yield InitialTensors(
+        until if casts else from_phase("model"), tuple(InitialTensor(0, several=script) for script in made)
+    )
+    wide = DTYPE_BYTES[options.base]
+    chunks = [wide * unit_of(unit, options).shard for unit in (*roots, *layers)] if casts else []
+    standing = [] if roots and not casts else sizes
+    yield InitialTensors(from_phase("model"), tuple(map(InitialTensor, (*chunks, *standing))))
+
+
+def _flattening(
+    parameters: tuple[LocalParameter, ...], options: StateOptions, buffers: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """Return the requests that flatten and shard a unit: its chunk and its buffers stay."""
+    unit = unit_of(parameters, options)
+    size = DTYPE_BYTES[parameters[0].dtype or options.base]
+    moved = [each.elements * size for each in parameters]
+    whole, shard = unit.elements * size, unit.shard * size
+    return (*moved, *buffers, whole, shard, -whole, *(-each for each in moved))
 
 
 def _given_memory(

@@ -369,12 +369,13 @@ class ForwardBackward:
         block = self.blocks[frame.number]
         held, take, drop, labels = frame.held, self.requests.take, self.requests.drop, self.steps.labels(frame.number)
         handed_on, steps = -1, self.steps.of(frame.number, "backward")
+        tied_sum, sum_stream = block.program.tied_sum, self.engine.sum_stream
         interruptions = self.hooks.calls(frame, interruptions, backward=True)
         for position, (event, at, size, gone) in enumerate(steps):
             if position in interruptions:
                 interruptions[position]()
             if size and position and ("backward" in self.threads or not event.operator.multiplies):
-                held[at] = take(size, 0, labels[at])
+                held[at] = take(size, sum_stream if at == tied_sum else 0, labels[at])
             elif gone and position and at in held:
                 drop((held.pop(at),))
             elif not position and gradient >= 0:  # absent for the loss, and for frozen embeddings

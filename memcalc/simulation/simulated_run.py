@@ -356,7 +356,8 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
     alone = options.data_parallel == 1
     if parallelism.ranks == 1:
         return {"a sharding engine on one rank": parallelism.zero_stage > 0}
-    fsdp2 = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
+    fsdp = parallelism.engine in ("fsdp1", "fsdp2") and parallelism.zero_stage > 0
+    its_name = parallelism.engine.upper()
     deepspeed = parallelism.engine == "deepspeed"
     return {
         **(dict.fromkeys(pipeline_lacks(spec), True) if parallelism.pipeline_parallel > 1 else {}),
@@ -366,8 +367,8 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         **dict.fromkeys(lacks(spec, plan_of(spec)) if deepspeed else (), True),
         "fp32 gradients in addition to autograd's on several ranks": not (deepspeed or alone)
         and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
-        "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp2 or deepspeed),
-        "layers in one checkpoint segment under FSDP2": fsdp2
+        "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp or deepspeed),
+        f"layers in one checkpoint segment under {its_name}": fsdp
         and not all(isinstance(item, int) or len(item) == 1 for item in plan_of(spec)),
-        "a loss that reads the head's matrix under FSDP2": fsdp2 and training.loss in TOKENWISE,
+        f"a loss that reads the head's matrix under {its_name}": fsdp and training.loss in TOKENWISE,
     }

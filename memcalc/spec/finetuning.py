@@ -100,7 +100,7 @@ def packing_dtype(training: TrainingSpec, parallelism: ParallelismSpec) -> str:
 
     transformers' bnb_4bit_quant_storage: engines gather parameters of one floating-point dtype.
     """
-    spread = parallelism.shards > 1 and parallelism.zero_stage >= (2 if parallelism.engine == "fsdp2" else 3)
+    spread = parallelism.shards > 1 and parallelism.zero_stage >= (2 if parallelism.engine in ("fsdp1", "fsdp2") else 3)
     return training.dtype if spread else "uint8"
 
 

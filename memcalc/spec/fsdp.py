@@ -1,4 +1,4 @@
-"""Arguments of FSDP2's fully_shard: mixed-precision policy, units, and when gradients are reduced."""
+"""Arguments of FSDP1 and FSDP2: mixed-precision policy, units, prefetch, and when gradients are reduced."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from memcalc.spec.model import ConfigBlock
 Precision = Literal["fp32", "bf16", "fp16"]
 Wrap = Literal["layers", "layers-and-ends"]
 GradientSync = Literal["each", "last"]
+Prefetch = Literal["pre", "post", "none"]
 
 
 class FsdpSpec(ConfigBlock):
-    """FSDP2's mixed-precision policy (torch.distributed.fsdp.MixedPrecisionPolicy), its units, and its reductions."""
+    """Options of FSDP2 (fully_shard, MixedPrecisionPolicy) and FSDP1 (FullyShardedDataParallel, MixedPrecision)."""
 
     param_dtype: Precision | None = Field(
         None, description="dtype in which parameters are gathered, and modules compute; default: that of the shards"
@@ -34,7 +35,25 @@ class FsdpSpec(ConfigBlock):
     gradient_sync: GradientSync = Field(
         "each",
         description="micro-batches after which gradients are reduced: each | last (no_sync: until then they are summed "
-        "unsharded, in reduce_dtype)",
+        "unsharded, in reduce_dtype; under FSDP1 in param_dtype)",
+    )
+    use_orig_params: bool = Field(
+        False,
+        description="FSDP1: whether the optimizer updates a rank's part of each parameter, instead of one flat tensor "
+        "per unit",
+    )
+    load_dtype: Precision | None = Field(
+        None,
+        description="FSDP1: dtype in which weights are loaded and flattened, before the shards are cast to fp32; "
+        "default: that of the shards",
+    )
+    forward_prefetch: bool = Field(
+        False, description="FSDP1: whether forward gathers the next unit before this one runs, from the second batch on"
+    )
+    backward_prefetch: Prefetch = Field(
+        "pre",
+        description="FSDP1: when backward gathers the next unit: pre (before this unit's gradients) | post (after "
+        "them) | none (when it is needed)",
     )
 
     @property

@@ -32,7 +32,7 @@ Kernels = Literal["torch", "liger"]
 # Modelled families with modules that Liger's kernels replace (liger-kernel 0.8 transformers/monkey_patch.py).
 LIGER_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 Fp8 = Literal["none", "delayed", "tensorwise", "mxfp8", "blockwise", "rowwise", "rowwise-gw-hp"]
-Engine = Literal["ddp", "fsdp2", "deepspeed", "megatron"]
+Engine = Literal["ddp", "fsdp1", "fsdp2", "deepspeed", "megatron"]
 ContextMethod = Literal["ring", "all-to-all"]
 Offload = Literal["none", "optimizer", "parameters", "all"]
 OffloadActivations = Literal["none", "pinned", "pageable"]
@@ -305,7 +305,7 @@ class ParallelismSpec(ConfigBlock):
     zero_stage: Annotated[int, Field(ge=0, le=3)] = Field(
         0, description="what is sharded: 1: optimizer state, 2: gradients too, 3: weights too"
     )
-    fsdp: FsdpSpec = Field(FsdpSpec(), description="FSDP2's mixed-precision policy, units and reductions")
+    fsdp: FsdpSpec = Field(FsdpSpec(), description="mixed-precision policy, units and reductions of FSDP1 or FSDP2")
     zero_optimization: ZeroSpec = Field(ZeroSpec(), description="DeepSpeed's buffer sizes, and what its release copies")
     offload: Offload = Field(
         "none",

@@ -18,6 +18,7 @@ from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states import pipelining
+from memcalc.states.flat_states import construction_rows
 from memcalc.states.state_options import StateOptions, state_options
 from memcalc.states.zero_offload import gradient_passage
 
@@ -39,6 +40,8 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
 
 @lru_cache(maxsize=1024)
 def _buffers(parameters: LocalParameters, options: StateOptions) -> tuple[RowDraft, ...]:
+    if options.engine == "fsdp1":
+        return tuple(construction_rows(parameters, options))
     if options.engine == "fsdp2":
         return ()
     if options.engine == "deepspeed" and options.zero_stage == 3:

@@ -17,6 +17,8 @@ def _adds_in_place(spec: Spec) -> bool:
     to_accumulated_grad...).
     """
     fsdp = spec.parallelism.fsdp
+    if spec.parallelism.engine == "fsdp1":  # autograd concatenates the gradients of a unit before it adds them
+        return False
     return fsdp.gradient_sync == "last" and fsdp.reduce_dtype in (None, read_dtype(spec))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import chain
 from types import MappingProxyType
 
 from memcalc.layout.local_parameters import LocalParameters, stage_parameters
@@ -18,6 +19,7 @@ from memcalc.ledger.ledger import Rows
 from memcalc.ledger.row_drafts import RowDraft, phases_of, run_phases
 from memcalc.ledger.row_writer import write_rows
 from memcalc.spec.spec import Spec
+from memcalc.states.flat_states import flat_states
 from memcalc.states.optimizer_step import optimizer_step_rows
 from memcalc.states.optimizers.optimizer_states import optimizer_states
 from memcalc.states.parameter_copies import copy_row
@@ -87,14 +89,18 @@ def _state_items(parameters: LocalParameters, options: StateOptions) -> tuple[tu
     tails: dict[int, int] = {}
     for group, own, trains in groups(parameters, options):
         copies = [copy for copy in kept_copies(own, trains=trains) if not is_on_host(copy, own)]
+        stored, updated, theirs = flat_states(group, own)
         for copy in copies:
             spread = own.spread(copy.sharded_from_stage)
-            items += [copy_row(copy, held, spread) for held in group]
+            items += [copy_row(copy, held, spread) for held in stored]
         stays = trains and not own.offloads
         states = []
         if stays:
-            states = [state for state in optimizer_states(group, own.update, own.spread(1)) if not state.paged]
-            items += optimizer_step_rows(group, own, states)
-        for mask, amount in state_remainders(group, own, copies, states).items():
+            states = [state for state in optimizer_states(updated, theirs.update, theirs.spread(1)) if not state.paged]
+            items += optimizer_step_rows(updated, theirs, states)
+        remainders = [state_remainders(stored, own, copies, states if updated is stored else ())]
+        if updated is not stored:
+            remainders.append(state_remainders(updated, theirs, (), states))
+        for mask, amount in chain.from_iterable(each.items() for each in remainders):
             tails[mask] = tails.get(mask, 0) + amount
     return tuple(items), MappingProxyType(tails)

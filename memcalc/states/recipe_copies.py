@@ -18,8 +18,8 @@ ZERO = "ZeRO (arXiv 1910.02054) section 3"
 
 def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCopy]:
     """Yield every copy of the parameters that is live in several phases; only the weights of frozen parameters."""
-    # FSDP2 always shards weights: its stage 2 keeps gathered parameters from forward to backward.
-    weights_from = 2 if options.engine == "fsdp2" else 3
+    # FSDP always shards weights: its stage 2 keeps gathered parameters from forward to backward.
+    weights_from = 2 if options.engine in ("fsdp1", "fsdp2") else 3
     citation = "the parameters that forward reads"
     made = "optimizer" if options.late_adapters else "model"
     held_in = options.stored_dtype or options.base

@@ -60,11 +60,17 @@ class StateOptions(NamedTuple):
     has_reference_model: bool = False  # a frozen reference copy of the model is resident
     zero: ZeroSpec = ZERO  # DeepSpeed's buffer sizes
     updates_in_backward: bool = False  # each parameter is updated as soon as its gradient is complete
+    use_orig_params: bool = False  # FSDP1: the optimizer updates views of parameters, not flat parameters
+    loaded: str = ""  # FSDP1: dtype in which weights are flattened; "": that of the shards
+    forward_prefetch: bool = False  # FSDP1: forward gathers the next unit before it needs it
+    backward_prefetch: str = "pre"  # FSDP1: when backward gathers the next unit
     float8_gather: Float8 | None = None  # torchao's layers, where FSDP2 gathers their weights in FP8
 
     @property
     def summed(self) -> str:
-        """The dtype in which FSDP2 accumulates unsharded gradients of micro-batches: that of the reduce-scatter."""
+        """The dtype of sums of unsharded gradients: under FSDP2 that of the reduce-scatter, under FSDP1 autograd's."""
+        if self.engine == "fsdp1":
+            return self.gathered or self.base
         return self.reduced or self.gathered or self.base
 
     @property
@@ -147,6 +153,10 @@ def state_options(spec: Spec) -> StateOptions:
         has_reference_model=training.reference_model,
         zero=spec.parallelism.zero_optimization,
         updates_in_backward=training.optimizer_in_backward,
+        use_orig_params=fsdp.use_orig_params,
+        loaded=fsdp.load_dtype or "",
+        forward_prefetch=fsdp.forward_prefetch,
+        backward_prefetch=fsdp.backward_prefetch,
         float8_gather=float8_of(spec) if training.fp8_all_gather else None,
     )
 

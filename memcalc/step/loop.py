@@ -114,15 +114,24 @@ class TrainingRun:
                     if self.spec.training.zero_grad_before == "forward":
                         self._zero_gradients(copies)
                 for remaining in reversed(range(self.spec.training.gradient_accumulation_steps)):
-                    if self.spec.parallelism.fsdp.gradient_sync == "last" and self.engine in SHARDING:
-                        from memcalc.step.ranks import reduce_gradients
-
-                        reduce_gradients(model, reduces=not remaining)
+                    if self.spec.parallelism.fsdp.gradient_sync == "last":
+                        self._reduce_gradients(model, reduces=not remaining)
                     self._micro_batch(model, self.inputs, step, observer)
                 with observer.phase(f"optimizer_step_{step}"):
                     self._update(copies, optimizer)
                     if average is not None:
                         average.update()
+
+    def _reduce_gradients(self, model: CausalLM, *, reduces: bool) -> None:
+        """Set whether the next backward of an FSDP model reduces its gradients."""
+        if self.engine in SHARDING:
+            from memcalc.step.ranks import reduce_gradients
+
+            reduce_gradients(model, reduces=reduces)
+        elif self.engine == "fsdp1":
+            from memcalc.step import fsdp1
+
+            fsdp1.reduce_gradients(model, reduces=reduces)
 
     def _zero_gradients(self, copies: Copies) -> None:
         """Free the gradients of the previous step, or zero them, once per step."""
@@ -146,6 +155,10 @@ class TrainingRun:
             from memcalc.step.ranks import build_sharded
 
             return build_sharded(self.spec, self.device)
+        if self.engine == "fsdp1":
+            from memcalc.step.fsdp1 import build_fsdp1
+
+            return build_fsdp1(self.spec, self.device)
         return build(self.spec, self.device)
 
     def _micro_batch(self, model: CausalLM, inputs: tuple[Any, Any], step: int, observer: Observer) -> None:

@@ -13,7 +13,7 @@ from memcalc.spec.spec import Spec
 NO_KERNEL = "No available kernel"  # PyTorch's message, ATen native/transformers/attention.cpp
 
 
-ENGINES = ("fsdp2", "ddp")  # PyTorch's engines, which the step can run
+ENGINES = ("fsdp1", "fsdp2", "ddp")  # PyTorch's engines, which the step can run
 
 
 def engine_of(spec: Spec) -> str | None:

@@ -132,12 +132,18 @@ def stands_in(spec: Spec) -> bool:
 
 
 def refuse_replicas(spec: Spec, semantics: str) -> None:
-    """Reject DistributedDataParallel with CUDA's semantics, which cannot be emulated by one rank.
+    """Reject FSDP1, and DistributedDataParallel with CUDA's semantics, which one rank cannot emulate.
 
     Raises:
         InputError: the run uses it.
     """
     parallelism = spec.parallelism
+    if parallelism.engine == "fsdp1" and parallelism.data_parallel > 1:
+        raise InputError(
+            "FullyShardedDataParallel resizes the memory of tensors, which fake tensors do not have.",
+            "Use `memcalc estimate`, `memcalc dry-run`, or engine: fsdp2.",
+            "parallelism.engine",
+        )
     if parallelism.data_parallel == 1 or parallelism.tensor_parallel > 1 or semantics == "cpu":
         return
     if parallelism.engine == "ddp":

@@ -1,4 +1,4 @@
-"""Estimates against one rank of FSDP2, DDP and DeepSpeed on the null CUDA device, at 8 and 64 ranks."""
+"""Estimates against one rank of FSDP, DDP and DeepSpeed on the null CUDA device, at 2 to 64 ranks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def of_rests(run: ShardedRun) -> float:
     """How much more blocks are than what is requested, as a share, where the estimate has none of that.
 
     Of GPT-2 large with adapters under DeepSpeed, with many small activations; the requested bytes are the
-    same to a dozen.
+    same to a dozen. Of GPT-2's 12 layers under FSDP1 the requested bytes are the same, too.
     """
-    return 0.01 if run.case.startswith("gpt2-large") and "finetune" in run.case else 0.0
+    small = run.engine == "fsdp1" and run.case.startswith("gpt2 num_layers=12")
+    return 0.01 if small or (run.case.startswith("gpt2-large") and "finetune" in run.case) else 0.0
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.case)

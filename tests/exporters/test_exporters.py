@@ -21,6 +21,14 @@ RUNS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "DDP": ("gpt2-large", ("dtype=fp16", "recipe=amp", "data_parallel=2", "gradient_accumulation_steps=7")),
     "fp32": ("gpt2-large", ("dtype=fp32", "recipe=fp32")),
     "FSDP2": ("llama-3-8b", ("zero_stage=3", "data_parallel=8", "b=2", "recompute=full")),
+    "FSDP1": (
+        "qwen2.5-7b",
+        (
+            *("engine=fsdp1", "zero_stage=2", "data_parallel=8", "recipe=amp", "implementation=huggingface"),
+            *("parallelism.fsdp.param_dtype=bf16", "parallelism.fsdp.use_orig_params=true"),
+            "parallelism.fsdp.backward_prefetch=post",
+        ),
+    ),
     "HSDP": ("llama-3-8b", ("zero_stage=3", "data_parallel=16", "data_parallel_replicate=2", "recompute=every-2")),
     "FSDP2 and tensors": (
         "llama-3-8b",
@@ -56,7 +64,7 @@ def run(name: str) -> tuple[Spec, str | None]:
     return load(source, *words, gpu="h100-80gb"), source if isinstance(source, str) else None
 
 
-QUICK = ("one GPU", "FSDP2", "HSDP", "ZeRO 2", "LoRA", "a hub id", "Megatron", "no known model")
+QUICK = ("one GPU", "FSDP1", "FSDP2", "HSDP", "ZeRO 2", "LoRA", "a hub id", "Megatron", "no known model")
 
 
 def pairs() -> list[tuple[str, str]]:
@@ -98,7 +106,7 @@ def test_every_program_has_runs_of_each_kind_that_it_can_run() -> None:
     written = pairs()
     for name, program in PROGRAMS.items():
         specs = [run(each)[0] for each, of in written if of == name]
-        assert {spec.parallelism.engine for spec in specs} >= set(program.engines) - {"fsdp1"}
+        assert {spec.parallelism.engine for spec in specs} >= set(program.engines)
         assert {each for each in DEGREES if any(getattr(spec.parallelism, each) > 1 for spec in specs)} >= set(
             program.degrees
         ) - {"expert_parallel", "context_parallel", "pipeline_parallel"}

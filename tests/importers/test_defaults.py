@@ -111,12 +111,12 @@ def test_hybrid_shards_ask_for_the_number_of_copies(tmp_path: Path) -> None:
 
 def test_fields_of_a_block_are_listed_one_by_one(tmp_path: Path) -> None:
     text = "distributed_type: FSDP\nmixed_precision: bf16\n"
-    text += "fsdp_config: {fsdp_version: 2, fsdp_offload_params: false, fsdp_of_tomorrow: 1}\n"
+    text += "fsdp_config: {fsdp_state_dict_type: FULL_STATE_DICT, fsdp_offload_params: false, fsdp_of_tomorrow: 1}\n"
     found = imported(tmp_path, "a.yaml", text)
 
     assert found.unknown == ("fsdp_config.fsdp_of_tomorrow",)
     assert "fsdp_config.fsdp_offload_params" in [path for path, _, _ in found.mapped]
-    assert "fsdp_config.fsdp_version" in [path for path, _ in found.no_effect]
+    assert "fsdp_config.fsdp_state_dict_type" in [path for path, _ in found.no_effect]
     inline = LLAMA + "per_device_train_batch_size: 1\ndeepspeed: {zero_optimization: {stage: 2, of_tomorrow: 1}}\n"
     found = imported(tmp_path, "b.yaml", inline)
     assert found.unknown == ("deepspeed.zero_optimization.of_tomorrow",)

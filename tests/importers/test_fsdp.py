@@ -46,11 +46,41 @@ def test_the_ends_are_units_since_accelerate_1_14(release: str, wrap: str, tmp_p
     assert sharding(loaded(tmp_path, text, MODEL, "s=64", f"versions.accelerate={release}"))[2] == wrap
 
 
-def test_fsdp1_runs_under_autocast_and_is_named_as_a_limit(tmp_path: Path) -> None:
-    spec = loaded(tmp_path, ACCELERATE.format(precision="bf16", version=1), MODEL, "s=64")
+LAYERS = "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
 
-    assert sharding(spec) == ("amp", ("bf16",) * 3, "layers", "last")
-    assert any(limit.feature == "FSDP1" and limit.holds_memory for limit in spec.origin.limits)
+
+def test_fsdp1_has_an_engine_and_runs_under_autocast(tmp_path: Path) -> None:
+    """Accelerate's defaults: no prefetch in backward, original parameters (commands/launch.py)."""
+    spec = loaded(tmp_path, ACCELERATE.format(precision="bf16", version=1) + LAYERS, MODEL, "s=64")
+
+    assert spec.parallelism.engine == "fsdp1"
+    assert sharding(spec) == ("amp", ("bf16", "bf16", None), "layers", "last")
+    assert (spec.parallelism.fsdp.backward_prefetch, spec.parallelism.fsdp.use_orig_params) == ("none", True)
+    assert not any(limit.holds_memory for limit in spec.origin.limits)
+    options = LAYERS + "  fsdp_backward_prefetch: BACKWARD_PRE\n  fsdp_use_orig_params: false\n"
+    options += "  fsdp_forward_prefetch: true\n"
+    spec = loaded(tmp_path, ACCELERATE.format(precision="bf16", version=1) + options, MODEL, "s=64")
+    assert (spec.parallelism.fsdp.backward_prefetch, spec.parallelism.fsdp.use_orig_params) == ("pre", False)
+    assert spec.parallelism.fsdp.forward_prefetch
+    assert any("the optimizer references" in limit.feature for limit in spec.origin.limits if limit.holds_memory)
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "reason"),
+    [
+        ("", (), "the model as one unit"),
+        ("  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n", (), "units by size"),
+        (f"{LAYERS}  fsdp_offload_params: true\n", (), "parameters in host memory"),
+        (LAYERS, ("finetune=lora",), "adapters"),
+    ],
+)
+def test_what_fsdp1_lacks_is_a_limit_that_holds_memory(
+    options: str, words: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    spec = loaded(tmp_path, ACCELERATE.format(precision="bf16", version=1) + options, MODEL, "s=64", *words)
+
+    assert spec.parallelism.engine == "fsdp2"
+    assert any(limit.feature == f"FSDP1 with {reason}" and limit.holds_memory for limit in spec.origin.limits)
 
 
 def test_without_mixed_precision_there_is_no_policy(tmp_path: Path) -> None:

@@ -112,6 +112,10 @@ def test_a_silent_file_has_these_values() -> None:
             "output_dtype": None,
             "wrap": "layers",
             "gradient_sync": "each",
+            "use_orig_params": False,
+            "load_dtype": None,
+            "forward_prefetch": False,
+            "backward_prefetch": "pre",
         },
         "zero_optimization": {
             "reduce_bucket_size": 500_000_000,

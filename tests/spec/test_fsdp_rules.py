@@ -9,6 +9,7 @@ from memcalc.spec.loading import load
 
 MODEL = {"l": 2, "d": 64, "h": 4, "V": 100}
 SHARDED = {"engine": "fsdp2", "zero_stage": 3, "data_parallel": 2}
+FLAT = SHARDED | {"engine": "fsdp1"}
 
 
 @pytest.mark.parametrize(
@@ -18,8 +19,8 @@ SHARDED = {"engine": "fsdp2", "zero_stage": 3, "data_parallel": 2}
             {},
             {"fsdp": {"wrap": "layers-and-ends"}},
             (
-                "parallelism.fsdp: the block fsdp needs engine = fsdp2, but engine = ddp. Set engine: fsdp2, or leave "
-                "fsdp out."
+                "parallelism.fsdp: the block fsdp needs engine = fsdp1 or fsdp2, but engine = ddp. Set engine: fsdp1 or "
+                "fsdp2, or leave fsdp out."
             ),
         ),
         (
@@ -27,7 +28,7 @@ SHARDED = {"engine": "fsdp2", "zero_stage": 3, "data_parallel": 2}
             SHARDED | {"fsdp": {"param_dtype": "bf16"}},
             (
                 "parallelism.fsdp.param_dtype: param_dtype = bf16 is not dtype = fp16: modules compute in the dtype "
-                "that FSDP2 gathers. Set param_dtype: fp16, or dtype: bf16."
+                "that FSDP gathers. Set param_dtype: fp16, or dtype: bf16."
             ),
         ),
         (
@@ -60,6 +61,46 @@ SHARDED = {"engine": "fsdp2", "zero_stage": 3, "data_parallel": 2}
             (
                 "training.recipe: recipe = fp32 computes in fp32, but dtype = bf16. Set dtype: fp32, or recipe: amp to "
                 "compute in 16 bits with fp32 weights."
+            ),
+        ),
+        (
+            {},
+            SHARDED | {"fsdp": {"use_orig_params": True}},
+            (
+                "parallelism.fsdp.use_orig_params: use_orig_params = true needs engine = fsdp1, but engine = fsdp2. Leave "
+                "use_orig_params out, or set engine: fsdp1."
+            ),
+        ),
+        (
+            {"recipe": "pure"},
+            FLAT | {"fsdp": {"wrap": "layers-and-ends"}},
+            (
+                "parallelism.fsdp.wrap: wrap = layers-and-ends needs engine = fsdp2, but engine = fsdp1. Leave wrap "
+                "out, or set engine: fsdp2."
+            ),
+        ),
+        (
+            {"recipe": "mixed-16"},
+            FLAT,
+            (
+                "training.recipe: recipe = mixed-16 is not modelled with engine = fsdp1. Set recipe: pure or amp or "
+                "fp32, or engine: fsdp2."
+            ),
+        ),
+        (
+            {"recipe": "pure"},
+            FLAT | {"fsdp": {"load_dtype": "bf16"}},
+            (
+                "parallelism.fsdp.load_dtype: load_dtype = bf16 needs fp32 shards, but recipe = pure. Set recipe: amp, or "
+                "leave load_dtype out."
+            ),
+        ),
+        (
+            {"recipe": "pure"},
+            FLAT | {"tensor_parallel": 2},
+            (
+                "parallelism.tensor_parallel: tensor_parallel = 2 is not modelled with engine = fsdp1. Set "
+                "tensor_parallel: 1, or engine: fsdp2."
             ),
         ),
     ],

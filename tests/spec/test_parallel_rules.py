@@ -135,8 +135,8 @@ def test_hybrid_sharding_has_groups_of_one_size() -> None:
         parallelism=shared | {"data_parallel_replicate": 3}
     )
     assert (
-        "configuration: parallelism.data_parallel_replicate: data_parallel_replicate = 2 needs engine = fsdp2, not "
-        "ddp. Set engine: fsdp2, which shards inside groups (HSDP), or leave data_parallel_replicate out."
+        "configuration: parallelism.data_parallel_replicate: data_parallel_replicate = 2 needs engine = fsdp1 or "
+        "fsdp2, not ddp. Set engine: fsdp2, which shards inside groups (HSDP), or leave data_parallel_replicate out."
         in refusal(parallelism={"data_parallel": 8, "data_parallel_replicate": 2})
     )
 

@@ -54,6 +54,12 @@ def test_shards_are_the_estimates_and_sum_to_the_whole(ranks: int) -> None:
     assert Component.COMMUNICATION_BUFFERS in traced.components("forward_2")
 
 
+def test_fsdp1_is_refused_on_fake_tensors() -> None:
+    """_flat_param.py resizes storages."""
+    with pytest.raises(InputError, match="resizes the memory of tensors"):
+        memcalc.trace(*SMALL[:-2], "engine=fsdp1", "zero_stage=3", "data_parallel=8")
+
+
 def test_replicas_are_refused_on_fake_tensors() -> None:
     """DDP's reducer is compiled code that reads memory."""
     with pytest.raises(InputError, match="Trace it with --device null"):

@@ -1,37 +1,44 @@
-"""Rules of FSDP2's mixed-precision policy and units (`parallelism.fsdp`)."""
+"""Rules of FSDP1 and FSDP2: mixed-precision policy, units and engine (`parallelism.fsdp`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memcalc.spec.fsdp import FsdpSpec
+from memcalc.spec.model_families.conversion import built_in_fp32
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.rule_sets.violations import Violation
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import ParallelismSpec
 from memcalc.spec.yaml_source import Path
+
+OF_FSDP1 = frozenset(("use_orig_params", "load_dtype", "forward_prefetch", "backward_prefetch"))
+OF_FSDP2 = frozenset(("output_dtype", "wrap"))
 
 
 def policy(spec: Spec) -> Iterator[Violation]:
     """Yield violations:
 
-    a policy needs fully_shard, its param_dtype is the compute dtype, and shards have no second copy.
+    a policy needs FSDP, its param_dtype is the compute dtype, and shards have no second copy.
     """
     training, parallelism, fsdp = spec.training, spec.parallelism, spec.parallelism.fsdp
     if fsdp.is_default:
         return
     key: Path = ("parallelism", "fsdp")
-    if parallelism.engine != "fsdp2":
+    if parallelism.engine not in ("fsdp1", "fsdp2"):
         if training.implementation != "torchtitan":  # that implementation's own rule reports it
             yield Violation(
                 key,
-                f"the block fsdp needs engine = fsdp2, but engine = {parallelism.engine}.",
-                "Set engine: fsdp2, or leave fsdp out.",
+                f"the block fsdp needs engine = fsdp1 or fsdp2, but engine = {parallelism.engine}.",
+                "Set engine: fsdp1 or fsdp2, or leave fsdp out.",
             )
         return
+    yield from _fields(parallelism)
     if fsdp.param_dtype not in (None, training.dtype):
         yield Violation(
             (*key, "param_dtype"),
             f"param_dtype = {fsdp.param_dtype} is not dtype = {training.dtype}: modules compute in the dtype that "
-            "FSDP2 gathers.",
+            "FSDP gathers.",
             f"Set param_dtype: {training.dtype}, or dtype: {fsdp.param_dtype}.",
         )
     if fsdp.output_dtype not in (None, training.dtype):
@@ -52,4 +59,63 @@ def policy(spec: Spec) -> Iterator[Violation]:
             (*key, "gradient_sync"),
             f"gradient_sync = last is not modelled with offload = {parallelism.offload}.",
             "Set gradient_sync: each, or offload: none.",
+        )
+
+
+def _fields(parallelism: ParallelismSpec) -> Iterator[Violation]:
+    """Yield violations: fields of the other FSDP."""
+    other = "fsdp2" if parallelism.engine == "fsdp1" else "fsdp1"
+    for field in (OF_FSDP2 if other == "fsdp2" else OF_FSDP1) & parallelism.fsdp.model_fields_set:
+        value = getattr(parallelism.fsdp, field)
+        if value != FsdpSpec.model_fields[field].default:
+            yield Violation(
+                ("parallelism", "fsdp", field),
+                f"{field} = {str(value).lower()} needs engine = {other}, but engine = {parallelism.engine}.",
+                f"Leave {field} out, or set engine: {other}.",
+            )
+
+
+def flat_parameters(spec: Spec) -> Iterator[Violation]:
+    """Yield violations: FSDP1 is modelled alone, for models with one dtype that train all of it, without a second copy.
+
+    torch 2.13 distributed/fsdp/_flat_param.py, _validate_tensors_to_flatten: a unit has one dtype.
+    """
+    training, parallelism, model = spec.training, spec.parallelism, spec.model
+    if parallelism.engine != "fsdp1":
+        return
+    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
+        if getattr(parallelism, name) > 1:
+            yield Violation(
+                ("parallelism", name),
+                f"{name} = {getattr(parallelism, name)} is not modelled with engine = fsdp1.",
+                f"Set {name}: 1, or engine: fsdp2.",
+            )
+    loaded = parallelism.fsdp.load_dtype
+    if loaded not in (None, "fp32") and RECIPES[training.recipe].weights != "fp32":
+        yield Violation(
+            ("parallelism", "fsdp", "load_dtype"),
+            f"load_dtype = {loaded} needs fp32 shards, but recipe = {training.recipe}.",
+            "Set recipe: amp, or leave load_dtype out.",
+        )
+    fields: dict[str, tuple[object, tuple[object, ...]]] = {
+        "recipe": (training.recipe, ("pure", "amp", "fp32")),
+        "finetune": (training.finetune, ("full",)),
+        "ema": (training.ema, ("none",)),
+        "fp8": (training.fp8, ("none",)),
+        "optimizer_in_backward": (training.optimizer_in_backward, (False,)),
+    }
+    for field, (value, known) in fields.items():
+        if value not in known:
+            yield Violation(
+                ("training", field),
+                f"{field} = {str(value).lower()} is not modelled with engine = fsdp1.",
+                f"Set {field}: {' or '.join(str(each).lower() for each in known)}, or engine: fsdp2.",
+            )
+    wide = built_in_fp32(model.architecture) if training.implementation == "huggingface" else ()
+    if (wide or training.fp32_modules) and RECIPES[training.recipe].weights != "fp32":
+        yield Violation(
+            ("training", "recipe"),
+            f"recipe = {training.recipe} does not run under FSDP1, which flattens parameters of one dtype: "
+            f"{', '.join(wide or training.fp32_modules)} has fp32 weights.",
+            "Set recipe: amp or fp32, or another engine.",
         )

@@ -219,10 +219,10 @@ def replicas(spec: Spec) -> Iterator[Violation]:
             f"data_parallel_replicate = {groups} does not divide data_parallel = {ranks}.",
             f"All groups have the same size: try {divisors(ranks)}.",
         )
-    if groups > 1 and parallelism.engine != "fsdp2":
+    if groups > 1 and parallelism.engine not in ("fsdp1", "fsdp2"):
         yield Violation(
             ("parallelism", "data_parallel_replicate"),
-            f"data_parallel_replicate = {groups} needs engine = fsdp2, not {parallelism.engine}.",
+            f"data_parallel_replicate = {groups} needs engine = fsdp1 or fsdp2, not {parallelism.engine}.",
             "Set engine: fsdp2, which shards inside groups (HSDP), or leave data_parallel_replicate out.",
         )
 

@@ -300,10 +300,11 @@ def _tensor_parallel(spec: Spec) -> Iterator[Violation]:
 
 def _engine(spec: Spec) -> Iterator[Violation]:
     engine, stage = spec.parallelism.engine, spec.parallelism.zero_stage
-    supported = {"ddp": (0,), "fsdp2": (2, 3), "deepspeed": (0, 1, 2, 3), "megatron": (0, 1)}
+    supported = {"ddp": (0,), "fsdp1": (2, 3), "fsdp2": (2, 3), "deepspeed": (0, 1, 2, 3), "megatron": (0, 1)}
     stages = supported[engine]
     if stage not in stages:
-        others = [other for other, own in supported.items() if stage in own]
+        # FSDP1 is deprecated, so no message suggests it.
+        others = [other for other, own in supported.items() if stage in own and other != "fsdp1"]
         yield Violation(
             ("parallelism", "engine"),
             f"engine = {engine} supports zero_stage {' and '.join(map(str, stages))}, not {stage}.",
@@ -394,6 +395,7 @@ RULES: tuple[Rule, ...] = (
     parallelism.replicas,
     parallelism.one_dtype,
     fsdp.policy,
+    fsdp.flat_parameters,
     _zero,
     offload.offload,
     offload.activations,

@@ -1,0 +1,93 @@
+"""FSDP1's flat parameters: all parameters of a unit in one tensor, of which each rank has an equal chunk.
+
+Source: torch 2.13 distributed/fsdp/_flat_param.py, FlatParamHandle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from memcalc.layout.local_parameters import LocalParameter
+
+ALIGNMENT = 16  # bytes; _get_aligned_numel: each parameter begins at a multiple of it, with use_orig_params=True
+ROOT_MODULE, FLAT = "root", "flat parameter"
+
+
+class FlatUnit(NamedTuple):
+    """The flat parameter of one unit.
+
+    Args:
+        ranges: the elements of each parameter in it.
+        elements: its elements, with the padding between parameters.
+        shard: elements of a rank's chunk, padded on the last ranks.
+        padding: elements of each padding between parameters and after the last one.
+    """
+
+    ranges: tuple[range, ...]
+    elements: int
+    shard: int
+    padding: tuple[int, ...] = ()
+
+    def pieces(self, rank: int) -> Iterator[int]:
+        """Yield the elements of each parameter in a rank's chunk; 0 if it has none."""
+        begin, end = rank * self.shard, (rank + 1) * self.shard
+        for own in self.ranges:
+            yield max(min(own.stop, end) - max(own.start, begin), 0)
+
+
+def flat_unit(parameters: Sequence[LocalParameter], ranks: int, element_bytes: int, *, aligned: bool) -> FlatUnit:
+    """Return the flat parameter of a unit (_init_flat_param_and_metadata).
+
+    Args:
+        parameters: the parameters of the unit, in registration order.
+        ranks: ranks that it is sharded across.
+        element_bytes: bytes of an element in the dtype in which modules compute.
+        aligned: whether parameters are aligned, and the total is a multiple of the ranks: with use_orig_params=True.
+    """
+    step, at = (ALIGNMENT // element_bytes if aligned else 1), 0
+    ranges: list[range] = []
+    padding: list[int] = []
+    for parameter in parameters:
+        padding.append(-at % step)
+        at += padding[-1]
+        ranges.append(range(at, at + parameter.elements))
+        at += parameter.elements
+    if aligned:
+        padding.append(-at % ranks)
+        at += padding[-1]
+    return FlatUnit(tuple(ranges), at, -(-at // ranks), tuple(filter(None, padding)))
+
+
+def units_of(
+    before: Sequence[LocalParameter], inside: Sequence[LocalParameter], after: Sequence[LocalParameter]
+) -> Iterator[tuple[str, tuple[LocalParameter, ...]]]:
+    """Yield the name and the parameters of each distinct unit, given those before, inside and after the layers."""
+    kinds: dict[str, list[LocalParameter]] = {}
+    for parameter in inside:
+        kinds.setdefault(parameter.module.partition("*")[0], []).append(parameter)
+    for prefix, alike in kinds.items():
+        yield f"{prefix}*", tuple(alike)
+    if root := (*before, *after):
+        yield ROOT_MODULE, root
+
+
+def flat_row(name: str, parameters: Sequence[LocalParameter], unit: FlatUnit, where: str) -> LocalParameter:
+    """Return the flat parameter of a unit as one parameter.
+
+    Args:
+        name: name of the unit.
+        parameters: its parameters.
+        unit: its flat parameter.
+        where: the part of the model: embedding, layer or head.
+    """
+    symbol = "P_root" if name == ROOT_MODULE else "P_layer"
+    first = parameters[0]
+    count = 1 if name == ROOT_MODULE else first.count
+    axes = ((symbol, unit.elements),)
+    return LocalParameter(name, FLAT, axes, count, where, first.dtype, any(each.trains for each in parameters))
+
+
+def piece(parameter: LocalParameter, elements: int) -> LocalParameter:
+    """Return a rank's part of a parameter: a view of its chunk of the flat parameter."""
+    return parameter._replace(axes=(("n", elements),), gradient=())

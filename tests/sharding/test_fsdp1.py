@@ -1,0 +1,156 @@
+"""FSDP1's flat parameters: padding, chunks, what a unit holds in forward and backward; and the recorded ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import memcalc
+from memcalc.layout.flat_parameters import FlatUnit, flat_unit
+from memcalc.layout.local_parameters import LocalParameter
+from memcalc.ledger.component import Component
+from memcalc.ledger.ledger import Ledger
+from memcalc.simulation.simulated_run import simulate, unsupported_reason
+from tests.thinning import quick_every
+
+DELAYED = (
+    Path(__file__).parents[2]
+    / "benchmarks"
+    / "recordings"
+    / "delayed-events"
+    / "null-h100-80gb-torch-2.13.0-fsdp1.jsonl"
+)
+RECORDINGS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "sharded"
+RECORDS = [
+    json.loads(line) for path in sorted(RECORDINGS.glob("*fsdp1*.jsonl")) for line in path.read_text().splitlines()
+]
+WIDTH, VOCAB, LAYERS, RANKS = 1024, 8192, 3, 4
+SIZES = (
+    f"num_layers={LAYERS}",
+    f"hidden_size={WIDTH}",
+    "num_attention_heads=16",
+    "num_key_value_heads=16",
+    "head_dim=64",
+    f"intermediate_size={4 * WIDTH}",
+    f"vocab_size={VOCAB}",
+    "tie_word_embeddings=false",
+    "b=1",
+    "s=64",
+    f"data_parallel={RANKS}",
+    "engine=fsdp1",
+)
+LAYER = 16 * WIDTH**2 + 2 * WIDTH  # q, k, v, o; gate, up, down of 4d; two norms
+ROOT = 2 * VOCAB * WIDTH + WIDTH  # embedding, LM head and final norm
+BF16, LAST = "fsdp.param_dtype=bf16", "fsdp.gradient_sync=last"
+
+
+def unit(*elements: int, ranks: int, aligned: bool) -> FlatUnit:
+    parameters = [LocalParameter(f"m{n}", "weight", (("n", each),), 1, "layer") for n, each in enumerate(elements)]
+    return flat_unit(parameters, ranks, 2, aligned=aligned)
+
+
+def run(*words: str) -> Ledger:
+    return memcalc.estimate("llama-3.2-1b", *SIZES, *words).ledger
+
+
+def tensors(ledger: Ledger, phase: str) -> dict[str, int]:
+    """Bytes of the engine's tensors at the peak of a phase."""
+    return {row.tensor: row.bytes for row in ledger.rows if row.module == "engine" and phase in row.phases}
+
+
+def test_original_parameters_begin_at_16_bytes() -> None:
+    """Of 2-byte elements 8; the total is a multiple of the ranks: 3, 5 of padding, 10, 0 to 20."""
+    found = unit(3, 10, ranks=4, aligned=True)
+
+    assert found == FlatUnit((range(3), range(8, 18)), 20, 5, (5, 2))
+    assert [*found.pieces(0)] == [3, 0]
+    assert [*found.pieces(1)] == [0, 2]
+    assert [[*found.pieces(rank)] for rank in (2, 3)] == [[0, 5], [0, 3]]
+
+
+def test_flat_parameters_have_no_padding_inside() -> None:
+    """13 elements in chunks of 4: the last rank's is padded."""
+    assert unit(3, 10, ranks=4, aligned=False) == FlatUnit((range(3), range(3, 13)), 13, 4)
+
+
+@pytest.mark.parametrize("words", [(), ("fsdp.use_orig_params=true",)])
+def test_chunks_times_ranks_are_the_parameters(words: tuple[str, ...]) -> None:
+    """fp32 chunks, their gradients and two moments: 4 + 4 + 8 bytes."""
+    ledger = run("zero_stage=3", "recipe=amp", BF16, *words)
+    parameters = LAYERS * LAYER + ROOT
+    rows = [row for row in ledger.rows if "zero_grad_2" in row.phases and not row.tensor.endswith("step counter")]
+
+    def held(component: Component) -> int:
+        return sum(row.bytes for row in rows if row.component is component)
+
+    assert held(Component.WEIGHTS) * RANKS == 4 * parameters
+    assert held(Component.GRADIENTS) * RANKS == 4 * parameters
+    # a rank has a quarter of each flat parameter, which may be one tensor or views of several parameters
+    assert held(Component.OPTIMIZER_STATE) * RANKS == 8 * parameters
+
+
+def test_the_root_stays_gathered_and_a_layer_does_not() -> None:
+    """In the loss: the root; at stage 2 all layers, too."""
+    root = {"flat parameter of the root, gathered": 2 * ROOT}
+
+    assert tensors(run("zero_stage=3", "recipe=amp", BF16), "loss_2") == root
+    layers = {"flat parameter of a layer, gathered": 2 * LAYERS * LAYER}
+    found = tensors(run("zero_stage=2", "recipe=amp", BF16), "loss_2")
+    assert {**found, **layers} == found | layers
+    assert sum(found.values()) == 2 * (ROOT + LAYERS * LAYER)
+
+
+@pytest.mark.parametrize(("prefetch", "layers"), [("pre", 2), ("none", 1), ("post", 1)])
+def test_backward_gathers_the_next_layer(prefetch: str, layers: int) -> None:
+    """In addition to the layer in backward, if `prefetch` is pre."""
+    words = ("zero_stage=3", "recipe=pure", f"fsdp.backward_prefetch={prefetch}", "vocab_size=256", "recompute=full")
+    found = tensors(run(*words), "backward_2")
+
+    assert found["flat parameter of a layer, gathered"] == layers * 2 * LAYER
+    assert found["flat gradient of a layer"] == 2 * LAYER
+
+
+def test_gradients_accumulate_unsharded_in_the_compute_dtype() -> None:
+    """`no_sync`: autograd adds to the flat gradient, which is reduced in another dtype only in the last micro-batch."""
+    words = ("zero_stage=3", "recipe=amp", BF16, "fsdp.reduce_dtype=fp32", LAST, "gradient_accumulation_steps=4")
+    rows = [row for row in run(*words).rows if "loss_2" in row.phases and row.component is Component.GRADIENTS]
+
+    assert sum(row.bytes for row in rows) == 2 * (LAYERS * LAYER + ROOT)
+
+
+def test_without_accumulation_no_sync_changes_nothing() -> None:
+    words = ("zero_stage=3", "recipe=amp", BF16)
+
+    assert run(*words, LAST).totals == run(*words).totals
+
+
+@pytest.mark.parametrize("record", quick_every(4, RECORDS))
+def test_recorded_ranks(record: dict) -> None:  # type: ignore[type-arg]
+    """Drawn at random; half of them recorded after the engine was frozen (sharded_cases.yaml)."""
+    spec = memcalc.load(record["spec"] | {"hardware": {"gpu": "h100-80gb"}})
+    assert not unsupported_reason(spec)
+    found = simulate(spec)
+
+    allocated, reserved = max(record["phases"].values()), max(record["reserved"].values())
+    assert max(top for top, _ in found.tops.values()) == pytest.approx(allocated, rel=5e-5)
+    assert found.reserved_bytes == pytest.approx(reserved, rel=1e-3)
+    for phase, (top, _) in found.tops.items():
+        assert top == pytest.approx(record["phases"][phase], rel=1e-3), phase
+
+
+def test_delayed_events_reserve_more_and_allocate_the_same() -> None:
+    """Memory that another stream uses is free only when the host waits for it: up to 95 % more is reserved."""
+    known = {record["case"]: record for record in RECORDS}
+    records = [json.loads(line) for line in DELAYED.read_text().splitlines()]
+
+    assert len(records) == 16
+    for record in records:
+        at_once = known[record["case"]]
+        assert max(record["phases"].values()) == pytest.approx(max(at_once["phases"].values()), rel=3e-3)
+        assert 1.05 < max(record["reserved"].values()) / max(at_once["reserved"].values()) < 1.96
+
+
+def test_both_lists_are_recorded() -> None:
+    assert len(RECORDS) == 16 + 16 + 3
