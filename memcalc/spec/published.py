@@ -72,7 +72,7 @@ def read_published(published: PublishedModel) -> ModelReading:
 
 
 def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> ModelReading:
-    """Read a config.json; for a vision-language model its language model, except inside `whole_models`.
+    """Read a config.json; for a vision-language model its language model, except inside `vision_language_models`.
 
     Args:
         config: the parsed config.json.
@@ -83,7 +83,11 @@ def read_config(config: dict[str, Any], where: str, parameters: int = 0) -> Mode
         InputError: as `read_hf_config`.
     """
     own = config.get("model_type") in known_families()
-    language = None if own or _whole.get() else language_config(config)
+    language = None if own else language_config(config)
+    if language is not None and _whole.get():
+        from memcalc.spec.model_families.transformers_fallback import with_class
+
+        return ModelReading(read_hf_config(_without_code(with_class(config), where), where))
     if language is None:
         return ModelReading(read_hf_config(_without_code(config, where), where))
     model = read_hf_config(language, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.spec.limits import Limit
 from memcalc.spec.spec import Spec
+from memcalc.spec.towers import tower_trains
 
 
 def not_run(spec: Spec) -> tuple[Limit, ...]:
@@ -18,5 +19,7 @@ def not_run(spec: Spec) -> tuple[Limit, ...]:
         "the mask of padded sequences": training.padding_mask != "none",
         "torch.compile": training.compile,
         "logits that are shifted": training.loss_shift != "labels",
+        # a `Spec` has the formulas' fields of the language model, from which a step of text is built
+        "images: activations, gradients and optimizer state of the vision tower": tower_trains(spec.model, training),
     }
     return tuple(Limit(what, holds_memory=True) for what, is_so in asked.items() if is_so)

@@ -147,3 +147,11 @@ def test_what_the_step_does_not_run_makes_a_trace_a_lower_bound(setting: str, wh
 
     assert [(limit.feature, limit.holds_memory) for limit in not_run(memcalc.load("gpt2", setting))] == [(what, True)]
     assert not_run(memcalc.load("gpt2")) == ()
+
+
+def test_a_trace_of_text_alone_leaves_a_tower_that_trains_untrained() -> None:
+    from memcalc.spec.untraced_features import not_run
+
+    seeing, frozen = (memcalc.load("datalab-to/surya-ocr-2", f"vision_tower={how}") for how in ("trained", "frozen"))
+    assert [limit.holds_memory for limit in not_run(seeing)] == [True]
+    assert not_run(frozen) == ()

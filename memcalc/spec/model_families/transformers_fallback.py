@@ -101,6 +101,16 @@ def architecture_of(text: str) -> str | None:
     return None if first is None or first.endswith(CAUSAL) else first
 
 
+def with_class(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config.json of a vision-language model with its class, if it names none and transformers has one."""
+    if config.get("architectures") or not can_read_with_transformers():
+        return config
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.get("model_type"))
+    return config if name is None else config | {"architectures": [name]}
+
+
 def can_read_with_transformers() -> bool:
     """Return whether transformers and torch are installed."""
     import importlib.util
