@@ -266,8 +266,9 @@ class Elementwise(Base):
 
     def broadcast_add(self, x: Tensor, rows: Tensor, name: str) -> Tensor:
         """x + rows, where the rows are shared by all sequences: their gradient is a sum over the batch."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x, rows), (y,), (), (SAME, NEW)))
+        dtype = wider(x.dtype, rows.dtype)
+        y = self.tape.new(name, x.shape, dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x, rows), (y,), (), (SAME if x.dtype == dtype else NEW, NEW)))
         return y
 
     def gather(

@@ -11,6 +11,7 @@ class Bloom(Mlps):
 
     silent_after: tuple[str, ...] = ("attention.qkv_proj",)
     rotates = False
+    positions_first = False  # modeling_bloom.py has no position ids: ALiBi's biases have the positions
     names_returned = True
 
     def first_hidden(self, x: Tensor) -> Tensor:
