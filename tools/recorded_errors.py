@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -48,6 +48,7 @@ RANKS = (
     "sharded/*-fsdp1*.jsonl",
     "gpu/*/ranks-*.jsonl",
 )  # one rank of many, as benchmarks/record_sharded.py records them
+DELAYED = ("delayed-events/*.jsonl",)  # the same where work of a stream is complete only when the host waits for it
 GENERATIONS = "generation/reserved-*.jsonl"  # as benchmarks/record_generation.py records them
 OTHER_RANK = " rank="  # a word of the cases of other ranks than the first; of these, stages of pipelines are replayed
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
@@ -145,8 +146,13 @@ def _of_measure(record: dict[str, Any]) -> Recorded | None:
     return Recorded(record["command"], device["name"], spec, allocated, max(peaks))
 
 
-def _ranks() -> Iterator[Recorded]:
-    for files in RANKS:
+def delayed_runs() -> Iterator[Recorded]:
+    """Ranks whose memory is free only after an event, which is as late as it can be (`--delayed-events`)."""
+    return _ranks(DELAYED)
+
+
+def _ranks(folders: Iterable[str] = RANKS) -> Iterator[Recorded]:
+    for files in folders:
         for path in sorted(RECORDINGS.glob(files)):
             for record in _lines(path):
                 spec = recorded_spec(record)
@@ -212,8 +218,8 @@ def compared(run: Recorded) -> Compared:
     return Compared(run, found.reserved_bytes, max(whole for whole, _ in found.tops.values()))
 
 
-def errors(runs: list[Compared], compiled: list[Compared]) -> dict[str, Any]:
-    """The file's content, from eager and from compiled runs."""
+def errors(runs: list[Compared], compiled: list[Compared], delayed: list[Compared]) -> dict[str, Any]:
+    """The file's content, from eager and from compiled runs, and from runs with delayed events."""
     replayed: dict[str, list[Compared]] = {}
     ratios: dict[str, list[float]] = {}
     for each in runs:
@@ -223,20 +229,26 @@ def errors(runs: list[Compared], compiled: list[Compared]) -> dict[str, Any]:
                 replayed.setdefault(kind, []).append(each)
             ratios.setdefault(kind, []).append(ratio)
         ratios.setdefault("", []).append(ratio)
+    late: dict[str, list[float]] = {}
+    for each in delayed:
+        late.setdefault(kinds_of(each.run.spec)[0], []).append(each.error)
     ranges = {kind: _range(found) for kind, found in sorted(ratios.items())}
     return {
-        "replayed": {kind: _of_kind(found) for kind, found in sorted(replayed.items())},
+        "replayed": {kind: _of_kind(found, late.get(kind, [])) for kind, found in sorted(replayed.items())},
         "compiled": _full_range([each.error for each in compiled]),
         "reserved over allocated": ranges | {kind: _published(each) for kind, each in published().items()},
     }
 
 
-def _of_kind(found: list[Compared]) -> dict[str, Any]:
+def _of_kind(found: list[Compared], late: list[float]) -> dict[str, Any]:
     """Errors of a kind. Their interval also contains the central ones on real GPUs, of which the null device is none.
 
-    On a real GPU a block that another CUDA stream has used waits for an event, which takes as long as the GPU does.
+    On a real GPU a block that another CUDA stream has used waits for an event, which takes as long as the GPU does. The
+    interval contains all errors with events that are as late as they can be, where these were recorded.
     """
     errors = _interval([each.error for each in found])
+    if late:
+        errors["high"] = max(errors["high"], _full_range(late)["high"])
     real = [each.error for each in found if each.run.device.startswith("NVIDIA")]
     if len(real) < ENOUGH:
         return errors
@@ -287,7 +299,7 @@ def _published(found: dict[str, float]) -> dict[str, Any]:
 
 def main() -> None:
     """Write the file."""
-    found = errors([compared(run) for run in recorded_runs()], [compared(run) for run in compiled_runs()])
+    found = errors(*([compared(run) for run in runs] for runs in (recorded_runs(), compiled_runs(), delayed_runs())))
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 

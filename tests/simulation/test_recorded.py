@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from memcalc.verdict.recorded_errors import FILE
-from tools.recorded_errors import Compared, Recorded, compared, compiled_runs, errors, recorded_runs
+from tools.recorded_errors import Compared, Recorded, compared, compiled_runs, delayed_runs, errors, recorded_runs
 
 QUICK = 23  # of so many recorded runs one is replayed in the quick tests
 
@@ -54,4 +54,4 @@ def test_all_and_the_shipped_errors_are_theirs() -> None:
     generations = [each for each in replayed if each.run.spec.inference is not None]
     assert len(generations) == 60
     assert max(abs((each.allocated or 0) / each.run.allocated - 1) for each in generations) <= 0.023
-    assert json.loads(FILE.read_text()) == errors(runs, [*map(compared, compiled_runs())])
+    assert json.loads(FILE.read_text()) == errors(runs, [*map(compared, compiled_runs())], [*map(compared, delayed_runs())])
