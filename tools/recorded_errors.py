@@ -147,7 +147,7 @@ def _of_measure(record: dict[str, Any]) -> Recorded | None:
 
 
 def delayed_runs() -> Iterator[Recorded]:
-    """Ranks whose memory is free only after an event, which is as late as it can be (`--delayed-events`)."""
+    """Ranks under `--delayed-events`: blocks that another stream uses are free only after an event."""
     return _ranks(DELAYED)
 
 

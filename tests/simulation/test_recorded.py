@@ -54,4 +54,6 @@ def test_all_and_the_shipped_errors_are_theirs() -> None:
     generations = [each for each in replayed if each.run.spec.inference is not None]
     assert len(generations) == 60
     assert max(abs((each.allocated or 0) / each.run.allocated - 1) for each in generations) <= 0.023
-    assert json.loads(FILE.read_text()) == errors(runs, [*map(compared, compiled_runs())], [*map(compared, delayed_runs())])
+    assert json.loads(FILE.read_text()) == errors(
+        runs, [*map(compared, compiled_runs())], [*map(compared, delayed_runs())]
+    )

@@ -29,7 +29,9 @@ def entries() -> dict[str, dict[str, Any]]:
 
 def test_each_has_a_class_that_sees() -> None:
     models = {name: load_to_run(name, "b=1", "s=64").model for name in entries()}
-    classes = {name: json.loads(model.transformers_config or "{}")["architectures"][0] for name, model in models.items()}
+    classes = {
+        name: json.loads(model.transformers_config or "{}")["architectures"][0] for name, model in models.items()
+    }
 
     assert len(classes) == 71
     assert {name for name, each in classes.items() if not each.endswith("ForConditionalGeneration")} == set()
