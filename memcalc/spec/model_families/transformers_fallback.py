@@ -107,7 +107,7 @@ def with_class(config: dict[str, Any]) -> dict[str, Any]:
         return config
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-    name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(config.get("model_type"))
+    name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(str(config.get("model_type")))
     return config if name is None else config | {"architectures": [name]}
 
 
