@@ -178,12 +178,16 @@ def _lacks(draft: Draft, settings: Mapping[Any, Any]) -> str:
     policy = str(_setting(settings, "auto_wrap_policy", "")).upper()
     script = draft.given(FRAMEWORK) == "accelerate"
     by_size = not script and not policy and str(_setting(settings, "min_num_params", 0)) not in ("0", "None")
+    masters = str(draft.overridden.get("training.recipe", "")).startswith("mixed")
     degrees = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
     reasons = {
         "adapters": draft.given("training.finetune") in ("lora", "qlora"),
         "parameters in host memory": draft.given("parallelism.offload") not in (None, "none"),
         "units by size": by_size or policy == "SIZE_BASED_WRAP",
         "the model as one unit": policy == "NO_WRAP" or not (policy or by_size or _wraps_layers(draft)),
+        "FP8": draft.facts.get("precision") == "fp8" or draft.given("training.fp8") not in (None, "none"),
+        "weight averages": draft.given("training.ema") not in (None, "none"),
+        "master weights": masters,
         "other parallelism": any(draft.given(f"parallelism.{each}") not in (None, 1) for each in degrees),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), "")

@@ -68,6 +68,8 @@ def test_fsdp1_has_an_engine_and_runs_under_autocast(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words", "reason"),
     [
+        (LAYERS, ("ema=fp32",), "weight averages"),
+        (LAYERS, ("recipe=mixed-16",), "master weights"),
         ("", (), "the model as one unit"),
         ("  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n", (), "units by size"),
         (f"{LAYERS}  fsdp_offload_params: true\n", (), "parameters in host memory"),
@@ -81,6 +83,13 @@ def test_what_fsdp1_lacks_is_a_limit_that_holds_memory(
 
     assert spec.parallelism.engine == "fsdp2"
     assert any(limit.feature == f"FSDP1 with {reason}" and limit.holds_memory for limit in spec.origin.limits)
+
+
+def test_fp8_under_fsdp1_is_a_limit_that_holds_memory(tmp_path: Path) -> None:
+    spec = loaded(tmp_path, ACCELERATE.format(precision="fp8", version=1) + LAYERS, MODEL, "s=64")
+
+    assert (spec.parallelism.engine, spec.training.fp8) == ("fsdp2", "tensorwise")
+    assert any(limit.feature == "FSDP1 with FP8" and limit.holds_memory for limit in spec.origin.limits)
 
 
 def test_without_mixed_precision_there_is_no_policy(tmp_path: Path) -> None:

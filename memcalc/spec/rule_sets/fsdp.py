@@ -12,8 +12,8 @@ from memcalc.spec.spec import Spec
 from memcalc.spec.training import ParallelismSpec
 from memcalc.spec.yaml_source import Path
 
-OF_FSDP1 = frozenset(("use_orig_params", "load_dtype", "forward_prefetch", "backward_prefetch"))
-OF_FSDP2 = frozenset(("output_dtype", "wrap"))
+OF_FSDP1 = ("use_orig_params", "load_dtype", "forward_prefetch", "backward_prefetch")
+OF_FSDP2 = ("output_dtype", "wrap")
 
 
 def policy(spec: Spec) -> Iterator[Violation]:
@@ -64,8 +64,8 @@ def policy(spec: Spec) -> Iterator[Violation]:
 
 def _fields(parallelism: ParallelismSpec) -> Iterator[Violation]:
     """Yield violations: fields of the other FSDP."""
-    other = "fsdp2" if parallelism.engine == "fsdp1" else "fsdp1"
-    for field in (OF_FSDP2 if other == "fsdp2" else OF_FSDP1) & parallelism.fsdp.model_fields_set:
+    other, fields = ("fsdp2", OF_FSDP2) if parallelism.engine == "fsdp1" else ("fsdp1", OF_FSDP1)
+    for field in fields:
         value = getattr(parallelism.fsdp, field)
         if value != FsdpSpec.model_fields[field].default:
             yield Violation(
