@@ -20,27 +20,14 @@ from memcalc.simulation.simulated_run import SimulatedRun, run_requests, simulat
 from memcalc.spec.spec import Spec
 from memcalc.spec.zero import ZeroSpec
 from memcalc.stream.requests import Requests
+from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
 from tools.recorded_errors import recorded_spec
 
 MIB = 2**20
 BUCKET = 500_000_000
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
-LAYERS, WIDTH, VOCAB, RANKS = 2, 1024, 8192, 4
-SMALL = (
-    f"num_layers={LAYERS}",
-    f"hidden_size={WIDTH}",
-    "num_attention_heads=16",
-    "num_key_value_heads=16",
-    "head_dim=64",
-    f"intermediate_size={4 * WIDTH}",
-    f"vocab_size={VOCAB}",
-    "tie_word_embeddings=false",
-    "b=1",
-    "s=64",
-    "recipe=mixed-16",
-    "engine=deepspeed",
-    f"data_parallel={RANKS}",
-)
+LAYERS = 2
+SMALL = (*sizes(LAYERS), "recipe=mixed-16", "engine=deepspeed")
 MATRICES = [3 * WIDTH**2, WIDTH**2, *[4 * WIDTH**2] * 3]  # of a layer: q, k and v in one, o, gate, up, down
 LAYER = sum(MATRICES) + 2 * WIDTH
 ELEMENTS = LAYERS * LAYER + 2 * VOCAB * WIDTH + WIDTH

@@ -17,26 +17,13 @@ from memcalc.sharding.engine import ROOT, by_unit
 from memcalc.simulation.simulated_run import run_requests, simulate, unsupported_reason
 from memcalc.spec.spec import Spec
 from memcalc.states.optimizers.parameter_order import in_order
+from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
 from tools.recorded_errors import recorded_spec
 
 MIB = 2**20
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "reserved"
-LAYERS, WIDTH, VOCAB, RANKS = 2, 1024, 8192, 4
-SMALL = (
-    f"num_layers={LAYERS}",
-    f"hidden_size={WIDTH}",
-    "num_attention_heads=16",
-    "num_key_value_heads=16",
-    "head_dim=64",
-    f"intermediate_size={4 * WIDTH}",
-    f"vocab_size={VOCAB}",
-    "tie_word_embeddings=false",
-    "b=1",
-    "s=64",
-    "recipe=pure",
-    "optimizer=sgd",
-    f"data_parallel={RANKS}",
-)
+LAYERS = 2
+SMALL = (*sizes(LAYERS), "recipe=pure", "optimizer=sgd")
 # bf16: q, k and v in one, o, gate, up, down, and two norms; the root has embedding, norm and head.
 LAYER = 2 * (3 * WIDTH**2 + WIDTH**2 + 3 * 4 * WIDTH**2 + 2 * WIDTH)
 ROOT_BYTES = 2 * (2 * VOCAB * WIDTH + WIDTH)

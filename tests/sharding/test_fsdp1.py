@@ -13,34 +13,17 @@ from memcalc.layout.local_parameters import LocalParameter
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
 from memcalc.simulation.simulated_run import simulate, unsupported_reason
+from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
 from tests.thinning import quick_every
 
-DELAYED = (
-    Path(__file__).parents[2]
-    / "benchmarks"
-    / "recordings"
-    / "delayed-events"
-    / "null-h100-80gb-torch-2.13.0-fsdp1.jsonl"
-)
-RECORDINGS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "sharded"
+ROOT_OF_RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings"
+DELAYED = ROOT_OF_RECORDS / "delayed-events" / "null-h100-80gb-torch-2.13.0-fsdp1.jsonl"
+RECORDINGS = ROOT_OF_RECORDS / "sharded"
 RECORDS = [
     json.loads(line) for path in sorted(RECORDINGS.glob("*fsdp1*.jsonl")) for line in path.read_text().splitlines()
 ]
-WIDTH, VOCAB, LAYERS, RANKS = 1024, 8192, 3, 4
-SIZES = (
-    f"num_layers={LAYERS}",
-    f"hidden_size={WIDTH}",
-    "num_attention_heads=16",
-    "num_key_value_heads=16",
-    "head_dim=64",
-    f"intermediate_size={4 * WIDTH}",
-    f"vocab_size={VOCAB}",
-    "tie_word_embeddings=false",
-    "b=1",
-    "s=64",
-    f"data_parallel={RANKS}",
-    "engine=fsdp1",
-)
+LAYERS = 3
+SIZES = (*sizes(LAYERS), "engine=fsdp1")
 LAYER = 16 * WIDTH**2 + 2 * WIDTH  # q, k, v, o; gate, up, down of 4d; two norms
 ROOT = 2 * VOCAB * WIDTH + WIDTH  # embedding, LM head and final norm
 BF16, LAST = "fsdp.param_dtype=bf16", "fsdp.gradient_sync=last"

@@ -9,22 +9,10 @@ import pytest
 import memcalc
 from memcalc.ledger.component import Component
 from memcalc.ledger.ledger import Ledger
+from tests.sharding.small_model import RANKS, VOCAB, WIDTH, sizes
 
-LAYERS, WIDTH, VOCAB, RANKS = 3, 1024, 8192, 4
-SIZES = (
-    f"num_layers={LAYERS}",
-    f"hidden_size={WIDTH}",
-    "num_attention_heads=16",
-    "num_key_value_heads=16",
-    "head_dim=64",
-    f"intermediate_size={4 * WIDTH}",
-    f"vocab_size={VOCAB}",
-    "tie_word_embeddings=false",
-    "b=1",
-    "s=64",
-    f"data_parallel={RANKS}",
-    "engine=fsdp2",
-)
+LAYERS = 3
+SIZES = (*sizes(LAYERS), "engine=fsdp2")
 LAYER = 16 * WIDTH**2 + 2 * WIDTH  # q, k, v, o; gate, up, down of 4d; two norms
 TABLE, TAIL = VOCAB * WIDTH, VOCAB * WIDTH + WIDTH  # the embedding; LM head and final norm
 PARAMETERS = LAYERS * LAYER + TABLE + TAIL
