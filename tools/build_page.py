@@ -126,7 +126,9 @@ def main() -> None:
     files = members(packages, NOTHING)
     (native,) = filter(NATIVE_LIBRARY.match, files)
     (given.site / "pydantic_core.wasm").write_bytes(files[native])
-    write_packages(given.site / "packages.bin", files | {native: b""})  # the import looks for a file
+    files[native] = b""  # the import looks for a file
+    (given.site / "rest.bin").write_bytes(gzip.compress(files.pop("rest.bin"), 9, mtime=0))
+    write_packages(given.site / "packages.bin", files)
     write_archive(library, members(library, NOTHING))
     (given.site / "library.bin").write_bytes(gzip.compress(library.read_bytes(), 9, mtime=0))
     packages.unlink()

@@ -188,6 +188,17 @@ def test_what_fits_is_searched_when_asked(page: Any) -> None:
     settled(page)
 
 
+def test_a_file_that_cannot_be_loaded_is_one_message(opened: Opened) -> None:
+    page = opened.page(f"#kind=estimate&{SMALL}")
+    page.route("**/rest.bin", lambda route: route.abort())
+    page.click("[data-kind=fit]")
+    page.click("#search")
+    settled(page)
+    assert page.inner_text("#status") == "Cannot load rest.bin, a file of this page. Reload the page."
+    opened.said.clear()  # the browser's own message about the file
+    page.close()
+
+
 def test_a_long_search_can_be_stopped(page: Any) -> None:
     page.click("[data-kind=fit]")
     page.fill("#gpus", "64")

@@ -1,24 +1,82 @@
 """Answer requests, and write the modules for the web page; runs in Pyodide (`compile.mjs`).
 
-The modules that an answer loads become byte code of this interpreter, which halves the time to the first answer. All
-others stay sources, which are smaller.
+The modules that an answer loads become byte code of this interpreter, which halves the time to the first answer. Those
+that an estimate loads are in the file that the page loads first. All others stay sources, which are smaller.
 """
 
+import collections
+import dataclasses
 import json
 import marshal
+import re
 import site
 import sys
 import zipfile
+import zlib
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import annotationlib  # type: ignore[import-not-found]
 
 FOLDER = site.getsitepackages()[0]
 HEADER = MAGIC_NUMBER + bytes(12)  # of a .pyc: no flags, time 0, size 0
 BOOT: tuple[str, ...] = sys.boot_modules  # type: ignore[attr-defined]  # what is imported before sitecustomize
 
 
-def answer() -> str:
-    """Answer requests of each kind; return the choices of the form as JSON."""
+class Generated:
+    """What modules compile when they are imported, for `sitecustomize.py`; records it from now on."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, Any] = {}  # of dataclasses, named tuples and annotations -> byte code
+        self.patterns: dict[tuple[Any, int], tuple[Any, ...]] = {}  # pattern and flags -> arguments of _sre.compile
+        for module, run in ((dataclasses, exec), (collections, eval)):
+            vars(module)[run.__name__] = self._recording(run)
+        vars(annotationlib)["compile"] = self._compiled
+        self._record_patterns(vars(re)["_compiler"])
+
+    def _record_patterns(self, compiler: Any) -> None:
+        sre, translate = vars(compiler)["_sre"], compiler.compile
+        arguments: list[tuple[Any, ...]] = []
+
+        def record_arguments(*given: Any) -> Any:
+            arguments.append(given)
+            return sre.compile(*given)
+
+        def record(pattern: Any, flags: int = 0) -> Any:
+            made = translate(pattern, flags)
+            if isinstance(pattern, str | bytes):
+                _, kinds, codes, *groups = arguments[-1]
+                # Flags and codes are subclasses of int, which cannot be marshalled.
+                self.patterns[pattern, int(flags)] = (int(kinds), [int(each) for each in codes], *groups)
+            return made
+
+        vars(compiler).update(_sre=SimpleNamespace(**vars(sre) | {"compile": record_arguments}), compile=record)
+
+    def _recording(self, run: Any) -> Any:
+        return lambda source, *scopes: run(self._compiled(source, "<generated>", run.__name__), *scopes)
+
+    def _compiled(self, source: str, file: str, kind: str) -> Any:
+        self.sources[source] = made = compile(source, file, kind)
+        return made
+
+
+def module_name(file: str) -> str:
+    """Return the name of the module in a file of an archive."""
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+TRIED: set[str] = set()  # modules that were imported; an import may have failed without consequences
+sys.addaudithook(lambda event, arguments: TRIED.add(arguments[0]) if event == "import" else None)
+
+
+def answer() -> tuple[set[str], str]:
+    """Answer requests of each kind.
+
+    Returns:
+        the modules that estimates load, and the choices of the form as JSON.
+    """
     from memcalc.startup import start_quickly
 
     start_quickly()
@@ -36,13 +94,19 @@ def answer() -> str:
     runs: list[dict[str, object]] = [run, *(llama | {"fields": each} for each in fields)]  # type: ignore[list-item]
     runs += [llama | {"gpus": "8", "fields": {"parallelism.zero_stage": "3"}}]
     runs += [{"text": json.dumps(config), "gpu": "t4"}]
-    requests: list[dict[str, object]] = [{"kind": "estimate", "run": each} for each in runs]
-    requests += [{"kind": "diff", "run": run, "other": run}]
+    requests: list[dict[str, object]] = [{"kind": "diff", "run": run, "other": run}]
     requests += [{"kind": "fit", "run": run, "maximize": "micro_batch_size"}]
-    for request in requests:
+
+    def check(request: dict[str, object]) -> None:
         for part in map(json.loads, parts(json.dumps(request))):
             assert part["part"] != "error", part
-    return json.dumps(choices())
+
+    for each in runs:
+        check({"kind": "estimate", "run": each})
+    first = TRIED | set(sys.modules)
+    for request in requests:
+        check(request)
+    return first, json.dumps(choices())
 
 
 def code(content: bytes, name: str) -> bytes:
@@ -58,42 +122,45 @@ def write_zip(target: str, files: dict[str, bytes]) -> None:
             made.writestr(name, files[name])
 
 
-def write_modules(files: dict[str, bytes]) -> bytes:
-    """Return the content of `modules.bin`, from the modules' paths and contents."""
+def write_modules(first: dict[str, bytes], rest: dict[str, bytes], generated: Generated) -> tuple[bytes, bytes]:
+    """Return the contents of `modules.bin` and `rest.bin`, from the modules' paths and contents."""
     index, at = {}, 0
-    for file in sorted(files):
-        parts = Path(file.removeprefix(f"{FOLDER}/").rpartition(".zip/")[2]).with_suffix("").parts
-        is_package = parts[-1] == "__init__"
-        index[".".join(parts[:-1] if is_package else parts)] = (file, is_package, at, len(files[file]))
-        at += len(files[file])
-    head = marshal.dumps(index)
-    return len(head).to_bytes(4, "little") + head + b"".join(files[file] for file in sorted(files))
+    for path, content in (*sorted(first.items()), *sorted(rest.items())):
+        name = module_name(path.removesuffix("c").removeprefix(f"{FOLDER}/").rpartition(".zip/")[2])
+        index[name] = (path, path.endswith(("/__init__.py", "/__init__.pyc")), at, len(content))
+        at += len(content)
+    modules, others = (b"".join(files[path] for path in sorted(files)) for files in (first, rest))
+    head = {"index": index, "rest": zlib.crc32(others), "sources": generated.sources, "patterns": generated.patterns}
+    written = marshal.dumps(head)
+    return len(written).to_bytes(4, "little") + written + modules, others
 
 
 def main() -> str:
     """Replace /packages.zip and /library.zip by what the page serves; return the choices of the form as JSON."""
     zipfile.ZipFile("/packages.zip").extractall(FOLDER)
-    offered = answer()
-    loaded = {getattr(module, "__file__", None) or "" for module in sys.modules.values()}
-    first = {getattr(sys.modules[name], "__file__", None) or "" for name in BOOT if name in sys.modules}
+    generated = Generated()
+    needed, offered = answer()
+    compiled = TRIED | set(sys.modules)
     library = next(path for path in sys.path if path.endswith(".zip"))
-    modules: dict[str, bytes] = {}
+    first: dict[str, bytes] = {}
+    rest: dict[str, bytes] = {}
     kept: dict[str, dict[str, bytes]] = {"/packages.zip": {}, "/library.zip": {}}
     for archive, folder in (("/packages.zip", FOLDER), ("/library.zip", library)):
         with zipfile.ZipFile(archive) as given:
-            for name in given.namelist():
-                content, file = given.read(name), f"{folder}/{name}"
-                if not name.endswith(".py"):
-                    kept[archive][name] = content
-                elif file in first:
-                    kept[archive][f"{name}c"] = HEADER + code(content, name)
-                elif file in loaded:
-                    modules[f"{file}c"] = code(content, name)
+            for file in given.namelist():
+                content, name = given.read(file), module_name(file)
+                if not file.endswith(".py"):
+                    kept[archive][file] = content
+                elif name in BOOT:
+                    kept[archive][f"{file}c"] = HEADER + code(content, file)
+                elif name in compiled:
+                    (first if name in needed else rest)[f"{folder}/{file}c"] = code(content, file)
                 else:
-                    modules[file] = content
+                    rest[f"{folder}/{file}"] = content
     importer = Path("/sitecustomize.py").read_bytes()
     kept["/library.zip"]["sitecustomize.pyc"] = HEADER + code(importer, "sitecustomize.py")
-    kept["/packages.zip"]["modules.bin"] = write_modules(modules)
+    modules, others = write_modules(first, rest, generated)
+    kept["/packages.zip"] |= {"modules.bin": modules, "rest.bin": others}
     for archive, files in kept.items():
         write_zip(f"{archive}.new", files)
     return offered

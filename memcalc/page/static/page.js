@@ -139,6 +139,7 @@ const RECEIVERS = {
     say(`Computed in ${milliseconds.toFixed(0)} ms in this browser.`, "partial", short(part.view));
   },
   done({ id }) { if (id === number && document.body.dataset.state !== "failed") state("done"); },
+  unloaded({ id, error }) { if (id === number) fail(`${error.replace("ImportError: ", "")}. Reload the page.`); },
   failed({ id, error }) { if (id === number) { fail(`Bug in memcalc: ${error}. Please report it with the link to this run.`); startWorker(); } },
 };
 

@@ -62,7 +62,13 @@ async function start() {
 const ready = start();
 ready.then(() => postMessage({ kind: "ready" }), (error) => postMessage({ kind: "broken", error: String(error?.message ?? error) }));
 
-let latest = 0;
+let latest = 0, prefetched = false;
+
+/** Fetch the modules that estimates do not need, which an import then finds in the cache of the browser. */
+function prefetch() {
+  if (!prefetched) fetch("rest.bin", { priority: "low" }).catch(() => {});
+  prefetched = true;
+}
 
 /** Let the worker receive messages. */
 const pause = () => new Promise((resolve) => {
@@ -88,7 +94,9 @@ onmessage = async ({ data: { id, request } }) => {
     }
     parts.destroy();
     if (id === latest) postMessage({ kind: "done", id });
+    prefetch();
   } catch (error) {
-    postMessage({ kind: "failed", id, error: String(error?.message ?? error).trim().split("\n").at(-1) });
+    const kind = error?.type === "ImportError" ? "unloaded" : "failed";
+    postMessage({ kind, id, error: String(error?.message ?? error).trim().split("\n").at(-1) });
   }
 };
