@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from memcalc.errors import InputError, MemcalcError
 from memcalc.page.request import NotInCatalogue, Request, RequestedRun, parsed, run_of
+from memcalc.page.wording import in_page_words
 from memcalc.progress import Progress, silent
 from memcalc.text import json_safe
 from memcalc.units import Unit
@@ -35,14 +35,9 @@ def parts(request: str, report_progress: ReportProgress | None = None) -> Iterat
         read = parsed(request)
         yield from map(_dumped, _ANSWERS[read.kind](read, report_progress))
     except NotInCatalogue as error:
-        yield _dumped({"part": "error", "message": _message(error), "hub_id": error.hub_id})
+        yield _dumped({"part": "error", "message": str(error), "hub_id": error.hub_id})
     except MemcalcError as error:
-        yield _dumped({"part": "error", "message": _message(error)})
-
-
-def _message(error: MemcalcError) -> str:
-    """Return the message without the option of the command line, which the page does not have."""
-    return re.sub(r"^--set:? ", "", str(error), flags=re.MULTILINE)
+        yield _dumped({"part": "error", "message": str(error)})
 
 
 def text_of(document: Any) -> str:
@@ -51,7 +46,8 @@ def text_of(document: Any) -> str:
 
 
 def _dumped(part: Part) -> str:
-    return json.dumps(part, ensure_ascii=False)
+    text = json.dumps(part, ensure_ascii=False)
+    return text if part["part"] == "copies" else in_page_words(text)  # copies are for the command line
 
 
 def _estimate(request: Request, _: ReportProgress | None) -> Iterator[Part]:

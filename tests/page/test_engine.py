@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,26 @@ def test_a_fit_is_that_of_the_command(capsys: pytest.CaptureFixture[str], tmp_pa
     assert copies["command"] == "memcalc fit gpt2 --gpu t4 --maximize micro_batch_size --gpus 2"
     same(copies["document"], printed(copies["command"], capsys, tmp_path))
     assert {"lines", "table", "timeline"} >= {section["kind"] for section in first["view"]["sections"]}
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"kind": "estimate", "run": {"model": "gpt2", "gpu": "t4", "more": "b=64"}}, "Cheapest change that fits: "),
+        ({"kind": "estimate", "run": {"model": "gpt2"}}, "Choose a GPU to check whether it fits."),
+        (
+            {"kind": "estimate", "run": {"text": "model_name_or_path: gpt2\nper_device_train_batch_size: 4\n"}},
+            "padding",
+        ),
+        ({"kind": "fit", "run": {"model": "gpt2"}}, "no GPU is given. Choose one."),
+        ({"kind": "fit", "run": {"model": "llama-3-8b", "gpu": "t4"}}, "GPU gb200"),
+        ({"kind": "fit", "run": {"model": "llama-3-70b", "gpu": "t4", "gpus": "4"}}, "invalid layouts were excluded"),
+    ],
+)
+def test_answers_name_fields_of_the_page_and_no_options(request_: dict[str, Any], words: str) -> None:
+    shown = json.dumps([part for part in answer(**request_) if part["part"] != "copies"], ensure_ascii=False)
+    assert words in shown
+    assert not re.search(r"(?<![\w-])--\w", shown)
 
 
 def test_a_difference_shows_both_runs() -> None:
