@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--case", help="run this one here, on whatever CUDA device is there")
     parser.add_argument("--outside", type=int, default=0, help="bytes to hold beside PyTorch, as NCCL would")
-    parser.add_argument("--delayed-events", action="store_true", help="as of `memcalc dry-run`; the record says so")
+    parser.add_argument("--delayed-events", action="store_true", help="of `memcalc dry-run`; steps begin by waiting")
     parser.add_argument("--wait", action="store_true", help="with --case: load the packages, then wait for a line")
     arguments = parser.parse_args()
     if arguments.case is not None:
@@ -161,7 +161,7 @@ def run(case: str, card: str, recordings: Path, *, delayed: bool = False) -> Non
 
     torch.cuda.set_device(0)
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
-    phases = Phases()
+    phases = Phases(waits=delayed)
     runner = deepspeed if ranks > 1 and spec.parallelism.engine == "deepspeed" else pytorch
     if spec.parallelism.pipeline_parallel > 1:
         from benchmarks.pipelined import pipelined
@@ -178,7 +178,7 @@ def run(case: str, card: str, recordings: Path, *, delayed: bool = False) -> Non
             **({"deepspeed": version("deepspeed")} if runner is deepspeed else {}),
             **({"torchao": version("torchao")} if uses_torchao(spec.training) else {}),
         },
-        **({"events": "delayed"} if delayed else {}),
+        **({"events": "delayed, at most until the step ends"} if delayed else {}),
         "spec": spec.model_dump(mode="json"),
         "phases": phases.found,
         "requested": phases.requested,
@@ -224,9 +224,14 @@ def pinned_peak() -> int:
 
 
 class Phases:
-    """Peaks of allocated, requested and reserved bytes, phase by phase."""
+    """Peaks of allocated, requested and reserved bytes, phase by phase.
 
-    def __init__(self) -> None:
+    Args:
+        waits: the host waits for the GPU before each step, as programs do that read the loss.
+    """
+
+    def __init__(self, *, waits: bool = False) -> None:
+        self.waits = waits
         self.found: dict[str, int] = {}
         self.requested: dict[str, int] = {}
         self.reserved: dict[str, int] = {}
@@ -236,6 +241,8 @@ class Phases:
         """Around each phase; of micro-batches the highest counts."""
         import torch
 
+        if self.waits and name.startswith("zero_grad"):
+            torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         yield
         self.found[name] = max(self.found.get(name, 0), torch.cuda.max_memory_allocated())

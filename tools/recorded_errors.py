@@ -48,7 +48,9 @@ RANKS = (
     "sharded/*-fsdp1*.jsonl",
     "gpu/*/ranks-*.jsonl",
 )  # one rank of many, as benchmarks/record_sharded.py records them
-DELAYED = ("delayed-events/*.jsonl",)  # the same where work of a stream is complete only when the host waits for it
+# The same where work of a stream is complete only when the host waits for it; here it does once a step, as programs do
+# that read the loss. If it never does (without-waits/), more is reserved with each step.
+DELAYED = ("delayed-events/*.jsonl",)
 GENERATIONS = "generation/reserved-*.jsonl"  # as benchmarks/record_generation.py records them
 OTHER_RANK = " rank="  # a word of the cases of other ranks than the first; of these, stages of pipelines are replayed
 CENTRAL = 0.95  # of the errors of a kind, what its interval holds
