@@ -259,7 +259,7 @@ def test_a_command_that_cannot_print(folder: Path) -> None:
 
 
 def test_a_command_that_is_ended(folder: Path) -> None:
-    assert interrupted(COMMANDS[5:6], 2, 1, folder) == []
+    assert interrupted(COMMANDS[5:6], 1, 1, folder) == []
 
 
 @pytest.mark.long

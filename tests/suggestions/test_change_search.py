@@ -1,5 +1,7 @@
 """Changes that fit do fit; pairs are of what is not enough alone, and milder ones would not do."""
 
+from functools import cache
+
 import pytest
 
 import memcalc
@@ -26,6 +28,7 @@ def by_verdict(result: Result) -> tuple[int, bool | None]:
     return found.needed_bytes, found.fits
 
 
+@cache
 def finder(name: str, overrides: tuple[str, ...], card: str) -> ChangeSearch:
     spec = memcalc.load(name, *overrides, gpu=card)
 
