@@ -28,7 +28,16 @@ SLOW = {
         "verdicts.md",
         "programs.md",
     ),
-    *("fit.md", "trace.md", "replay.md", "recompute.md", "recomputation.md", "generation.md"),
+    *(
+        "fit.md",
+        "questions.md",
+        "families.md",
+        "trace.md",
+        "replay.md",
+        "recompute.md",
+        "recomputation.md",
+        "generation.md",
+    ),
 }
 SLOW_PARTS = {"real-sentence", "replay-sentence"}
 

@@ -40,7 +40,7 @@ def finder(name: str, overrides: tuple[str, ...], card: str) -> ChangeSearch:
     )
 
 
-@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(2, RUNS, unpack=True))
+@pytest.mark.parametrize(("name", "overrides", "card"), quick_every(3, RUNS, unpack=True))
 def test_each_is_what_the_estimate_says(name: str, overrides: tuple[str, ...], card: str) -> None:
     """Written after the run's own --set, each gives the run that was estimated."""
     found = finder(name, overrides, card)

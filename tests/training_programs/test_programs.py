@@ -16,6 +16,7 @@ from memcalc.nullcuda.result import WHOLE
 # Programs as they are drawn now; `earlier` has those of other choices.
 RECORDS = {path: read_records(path) for path in sorted(RECORDINGS.glob("*/*.jsonl")) if path.parent.name != "earlier"}
 LONG = pytest.mark.long
+PROGRAMS = [("development", 3), pytest.param("development", 1, marks=LONG), pytest.param("held-out", 1, marks=LONG)]
 
 
 def test_a_deck_deals_each_choice_equally_often():
@@ -78,9 +79,10 @@ UNLIKE = {("trainer-5-zero", "development", 1), ("trainer-5-zero", "development"
 
 
 @pytest.mark.parametrize("family", RESERVED)
-@pytest.mark.parametrize("seed", ["development", pytest.param("held-out", marks=LONG)])
-def test_what_is_reserved_is_that_of_the_dry_runs(family, seed):
-    for record in RECORDS.get(RECORDINGS / seed / f"{family}.jsonl", []):
+@pytest.mark.parametrize(("seed", "step"), PROGRAMS)
+def test_what_is_reserved_is_that_of_the_dry_runs(family, seed, step):
+    """Of every `step`-th program."""
+    for record in RECORDS.get(RECORDINGS / seed / f"{family}.jsonl", [])[::step]:
         if record["good"] and (family, seed, record["number"]) not in UNLIKE:
             line = sized(record, named=True)
             assert abs(line.reserved_error) <= RESERVED[family], (family, seed, record["number"])
@@ -127,10 +129,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("family", BARS)
-@pytest.mark.parametrize(
-    ("seed", "step"),
-    [("development", 3), pytest.param("development", 1, marks=LONG), pytest.param("held-out", 1, marks=LONG)],
-)
+@pytest.mark.parametrize(("seed", "step"), PROGRAMS)
 def test_estimates_are_those_of_the_dry_runs(family, seed, step):
     """Of every `step`-th program."""
     path = RECORDINGS / seed / f"{family}.jsonl"

@@ -128,7 +128,7 @@ def test_plans_that_all_need_the_same_are_bars_with_the_cause(tmp_path: Path) ->
 
 
 def test_words_at_the_front_do_not_overlap() -> None:
-    planning = memcalc.recompute("gpt2-medium", "b=8", gpu="t4")
+    planning = memcalc.recompute("gpt2", "b=8", gpu="t4")
 
     assert overlapping(front_figure(planning)) == []
     marks = [("a", 0.0, 10.0), ("b", 0.01, 10.1), ("c", 0.5, 100.0), ("d", 1.0, 0.0)]
