@@ -17,7 +17,7 @@ from tests.thinning import quick_every
 
 GIB = 2**30
 CARD = 24  # GiB
-RUN = ("gpt2-large", ("b=8", "recipe=amp", "training.attention=eager"))
+RUN = ("gpt2-large", ("l=18", "b=16", "recipe=amp", "training.attention=eager"))
 
 
 @cache
@@ -90,7 +90,7 @@ def test_a_smaller_micro_batch_keeps_the_sequences_of_a_step() -> None:
 
     (change,) = changes
     values = dict(override.split("=") for override in change.overrides)
-    assert int(values["training.micro_batch_size"]) * int(values["training.gradient_accumulation_steps"]) == 8
+    assert int(values["training.micro_batch_size"]) * int(values["training.gradient_accumulation_steps"]) == 16
 
 
 def test_two_changes_where_one_is_not_enough() -> None:
