@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from memcalc.events import Event, EventType
 from tests.allocator.running import MIB
-
-
-def examples(count: int) -> Any:
-    """A number of examples, the same ones in every run; MEMCALC_EXPLORE=1 draws new ones."""
-    return settings(
-        max_examples=count,
-        derandomize="MEMCALC_EXPLORE" not in os.environ,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-
 
 # (what happens, which of the living storages, bytes, stream); what a step has no use for is ignored
 STEP = st.tuples(

@@ -13,8 +13,9 @@ from memcalc.allocator.pytorch.lean import LeanAllocator
 from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.events import Event
 from tests.allocator.running import MIB
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
 from tests.allocator.test_lean import script_of, walk
+from tests.properties.specs import examples
 
 
 def reserved(script: list[int], version: str = "2.13") -> int:

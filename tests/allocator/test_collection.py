@@ -10,7 +10,8 @@ from memcalc.allocator.paddle.collection import collected, reused, step_of, tran
 from memcalc.allocator.paddle.settings import parse_settings
 from memcalc.events import Event, EventType, timeline
 from tests.allocator.running import MIB
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
+from tests.properties.specs import examples
 
 GIB = 2**30
 

@@ -19,7 +19,8 @@ from memcalc.allocator.pytorch.dump import snapshot, write_snapshot
 from memcalc.events import Event, EventType
 from memcalc.ledger.component import Component
 from tests.allocator.running import MIB
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
+from tests.properties.specs import examples
 
 MM = Event(
     EventType.ALLOC,

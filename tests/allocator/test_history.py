@@ -10,7 +10,8 @@ from memcalc.allocator import history, replay
 from memcalc.allocator.fragmentation import PoolUse, pool_uses
 from memcalc.events import Event, EventType, timeline
 from tests.allocator.running import MIB
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
+from tests.properties.specs import examples
 
 PAGE = 20 * MIB
 

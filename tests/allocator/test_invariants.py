@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from itertools import pairwise
-from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.allocator.blocks import FREE, UNMAPPED, Block
@@ -16,6 +14,7 @@ from memcalc.allocator.sizes import multiple
 from memcalc.allocator.snapshot import blocks_of
 from memcalc.errors import OutOfMemory
 from tests.allocator.running import MIB, VERSIONS, allocator
+from tests.properties.specs import examples
 
 CAPACITY = 500 * MIB
 CONFIGS = [
@@ -38,16 +37,6 @@ STEPS = st.lists(
     min_size=10,
     max_size=80,
 )
-
-
-def examples(count: int) -> Any:
-    """A number of examples, the same ones in every run; MEMCALC_EXPLORE=1 draws new ones."""
-    return settings(
-        max_examples=count,
-        derandomize="MEMCALC_EXPLORE" not in os.environ,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
 
 
 def check(subject: CachingAllocator) -> None:

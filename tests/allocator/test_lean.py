@@ -21,7 +21,8 @@ from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
 from memcalc.events import Event, EventType
 from tests.allocator.running import MIB, VERSIONS
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
+from tests.properties.specs import examples
 
 SERVED = [version for version in VERSIONS if version != "2.12"]
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())

@@ -22,8 +22,9 @@ from memcalc.allocator.pytorch.versions import parse_version
 from memcalc.errors import OutOfMemory
 from memcalc.events import Event, EventType
 from tests.allocator.running import MIB
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
 from tests.allocator.test_lean import SERVED, script_of, walk
+from tests.properties.specs import examples
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 EXPANDABLE = "expandable_segments:True"

@@ -8,7 +8,8 @@ from memcalc.allocator import replay
 from memcalc.allocator.min_capacity import STEP, least_memory
 from memcalc.events import Event, EventType
 from tests.allocator.running import MIB
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
+from tests.properties.specs import examples
 
 
 def alloc(storage: int, mib: int) -> Event:

@@ -17,7 +17,8 @@ from memcalc.allocator.views import SegmentView
 from memcalc.errors import InputError, OutOfMemory
 from memcalc.events import Event, EventType
 from tests.allocator.running import MIB
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
+from tests.properties.specs import examples
 
 CAPACITY = 2000 * MIB
 CASES = [

@@ -14,6 +14,7 @@ from memcalc.ledger.component import Component
 from memcalc.spec.model_families.conversion import has_family_formulas, known_families
 from memcalc.spec.model_families.multimodal import language_config
 from memcalc.spec.towers import TOWERS
+from tests.thinning import quick_every
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "recordings" / "catalogue" / "families.jsonl"
 CLOSE = 0.01  # of the trace
@@ -24,7 +25,7 @@ def records() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(line) for line in RECORDS.read_text().splitlines())
 
 
-@pytest.mark.parametrize("record", records(), ids=lambda record: record["family"])
+@pytest.mark.parametrize("record", quick_every(3, records()), ids=lambda record: record["family"])
 def test_peak_and_activations_are_within_a_percent(record: dict[str, Any]) -> None:
     ledger = memcalc.estimate(record["hub_id"], *record["settings"]).replayed.ledger
     kept = {phase: ledger.components(phase).get(Component.ACTIVATIONS, 0) for phase in record["activations"]}

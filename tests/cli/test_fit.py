@@ -14,6 +14,7 @@ from tests.cli.conftest import Run
 from tests.schemas import validate_result
 
 SMALL = ("gpt2", "--set", "recipe=amp", "--gpu", "t4")
+FEW_LAYOUTS = ("--hold", "pipeline_parallel", "--hold", "context_parallel")
 
 
 def document(run: Callable[..., Run], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -70,7 +71,7 @@ def test_no_is_an_answer_with_its_own_code(run: Callable[..., Run]) -> None:
 
 
 def test_what_does_not_fit_as_it_is_but_on_a_layout_is_a_yes(run: Callable[..., Run]) -> None:
-    code, found = document(run, "llama-3-8b", "--gpu", "h100-80gb", "--gpus", "8")
+    code, found = document(run, "llama-3-8b", "--gpu", "h100-80gb", "--gpus", "8", *FEW_LAYOUTS)
 
     assert code == 0
     assert found["as_it_is"]["fits"] is False
@@ -91,7 +92,7 @@ def test_why_lists_what_is_left_out(run: Callable[..., Run]) -> None:
 
 
 def test_a_choice_that_is_left_out_stands_before_its_reason(run: Callable[..., Run]) -> None:
-    told = " ".join(run("fit", "gpt2", "--gpu", "t4", "--gpus", "16", "--why").out.split())
+    told = " ".join(run("fit", "gpt2", "--gpu", "t4", "--gpus", "16", *FEW_LAYOUTS, "--why").out.split())
 
     assert "tensor_parallel = 16: tensor-parallel ranks communicate in every layer and stay inside a node" in told
 

@@ -7,20 +7,22 @@ import pytest
 
 from tests.schemas import validate_result
 
+# Each new token is a forward that is replayed.
+FEW_TOKENS = ["--set", "inference.new_tokens=16"]
 SCREENS = {
     "llama": [
         *["llama-3-8b", "--gpu", "h100-80gb", "--set", "inference.batch_size=16"],
-        *["--set", "inference.context_length=8192"],
+        *["--set", "inference.context_length=8192", *FEW_TOKENS],
     ],
     "gemma_does_not_fit": [
         *["gemma-3-1b", "--gpu", "l4", "--set", "inference.batch_size=64", "--set", "inference.cache=static"],
-        *["--set", "inference.context_length=32768", "--explain", "kv_cache"],
+        *["--set", "inference.context_length=32768", "--explain", "kv_cache", *FEW_TOKENS],
     ],
     "deepseek_ranks": [
         *["deepseek-v3", "--gpu", "h200", "--set", "inference.cache=paged", "--set", "inference.batch_size=32"],
         *["--set", "inference.prefill_chunk=2048", "--set", "inference.context_length=8192"],
         *["--set", "inference.kv_cache_dtype=fp8", "--set", "tensor_parallel=8", "--set", "pipeline_parallel=2"],
-        "--all-ranks",
+        *["--all-ranks", *FEW_TOKENS],
     ],
 }
 
@@ -47,9 +49,9 @@ def test_the_document(run) -> None:
     assert document["kv_cache"] == {
         "bytes_per_token": 131_072,
         "bytes_per_sequence": 8192 * 131_072,
-        "largest": {"batch_size": 27, "context_length": 8192, "all_positions": True},
+        "largest": {"batch_size": 26, "context_length": 8192, "all_positions": True},
     }
-    assert document["spec"]["inference"]["prompt_length"] == 8064
+    assert document["spec"]["inference"]["prompt_length"] == 8176
     assert "kv_cache" not in json.loads(run("estimate", "gpt2", "--format", "json").out)
 
 
@@ -86,7 +88,7 @@ def test_measure_refuses(run) -> None:
 
 
 def test_the_interval_is_that_of_recorded_generations(run) -> None:
-    code, out, _ = run("estimate", "gpt2", "--gpu", "t4", "--set", "inference.batch_size=2", "--full")
+    code, out, _ = run("estimate", "gpt2", "--gpu", "t4", "--set", "inference.batch_size=2", *FEW_TOKENS, "--full")
 
     assert code == 0
     assert "of 36 recorded runs (generation, modules of the family;" in " ".join(out.split())
@@ -94,15 +96,15 @@ def test_the_interval_is_that_of_recorded_generations(run) -> None:
 
 def test_check_judges_them(run, tmp_path: Path) -> None:
     fits, too_large = tmp_path / "fits.yaml", tmp_path / "too-large.yaml"
-    fits.write_text("preset: llama-3-8b\ninference: {batch_size: 4}\n")
-    too_large.write_text("preset: llama-3-8b\ninference: {batch_size: 64, context_length: 8192}\n")
+    fits.write_text("preset: llama-3-8b\ninference: {batch_size: 4, new_tokens: 16}\n")
+    too_large.write_text("preset: llama-3-8b\ninference: {batch_size: 64, context_length: 8192, new_tokens: 16}\n")
 
     assert run("check", str(fits), "--gpu", "h100-80gb").code == 0
     assert run("check", str(too_large), "--gpu", "h100-80gb").code == 1
 
 
 def test_diff_lays_two_beside_each_other(run) -> None:
-    words = ["--set", "inference.batch_size=8", "--set-b", "inference.cache=static"]
+    words = ["--set", "inference.batch_size=8", *FEW_TOKENS, "--set-b", "inference.cache=static"]
     code, out, _ = run("diff", "llama-3-8b", "llama-3-8b", *words)
 
     assert code == 0

@@ -17,7 +17,7 @@ TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text() for path in DOCUMEN
 SHOWN = set(re.findall(r"^\$ memcalc ([a-z-]+)", "\n".join(TEXTS.values()), re.MULTILINE))
 
 
-# Pages that compare every record with its estimate, or trace a run: ten seconds each and more.
+# Pages that compare every record with its estimate, trace a run or search layouts: ten seconds each and more.
 SLOW = {
     *(
         "accuracy.md",
@@ -28,7 +28,16 @@ SLOW = {
         "verdicts.md",
         "programs.md",
     ),
-    *("trace.md", "replay.md", "recompute.md", "recomputation.md", "generation.md"),
+    *(
+        "fit.md",
+        "questions.md",
+        "families.md",
+        "trace.md",
+        "replay.md",
+        "recompute.md",
+        "recomputation.md",
+        "generation.md",
+    ),
 }
 SLOW_PARTS = {"real-sentence", "replay-sentence"}
 

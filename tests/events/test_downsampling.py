@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.events import Event, EventType, timeline
 from memcalc.events.downsampling import EventInterval, PhaseInterval, downsample
 from memcalc.ledger.component import Component
+from tests.properties.specs import examples
 
 WEIGHTS, ACTIVATIONS, ROUNDING = Component.WEIGHTS, Component.ACTIVATIONS, Component.BLOCK_ROUNDING
 
@@ -99,7 +100,7 @@ def test_nothing_happened() -> None:
     assert (found.stretches, found.components, found.spans, found.peak, found.top) == ((), (), (), -1, 0)
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from([*Component, None]))), st.integers(1, 50))
 def test_no_peak_is_lost(sizes: list[tuple[int, Component | None]], columns: int) -> None:
     """Whatever the width: the stretches cover the stream, keep its peak, and each is the sum of its components."""

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.errors import InputError
 from memcalc.events import Event, EventType, EventWriter, read_events, write_events
 from memcalc.ledger.component import Component
+from tests.properties.specs import examples
 
 STREAM = [
     Event(EventType.PHASE, phase="forward_1"),
@@ -74,7 +75,7 @@ def test_the_format_is_what_the_docstring_shows(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(st.lists(EVENTS, max_size=20))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, events: list[Event]) -> None:
     path = tmp_path_factory.mktemp("events") / "run.jsonl"

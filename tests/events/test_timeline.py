@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.errors import InputError
 from memcalc.events import Event, EventType, timeline
 from memcalc.events.timeline import PhasePeak
 from memcalc.ledger.component import Component
+from tests.properties.specs import examples
 
 WEIGHTS, ACTIVATIONS = Component.WEIGHTS, Component.ACTIVATIONS
 
@@ -93,7 +94,7 @@ def streams(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@examples(60)
 @given(streams())
 def test_components_sum_to_the_total_at_every_moment(events: list[Event]) -> None:
     result = timeline(events)

@@ -71,7 +71,7 @@ def complaints(seed: int, samples: int, folder: Path) -> list[str]:
 def test_some_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert complaints(1, 25, tmp_path) == []
+    assert complaints(1, 12, tmp_path) == []
 
 
 @pytest.mark.long

@@ -255,11 +255,12 @@ def interrupted(commands: tuple[Command, ...], moments: int, seed: int, folder: 
 
 
 def test_a_command_that_cannot_print(folder: Path) -> None:
-    assert [found for streams in STREAMS if (found := without(COMMANDS[0], streams, folder))] == []
+    """Every second kind of stream; the long tests have all."""
+    assert [found for streams in STREAMS[::2] if (found := without(COMMANDS[0], streams, folder))] == []
 
 
 def test_a_command_that_is_ended(folder: Path) -> None:
-    assert interrupted(COMMANDS[5:6], 2, 1, folder) == []
+    assert interrupted(COMMANDS[5:6], 1, 1, folder) == []
 
 
 @pytest.mark.long

@@ -179,7 +179,7 @@ def run(seed: int, samples: int, folder: Path) -> list[str]:
 
 
 def test_some_files(tmp_path: Path) -> None:
-    assert run(1, 60, tmp_path) == []
+    assert run(1, 30, tmp_path) == []
 
 
 @pytest.mark.long

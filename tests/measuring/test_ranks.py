@@ -55,8 +55,9 @@ def free_port() -> int:
     ("ranks", "overrides", "start"),
     [
         pytest.param(2, "engine=ddp", torchrun, marks=pytest.mark.long),
-        (4, "engine=fsdp2 zero_stage=3", forked),
+        (2, "engine=fsdp2 zero_stage=3", forked),
         pytest.param(2, "engine=fsdp2 zero_stage=3", torchrun, marks=pytest.mark.long),
+        pytest.param(4, "engine=fsdp2 zero_stage=3", forked, marks=pytest.mark.long),
         pytest.param(2, "tensor_parallel=2 sequence_parallel=true loss=vocab-parallel", forked, marks=pytest.mark.long),
         pytest.param(2, "tensor_parallel=2 recipe=mixed-20 recompute=full", forked, marks=pytest.mark.long),
         pytest.param(

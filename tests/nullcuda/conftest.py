@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memcalc.nullcuda import DryRun, run
+from memcalc.nullcuda import DryRun, environment, run
 from memcalc.nullcuda.build import device_folder
 from memcalc.nullcuda.gpu_description import find_null_gpu, properties
 from memcalc.nullcuda.torch_build import TorchBuild
-from tests.nullcuda.scripts import Script
+from tests.nullcuda.scripts import Ended, Script, run_scripts
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,24 +121,49 @@ def copy(to, source, size):
 
 
 @pytest.fixture(scope="session")
-def null_python(compiler: str) -> str:
-    """An interpreter with PyTorch's CUDA build."""
-    if not NULL_PYTHON.exists():
-        pytest.skip(f"no CUDA build of torch in {NULL_PYTHON.parents[1]}: `make .venv-null` installs one")
-    return str(NULL_PYTHON)
-
-
-@pytest.fixture(scope="session")
 def null_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all the processes that pytest shares the tests among, below a directory that this run has of its own."""
     own = tmp_path_factory.getbasetemp()
     return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
 
 
-@pytest.fixture
-def dry_run_here(null_python: str, null_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder for scripts, with the cache of this test session."""
+@pytest.fixture(autouse=True)
+def own_cache(null_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(null_cache))
+
+
+@pytest.fixture(scope="session")
+def null_python(compiler: str, null_cache: Path) -> str:
+    """An interpreter with PyTorch's CUDA build; the first process of pytest that needs its device builds it for all."""
+    if not NULL_PYTHON.exists():
+        pytest.skip(f"no CUDA build of torch in {NULL_PYTHON.parents[1]}: `make .venv-null` installs one")
+    null_cache.mkdir(exist_ok=True)
+    with (null_cache / "lock").open("w") as lock, pytest.MonkeyPatch.context() as monkeypatch:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(null_cache))
+        environment("h100-80gb", pythons=[str(NULL_PYTHON)])
+    return str(NULL_PYTHON)
+
+
+@pytest.fixture(scope="session")
+def run_all(
+    null_python: str, null_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., dict[str, Ended]]:
+    """Runs several scripts' texts, each in a process of its own, with one import of torch or other modules."""
+
+    def call(scripts: Mapping[str, str], modules: str = "torch") -> dict[str, Ended]:
+        folder = tmp_path_factory.mktemp("scripts")
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setenv("XDG_CACHE_HOME", str(null_cache))
+            monkeypatch.chdir(folder)
+            return run_scripts(scripts, null_python, folder, modules)
+
+    return call
+
+
+@pytest.fixture
+def dry_run_here(null_python: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder for scripts, with the cache of this test session."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

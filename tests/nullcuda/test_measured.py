@@ -26,7 +26,7 @@ def asked_for(result: Result, phase: str) -> dict[Component, int]:
 def test_three_numbers_in_every_phase_and_each_allocation(null_python: str, tmp_path: Path) -> None:
     """Counters, NVML and the allocator's history agree; fake tensors agree where most is held."""
     record = tmp_path / "records.jsonl"
-    run = ("b=1", "s=1024", "l=4", "attention=eager", "recipe=pure", "dropout=0.1")
+    run = ("b=1", "s=1024", "l=2", "attention=eager", "recipe=pure", "dropout=0.1")
     found = memcalc.measure("gpt2", *run, device="null:h100-80gb", python=null_python, record=record)
 
     # The history's events through the simulator give the counters again.

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from memcalc.nullcuda import run
 from memcalc.nullcuda.result import DONE
-from tests.nullcuda.scripts import Script
+from tests.nullcuda.scripts import Ended, Script
+
+
+@pytest.fixture(scope="module")
+def ended(run_all: Callable[..., dict[str, Ended]]) -> dict[str, Ended]:
+    """How each script that is run with the usual options ended."""
+    return run_all(
+        {
+            "same": SAME,
+            "routed": ROUTED,
+            "reads": READS,
+            "reused": REUSED,
+            "expanded": EXPANDED,
+            "legacy": LEGACY,
+            "mapped": MAPPED,
+            "finite": FINITE,
+            "stale": STALE,
+            "others": OTHERS,
+        }
+    )
+
 
 MASKS = """
 import json, torch
@@ -85,19 +106,19 @@ assert torch.cuda.memory_allocated() == kept
 """
 
 
-def test_small_integers_have_the_values_that_a_cpu_computes(dry_run: Script, dry_run_here: Path) -> None:
+def test_small_integers_have_the_values_that_a_cpu_computes(ended: dict[str, Ended]) -> None:
     """The same program on both: masks, image sizes, sequence lengths, counts of experts, labels, writes into views.
 
     Again where modes of Python see every operator, and in inference mode.
     """
-    result = dry_run(SAME)
+    same = ended["same"]
 
-    assert result.outcome == DONE
-    on_cpu, on_card, watched, inferred = json.loads((dry_run_here / "out").read_text())
+    assert same.code == 0
+    on_cpu, on_card, watched, inferred = json.loads(same.out)
     assert on_card == on_cpu
     assert watched == on_cpu
     assert inferred == on_cpu
-    assert result.warnings == ()
+    assert same.run.warnings == ()
 
 
 ROUTED = """
@@ -121,6 +142,7 @@ print(json.dumps([counts.tolist(), token.tolist(), sorted(order[:, 0].tolist()),
     ],
 )
 def test_unknown_scores_choose_by_rule(
+    ended: dict[str, Ended],
     dry_run: Script,
     dry_run_here: Path,
     routing: str,
@@ -132,9 +154,13 @@ def test_unknown_scores_choose_by_rule(
 
     Also where the scores are as few as tensors with values have: 6 tokens, 12 choices among 8. Known scores choose.
     """
-    result = dry_run(ROUTED, routing=routing)
+    if routing == "balanced":  # as in a run without this option
+        result, out = ended["routed"].run, ended["routed"].out
+    else:
+        result = dry_run(ROUTED, routing=routing)
+        out = (dry_run_here / "out").read_text()
 
-    found = json.loads((dry_run_here / "out").read_text())
+    found = json.loads(out)
     assert found == [counts, tokens, list(range(100)), [4, 5], few, [[1], [0]]]
     assert [warning.partition(":")[0] for warning in result.warnings] == [
         "experts or tokens were chosen by unknown scores 4 times"
@@ -152,18 +178,18 @@ if total > 1 or torch.arange(3, device="cuda")[2] == 2:
 """
 
 
-def test_unknown_reads_are_said_once_a_line(dry_run: Script, dry_run_here: Path) -> None:
-    result = dry_run(READS)
+def test_unknown_reads_are_said_once_a_line(ended: dict[str, Ended]) -> None:
+    reads = ended["reads"]
 
-    assert (dry_run_here / "out").read_text() == "known\n"
-    (process,) = result.processes
+    assert reads.out == "known\n"
+    (process,) = reads.run.processes
     assert [(read.location, read.count) for read in process.unknown_reads] == [
-        ("script.py:5 <module>", 3),
-        ("script.py:7 <module>", 1),
+        ("reads.py:5 <module>", 3),
+        ("reads.py:7 <module>", 1),
     ]
     assert process.small_reads == 4
-    assert result.warnings[0] == (
-        "script.py:5 <module> read a value that kernels should have computed 3 times: the null device "
+    assert reads.run.warnings[0] == (
+        "reads.py:5 <module> read a value that kernels should have computed 3 times: the null device "
         "returned 0, so branches on it may differ on a real GPU"
     )
 
@@ -181,12 +207,12 @@ print((large == 5).sum().item(), large[5].item())
 """
 
 
-def test_values_go_with_their_tensor(dry_run: Script, dry_run_here: Path) -> None:
+def test_values_go_with_their_tensor(ended: dict[str, Ended]) -> None:
     """Memory that is used again has none of the old, and tensors of over a million elements have none at all."""
-    result = dry_run(REUSED)
+    reused = ended["reused"]
 
-    assert (dry_run_here / "out").read_text().split() == ["0", "0", "0"]
-    assert sum(read.count for read in result.processes[0].unknown_reads) == 3
+    assert reused.out.split() == ["0", "0", "0"]
+    assert sum(read.count for read in reused.run.processes[0].unknown_reads) == 3
 
 
 EXPANDED = """
@@ -201,11 +227,9 @@ print(hidden.masked_select(image).numel(), tuple(features.grad.shape))
 """
 
 
-def test_an_expanded_mask_has_the_values_of_what_it_repeats(dry_run: Script, dry_run_here: Path) -> None:
+def test_an_expanded_mask_has_the_values_of_what_it_repeats(ended: dict[str, Ended]) -> None:
     """576 of 1,024 tokens stand for an image: two million elements, of a thousand that are stored."""
-    dry_run(EXPANDED)
-
-    assert (dry_run_here / "out").read_text().split("\n")[0] == f"{576 * 2048} (576, 2048)"
+    assert ended["expanded"].out.split("\n")[0] == f"{576 * 2048} (576, 2048)"
 
 
 SORTS = """
@@ -240,9 +264,9 @@ for like in (torch.arange(3, device="cuda"), torch.zeros(4, device="cuda"), torc
 """
 
 
-def test_tensors_make_others_of_their_type(dry_run: Script) -> None:
+def test_tensors_make_others_of_their_type(ended: dict[str, Ended]) -> None:
     """Those methods of PyTorch look at the highest dispatch key, which must not be the one that values have."""
-    assert dry_run(LEGACY).outcome == DONE
+    assert ended["legacy"].code == 0
 
 
 MAPPED = """
@@ -260,9 +284,9 @@ assert padded("cuda") == padded("cpu")
 """
 
 
-def test_masks_that_vmap_makes_are_known(dry_run: Script) -> None:
+def test_masks_that_vmap_makes_are_known(ended: dict[str, Ended]) -> None:
     """transformers 4.53 to 4.57 make a padded mask so, with a higher-order operator."""
-    assert dry_run(MAPPED).outcome == DONE
+    assert ended["mapped"].code == 0
 
 
 FINITE = """
@@ -276,12 +300,12 @@ print(overflows.item(), (~norm.isfinite()).any().item(), gradient.isfinite().all
 """
 
 
-def test_what_no_kernel_computed_is_finite(dry_run: Script, dry_run_here: Path) -> None:
+def test_what_no_kernel_computed_is_finite(ended: dict[str, Ended]) -> None:
     """DeepSpeed skips each step with a gradient that is not, and would come to none."""
-    assert dry_run(FINITE).outcome == DONE
+    finite = ended["finite"]
 
-    out = (dry_run_here / "out").read_text().strip()
-    assert out == "False False True [True, False, False] False False [True, True]"
+    assert finite.code == 0
+    assert finite.out.strip() == "False False True [True, False, False] False False [True, True]"
 
 
 STALE = """
@@ -297,12 +321,12 @@ for make in (lambda: torch.randn(300).cuda(), lambda: torch.tensor(7.0).cuda(), 
 """
 
 
-def test_what_the_host_wrote_goes_with_its_tensor(dry_run: Script, dry_run_here: Path) -> None:
+def test_what_the_host_wrote_goes_with_its_tensor(ended: dict[str, Ended]) -> None:
     """The sum takes the memory of what was freed, and has nothing of its bytes."""
-    result = dry_run(STALE)
+    stale = ended["stale"]
 
-    assert (dry_run_here / "out").read_text().split() == ["0.0"] * 3
-    assert sum(read.count for read in result.processes[0].unknown_reads) == 3
+    assert stale.out.split() == ["0.0"] * 3
+    assert sum(read.count for read in stale.run.processes[0].unknown_reads) == 3
 
 
 OTHERS = """
@@ -320,9 +344,9 @@ for dtype in (torch.long, torch.float32):
 """
 
 
-def test_what_operators_of_other_packages_write_is_unknown(dry_run: Script) -> None:
+def test_what_operators_of_other_packages_write_is_unknown(ended: dict[str, Ended]) -> None:
     """bitsandbytes' 8-bit optimizers are such an operator. What is computed from it is unknown, too."""
-    result = dry_run(OTHERS)
+    others = ended["others"]
 
-    assert result.outcome == DONE
-    assert sum(read.count for read in result.processes[0].unknown_reads) == 3 * 4
+    assert others.code == 0
+    assert sum(read.count for read in others.run.processes[0].unknown_reads) == 3 * 4

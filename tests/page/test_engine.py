@@ -128,7 +128,7 @@ def test_a_difference_shows_both_runs() -> None:
 
 
 def test_the_largest_batch_of_a_generation_comes_after_the_answer() -> None:
-    run = {"model": "gpt2", "gpu": "t4", "more": "inference.prompt_length=64"}
+    run = {"model": "gpt2", "gpu": "t4", "more": "inference.prompt_length=64\ninference.new_tokens=16"}
     first, timeline, cache, _ = answer(kind="estimate", run=run)
     early = next(section for section in first["view"]["sections"] if section.get("place") == "generation")
     assert timeline["section"]["place"] == "timeline"
@@ -205,5 +205,6 @@ def test_the_form_offers_fields_that_exist_and_values_that_are_accepted() -> Non
         assert field["kind"] in ("choice", "number", "text"), field
         assert (field["kind"] == "choice") == bool(field["values"]), field
         for value in field["values"]:
-            (part, *_) = answer(kind="estimate", run={"model": "gpt2", "fields": {field["path"]: value}})
+            request = {"kind": "estimate", "run": {"model": "gpt2", "fields": {field["path"]: value}}}
+            part = json.loads(next(iter(parts(json.dumps(request)))))
             assert part["part"] == "answer" or "unknown" not in part["message"], part

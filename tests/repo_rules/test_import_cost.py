@@ -41,8 +41,8 @@ def loaded(*arguments: str, statement: str = COMMAND) -> set[str]:
     "arguments",
     [
         ["--help"],
-        ["estimate", "--help"],
-        ["estimate", "gpt3.yaml"],
+        pytest.param(["estimate", "--help"], marks=pytest.mark.long),
+        pytest.param(["estimate", "gpt3.yaml"], marks=pytest.mark.long),
         ["estimate", "gpt3.yaml", "--format", "json"],
         ["check", "configs", "--gpu", "h100-80gb"],
         ["oom", "docs/examples/oom.log", "--config", "gpt2"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.checking.report import CheckOutcome, CheckReport, PeakGrowth, Sizes
@@ -24,6 +24,7 @@ from memcalc.report.checks.table import draw_checks
 from memcalc.report.checks.text import summary
 from memcalc.report.screen import Screen
 from memcalc.text import harmless_lines
+from tests.properties.specs import examples
 
 GIB = 2**30
 CARD = "usable on NVIDIA H100 SXM"
@@ -167,7 +168,7 @@ def test_sarif_is_valid(name: str) -> None:
     SARIF.validate(sarif_document(REPORTS[name], "GiB"))
 
 
-@settings(max_examples=20)  # the schema is large
+@examples(20)  # the schema is large
 @given(reports)
 def test_any_report_is_valid_sarif(report: CheckReport) -> None:
     document = sarif_document(report, "GiB")

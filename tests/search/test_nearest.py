@@ -64,7 +64,7 @@ def test_what_is_printed_can_be_pasted(name: str, words: tuple[str, ...], card: 
             *("llama-2-13b", ("implementation=huggingface", "data_parallel=64"), "a100-40gb", None),
             marks=pytest.mark.long,
         ),
-        ("llama-3-8b", ("global_batch_size=64",), "l4", 8),
+        pytest.param("llama-3-8b", ("global_batch_size=64",), "l4", 8, marks=pytest.mark.long),
     ],
 )
 def test_defaults_that_move_with_a_change(name: str, words: tuple[str, ...], card: str, gpus: int | None) -> None:

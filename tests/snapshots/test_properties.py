@@ -21,7 +21,8 @@ from memcalc.snapshots.recording import Snapshot
 from memcalc.snapshots.unpickling import UnsafePickle
 from memcalc.snapshots.verification import verify
 from tests.allocator.running import MIB
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
+from tests.properties.specs import examples
 
 CONFIGS = ("", "expandable_segments:True", "max_split_size_mb:40", "roundup_power2_divisions:4")
 CAPACITY = 700 * MIB

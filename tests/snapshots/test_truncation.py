@@ -21,7 +21,7 @@ from memcalc.snapshots.recording import Snapshot
 from memcalc.snapshots.truncation import PARTS, salvaged
 from memcalc.snapshots.unpickling import TruncatedFile, UnsafePickle, loads_plain
 from memcalc.snapshots.verification import can_verify, verify
-from tests.allocator.streams import examples
+from tests.properties.specs import examples
 
 FOLDER = Path(__file__).parent / "recorded"
 NAMES = ("training-2.13.0", "training-2.1.2", "shuffled-delayed-2.12.1", "shuffled-expandable-ring-2.9.1")

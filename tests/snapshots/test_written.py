@@ -13,7 +13,8 @@ from memcalc.events import Event, EventType
 from memcalc.ledger.component import Component
 from memcalc.snapshots.reading import read_snapshot
 from memcalc.snapshots.stream import events_of
-from tests.allocator.streams import event_streams, examples
+from tests.allocator.streams import event_streams
+from tests.properties.specs import examples
 
 
 def read_again(folder: Path, events: list[Event], config: str = "") -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from memcalc.api import load_to_run
 from memcalc.cli.app import main
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
+from memcalc.recorder.recording import Recording
 from memcalc.spec.model_families import conversion, transformers_fallback
+from memcalc.spec.spec import Spec
 
 transformers = pytest.importorskip("transformers")
 
@@ -65,6 +68,19 @@ def config(folder: Path, data: dict[str, Any], architecture: str | None) -> str:
     path = folder / "config.json"
     path.write_text(json.dumps(data | ({} if architecture is None else {"architectures": [architecture]})))
     return str(path)
+
+
+def once(record: Callable[[Spec, int], Recording]) -> Callable[[Spec, int], Recording]:
+    """Return a function that records equal runs once."""
+    recorded: dict[tuple[str, int], Recording] = {}
+
+    def recording(spec: Spec, steps: int) -> Recording:
+        key = (spec.model_dump_json(), steps)
+        if key not in recorded:
+            recorded[key] = record(spec, steps)
+        return recorded[key]
+
+    return recording
 
 
 def without_model(totals: dict[str, int]) -> dict[str, int]:
@@ -146,7 +162,12 @@ def test_inputs_of_the_user_take_the_place_of_ours(tmp_path: Path, capsys: pytes
     assert "the function returns int, not a mapping of forward's arguments by name." in capsys.readouterr().err
 
 
-def test_estimate_traces_in_a_child_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_estimate_traces_in_a_child_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One child for both estimates of the same run: it imports torch and transformers."""
+    child = import_module("memcalc.tracing.child")
+    monkeypatch.setattr(child, "record_in_child", once(child.record_in_child))
     source = config(tmp_path, CONFIGS["ViTForImageClassification"], "ViTForImageClassification")
 
     estimated = memcalc.estimate(source, "b=2")
@@ -154,7 +175,7 @@ def test_estimate_traces_in_a_child_and_says_so(tmp_path: Path, capsys: pytest.C
     assert estimated.source == "trace"
     assert estimated.notes[0] == "memcalc has no formulas for vit: its real step was traced on fake tensors"
     assert estimated.ledger.totals == memcalc.trace(source, "b=2", steps=2).result.ledger.totals
-    assert main(["estimate", source]) == 0
+    assert main(["estimate", source, "--set", "b=2"]) == 0
     assert f"{estimated.notes[0]}.\n" in capsys.readouterr().out
     assert main(["estimate", source, "--no-trace"]) == 2
     assert "no formulas for vit. Run its real step: `memcalc trace`." in capsys.readouterr().err

@@ -15,6 +15,7 @@ from memcalc.cli.app import main
 from memcalc.errors import InputError
 from memcalc.ledger.component import Component
 from memcalc.spec.model_families import conversion, transformers_fallback
+from memcalc.tracing.trace import record
 
 SMALL: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
 BIOGPT = SMALL | {"model_type": "biogpt", "num_attention_heads": 4, "intermediate_size": 256}
@@ -58,6 +59,13 @@ def test_the_trace_equals_the_measurement_on_the_cpu(tmp_path: Path) -> None:
     assert measured.analysis.ledger.totals == traced
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`estimate` traces without a child, which would import torch and transformers again; test_any_model starts one."""
+    monkeypatch.setattr(import_module("memcalc.tracing.child"), "record_in_child", record)
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_estimate_traces_and_says_so(tmp_path: Path) -> None:
     source = str(config(tmp_path, BIOGPT))
 
@@ -123,6 +131,7 @@ def test_the_spec_that_a_record_holds_is_the_run(tmp_path: Path) -> None:
     assert spec.training.implementation == "huggingface"
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_variant_of_a_known_family_that_has_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """OPT of 350m size keeps no final norm; the option that asks for it is another model."""
     odd = {"model_type": "opt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 256}

@@ -134,7 +134,7 @@ def test_a_prompt_in_pieces_needs_less() -> None:
 
 
 LARGEST = [
-    ("llama-3-8b", "h100-80gb", ["context_length=8192"]),
+    ("llama-3-8b", "h100-80gb", ["context_length=8192", "new_tokens=16"]),
 ]
 MORE = [
     ("gemma-3-1b", "l4", ["batch_size=4"]),
@@ -173,8 +173,12 @@ def test_the_longest_context_fits_and_one_more_token_does_not(preset: str) -> No
 
 def test_a_run_beyond_the_models_positions_is_asked_what_memory_allows() -> None:
     """Rotary positions can be stretched: 9,000 tokens of 8,192 are estimated, and the longest context is no shorter."""
-    beyond = asked("llama-3-8b", "model.num_layers=4", "context_length=9000", gpu="a100-80gb").generation
-    within = asked("llama-3-8b", "model.num_layers=4", "context_length=8000", gpu="a100-80gb").generation
+    beyond = asked(
+        "llama-3-8b", "model.num_layers=4", "context_length=9000", "new_tokens=16", gpu="a100-80gb"
+    ).generation
+    within = asked(
+        "llama-3-8b", "model.num_layers=4", "context_length=8000", "new_tokens=16", gpu="a100-80gb"
+    ).generation
 
     assert beyond is not None and beyond.largest is not None  # noqa: PT018 -- for the type checker
     assert within is not None and within.largest is not None  # noqa: PT018 -- for the type checker
@@ -184,7 +188,7 @@ def test_a_run_beyond_the_models_positions_is_asked_what_memory_allows() -> None
 
 
 def test_weights_alone_may_be_too_large() -> None:
-    result = asked("llama-3-70b", "batch_size=1", gpu="a100-80gb")
+    result = asked("llama-3-70b", "batch_size=1", "new_tokens=16", gpu="a100-80gb")
 
     assert result.fits is False
     assert result.generation is not None
