@@ -10,7 +10,7 @@ _REPLACEMENTS = tuple(
         (r"Add --gpu GPU or set hardware\.gpu; `memcalc gpus` lists the names\.", "Choose one."),
         (r"Add --gpu to check", "Choose a GPU to check"),
         (r"`memcalc fit` without --maximize lists", "A search without a largest value lists"),
-        (r"; --why lists them", ""),
+        (r"; --why lists (them|it)", ""),
         (r": --why lists the excluded layouts", ""),
         (r"--gpu (?=\w)", "GPU "),
         (r"--set:? ?", ""),  # "--set b=8": the field for other settings takes "b=8"

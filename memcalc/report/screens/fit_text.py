@@ -307,5 +307,7 @@ def notes(answer: FitResult, *, why: bool) -> list[str]:
         sure = " for sure" if any(each is not None and each.answer == "unknown" for each in nexts) else ""
         found.append(f"largest: the {values} tried too, and none fits{sure}; a larger value could fit only by chance")
     if answer.pruned and not why:
-        found.append(f"{sum(answer.pruned.values()):,} invalid layouts were excluded; --why lists them")
+        excluded = sum(answer.pruned.values())
+        were, them = ("was", "it") if excluded == 1 else ("were", "them")
+        found.append(f"{plural(excluded, 'invalid layout')} {were} excluded; --why lists {them}")
     return [*found, *map(shortened, answer.notes)]
