@@ -68,13 +68,20 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "LoRA, amp": ("recipe=amp", "finetune=lora", "lora.rank=8", "recompute=full"),
 }
 EAGER_ONLY = ("codegen", "falcon", "gpt_oss")  # transformers' modules, at these sizes
-# Their requests differ yet, in some settings or all: what tokens go to which expert, and families of their own ways.
+# Transformers' modules whose requests are the trace's in every setting.
+EQUAL = set(
+    """
+    arcee bloom codegen ernie4_5 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox granite llama mistral olmo
+    olmo2 olmo3 phi qwen2 qwen3 seed_oss smollm3 starcoder2
+    """.split()
+)
+# The requests of the others differ in some settings: what tokens go to which expert, and families of their own ways.
 DIFFERING = {
     "plain": {
         *("ernie4_5_moe", "glm4_moe", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe"),
         *("qwen2_moe", "qwen3_moe", "bloom", "falcon", "gpt_bigcode", "mpt"),
     },
-    "huggingface": set(WRITTEN) - {"gemma", "gpt2", "llama", "mistral", "phi", "qwen2", "qwen3"},
+    "huggingface": set(WRITTEN) - EQUAL,
 }
 
 

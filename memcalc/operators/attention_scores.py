@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.operators.base import DERIVATIVES, Base
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import NEW, SAME, Node, Shape, Tensor
+from memcalc.programs.tape import NEW, SAME, SCALED, Node, Shape, Tensor
 
 
 class AttentionScores(Base):
@@ -18,12 +18,16 @@ class AttentionScores(Base):
         if self.autocast:
             b, a, bias = self.cast(b, self.compute), self.cast(a, self.compute), self.cast(bias, self.compute, "bias")
         y = self.tape.new(name, out, a.dtype, "aten::baddbmm")
-        product = self.tape.store(f"{name}: gradient before it is scaled", b.shape, b.dtype, DERIVATIVES)
         saved = tuple(factor for factor, partner in ((b, a), (a, b)) if partner.grad)
         node = Node(
-            name, (a, b), (y,), tuple(factor.storage for factor in saved), (NEW, NEW), variables=saved, multiplies=True
+            name,
+            (a, b),
+            (y,),
+            tuple(factor.storage for factor in saved),
+            (SCALED, SCALED),
+            variables=saved,
+            multiplies=True,
         )
-        node.between = ((product, 1), (product, -1)) if b.grad else ()
         node.referenced_by_caller = (bias.storage,) if bias.storage >= 0 else ()
         self.tape.record(node)
         return y

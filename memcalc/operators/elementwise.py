@@ -105,14 +105,19 @@ class Elementwise(Base):
         rule = operator_workspaces.named(operator_workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
         staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
         gradient = self.parameter_gradient(module, "weight", (width,), self.parameters)
+        before: tuple[tuple[int, int], ...] = ((product, 1),)
+        after: tuple[tuple[int, int], ...] = ()
+        if y.dtype != self.parameters:  # the engine sums in the output's dtype, then casts
+            total = tape.store(f"{module} weight gradient in {y.dtype}", (width,), y.dtype, DERIVATIVES)
+            after = ((total, 1), (product, -1))
         node = Node(
             module,
             (x,),
             (y,),
             (x.storage,),
             (NEW if x.dtype == y.dtype else CAST,),
-            prepares=((product, 1),) if second else (),
-            between=() if second else ((product, 1),),
+            prepares=before if second else (),
+            between=after if second else (*before, *after),
             summed_later=(staging,),
             parameters=(gradient,),
             summed=(gradient,),

@@ -156,7 +156,7 @@ class Routing(LoraLinear):
         y = tape.new(name, out, x.dtype, "aten::index")
         rule = operator_workspaces.named(operator_workspaces.add_rows, indices=index.shape, rows=rows)
         scratch = tape.store(f"{name}: sorted indices", (), "uint8", INDEXING, rule=rule)
-        tape.record(Node(name, (x,), (y,), (index.storage,), (NEW,), backward_temporaries=(scratch,)))
+        tape.record(Node(name, (x, index), (y,), (index.storage,), (NEW, None), backward_temporaries=(scratch,)))
         return y
 
     def grouped_gemm(self, x: Tensor, offsets: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:

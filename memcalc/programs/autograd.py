@@ -8,7 +8,19 @@ from collections.abc import Iterable
 from memcalc.ledger.component import Component
 from memcalc.programs.activation_offload import SOURCE
 from memcalc.programs.program import END, FETCH, START, Activity, BlockOperator, StorageEvent
-from memcalc.programs.tape import CAST, IN_PLACE, REDUCED, SAME, SUMMED, VIEW, CheckpointSegment, Node, Tape, Tensor
+from memcalc.programs.tape import (
+    CAST,
+    IN_PLACE,
+    REDUCED,
+    SAME,
+    SCALED,
+    SUMMED,
+    VIEW,
+    CheckpointSegment,
+    Node,
+    Tape,
+    Tensor,
+)
 
 UPDATE = "torch.optim: the optimizer's step in a post-accumulate-grad hook of the parameter"
 
@@ -151,6 +163,9 @@ class Backward:
                     else:
                         self.recompute_tensor(index)
                     alive.add(index)
+            for index in node.forward_temporaries:
+                self.allocate(index)
+            self.release_all(node.forward_temporaries)
             for index in sorted(alive):
                 if index not in lasting and uses.get(index, position) <= position:
                     self.release(self.current(index))
@@ -266,6 +281,9 @@ class Backward:
                 made = self.gradient_of(tensor, wide if kind == CAST else tensor.dtype)
             if kind == VIEW:
                 self.views.add(made)
+            if kind == SCALED:
+                unscaled, made = made, self.gradient_of(tensor)
+                self.release(unscaled)
             found.append((made, tensor))
         return found
 
@@ -281,11 +299,17 @@ class Backward:
             return outgoing
         found: list[tuple[int, Tensor]] = []
         for made, tensor in reversed(outgoing):
-            wanted = self.gradient_of(tensor) if tensor in others else made
-            if tensor in others:
-                self.release(made)
-            found.append((wanted, tensor))
+            found.append((self.as_tensor(made, tensor) if tensor in others else made, tensor))
         return found[::-1]
+
+    def as_tensor(self, gradient: int, tensor: Tensor) -> int:
+        """Return a gradient summed over broadcast axes, then cast to its tensor's dtype, where either is needed."""
+        made = self.tape.storages[gradient]
+        if made.dtype != tensor.dtype and made.shape != tensor.shape:
+            gradient = self.as_tensor(gradient, Tensor(tensor.storage, tensor.shape, made.dtype))
+        wanted = self.gradient_of(tensor)
+        self.release(gradient)
+        return wanted
 
     def release_saved(self, node: Node) -> None:
         """Release the tensors that an operator has saved, and record when the shared tables were last read."""

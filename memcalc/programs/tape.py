@@ -24,6 +24,7 @@ OF_THE_HOST = -2  # replaces a storage: a tensor that no device holds
 SAME = "same"  # the input's gradient is the output's gradient: no bytes
 NEW = "new"  # the input's gradient is a new tensor of the input's shape and dtype
 VIEW = "view"  # a new tensor that is passed on as a view
+SCALED = "scaled"  # a new tensor, multiplied by a number into another one
 CAST = "cast"  # a new tensor of the output's dtype, which the engine casts to the input's
 REDUCED = "reduced"  # a new tensor of the output's shape, which the engine sums over broadcast axes
 SUMMED = "summed"  # a new tensor that the engine sums from the output's gradient after the operator has returned
@@ -61,7 +62,9 @@ class Node:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[int, ...]
-    gradients: tuple[str | None, ...]  # for each input: SAME, NEW, VIEW, CAST, REDUCED, SUMMED, IN_PLACE or None
+    gradients: tuple[
+        str | None, ...
+    ]  # for each input: SAME, NEW, VIEW, SCALED, CAST, REDUCED, SUMMED, IN_PLACE or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
     # (storage, +1 or -1): backward's allocations and frees before its results

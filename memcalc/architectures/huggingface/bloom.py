@@ -14,19 +14,29 @@ class Bloom(Mlps):
     positions_first = False  # modeling_bloom.py has no position ids: ALiBi's biases have the positions
     names_returned = True
 
-    def first_hidden(self, x: Tensor) -> Tensor:
-        """word_embeddings_layernorm."""
-        return self.norm(x, "embed_norm", "d")
+    def embedding(self) -> Tensor:
+        """Write the embedding with its norm, then ALiBi's biases and the mask."""
+        x = self.token_embedding()
+        self.tape.names.add(x.storage)  # variable inputs_embeds
+        x = self.norm(x, "embed_norm", "d")
+        self.shared_tables()
+        return x
 
     def shared_tables(self) -> None:
-        """Write the mask, ALiBi's slopes, and the resulting biases, which are arguments of the layers."""
-        super().shared_tables()
+        """Write ALiBi's slopes, the resulting biases, which are arguments of the layers, and the mask."""
         self.tape.names.add(self.shared_table("slopes", ("h",), "fp32").storage)
         self.name_table(self.alibi())
+        super().shared_tables()
 
     def alibi(self) -> Tensor:
-        """Return ALiBi's bias, one row per head and sequence."""
-        return self.shared_table("alibi", ("b", "h", "s"), self.c.embedded)
+        """Return ALiBi's bias, one row per head and sequence: in fp32 for each head, repeated, and cast."""
+        rows, dtype = ("b", "h", "s"), self.c.embedded
+        positions = self.shared_table("positions", ("s",), "int64")
+        of_heads = self.shared_table("alibi of each head", ("h", "s"), "fp32", positions)
+        if dtype == "fp32":
+            return self.shared_table("alibi", rows, dtype, of_heads)
+        repeated = self.shared_table("alibi in fp32", rows, "fp32", of_heads)
+        return self.shared_table("alibi", rows, dtype, repeated, of_heads)  # a variable has that of each head
 
     def layer(self) -> Tensor:
         """Attention, then the MLP; each adds its residual within the module."""
@@ -37,9 +47,10 @@ class Bloom(Mlps):
         again = self.norm(attended, "post_attention_norm", "d")
         self.tape.still_referenced(normed)
         up = ops.linear(again, "mlp.up_proj", ("4·d", "d"), ("b", "s", "4·d"), bias=True)
-        down = ops.linear(self.own_gelu(up), "mlp.down_proj", ("d", "4·d"), ("b", "s", "d"), bias=True)
+        inner = self.own_gelu(up)
+        down = ops.linear(inner, "mlp.down_proj", ("d", "4·d"), ("b", "s", "d"), bias=True)
         output = ops.add(attended, ops.dropout(down, "mlp dropout", c.residual_dropout), "layer output")
-        self.tape.still_referenced(down, again)
+        self.tape.still_referenced(down, inner, again)
         return output
 
     def attention(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -67,12 +78,44 @@ class Bloom(Mlps):
         return Tensor(-1, ("b", "h", "s"), self.c.embedded, grad=False)
 
     def own_gelu(self, x: Tensor) -> Tensor:
-        """GeLUFunction; saves its input. Forward has nine operators, backward 17, with four and five live at once."""
-        tape = self.tape
-        y = tape.new("mlp.gelu", x.shape, x.dtype, self.citation)
-        ahead = tuple(tape.store(f"gelu, step {n}", x.shape, x.dtype, self.citation) for n in range(3))
-        back = tuple(tape.store(f"gelu backward, step {n}", x.shape, x.dtype, self.citation) for n in range(5))
-        steps = (*((each, 1) for each in back), *((each, -1) for each in back))
-        node = Node("mlp.gelu", (x,), (y,), (x.storage,), (NEW,), forward_temporaries=ahead, prepares=steps)
-        tape.record(node)
+        """GeLUFunction, which saves its input and calls bloom_gelu_forward and bloom_gelu_back, operator by operator.
+
+        Forward: y = 0.5x (1 + tanh(0.798x (1 + 0.0447x x))), of which four results are live at once.
+        """
+        step = self.gelu_step
+        half, scaled = step(x), step(x)
+        inner = step(scaled, step(step(step(x), x)))
+        factor = step(step(inner))
+        y = self.tape.new("mlp.gelu", x.shape, x.dtype, self.citation)
+        saved, prepares, last = (x.storage,), *self.gelu_backward(x)
+        gradients = (NEW, None, None)
+        node = Node("mlp.gelu", (x, half, factor), (y,), saved, gradients, prepares=prepares, between=last)
+        self.tape.record(node)
         return y
+
+    def gelu_step(self, *read: Tensor) -> Tensor:
+        """One operator of the forward, without a gradient."""
+        y = self.tape.new("gelu, intermediate result", read[0].shape, read[0].dtype, self.citation, grad=False)
+        self.tape.record(Node("mlp.gelu, one operator", read, (y,), (), (None,) * len(read)))
+        return y
+
+    def gelu_backward(self, x: Tensor) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """Return what backward allocates and frees before the input's gradient, and what it frees after it.
+
+        With t = tanh(0.798x (1 + 0.0447x x)): 0.5x ((1 - t t) (0.798 + 0.107x x)) + 0.5 (1 + t), times a gradient.
+        """
+        steps: list[tuple[int, int]] = []
+
+        def made(*freed: int) -> int:
+            number = self.tape.store("gelu backward, intermediate result", x.shape, x.dtype, self.citation)
+            steps.append((number, 1))
+            steps.extend((each, -1) for each in freed)
+            return number
+
+        scaled = made()
+        tanh = made(made(scaled, made(made(made()))))
+        half = made()
+        rest = made(made())
+        first = made(half, made(rest, made(made(made()))))
+        total = made(first, made(made()))
+        return tuple(steps), ((total, -1), (tanh, -1))

@@ -12,6 +12,7 @@ class GptNeox(Rotary, Mlps):
 
     silent_after: tuple[str, ...] = ("embed_tokens", "attention.o_proj", "mlp.down_proj")
     always_joins = True
+    drops_between_tables = True
 
     def layer(self) -> Tensor:
         """Both branches, each with a separate norm."""

@@ -37,6 +37,8 @@ class SeedOss(Llama):
 class Starcoder2(SeedOss):
     """Starcoder2DecoderLayer: PyTorch's LayerNorm, an ungated MLP, and dropout as in SeedOss."""
 
+    drops_between_tables = True
+
 
 class Ernie4(Llama):
     """Ernie4_5Attention: RoPE on pairs of adjacent features, in fp32."""

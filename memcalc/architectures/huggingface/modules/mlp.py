@@ -40,7 +40,9 @@ class Mlps(Family):
         kind = f"{prefix}{self.activation}"
         product = ops.mul(up, self.act(gate, prefix), f"up * {kind}(gate)")
         self.tape.still_referenced(gate, up)
-        return ops.linear(product, f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
+        down = ops.linear(product, f"{prefix}down_proj", ("d", inner), ("b", "s", "d"), bias=c.mlp_bias)
+        self.tape.still_referenced(gate, product)  # variables gate and up_states
+        return down
 
     def ungated(self, x: Tensor, prefix: str, inner: str) -> Tensor:
         """ArceeMLP: down(act(up(x)))."""

@@ -8,9 +8,9 @@ from memcalc.programs.tape import Shape, Tensor
 
 def fp32_rms_norm(ops: Operators, x: Tensor, module: str, width: str, out: Shape | None = None) -> Tensor:
     """Olmo2RMSNorm: weight * normed in fp32, cast at the end."""
-    normed = ops.normed_in_fp32(x, module)
+    variance, normed = ops.normed_with_variance(ops.cast(x, "fp32", f"{module} input in fp32"), module, None)
     y = ops.cast(ops.times_weight(normed, module, width, out), x.dtype, f"{module} output in {x.dtype}")
-    ops.tape.still_referenced(x, normed)
+    ops.tape.still_referenced(x, variance, normed)
     return y
 
 
