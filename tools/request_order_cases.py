@@ -71,8 +71,8 @@ EAGER_ONLY = ("codegen", "falcon", "gpt_oss")  # transformers' modules, at these
 # Transformers' modules whose requests are the trace's in every setting.
 EQUAL = set(
     """
-    arcee bloom codegen ernie4_5 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox granite llama mistral olmo
-    olmo2 olmo3 phi qwen2 qwen3 seed_oss smollm3 starcoder2
+    arcee bloom codegen ernie4_5 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox granite llama mistral
+    olmo phi qwen2 qwen3 seed_oss smollm3 starcoder2
     """.split()
 )
 # The requests of the others differ in some settings: what tokens go to which expert, and families of their own ways.
