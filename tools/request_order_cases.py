@@ -68,7 +68,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "LoRA, amp": ("recipe=amp", "finetune=lora", "lora.rank=8", "recompute=full"),
 }
 EAGER_ONLY = ("codegen", "falcon", "gpt_oss")  # transformers' modules, at these sizes
-# Transformers' modules whose requests are the trace's in every setting.
+# Transformers' modules with the requests of the trace in every setting.
 EQUAL = set(
     """
     arcee bloom codegen ernie4_5 gemma gemma2 gemma3_text glm glm4 gpt2 gpt_neox granite llama mistral

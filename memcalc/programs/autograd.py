@@ -163,9 +163,10 @@ class Backward:
                     else:
                         self.recompute_tensor(index)
                     alive.add(index)
-            for index in node.forward_temporaries:
-                self.allocate(index)
-            self.release_all(node.forward_temporaries)
+            if not made or not set(made) <= set(segment.saved):  # it runs again
+                for index in node.forward_temporaries:
+                    self.allocate(index)
+                self.release_all(node.forward_temporaries)
             for index in sorted(alive):
                 if index not in lasting and uses.get(index, position) <= position:
                     self.release(self.current(index))
