@@ -156,17 +156,7 @@ class Backward:
             if stops_before_output:
                 break
             self.operator = self.tape.operator(segment.start + position, Activity.AGAIN)
-            for index in made:
-                if index not in alive and index not in segment.inputs:
-                    if index in segment.saved:
-                        untouched.remove(index)
-                    else:
-                        self.recompute_tensor(index)
-                    alive.add(index)
-            if not made or not set(made) <= set(segment.saved):  # it runs again
-                for index in node.forward_temporaries:
-                    self.allocate(index)
-                self.release_all(node.forward_temporaries)
+            self.run_again(node, segment, alive, untouched)
             for index in sorted(alive):
                 if index not in lasting and uses.get(index, position) <= position:
                     self.release(self.current(index))
@@ -175,6 +165,21 @@ class Backward:
             self.reference_all(self.current(index) for index in node.saved)
         self.release_all(self.current(index) for index in sorted(alive))
         self.release_all(self.current(index) for index in segment.on_host)
+
+    def run_again(self, node: Node, segment: CheckpointSegment, alive: set[int], untouched: list[int]) -> None:
+        """Run one operator again, unless the segment has kept all its results."""
+        made = node.allocated
+        for index in made:
+            if index not in alive and index not in segment.inputs:
+                if index in segment.saved:
+                    untouched.remove(index)
+                else:
+                    self.recompute_tensor(index)
+                alive.add(index)
+        if not made or not set(made) <= set(segment.saved):
+            for index in node.forward_temporaries:
+                self.allocate(index)
+            self.release_all(node.forward_temporaries)
 
     def copy_from_host(self, inputs: Iterable[int]) -> None:
         """Copy a segment's inputs back from the host; the copies replace the originals from here on."""

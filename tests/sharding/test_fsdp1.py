@@ -126,7 +126,7 @@ def test_recorded_ranks(record: dict) -> None:  # type: ignore[type-arg]
 
 
 def most_reserved(record: dict[str, Any], step: int) -> int:
-    return max(size for phase, size in record["reserved"].items() if phase.endswith(f"_{step}"))
+    return max(int(size) for phase, size in record["reserved"].items() if phase.endswith(f"_{step}"))
 
 
 def test_delayed_events_reserve_more_and_allocate_the_same() -> None:
