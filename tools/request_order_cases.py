@@ -107,3 +107,19 @@ def cases() -> Iterator[tuple[str, str, str]]:
         for implementation in ("plain", "huggingface"):
             for setting in SETTINGS:
                 yield family, implementation, setting
+
+
+def equal_requests() -> str:
+    """Return the families with equal requests, as a list in Markdown."""
+    plain = [family for family in FAMILIES if family not in DIFFERING["plain"]]
+    settings = "recipes, attention, recomputation, optimizers, accumulation, LoRA"
+    lines = (
+        f"With small models of {len(FAMILIES)} families and {len(SETTINGS)} settings ({settings}), all are equal for",
+        "",
+        f"- plain modules, except with LoRA ({len(plain)} families): {', '.join(sorted(plain))};",
+        f"- transformers' modules ({len(EQUAL)} families): {', '.join(sorted(EQUAL))}.",
+    )
+    return "\n".join(lines)
+
+
+TABLES = {"equal-requests": equal_requests}

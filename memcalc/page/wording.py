@@ -1,4 +1,4 @@
-"""Say in the page's words what texts say in those of the command line: the page has fields in place of options."""
+"""Texts for the page, which has fields where the command line has options."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _REPLACEMENTS = tuple(
         (r"; --why lists (them|it)", ""),
         (r": --why lists the excluded layouts", ""),
         (r"--gpu (?=\w)", "GPU "),
-        (r"--set:? ?", ""),  # "--set b=8": the field for other settings takes "b=8"
+        (r"--set(?![\w-]):? ?", ""),  # "--set b=8": the field for other settings takes "b=8"
     )
 )
 
 
 def in_page_words(text: str) -> str:
-    """Return a text, or a JSON document of texts, in the page's words."""
+    """Return a text, or a JSON document of texts, with the page's fields in place of options."""
     if "--" in text:
         for pattern, replacement in _REPLACEMENTS:
             text = pattern.sub(replacement, text)

@@ -62,9 +62,7 @@ class Node:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     saved: tuple[int, ...]
-    gradients: tuple[
-        str | None, ...
-    ]  # for each input: SAME, NEW, VIEW, SCALED, CAST, REDUCED, SUMMED, IN_PLACE or None
+    gradients: tuple[str | None, ...]  # for each input one of SAME to IN_PLACE above, or None
     forward_temporaries: tuple[int, ...] = ()
     backward_temporaries: tuple[int, ...] = ()
     # (storage, +1 or -1): backward's allocations and frees before its results

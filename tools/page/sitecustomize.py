@@ -104,7 +104,7 @@ class PackedModules:
         except Exception as error:
             raise ImportError("Cannot load rest.bin, a file of this page") from error
         if zlib.crc32(content) != self.rest_checksum:
-            raise ImportError("This page has been published anew")
+            raise ImportError("This page has been updated")
         return content
 
 
