@@ -23,7 +23,7 @@ MIB, GIB = 2**20, 2**30
 @pytest.fixture(scope="module")
 def ended(run_all: Callable[..., dict[str, Ended]]) -> dict[str, Ended]:
     """How each script that ends by itself, with exit code 0, ended."""
-    return run_all({"catches": CATCHES, "saves": SAVES, "engine": STEPS_OF_AN_ENGINE})
+    return run_all({"catches": CATCHES, "saves": SAVES, "engine": STEPS_OF_AN_ENGINE, "interrupted": INTERRUPTS})
 
 
 CATCHES = """
@@ -74,6 +74,39 @@ def test_a_disk_that_is_full_when_the_process_ends(dry_run: Script) -> None:
     result = dry_run(FULL.format(anyway=False))
 
     assert (result.outcome, result.allocated_bytes, result.lost) == (DONE, GIB, 0)
+
+
+INTERRUPTS = """
+import builtins, json, torch, memcalc_watch
+write = memcalc_watch.write
+
+class Interrupted:
+    def __init__(self, part, path, text):
+        self.file, self.path, self.text = builtins.open(part, "w"), path, text
+    def __enter__(self):
+        return self
+    def write(self, text):
+        memcalc_watch.open = builtins.open
+        write(self.path, self.text)
+        self.file.write(text)
+    def __exit__(self, *error):
+        self.file.close()
+        with open(self.path) as whole:
+            json.load(whole)  # nothing of the shorter report is written into this one
+
+def writes(path, text):
+    shorter = json.dumps({**json.loads(text), "torch": ""})
+    memcalc_watch.open = lambda part, mode: Interrupted(part, path, text)
+    write(path, shorter)
+
+memcalc_watch.write = writes
+kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_two_reports_at_once_are_complete(ended: dict[str, Ended]) -> None:
+    """A signal handler, or a thread that waited too long, writes a report while another one is written."""
+    assert ended["interrupted"].run.allocated_bytes == GIB
 
 
 @pytest.mark.long

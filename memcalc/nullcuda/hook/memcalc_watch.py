@@ -14,6 +14,7 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -52,13 +53,15 @@ FIRST_STEPS, WATCHDOG = 2, 0.25  # seconds after each of the first optimizer ste
 LAST_GRAPH = 0.05  # seconds for autograd's thread at the end
 
 COUNTS = ("launches", "reads", "small_reads", "read_bytes", "communicators", "communicator_bytes")
+PARTS = itertools.count()  # number of the next file of a report
 
 
 def write(path: str, text: str) -> None:
-    """Write a complete report in place of the previous one."""
-    with open(path + ".part", "w") as file:
+    """Write a complete report in place of the previous one; a signal handler may write another one in between."""
+    part = f"{path}.{next(PARTS)}.part"
+    with open(part, "w") as file:
         file.write(text)
-    os.replace(path + ".part", path)
+    os.replace(part, path)
 
 
 class Watch:
