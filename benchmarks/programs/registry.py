@@ -17,6 +17,7 @@ from benchmarks.programs import (
     torchtune,
     trainer,
     trl,
+    trl_ranks,
     zeros,
 )
 from benchmarks.programs.program import Family
@@ -24,6 +25,7 @@ from benchmarks.programs.program import Family
 _MODULES = (
     trainer,
     trl,
+    trl_ranks,
     accelerated,
     axolotl,
     ranks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.errors import InputError
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.importers.file_format import Meaning, fact, lacking, nothing, part
 from memcalc.importers.offload import place_shards
@@ -67,6 +68,8 @@ def place_fsdp(draft: Draft, words: str) -> int:
     options = [*words.lower().replace(",", " ").split(), *_strategies(settings)]
     draft.facts["fsdp_wraps"] = "auto_wrap" in options
     strategy = next((word for word in reversed(options) if word in _STAGES), "full_shard")
+    if _STAGES[strategy] and _ignores_strategy(draft):
+        strategy = "full_shard"
     stage = _STAGES[strategy]
     if strategy.startswith("hybrid") or strategy in ("4", "5"):
         _place_replicas(draft)
@@ -80,6 +83,16 @@ def place_fsdp(draft: Draft, words: str) -> int:
     return stage
 
 
+def _ignores_strategy(draft: Draft) -> bool:
+    """Return whether FSDP1 shards everything, whatever strategy a file of Trainer names.
+
+    transformers 5.23 training_args.py, _process_fsdp_args, gives it as reshard_after_forward; Accelerate 1.15
+    utils/dataclasses.py, FullyShardedDataParallelPlugin, prefers its own default of sharding_strategy.
+    """
+    by_trainer = draft.given(FRAMEWORK) not in ("accelerate", "axolotl")
+    return by_trainer and fsdp_version(draft) == 1 and draft.has("transformers", "5.16")
+
+
 def _place_checkpoints(draft: Draft, settings: Mapping[Any, Any]) -> None:
     """Checkpoint every layer that FSDP wraps.
 
@@ -87,7 +100,7 @@ def _place_checkpoints(draft: Draft, settings: Mapping[Any, Any]) -> None:
     which applies it without a size.
     """
     policy = settings.get("fsdp_auto_wrap_policy", settings.get("auto_wrap_policy"))
-    if str(policy).upper() == "SIZE_BASED_WRAP" and _version(draft) == 1:
+    if str(policy).upper() == "SIZE_BASED_WRAP" and fsdp_version(draft) == 1:
         draft.default("training.recompute", "none")
         draft.notes.append(
             "FSDP1 checkpoints no layer where auto_wrap_policy is SIZE_BASED_WRAP: nothing is recomputed"
@@ -96,7 +109,7 @@ def _place_checkpoints(draft: Draft, settings: Mapping[Any, Any]) -> None:
     draft.values["training.recompute"] = "full"
 
 
-def _version(draft: Draft) -> int:
+def fsdp_version(draft: Draft) -> int:
     """Return 1 or 2: the file's FSDP version, else the program's; `accelerate launch` sets FSDP_VERSION to 1."""
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
@@ -124,11 +137,14 @@ def place_policy(draft: Draft, dtype: str | None) -> str:
     """
     if draft.given("parallelism.engine") != "fsdp2":
         return ""
-    version = _version(draft)
+    version = fsdp_version(draft)
     if version == 1:
         _place_flat_parameters(draft)
-    elif draft.has("accelerate", "1.14"):
-        draft.default("parallelism.fsdp.wrap", "layers-and-ends")
+    else:
+        if draft.has("accelerate", "1.14"):
+            draft.default("parallelism.fsdp.wrap", "layers-and-ends")
+        if draft.given("training.finetune") == "qlora":
+            draft.default("parallelism.fsdp.keeps_unsharded_weights", True)
     steps = draft.given("training.gradient_accumulation_steps")
     if draft.given("parallelism.offload") in (None, "none"):
         draft.default("parallelism.fsdp.gradient_sync", "last")
@@ -149,7 +165,16 @@ def _place_flat_parameters(draft: Draft) -> None:
 
     Defaults are NO_PREFETCH and original parameters: Accelerate 1.15 commands/launch.py and utils/dataclasses.py;
     transformers 5.23 training_args.py, _process_fsdp_args.
+
+    Raises:
+        InputError: FSDP1 rejects the dtype in which 4-bit weights are stored (torch 2.13 distributed/fsdp/
+            _flat_param.py, _validate_tensors_to_flatten).
     """
+    if draft.given("training.qlora.quant_storage") == "uint8":
+        raise InputError(
+            "FSDP1 cannot flatten 4-bit weights that are stored in integers (uint8), so this run ends with an error.",
+            "Set bnb_4bit_quant_storage: bfloat16, or fsdp_version: 2.",
+        )
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
     if (reason := _lacks(draft, settings)) or "parallelism.engine" in draft.overridden:

@@ -33,7 +33,7 @@ from memcalc.importers.file_format import (
     overcounted,
     to,
 )
-from memcalc.importers.fsdp import place_fsdp, place_policy
+from memcalc.importers.fsdp import fsdp_version, place_fsdp, place_policy
 from memcalc.importers.models import named_model, place_model
 from memcalc.importers.offload import place_optimizer
 
@@ -223,6 +223,19 @@ def _upcasts(draft: Draft) -> bool:
     return draft.choose("training.lora.base_dtype", what, ("fp32", "compute")) == "fp32"
 
 
+def _place_storage(draft: Draft, program: str) -> None:
+    """Set the dtype that stores 4-bit weights: TRL's programs read it from the file (trl/trainer/model_config.py).
+
+    A script around Trainer may set it; under FSDP1 it has to, because FSDP1 rejects integers.
+    """
+    path = "training.qlora.quant_storage"
+    if program != "trainer":
+        draft.default(path, "uint8")
+    elif draft.facts.get("fsdp") and fsdp_version(draft) == 2:
+        what = "the dtype in which the script stores 4-bit weights (bnb_4bit_quant_storage)"
+        draft.default(path, draft.choose(path, what, ("uint8", "compute")))
+
+
 def _optimizer(draft: Draft) -> None:
     name = draft.facts.get("optimizer")
     if name is None:
@@ -264,6 +277,7 @@ def _finish(draft: Draft) -> None:
         place_trl(draft, program)
     if is_on(draft.facts.get("four_bits")):
         draft.default("training.qlora.double_quantization", False)  # BitsAndBytesConfig's default
+        _place_storage(draft, program)
     draft.facts["pefts_layers"] = True  # scripts hand `lora_target_modules` on to PEFT
     finish_trainer(draft, upcast=False, as_published=program == "trainer" and draft.has("transformers", "5.0"))
     place_trainers_loop(draft)

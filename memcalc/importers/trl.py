@@ -17,7 +17,10 @@ FIELDS: dict[str, Meaning] = {
     "load_in_8bit": overcounted("an 8-bit base"),
     "bnb_4bit_quant_type": to("training.qlora.quantization", {"nf4": "nf4", "fp4": "fp4"}),
     "use_bnb_nested_quant": to("training.qlora.double_quantization"),
-    "bnb_4bit_quant_storage": nothing("the same bytes as another dtype"),
+    "bnb_4bit_quant_storage": to(
+        "training.qlora.quant_storage",
+        {"uint8": "uint8", **dict.fromkeys(("bfloat16", "float16", "float32"), "compute"), "": None},
+    ),
     "lora_r": to("training.lora.rank"),
     "lora_alpha": to("training.lora.alpha"),
     "lora_dropout": to("training.lora.dropout"),

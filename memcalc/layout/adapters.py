@@ -16,6 +16,7 @@ from memcalc.spec.finetuning import (
     LoraSpec,
     QloraSpec,
     adapted_modules,
+    leaves_packed_weights,
     packing_dtype,
 )
 from memcalc.spec.model import ModelSpec
@@ -37,12 +38,14 @@ class Quantization(NamedTuple):
         nested: whether the scales are quantized too (double quantization).
         head: whether the LM head is quantized.
         storage: dtype of the tensors that hold the packed 4-bit values.
+        unsharded: whether engines leave these tensors whole on every rank.
     """
 
     block_size: int
     nested: bool
     head: bool
     storage: str = "uint8"
+    unsharded: bool = False
 
 
 class Adapters(NamedTuple):
@@ -99,8 +102,8 @@ def adapters_of(spec: Spec) -> Adapters | None:
         training.lora, training.qlora, spec.model, training.implementation, training.dtype, training.recipe
     )
     if found.quantized is not None:
-        storage = packing_dtype(training, spec.parallelism)
-        found = found._replace(quantized=found.quantized._replace(storage=storage))
+        storage, left = packing_dtype(training, spec.parallelism), leaves_packed_weights(training, spec.parallelism)
+        found = found._replace(quantized=found.quantized._replace(storage=storage, unsharded=left))
     # DeepSpeed 0.19 runtime/zero/linear.py: under stage 3 each layer saves input and weight, trained or not.
     return found._replace(saves_inputs=True) if replaces_linears(spec) else found
 

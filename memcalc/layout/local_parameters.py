@@ -38,7 +38,7 @@ class LocalParameter(NamedTuple):
         dtype: its dtype, where it differs from the recipe's; "": the recipe's.
         trains: whether it gets a gradient.
         gradient: axes of its gradient, where autograd makes it larger than the parameter.
-        beside: whether it is not a parameter but a property of one, replicated on every rank.
+        beside: whether engines leave it whole on every rank: a property of a parameter, or a parameter they ignore.
     """
 
     module: str

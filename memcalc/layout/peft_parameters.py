@@ -90,6 +90,7 @@ def _in_4_bits(parameter: LocalParameter, quantized: Quantization) -> Iterator[L
         parameter.where,
         quantized.storage,
         trains=False,
+        beside=quantized.unsharded,
     )
     parts: list[tuple[str, str, int, str]] = []
     if quantized.nested:

@@ -162,8 +162,13 @@ def is_embedding(parameter: LocalParameter) -> bool:
     return parameter.where == "embedding" and parameter.module.partition(".")[0] == "embed_tokens"
 
 
+def is_output(parameter: LocalParameter) -> bool:
+    """Return whether a parameter is the LM head's or its adapter's."""
+    return parameter.module.partition(".")[0] == "lm_head"
+
+
 def by_unit(
-    ordered: Sequence[LocalParameter], layers: Sequence[int], *, ends: bool = False
+    ordered: Sequence[LocalParameter], layers: Sequence[int], *, ends: bool = False, finds_norm: bool = True
 ) -> Mapping[int, tuple[LocalParameter, ...]]:
     """Return the parameters of each unit in registration order.
 
@@ -171,13 +176,15 @@ def by_unit(
         ordered: all parameters, as `in_order` yields them.
         layers: the number of each layer in the model.
         ends: whether the embedding is a unit, and final norm and LM head are another unit.
+        finds_norm: whether the final norm is in that unit; else it is the root's.
     """
     inside = [parameter for parameter in ordered if parameter.where == "layer"]
-    units: dict[int, list[LocalParameter]] = {ROOT: []}
+    units: dict[int, list[LocalParameter]] = {ROOT: [], EMBEDDING: [], TAIL: []} if ends else {ROOT: []}
     for parameter in ordered:
         if parameter.where != "layer":
-            own = EMBEDDING if is_embedding(parameter) else TAIL if parameter.where == "head" else ROOT
-            units.setdefault(own if ends else ROOT, []).append(parameter)
+            in_tail = parameter.where == "head" and (finds_norm or is_output(parameter))
+            own = EMBEDDING if is_embedding(parameter) else TAIL if in_tail else ROOT
+            units[own if ends else ROOT].append(parameter)
     numbers, layer, seen, kind = iter(layers), -1, set[LocalParameter](), ""
     for parameter in inside:
         prefix = parameter.module.partition("*")[0]

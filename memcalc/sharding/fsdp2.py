@@ -140,6 +140,7 @@ class FSDP2(Engine):
         self, requests: Requests, units: Mapping[int, Sequence[LocalParameter]], options: StateOptions
     ) -> None:
         super().__init__(requests)
+        units = {unit: tuple(each for each in parameters if not each.beside) for unit, parameters in units.items()}
         self.choice = options
         self.members = units
         self.wraps_embedding_and_head = options.wraps_embedding_and_head
@@ -197,6 +198,10 @@ class FSDP2(Engine):
         """Pre-forward: unshard, wait_for_unshard; nothing if a forward without backward has left the unit unsharded."""
         if unit not in self.sizes or unit in self.parameters:
             return
+        if unit == TAIL and self.choice.gathers_output_alone:  # DTensor.full_tensor, by the loss
+            whole = sum(self.sizes[unit][0].parameters)
+            self.parameters[unit] = [self.requests.take(whole, 0, self.labels[unit].gathered)]
+            return
         self._all_gather(unit)
         output = self._copy_out(unit)
         self.requests.drop(self.copied)
@@ -222,7 +227,8 @@ class FSDP2(Engine):
 
     def _stays(self, unit: int) -> bool:
         """Return whether a unit is not resharded after forward although other units are."""
-        return unit == TAIL or (unit == self.last and self.choice.gathers_last_layer_once)
+        tied = unit == EMBEDDING and TAIL not in self.sizes  # the LM head's unit, too
+        return unit == TAIL or tied or (unit == self.last and self.choice.gathers_last_layer_once)
 
     def before_backward(self, unit: int) -> None:
         """Pre-backward: unshard unless prefetched, wait_for_unshard, prefetch the unit that ran before."""

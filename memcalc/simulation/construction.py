@@ -12,10 +12,11 @@ from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
-from memcalc.sharding.engine import ROOT, by_unit
+from memcalc.sharding.engine import ROOT, by_unit, is_output
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
-from memcalc.simulation.quantization import in_4_bits
+from memcalc.simulation.quantization import in_4_bits, loaded_in_4_bits
 from memcalc.spec.model_families.conversion import family_buffers
+from memcalc.spec.programs import OF_TRANSFORMERS, TRL
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.states.flat_states import flattens, unit_of
@@ -24,6 +25,7 @@ from memcalc.states.parameter_copies import ParameterCopy, Role
 from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_rows, registered_buffers
 from memcalc.states.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
+from memcalc.states.unsharded_weights import shards_loaded_model
 
 
 def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[InitialTensors]:
@@ -34,6 +36,7 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     parameters = stage_parameters(spec, stage)
     ordered = tuple(in_order(parameters, options.update.family, layer_prefixes(spec.model, stage.numbers)))
     copies = _copies_of(parameters, options)
+    yield from _warmup(spec, ordered, options)
     # Workspaces and logits are allocated by the passes.
     later = (Component.LIBRARY_WORKSPACE, Component.LOGITS_AND_LOSS)
     standing = [item for item in persistent_rows(spec, stage, None) if item.component not in later]
@@ -46,6 +49,11 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
         yield from _flattened(units, [item for item in standing if item.component is Component.WEIGHTS], options)
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+        return
+    if shards_loaded_model(spec):
+        yield from _sharded_afterwards(spec, ordered, copies, options)
+        yield from _kept_copies(ordered, copies, options)
+        yield from (_alone(item) for item in standing)
         return
     if is_built_on_meta(spec):
         weights = _joined(chain.from_iterable(_sized(ordered, copies, options, Role.WEIGHTS)))
@@ -62,6 +70,25 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     if not options.partitions_gradients:  # DeepSpeed's engine allocates its flat buffers itself
         yield from _kept_copies(ordered, copies, options)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def _warmup(spec: Spec, ordered: Sequence[LocalParameter], options: StateOptions) -> Iterator[InitialTensors]:
+    """Yield one allocation of all weights, freed at once, where transformers loads a model on the GPU.
+
+    The weights are then allocated from its segment. transformers 5.23 modeling_utils.py, caching_allocator_warmup:
+    with a device map, which bitsandbytes needs, and TRL's programs set on one GPU (trl 1.16 trainer/utils.py,
+    create_model_from_path).
+    """
+    training, alone = spec.training, spec.parallelism.ranks == 1
+    quantizes = training.finetune == "qlora" and training.framework in OF_TRANSFORMERS
+    if not (quantizes or (alone and training.framework in TRL)):
+        return
+    size = 0
+    for _, found in groupby(ordered, key=lambda held: held.module):
+        first, *rest = found  # what quantization adds to a 4-bit matrix follows it
+        loaded = [] if _is_adapter(first) else [first, *(held for held in rest if not held.beside)]
+        size += sum(DTYPE_BYTES[held.dtype or options.base] * held.elements for held in loaded)
+    yield InitialTensors(mask_of("model"), (InitialTensor(size, stays=False, component=Component.TEMPORARIES),))
 
 
 def loaded_model(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[InitialTensors]:
@@ -83,6 +110,26 @@ def is_built_on_meta(spec: Spec) -> bool:
     parallelism = spec.parallelism
     sharded = parallelism.engine == "fsdp2" and parallelism.zero_stage > 0
     return (sharded or parallelism.tensor_parallel > 1) and spec.training.finetune != "qlora"
+
+
+def _sharded_afterwards(
+    spec: Spec,
+    ordered: Sequence[LocalParameter],
+    copies: dict[LocalParameter, list[ParameterCopy]],
+    options: StateOptions,
+) -> Iterator[InitialTensors]:
+    """Yield a 4-bit base and its adapters as they are loaded on the GPU, then their shards.
+
+    The unsharded weights stay until all units are sharded: see `unsharded_weights`.
+    """
+    alone = options._replace(data_parallel=1, expert_shards=1)
+    base = [held for held in ordered if not _is_adapter(held)]
+    adapters = [held for held in ordered if _is_adapter(held)]
+    until = mask_of("model")
+    yield from _joined(loaded_in_4_bits(spec, base, _sized(base, copies, alone, Role.WEIGHTS), until))
+    yield from (built._replace(mask=until) for built in _adapters(spec, adapters, copies, alone))
+    sharded = [held for held in ordered if not held.beside]
+    yield from _joined(chain.from_iterable(_sized(sharded, copies, options, Role.WEIGHTS)))
 
 
 def _flattened(
@@ -252,7 +299,7 @@ class _Buffers:
         """Yield the weights with the buffers where modules create them."""
         before, behind = "", self.own.sinusoids
         weighted = list(zip(ordered, weights, strict=True))
-        ends = max((at for at, (held, _) in enumerate(weighted) if not _of_output(held)), default=-1)
+        ends = max((at for at, (held, _) in enumerate(weighted) if not is_output(held)), default=-1)
         for at, (parameter, made) in enumerate(weighted):
             here = parameter.module.rpartition("*.")[2].partition(".")[0]
             if self.of_layers is not None and (before if behind else here) == "attention" and here != before:
@@ -285,10 +332,6 @@ class _Buffers:
     def _of_a_layer(self) -> InitialTensor:
         positions, rotated = self.model.max_position_embeddings, self.model.rotary_dim
         return _sinusoids(positions, rotated) if self.own.sinusoids else _mask(positions**2)
-
-
-def _of_output(parameter: LocalParameter) -> bool:
-    return parameter.module == "lm_head" or parameter.module.startswith("lm_head.")
 
 
 def _mask(elements: int) -> InitialTensor:

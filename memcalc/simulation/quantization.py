@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from memcalc.layout.adapters import base_dtype
 from memcalc.layout.local_parameters import LocalParameter
@@ -20,6 +21,26 @@ from memcalc.workspaces import Script, ceil_div
 FP32 = DTYPE_BYTES["fp32"]
 
 
+class _Module(NamedTuple):
+    """The frozen parameters of one module.
+
+    Args:
+        mask: the phases in which they are live.
+        made: the weights of each parameter; of the second one on, scales and code tables are part of the first.
+        wide: bytes of the matrix before quantization; 0: the module has no 4-bit matrix.
+        script: requests of its quantization.
+        others: parameters that are not quantized, such as a bias.
+        unsharded: whether engines leave the packed elements whole.
+    """
+
+    mask: int
+    made: list[tuple[InitialTensors, ...]]
+    wide: int = 0
+    script: Script = ()
+    others: tuple[InitialTensors, ...] = ()
+    unsharded: bool = False
+
+
 def in_4_bits(
     spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[tuple[InitialTensors, ...]]
 ) -> Iterator[tuple[InitialTensors, ...]]:
@@ -30,22 +51,55 @@ def in_4_bits(
         ordered: its frozen parameters in registration order; scales and code tables follow a packed weight.
         weights: the weights of each parameter.
     """
+    for module in _modules(spec, ordered, weights):
+        if not module.wide:
+            yield from module.made
+            continue
+        bias = sum(made.size for built in module.others for made in built.tensors)
+        script = (module.wide, *module.script, *((bias,) if bias else ()), -module.wide)
+        yield (InitialTensors(module.mask, (InitialTensor(0, several=script),)),)
+        yield from ((),) * (len(module.made) - 1)
+
+
+def loaded_in_4_bits(
+    spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[tuple[InitialTensors, ...]], until: int
+) -> Iterator[InitialTensors]:
+    """Yield a base that an engine shards afterwards: what it shards is live in the phases `until`, the rest stays.
+
+    Args:
+        spec: a run with a 4-bit base.
+        ordered: its frozen parameters in registration order; scales and code tables follow a packed weight.
+        weights: the unsharded weights of each parameter.
+        until: bit set of phases.
+    """
+    for module in _modules(spec, ordered, weights):
+        if not module.wide:
+            yield from (built._replace(mask=until) for made in module.made for built in made)
+            continue
+        scales, packed, *rest = module.script
+        matrix = InitialTensor(packed, before=(module.wide,))
+        yield InitialTensors(module.mask if module.unsharded else until, (matrix,))
+        yield InitialTensors(module.mask, (InitialTensor(0, several=(scales, *rest)),))
+        yield from (built._replace(mask=until) for built in module.others)
+
+
+def _modules(
+    spec: Spec, ordered: Sequence[LocalParameter], weights: Iterable[tuple[InitialTensors, ...]]
+) -> Iterator[_Module]:
     qlora = spec.training.qlora
     assert qlora is not None
     wide = DTYPE_BYTES[base_dtype(spec.training)]
     shared = FP32 * CODE_8_BIT if qlora.double_quantization else 0  # allocated with the first weight, shared by all
     for _, found in groupby(zip(ordered, weights, strict=True), key=lambda each: each[0].module):
-        parts = list(found)
-        if not any(parameter.beside for parameter, _ in parts):
-            yield from (built for _, built in parts)
+        (first, made), *rest = found
+        of_rest = [made for _, made in rest]
+        if not any(parameter.beside for parameter, _ in rest):
+            yield _Module(0, [made, *of_rest])
             continue
-        packed, *others = [built[0] for parameter, built in parts if not parameter.beside]
-        elements = 2 * packed.tensors[0].size
-        bias = sum(made.size for built in others for made in built.tensors)
-        whole = elements * wide
-        script = (whole, *_matrix(elements, qlora, shared), *((bias,) if bias else ()), -whole)
-        yield (InitialTensors(packed.mask, (InitialTensor(0, several=script),)),)
-        yield from () if len(parts) == 1 else ((),) * (len(parts) - 1)
+        elements = 2 * made[0].tensors[0].size
+        others = tuple(built[0] for parameter, built in rest if not parameter.beside)
+        script = _matrix(elements, qlora, shared)
+        yield _Module(made[0].mask, [made, *of_rest], elements * wide, script, others, first.beside)
         shared = 0
 
 

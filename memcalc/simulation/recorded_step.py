@@ -167,7 +167,9 @@ class StepRecorder:
         """
         options, plan = state_options(spec), plan_of(spec, self.chunk)
         layers = layers_of(spec, self.chunk, loops=self.loops, model=model)
-        units = by_unit(layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head)
+        units = by_unit(
+            layers.ordered, layers.numbers, ends=options.wraps_embedding_and_head, finds_norm=options.finds_norm
+        )
         engine = engine_of(self.requests, layers.of_engine, units, spec, plan)
         engine.rounds = {layer: loop.rounds for loop in layers.played for item in loop.items for layer in leaves(item)}
         existing = engine.existing() if exist else []

@@ -129,7 +129,12 @@ class SimulatedRun:
         self.requests = requests
         prefixes = layer_prefixes(spec.model, self.stage.numbers)
         self.ordered = tuple(in_order(parameters, self.choice.update.family, prefixes))
-        self.units = by_unit(self.ordered, self.stage.numbers, ends=self.choice.wraps_embedding_and_head)
+        self.units = by_unit(
+            self.ordered,
+            self.stage.numbers,
+            ends=self.choice.wraps_embedding_and_head,
+            finds_norm=self.choice.finds_norm,
+        )
         self.engine: Engine = (
             UpdatesInBackward(requests, self.ordered)
             if self.choice.updates_in_backward
@@ -367,8 +372,11 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         **dict.fromkeys(lacks(spec, plan_of(spec)) if deepspeed else (), True),
         "fp32 gradients in addition to autograd's on several ranks": not (deepspeed or alone)
         and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
-        "4-bit weights that an engine shards": training.finetune == "qlora" and (fsdp or deepspeed),
+        "4-bit weights that an engine shards": training.finetune == "qlora" and deepspeed,
         f"layers in one checkpoint segment under {its_name}": fsdp
         and not all(isinstance(item, int) or len(item) == 1 for item in plan_of(spec)),
-        f"a loss that reads the head's matrix under {its_name}": fsdp and training.loss in TOKENWISE,
+        f"a loss outside of the model that reads the LM head's weight under {its_name}": fsdp
+        and training.loss in TOKENWISE
+        and training.loss_recompute
+        and not options.loss_in_model,
     }

@@ -93,6 +93,11 @@ class QloraSpec(ConfigBlock):
     double_quantization: bool = Field(True, description="whether the scales are quantized to 8 bits too")
     block_size: BlockSize = Field(64, description="elements that share a scale")
     quantize_lm_head: bool = Field(False, description="whether an untied LM head is quantized too")
+    quant_storage: Literal["compute", "uint8"] | None = Field(
+        None,
+        description="dtype of the tensors that hold 4-bit values: compute (a floating-point dtype, as sharding engines "
+        "need) | uint8 (Accelerate's FSDP2 then leaves them unsharded); default: compute where an engine shards them",
+    )
 
 
 def packing_dtype(training: TrainingSpec, parallelism: ParallelismSpec) -> str:
@@ -100,8 +105,24 @@ def packing_dtype(training: TrainingSpec, parallelism: ParallelismSpec) -> str:
 
     transformers' bnb_4bit_quant_storage: engines gather parameters of one floating-point dtype.
     """
-    spread = parallelism.shards > 1 and parallelism.zero_stage >= (2 if parallelism.engine in ("fsdp1", "fsdp2") else 3)
-    return training.dtype if spread else "uint8"
+    asked = None if training.qlora is None else training.qlora.quant_storage
+    if asked is None:
+        asked = "compute" if _spreads_weights(parallelism) else "uint8"
+    return training.dtype if asked == "compute" else "uint8"
+
+
+def leaves_packed_weights(training: TrainingSpec, parallelism: ParallelismSpec) -> bool:
+    """Return whether FSDP2 leaves 4-bit weights unsharded, because they are packed in integers.
+
+    Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model, incompatible_params4bit.
+    """
+    whole = parallelism.engine == "fsdp2" and _spreads_weights(parallelism)
+    return whole and training.finetune == "qlora" and packing_dtype(training, parallelism) == "uint8"
+
+
+def _spreads_weights(parallelism: ParallelismSpec) -> bool:
+    """Return whether an engine shards the weights."""
+    return parallelism.shards > 1 and parallelism.zero_stage >= (2 if parallelism.engine in ("fsdp1", "fsdp2") else 3)
 
 
 def default_finetuning(training: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,11 @@ class FsdpSpec(ConfigBlock):
         description="micro-batches after which gradients are reduced: each | last (no_sync: until then they are summed "
         "unsharded, in reduce_dtype; under FSDP1 in param_dtype)",
     )
+    keeps_unsharded_weights: bool = Field(
+        False,
+        description="FSDP2 of a 4-bit base, which is loaded on the GPU: whether its unsharded weights stay until all "
+        "units are sharded (Accelerate)",
+    )
     use_orig_params: bool = Field(
         False,
         description="FSDP1: whether the optimizer updates a rank's part of each parameter, instead of one flat tensor "

@@ -96,6 +96,9 @@ def is_release(text: str) -> bool:
     return re.fullmatch(_RELEASE, text.removeprefix("v")) is not None
 
 
+# Programs of TRL, and all programs that load 4-bit weights with transformers.
+TRL = ("sft", "dpo", "kto", "orpo", "reward", "grpo", "ppo")
+OF_TRANSFORMERS = ("trainer", *TRL, "accelerate", "axolotl", "llama-factory")
 GROUPED_HEADS = "4.54"  # of transformers: passes grouped heads on, repeated before (integrations/sdpa_attention.py)
 
 

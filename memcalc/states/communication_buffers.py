@@ -20,6 +20,7 @@ from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.states import pipelining
 from memcalc.states.flat_states import construction_rows
 from memcalc.states.state_options import StateOptions, state_options
+from memcalc.states.unsharded_weights import shards_loaded_model, unsharded_weights
 from memcalc.states.zero_offload import gradient_passage
 
 SOURCE = "DeepSpeed 0.19 runtime/zero/"
@@ -35,6 +36,8 @@ def communication_buffers(spec: Spec, stage: Stage) -> list[RowDraft]:
     found = [*pipelining.received(spec, stage)] if pipelining.uses_pipelining(spec) else []
     if spec.parallelism.shards * spec.parallelism.data_parallel_replicate == 1:
         return found
+    if shards_loaded_model(spec):
+        found.append(unsharded_weights(spec, stage))
     return [*found, *_buffers(without_companions(stage_parameters(spec, stage)), state_options(spec))]
 
 

@@ -15,6 +15,7 @@ from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.kernels import multiprocessors
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
 from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.spec.zero import ZeroSpec
 from memcalc.states.optimizers.update_rule import UpdateRule, update_of
@@ -45,6 +46,8 @@ class StateOptions(NamedTuple):
     gathered: str = ""  # dtype of FSDP2's all-gather; "": that of the parameters
     reduced: str = ""  # dtype of FSDP2's reduce-scatter; "": that of the gradients
     wraps_embedding_and_head: bool = False  # the embedding is an FSDP unit; final norm and LM head are another
+    finds_norm: bool = True  # the final norm is in that unit; Accelerate finds none below PEFT's modules
+    gathers_output_alone: bool = False  # the loss reads the LM head's weight, a unit of which no module runs
     loss_in_model: bool = False  # the model's forward computes the loss
     gathers_last_layer_once: bool = False  # the last layer is not resharded after forward
     sums_unsharded: bool = False  # gradients are reduced only in the last micro-batch
@@ -133,8 +136,13 @@ def state_options(spec: Spec) -> StateOptions:
         torch=training.torch,
         gathered=fsdp.param_dtype or "",
         reduced=fsdp.reduce_dtype or fsdp.param_dtype or "",
-        # Tied, embedding and LM head are one unit, gathered and reduced with the root module.
-        wraps_embedding_and_head=fsdp.wrap == "layers-and-ends" and not spec.model.tie_word_embeddings,
+        # Tied, embedding, final norm and LM head are one unit, gathered and reduced with the root module, unless the
+        # norm is the root's.
+        wraps_embedding_and_head=fsdp.wrap == "layers-and-ends"
+        and not (spec.model.tie_word_embeddings and adapters is None),
+        finds_norm=adapters is None,
+        # trl 1.16 trainer/utils.py, _fused_forward: no module of that unit runs, so its hooks do not gather the weight.
+        gathers_output_alone=adapters is not None and training.loss in TOKENWISE and not spec.model.tie_word_embeddings,
         # transformers computes its own loss; memcalc's step and custom loops may compute the loss from the logits.
         loss_in_model=training.implementation == "huggingface" and training.framework not in (None, "loop"),
         # torchtitan at ba2469780; later versions wrap embedding and LM head as well.

@@ -112,6 +112,7 @@ def test_a_silent_file_has_these_values() -> None:
             "output_dtype": None,
             "wrap": "layers",
             "gradient_sync": "each",
+            "keeps_unsharded_weights": False,
             "use_orig_params": False,
             "load_dtype": None,
             "forward_prefetch": False,
