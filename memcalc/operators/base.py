@@ -99,6 +99,12 @@ class Base:
         rule = operator_workspaces.named(operator_workspaces.sorted_indices, tokens=tokens, rows=rows)
         return self.tape.store(f"{module} sorted indices", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
 
+    def column_sum(self, module: str, tensor: str, rows: Shape, columns: Shape) -> tuple[tuple[int, int], ...]:
+        """Add a storage for the buffer of a sum over all tokens; return its allocation and its free."""
+        rule = operator_workspaces.named(operator_workspaces.column_sum, rows=rows, columns=columns)
+        buffer = self.tape.store(f"{module} {tensor} sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
+        return (buffer, 1), (buffer, -1)
+
     def parameter_gradient(self, module: str, tensor: str, shape: Shape, dtype: str) -> int:
         """Add a storage for the gradient of a parameter, named as its row in the parameter table."""
         return self.tape.store(

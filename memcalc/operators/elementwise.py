@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, Base, wider
-from memcalc.programs import operator_workspaces
 from memcalc.programs.program import SharedTable
-from memcalc.programs.tape import CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
+from memcalc.programs.tape import ALIAS, CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
 
 
 class Elementwise(Base):
@@ -102,25 +101,24 @@ class Elementwise(Base):
             tape.record(Node(module, (x,), (y,), (), (kind,), keeps_weight=True, module=module))
             return y
         product = tape.store(f"{module} gradient times input", x.shape, y.dtype, DERIVATIVES)
-        rule = operator_workspaces.named(operator_workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
-        staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
         gradient = self.parameter_gradient(module, "weight", (width,), self.parameters)
-        before: tuple[tuple[int, int], ...] = ((product, 1),)
-        after: tuple[tuple[int, int], ...] = ()
+        staging = self.column_sum(module, "weight", tuple(x.shape[:-1]), (width,))
+        multiplied = ((product, 1),)
+        sums: tuple[tuple[int, int], ...] = ((gradient, 1), *staging)
         if y.dtype != self.parameters:  # the engine sums in the output's dtype, then casts
             total = tape.store(f"{module} weight gradient in {y.dtype}", (width,), y.dtype, DERIVATIVES)
-            after = ((total, 1), (product, -1))
+            sums = ((total, 1), *staging, (product, -1), (gradient, 1), (total, -1))
         node = Node(
             module,
             (x,),
             (y,),
             (x.storage,),
             (NEW if x.dtype == y.dtype else CAST,),
-            prepares=before if second else (),
-            between=after if second else (*before, *after),
-            summed_later=(staging,),
+            prepares=multiplied if second else (),
+            between=() if second else multiplied,
             parameters=(gradient,),
             summed=(gradient,),
+            summed_later=sums,
             module=module,
         )
         tape.record(node)
@@ -265,8 +263,8 @@ class Elementwise(Base):
 
     def viewed(self, x: Tensor, shape: Shape, name: str) -> Tensor:
         """A view with other axes; its gradient is passed on as a view of the same memory."""
-        y = Tensor(x.storage, shape, x.dtype)
-        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        y = Tensor(x.storage, shape, x.dtype, flat=x.flat)
+        self.tape.record(Node(name, (x,), (y,), (), (ALIAS,)))
         return y
 
     def broadcast_add(self, x: Tensor, rows: Tensor, name: str) -> Tensor:

@@ -6,7 +6,7 @@ from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, wider
 from memcalc.operators.lora_linear import LoraLinear
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
+from memcalc.programs.tape import ALIAS, CAST, NEW, REDUCED, Node, Shape, Tensor
 
 INDEXING = "torch 2.13 ATen native/cuda/Indexing.cu, index_put_with_sort_kernel"
 GROUPED = "torch 2.13 derivatives.yaml, _grouped_mm"
@@ -18,7 +18,7 @@ class Routing(LoraLinear):
     def flattened(self, x: Tensor, name: str) -> Tensor:
         """View all tokens as one matrix, where the gradients of its readers are accumulated."""
         y = Tensor(x.storage, x.shape, x.dtype, flat=True)
-        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        self.tape.record(Node(name, (x,), (y,), (), (ALIAS,)))
         return y
 
     def top_k(self, x: Tensor, out: Shape, name: str) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ class Routing(LoraLinear):
         """
         x = self.cast(x, "fp32") if self.autocast else x
         y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        self.tape.record(Node(name, (x,), (y,), (), (ALIAS,)))
         return y
 
     def divide_in_place(self, x: Tensor, by: Tensor, name: str) -> Tensor:
@@ -125,10 +125,18 @@ class Routing(LoraLinear):
     ) -> Tensor:
         citation = "torch 2.13 FunctionsManual.cpp, div_tensor_other_grad"
         words, dtype = ("quotient", "its quotient", "negated gradient"), wider(x.dtype, by.dtype)
-        steps = [self.tape.store(f"{name}: {step}", x.shape, dtype, citation) for step in words]
-        on_the_way = (*((step, 1) for step in steps), *((step, -1) for step in reversed(steps)))
-        gradients = (REDUCED, NEW if x.dtype == dtype else CAST)
-        self.tape.record(Node(name, (by, x), (y,), saved, gradients, prepares=on_the_way, also_allocates=buffers))
+        steps = tuple(self.tape.store(f"{name}: {step}", x.shape, dtype, citation) for step in words)
+        node = Node(
+            name,
+            (by, x),
+            (y,),
+            saved,
+            (REDUCED, NEW if x.dtype == dtype else CAST),
+            prepares=tuple((step, 1) for step in steps),
+            frees_early=steps,
+            also_allocates=buffers,
+        )
+        self.tape.record(node)
         return y
 
     def largest(self, x: Tensor, out: Shape, name: str) -> Tensor:

@@ -24,6 +24,7 @@ OF_THE_HOST = -2  # replaces a storage: a tensor that no device holds
 SAME = "same"  # the input's gradient is the output's gradient: no bytes
 NEW = "new"  # the input's gradient is a new tensor of the input's shape and dtype
 VIEW = "view"  # a new tensor that is passed on as a view
+ALIAS = "alias"  # the input's gradient is a view of the output's gradient: no bytes
 SCALED = "scaled"  # a new tensor, multiplied by a number into another one
 CAST = "cast"  # a new tensor of the output's dtype, which the engine casts to the input's
 REDUCED = "reduced"  # a new tensor of the output's shape, which the engine sums over broadcast axes
@@ -67,10 +68,12 @@ class Node:
     backward_temporaries: tuple[int, ...] = ()
     # (storage, +1 or -1): backward's allocations and frees before its results
     prepares: tuple[tuple[int, int], ...] = ()
+    frees_early: tuple[int, ...] = ()  # of `prepares`, what the first input gradient alone is computed from
     between: tuple[tuple[int, int], ...] = ()  # the same, between input gradients and parameter gradients
-    summed_later: tuple[int, ...] = ()  # buffers of the engine's sums, after the operator's backward has returned
     parameters: tuple[int, ...] = ()
-    summed: tuple[int, ...] = ()  # the `parameters` that the engine sums after the operator has returned
+    summed: tuple[int, ...] = ()  # the `parameters` that the engine sums after the operator's backward has returned
+    # allocations and frees of these sums, `summed` included
+    summed_later: tuple[tuple[int, int], ...] = ()
     reversed_accumulation: bool = False  # of `parameters`: addmm's bias is a leaf, its weight a transposed view
     parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
     also_allocates: tuple[int, ...] = ()

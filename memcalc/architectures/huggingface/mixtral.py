@@ -20,7 +20,8 @@ class Mixtral(Llama):
         return self.routed(x) if self.experts else super().mlp(x)
 
     def routed(self, x: Tensor) -> Tensor:
-        """MixtralSparseMoeBlock, which references its router's outputs until it returns."""
+        """MixtralSparseMoeBlock, with tokens as a matrix; it references its router's outputs until it returns."""
+        x = self.ops.flattened(x, "tokens")
         logits, weights, chosen = self.route(x)
         total = grouped_experts(self.ops, x, weights, chosen)
         self.tape.still_referenced(logits)
@@ -29,6 +30,7 @@ class Mixtral(Llama):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """MixtralTopKRouter: logits, the weights of the top experts, and their indices."""
         c, ops = self.c, self.ops
+        x = ops.viewed(x, x.shape, "tokens of the router")
         logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
         probabilities = ops.softmax(ops.cast(logits, "fp32", "router logits in fp32"), "router probabilities")
         weights, chosen = ops.top_k(probabilities, COPIES, "router weights")
