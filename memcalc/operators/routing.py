@@ -92,7 +92,9 @@ class Routing(LoraLinear):
         )
         saved = (weight.storage, chosen.storage, given.storage)
         kind, steps = NEW if scores.dtype == given.dtype else CAST, ((scaled, 1), (negated, 1))
-        tape.record(Node(name, (scores,), (y,), saved, (kind,), prepares=steps, between=((negated, -1),)))
+        node = Node(name, (scores,), (y,), saved, (kind,), prepares=steps, between=((negated, -1),))
+        node.python_function = True
+        tape.record(node)
         return y
 
     def total(self, x: Tensor, name: str) -> Tensor:
@@ -192,11 +194,19 @@ class Routing(LoraLinear):
         tape.record(node, trains=trains)
         return y
 
-    def weigh(self, x: Tensor, weights: Tensor, name: str) -> Tensor:
-        """x times one weight per row; saves both. The weights' gradient is first as large as x, then summed."""
+    def weigh(self, x: Tensor, weights: Tensor, name: str, *, first: bool = False) -> Tensor:
+        """x times one weight per row; saves both. The weights' gradient is first as large as x, then summed.
+
+        Args:
+            x: the rows.
+            weights: the weights.
+            name: name of the result.
+            first: whether the weights are the first factor, with a gradient computed after that of x.
+        """
         y = self.tape.new(name, x.shape, wider(x.dtype, weights.dtype), DERIVATIVES)
-        of_x = NEW if x.dtype == y.dtype else CAST
-        self.tape.record(Node(name, (weights, x), (y,), (x.storage, weights.storage), (REDUCED, of_x)))
+        factors = ((weights, REDUCED), (x, NEW if x.dtype == y.dtype else CAST))
+        inputs, gradients = zip(*(factors[::-1] if first else factors), strict=True)
+        self.tape.record(Node(name, inputs, (y,), (x.storage, weights.storage), gradients))
         return y
 
     def sum_of_copies(self, x: Tensor, out: Shape, name: str) -> Tensor:

@@ -162,7 +162,7 @@ class Backward:
         for position, node in enumerate(nodes):
             for tensor in (*node.inputs, *node.outputs):
                 uses[tensor.storage] = position
-            uses.update(dict.fromkeys(node.referenced_by_caller, position))
+            uses.update(dict.fromkeys((*node.referenced_by_caller, *node.referenced_by_graph), position))
         self.copy_from_host(segment.on_host)
         alive: set[int] = set()
         untouched = self.untouched[segment] = list(segment.saved)
@@ -233,7 +233,8 @@ class Backward:
             self.release_all(self.current(index) for index in node.saved)
             return
         outgoing = self.results(node, incoming, takes=takes or bool(node.copied_from_host))
-        self.release_all(gradient.storage for gradient in incoming)
+        if not node.python_function:
+            self.release_all(gradient.storage for gradient in incoming)
         # Gradients enter the buffers of earlier operators before leaves are processed. With a bias the input is
         # flattened before the weight is transposed, so the gradient's view is deposited after the weight (ATen
         # native/Linear.cpp).
@@ -267,6 +268,8 @@ class Backward:
         for index in (*early, *node.backward_temporaries):
             self.allocate(index)
         self.release_all(node.backward_temporaries)
+        if node.python_function:
+            self.release_all(gradient.storage for gradient in incoming)
         if takes:
             self.release_saved(node)
         outgoing = [(t, self.sum_of(t) if gradient is UNSUMMED else gradient) for t, gradient in outgoing]

@@ -74,11 +74,15 @@ class Node:
     summed: tuple[int, ...] = ()  # the `parameters` that the engine sums after the operator's backward has returned
     # allocations and frees of these sums, `summed` included
     summed_later: tuple[tuple[int, int], ...] = ()
+    python_function: bool = False  # a torch.autograd.Function; its incoming gradient is freed when its backward returns
     reversed_accumulation: bool = False  # of `parameters`: addmm's bias is a leaf, its weight a transposed view
     parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
     also_allocates: tuple[int, ...] = ()
     allocated_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs
     referenced_by_caller: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
+    # saved for backward by an operator without a gradient, until nothing references its result after this operator; a
+    # checkpoint does not save them (torch/utils/checkpoint.py, _checkpoint_hook)
+    referenced_by_graph: tuple[int, ...] = ()
     sums: tuple[tuple[int, ...], ...] = ()  # deferred parameter gradients, each with the parts added to it here
     completes: tuple[int, ...] = ()  # deferred gradients that get their last part here
     drops: tuple[int, ...] = ()  # temporaries of `sums` that are freed
@@ -204,6 +208,10 @@ class Tape:
     def still_referenced(self, *tensors: Tensor) -> None:
         """Keep tensors live until here because a Python variable still references them."""
         self.nodes[-1].referenced_by_caller += tuple(tensor.storage for tensor in tensors)
+
+    def referenced_by_graph(self, *tensors: Tensor) -> None:
+        """Keep tensors live until here because an operator that backward does not reach has saved them."""
+        self.nodes[-1].referenced_by_graph += tuple(tensor.storage for tensor in tensors)
 
     def also_saves(self, *tensors: Tensor) -> None:
         """Add shared tensors (a mask, a table) to what the last operator saves; they take no new device memory."""
