@@ -268,7 +268,9 @@ class Elementwise(Base):
         return y
 
     def broadcast_add(self, x: Tensor, rows: Tensor, name: str) -> Tensor:
-        """x + rows, where the rows are shared by all sequences: their gradient is a sum over the batch."""
+        """x + rows; the gradient of rows that are shared by all sequences is a sum over the batch."""
+        if rows.shape == x.shape:
+            return self.add(x, rows, name)
         dtype = wider(x.dtype, rows.dtype)
         y = self.tape.new(name, x.shape, dtype, DERIVATIVES)
         self.tape.record(Node(name, (x, rows), (y,), (), (SAME if x.dtype == dtype else NEW, NEW)))
