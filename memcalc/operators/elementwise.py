@@ -261,6 +261,12 @@ class Elementwise(Base):
         self.tape.record(Node(f"{name} by head", (x,), (y,), (), (NEW if x.grad else None,)))
         return y
 
+    def expanded(self, x: Tensor, name: str, shape: Shape) -> Tensor:
+        """A view of x repeated along axes; backward sums its gradient over them."""
+        y = Tensor(x.storage, shape, x.dtype)
+        self.tape.record(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
+        return y
+
     def viewed(self, x: Tensor, shape: Shape, name: str) -> Tensor:
         """A view with other axes; its gradient is passed on as a view of the same memory."""
         y = Tensor(x.storage, shape, x.dtype, flat=x.flat)
@@ -355,14 +361,30 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x,), (y,), (y.storage,), (NEW,), backward_temporaries=(product,)))
         return y
 
-    def matmul(self, a: Tensor, b: Tensor, name: str, out: Shape, copies: tuple[str, str] = ("", "")) -> Tensor:
-        """Batched a @ b; saves each factor if the other one requires a gradient.
+    def matmul(
+        self,
+        a: Tensor,
+        b: Tensor,
+        name: str,
+        out: Shape,
+        copies: tuple[str, str] = ("", ""),
+        *,
+        expands: Shape = (),
+    ) -> Tensor:
+        """Batched a @ b; saves each factor if the other one requires a gradient. Autocast casts b first.
 
-        `copies`: names of the factors' copies, where their matrices are not contiguous. Autocast casts b first.
+        Args:
+            a: the first factor.
+            b: the second factor.
+            name: name of the product.
+            out: its axes.
+            copies: names of the factors' copies, where their matrices are not contiguous.
+            expands: axes of the view that repeats b for each matrix of a, where it does.
         """
         if self.autocast:
             b, a = self.cast(b, self.compute), self.cast(a, self.compute)
         given = (a, b)
+        b = self.expanded(b, f"{name}: second factor, repeated", expands) if expands else b
         a, b = (self.copy(each, copy) if copy else each for each, copy in zip((a, b), copies, strict=True))
         y = self.tape.new(name, out, a.dtype, "aten::bmm")
         saved = tuple(factor for factor, partner in ((a, b), (b, a)) if partner.grad)

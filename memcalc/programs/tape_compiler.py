@@ -74,6 +74,7 @@ def compiled(
         checkpoint_end=checkpoint_end,
         held=tuple(sorted(tape.held.difference(*(node.saved for node in tape.nodes)))),
         output=-1 if output is None else output.storage,
+        output_is_leaf=output is not None and output.storage in tape.leaves,
         tied_gradient=tape.tied_gradient,
         tied_sum=tape.tied_sum,
     )
