@@ -98,13 +98,9 @@ class Routing(LoraLinear):
         return y
 
     def total(self, x: Tensor, name: str) -> Tensor:
-        """The sum over the last axis; saves nothing. Its gradient is expanded, as a view.
-
-        It is on autocast's fp32 list.
-        """
-        x = self.cast(x, "fp32") if self.autocast else x
-        y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (), (ALIAS,)))
+        """The sum over the last axis, see `sum_of_copies`; saves nothing. Its gradient is expanded, as a view."""
+        y = self.tape.new(name, x.shape[:-1], "fp32" if self.autocast else x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (), (ALIAS if x.dtype == y.dtype else NEW,)))
         return y
 
     def divide_in_place(self, x: Tensor, by: Tensor, name: str) -> Tensor:
@@ -126,8 +122,9 @@ class Routing(LoraLinear):
         self, y: Tensor, x: Tensor, by: Tensor, name: str, saved: tuple[int, ...], buffers: tuple[int, ...]
     ) -> Tensor:
         citation = "torch 2.13 FunctionsManual.cpp, div_tensor_other_grad"
-        words, dtype = ("quotient", "its quotient", "negated gradient"), wider(x.dtype, by.dtype)
-        steps = tuple(self.tape.store(f"{name}: {step}", x.shape, dtype, citation) for step in words)
+        dtype = wider(x.dtype, by.dtype)
+        factors = (("quotient", dtype), ("its quotient", dtype), ("negated gradient", y.dtype))
+        steps = tuple(self.tape.store(f"{name}: {step}", x.shape, of, citation) for step, of in factors)
         node = Node(
             name,
             (by, x),
