@@ -134,6 +134,7 @@ class Elementwise(Base):
         weight: bool = True,
         out: Shape | None = None,
         named: bool = False,
+        second: bool = False,
     ) -> Tensor:
         """RMSNorm as separate operators: in fp32, then weight * normed in the input's dtype.
 
@@ -146,11 +147,12 @@ class Elementwise(Base):
             weight: whether the norm has a weight.
             out: axes of the result, where they differ from those of x.
             named: whether a Python variable references the fp32 product until the norm returns.
+            second: whether the weight is the second factor.
         """
         wide = self.cast(x, "fp32", f"{module} input in fp32")
         variance, product = self.normed_with_variance(wide, module, None if weight else out)
         normed = self.cast(product, x.dtype, f"{module} normed")
-        y = self.times_weight(normed, module, width, out) if weight else normed
+        y = self.times_weight(normed, module, width, out, second=second) if weight else normed
         if named:
             self.tape.still_referenced(x, variance, product)
         return y
