@@ -17,7 +17,6 @@ class LinearOptions(TypedDict, total=False):
     tied: bool
     conv1d: bool
     apart: bool
-    copies_gradient: bool
 
 
 class Linear(Base):

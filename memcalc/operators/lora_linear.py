@@ -22,13 +22,21 @@ class LoraLinear(Float8Linear, Elementwise):
     """Linear layers of bitsandbytes (QLoRA) and PEFT; without frozen parameters nn.Linear."""
 
     def linear(
-        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **options: Unpack[LinearOptions]
+        self,
+        x: Tensor,
+        module: str,
+        weight: Shape,
+        out: Shape,
+        *,
+        bias: bool,
+        copies_gradient: bool = False,
+        **options: Unpack[LinearOptions],
     ) -> Tensor:
         """See `Float8Linear.linear`; adds the adapter's x A^T B^T, scaled.
 
-        Option `copies_gradient`: the output's gradient is transposed, so each matmul's backward copies it.
+        `copies_gradient`: whether the output's gradient is transposed, so each matmul's backward copies it.
         """
-        adapters, copies = self.adapters, options.pop("copies_gradient", False)
+        adapters, copies = self.adapters, copies_gradient
         if adapters is None:
             return self._in_order(super().linear(x, module, weight, out, bias=bias, **options), module, copies=copies)
         if adapters.quantizes(module):

@@ -201,8 +201,8 @@ class Routing(LoraLinear):
             first: whether the weights are the first factor, with a gradient computed after that of x.
         """
         y = self.tape.new(name, x.shape, wider(x.dtype, weights.dtype), DERIVATIVES)
-        factors = ((weights, REDUCED), (x, NEW if x.dtype == y.dtype else CAST))
-        inputs, gradients = zip(*(factors[::-1] if first else factors), strict=True)
+        of_x = NEW if x.dtype == y.dtype else CAST
+        inputs, gradients = ((x, weights), (of_x, REDUCED)) if first else ((weights, x), (REDUCED, of_x))
         self.tape.record(Node(name, inputs, (y,), (x.storage, weights.storage), gradients))
         return y
 
