@@ -44,6 +44,7 @@ class Tensor:
         subclass: whether its gradients are tensor subclasses, which are never accumulated in place.
         strided: whether it is not contiguous: transposed, or a slice with gaps.
         flat: whether it is viewed as a matrix with one row per token.
+        leaf: whether it is set to require a gradient.
     """
 
     storage: int
@@ -53,6 +54,7 @@ class Tensor:
     subclass: bool = False
     strided: bool = False
     flat: bool = False
+    leaf: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -172,9 +174,11 @@ class Tape:
         self.storages.append(Storage(name, shape, dtype, citation, rule, component, parameter, table))
         return len(self.storages) - 1
 
-    def input(self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True) -> Tensor:
+    def input(
+        self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True, leaf: bool = False
+    ) -> Tensor:
         """Set the block's input: live when forward begins; backward passes on its gradient."""
-        self.entry = Tensor(self.store(name, shape, dtype, citation), shape, dtype, grad)
+        self.entry = Tensor(self.store(name, shape, dtype, citation), shape, dtype, grad, leaf=leaf)
         return self.entry
 
     def new(self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True) -> Tensor:
