@@ -39,7 +39,11 @@ FAMILIES: dict[str, dict[str, object]] = {
     **_alike("ernie4_5_moe glm4_moe", GROUPED | FEW_DENSE),
     **_alike("qwen2_moe", GROUPED | {"moe": SHARED}),
     "gemma4_text": GROUPED
-    | {"full_attention_interval": 3, "full_attention": {"head_dim": 128, "num_key_value_heads": 2}},
+    | {
+        "head_dim": 32,
+        "full_attention_interval": 3,
+        "full_attention": {"head_dim": 64, "num_key_value_heads": 2, "keys_as_values": True},
+    },
     "llama4_text": GROUPED
     | {"num_layers": 4, "full_attention_interval": 2, "head_dim": 64, "moe": SHARED | {"expert_interval": 2}},
 }
