@@ -216,8 +216,8 @@ def kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
         return _kinds_of(spec, stage)
     first = _kinds_of(spec, stage._replace(stop=1))
     rest = _kinds_of(spec, stage._replace(first=1)) if stage.stop > 1 else []
-    inputs = {"detached": starts_detached(spec), "reads_leaf": reads_leaf(spec)}
-    return [*(layer_type._replace(**inputs) for layer_type in first), *rest]
+    detached, reads = starts_detached(spec), reads_leaf(spec)
+    return [*(layer_type._replace(detached=detached, reads_leaf=reads) for layer_type in first), *rest]
 
 
 def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
