@@ -48,9 +48,11 @@ class Nemotron(Llama):
         return y
 
     def copied(self, name: str, shape: Shape, dtype: str, module: str = "", parameter: str = "") -> Tensor:
-        """A tensor computed from a parameter, a temporary; its backward produces the parameter's gradient, if named."""
+        """A tensor computed from a parameter; its backward produces the parameter's gradient, if named."""
         tape = self.tape
-        y = Tensor(tape.store(name, shape, dtype, self.citation, component=Component.TEMPORARIES), shape, dtype)
+        # A copy of a parameter is no activation: a temporary, as in the trace.
+        component = Component.TEMPORARIES if parameter == "bias" else None
+        y = Tensor(tape.store(name, shape, dtype, self.citation, component=component), shape, dtype)
         y.grad = bool(parameter) and self.ops.trains(module)
         gradients = (self.ops.parameter_gradient(module, parameter, shape, self.ops.parameters),) if y.grad else ()
         tape.record(Node(name, (), (y,), (), (), parameters=gradients))
