@@ -36,6 +36,7 @@ class Nemotron(Llama):
             y = ops.layer_norm(x, module, width)  # its gradient of the sum is that of the weight
             if tape.nodes[-1].saved:
                 tape.nodes[-1].saved += (shifted.storage,)
+            tape.still_referenced(x, shifted)
             return y
         given, dtype = x, ops.compute
         x = ops.cast(x, dtype, f"{module} input in {dtype}")
