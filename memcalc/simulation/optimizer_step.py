@@ -72,7 +72,8 @@ class OptimizerStep:
     def _joint(self, ordered: Sequence[LocalParameter]) -> list[tuple[OptimizerUpdate, LocalParameter]]:
         """Return the parameters of several dtypes that one optimizer of PyTorch updates, in order, with their updates.
 
-        Muon is two optimizers, and two foreach steps treat each dtype by itself from the start.
+        Megatron-Core has groups of parameters by dtype, and Muon is two optimizers. Two foreach steps treat each dtype
+        by itself from the start.
         """
         options = {held: each for parameters, each in self.groups for held in parameters}
         trained = [held for held in ordered if held in options]
@@ -82,7 +83,9 @@ class OptimizerStep:
         for held in dict.fromkeys(trained):
             rules.setdefault(options[held].update, []).append(held)
         rule, choice = next(iter(rules)), options[trained[0]]
-        if rule.optimizer == "muon" or (rule.implementation == "foreach" and rule.optimizer in SEPARATE):
+        if choice.engine == "megatron" or rule.optimizer == "muon":
+            return []
+        if rule.implementation == "foreach" and rule.optimizer in SEPARATE:
             return []
         spread = choice.spread(1)
         updates = {
