@@ -43,7 +43,8 @@ class PlainBlock:
         """Return the tape of a layer, and its output."""
         c, ops = self.c, self.ops
         dtype = c.stream
-        x = self.tape.input("layer input", ("b", self.stream, "d"), dtype, PAPER, grad=not c.detached)
+        shape, grad, leaf = ("b", self.stream, "d"), not c.detached, c.reads_leaf
+        x = self.tape.input("layer input", shape, dtype, PAPER, grad=grad, leaf=leaf)
         before = c.norms_per_layer == 4 or c.norm_placement == "before"
         normed = norm(ops, c, x, "input_norm") if before else x
         attended = PlainAttention(self).output(normed)

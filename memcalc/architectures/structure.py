@@ -115,6 +115,7 @@ class BlockStructure(NamedTuple):
     adapters: Adapters | None  # adapters of a frozen base model
     recompute_keep: tuple[str, ...] = ()  # operators with results that recomputed layers keep
     detached: bool = False  # the layer's input needs no gradient: nothing before it trains
+    reads_leaf: bool = False  # the layer's input is a leaf, and autocast caches the cast that its matmuls read
     cache: LayerKVCache | None = None  # the KV cache in generation
     fused_gate_up: bool = False  # transformers: one linear layer for gate and up
     fp8: str = "none"  # scaling recipe of Transformer Engine's FP8 GEMMs
@@ -167,11 +168,12 @@ class BlockStructure(NamedTuple):
 
     def of_layers(self, layer_type: LayerType | LayerModules) -> BlockStructure:
         """Return the structure of layers of one type."""
-        traits = (layer_type.detached, layer_type.masked, layer_type.without_rope, layer_type.linear, layer_type.mixer)
-        if not (any(traits) or layer_type.full_heads):
+        traits = (layer_type.masked, layer_type.without_rope, layer_type.linear, layer_type.mixer)
+        if not (any(traits) or layer_type.full_heads or layer_type.starts_apart):
             return self
         found = self._replace(
             detached=self.detached or layer_type.detached,
+            reads_leaf=layer_type.reads_leaf,
             masked=layer_type.masked,
             without_rope=layer_type.without_rope,
             linear=layer_type.linear,

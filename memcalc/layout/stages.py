@@ -100,6 +100,7 @@ class LayerModules(NamedTuple):
         full_heads: see `LayerTraits`.
         mixer: see `LayerTraits`.
         detached: whether the input needs no gradient, since nothing before it trains.
+        reads_leaf: whether matmuls read the input, a leaf with a gradient; autocast caches casts of leaves.
     """
 
     experts: bool
@@ -109,6 +110,12 @@ class LayerModules(NamedTuple):
     full_heads: bool
     mixer: str
     detached: bool
+    reads_leaf: bool
+
+    @property
+    def starts_apart(self) -> bool:
+        """Whether it is a first layer that differs from the others in its input."""
+        return self.detached or self.reads_leaf
 
 
 class LayerType(NamedTuple):
@@ -126,6 +133,7 @@ class LayerType(NamedTuple):
         first: the first of them.
         last: the last of them.
         detached: whether the input needs no gradient, since nothing before it trains.
+        reads_leaf: whether matmuls read the input, a leaf with a gradient; autocast caches casts of leaves.
     """
 
     experts: bool
@@ -139,6 +147,12 @@ class LayerType(NamedTuple):
     first: int
     last: int
     detached: bool = False
+    reads_leaf: bool = False
+
+    @property
+    def starts_apart(self) -> bool:
+        """Whether it is a first layer that differs from the others in its input."""
+        return self.detached or self.reads_leaf
 
     @property
     def traits(self) -> LayerTraits:
@@ -196,13 +210,14 @@ def one_in_flight(stage: Stage) -> Stage:
 def kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
     """Return the layer types of a stage that have layers, in the order of their first layer.
 
-    Above a frozen embedding the first layer is a separate type.
+    Above a frozen embedding the first layer can be a separate type.
     """
-    if stage.first > 0 or stage.stop == 0 or not starts_detached(spec):
+    if stage.first > 0 or stage.stop == 0 or not _starts_apart(spec):
         return _kinds_of(spec, stage)
     first = _kinds_of(spec, stage._replace(stop=1))
     rest = _kinds_of(spec, stage._replace(first=1)) if stage.stop > 1 else []
-    return [*(layer_type._replace(detached=True) for layer_type in first), *rest]
+    detached, reads = starts_detached(spec), reads_leaf(spec)
+    return [*(layer_type._replace(detached=detached, reads_leaf=reads) for layer_type in first), *rest]
 
 
 def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
@@ -211,10 +226,10 @@ def composition(spec: Spec, stage: Stage) -> tuple[object, ...]:
     if has_segments(plan):  # it is simulated layer by layer
         return stage.first, stage.stop, stage.has_embedding, stage.has_head
     patterned = plan not in ("none", "selective", "full") or are_mixed(spec)
-    if not patterned and moe is None and not starts_detached(spec):
+    if not patterned and moe is None and not _starts_apart(spec):
         return stage.stop - stage.first, stage.has_embedding, stage.has_head
     place = (stage.first, stage.stop) if patterned else ()  # the pattern of layers depends on the first layer
-    kinds = ((layer_type.traits, layer_type.count, layer_type.detached) for layer_type in kinds_of(spec, stage))
+    kinds = ((layer_type.traits, layer_type.count, layer_type.starts_apart) for layer_type in kinds_of(spec, stage))
     return (*kinds, stage.has_embedding, stage.has_head, place)
 
 
@@ -239,6 +254,18 @@ def starts_detached(spec: Spec) -> bool:
     """Return whether the first layer's input needs no gradient."""
     adapters = adapters_of(spec)
     return adapters is not None and not adapters.input_gradient
+
+
+def reads_leaf(spec: Spec) -> bool:
+    """Return whether matmuls of the first layer read the embedding's output, and it is a leaf with a gradient."""
+    adapters, model = adapters_of(spec), spec.model
+    if adapters is None or not adapters.input_gradient or "embed_tokens" in adapters.saved:
+        return False
+    return model.norms_per_layer == 2 and model.norm_placement == "after" and spec.training.autocasts
+
+
+def _starts_apart(spec: Spec) -> bool:
+    return starts_detached(spec) or reads_leaf(spec)
 
 
 def _kinds_of(spec: Spec, stage: Stage) -> list[LayerType]:
@@ -278,9 +305,9 @@ def layer_modules(spec: Spec, layer: int) -> LayerModules:
     mixed, known = _layers_known(spec)
     model = spec.model
     # Unless layer types alternate, layers differ in experts alone, and the first one in what its input needs.
-    key = layer if mixed else 0, model.has_experts(layer), layer == 0 and starts_detached(spec)
+    key = layer if mixed else 0, model.has_experts(layer), layer == 0 and _starts_apart(spec)
     if key not in known:
-        _, experts, detached = key
+        _, experts, apart = key
         known[key] = LayerModules(
             experts=experts,
             masked=has_mask(spec, layer),
@@ -288,7 +315,8 @@ def layer_modules(spec: Spec, layer: int) -> LayerModules:
             linear=model.is_linear(layer),
             full_heads=model.has_full_heads(layer),
             mixer=model.mixer(layer),
-            detached=detached,
+            detached=apart and starts_detached(spec),
+            reads_leaf=apart and reads_leaf(spec),
         )
     return known[key]
 

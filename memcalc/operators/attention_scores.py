@@ -78,9 +78,3 @@ class AttentionScores(Base):
         scratch = tape.store(f"{name}: sorted index", (), "uint8", "ATen native/cuda/Indexing.cu", rule=rule)
         tape.record(Node(name, (x,), (y,), (), (NEW,), backward_temporaries=(scratch,)))
         return y
-
-    def expanded(self, x: Tensor, name: str, shape: Shape) -> Tensor:
-        """A view of x repeated along axes; backward sums its gradient over them."""
-        y = Tensor(x.storage, shape, x.dtype)
-        self.tape.record(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
-        return y

@@ -44,6 +44,7 @@ class Base:
         self.fuses_weight_gradients = True  # whether Megatron-Core's GEMMs add to the main gradients
         self.fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
         self.replaced_linears = replaced_linears
+        self.cached: dict[Tensor, Tensor] = {}  # casts of leaves that autocast has cached
 
     @contextmanager
     def in_fp32(self) -> Iterator[None]:
@@ -91,13 +92,27 @@ class Base:
         return cast
 
     def autocast_input(self, x: Tensor, module: str) -> Tensor:
-        """Cast an activation under autocast, at each use: only casts of leaves are cached."""
-        return self.cast(x, self.compute, f"{module} input in {self.compute}") if self.autocast else x
+        """Cast an activation under autocast: at each use, or once if it is a leaf, until autocast's region ends."""
+        if not self.autocast:
+            return x
+        if x not in self.cached:
+            y = self.cast(x, self.compute, f"{module} input in {self.compute}")
+            if not x.leaf or y is x:
+                return y
+            self.cached[x] = y
+            self.tape.region.add(y.storage)
+        return self.cached[x]
 
     def sorted_indices(self, module: str, tokens: Shape, rows: str) -> int:
         """Add a storage for what an embedding's backward allocates before its gradient."""
         rule = operator_workspaces.named(operator_workspaces.sorted_indices, tokens=tokens, rows=rows)
         return self.tape.store(f"{module} sorted indices", (), "uint8", "ATen native/cuda/Embedding.cu", rule=rule)
+
+    def column_sum(self, module: str, tensor: str, rows: Shape, columns: Shape) -> tuple[tuple[int, int], ...]:
+        """Add a storage for the buffer of a sum over all tokens; return its allocation and its free."""
+        rule = operator_workspaces.named(operator_workspaces.column_sum, rows=rows, columns=columns)
+        buffer = self.tape.store(f"{module} {tensor} sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
+        return (buffer, 1), (buffer, -1)
 
     def parameter_gradient(self, module: str, tensor: str, shape: Shape, dtype: str) -> int:
         """Add a storage for the gradient of a parameter, named as its row in the parameter table."""

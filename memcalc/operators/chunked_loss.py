@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memcalc.operators.lora_linear import LoraLinear
 from memcalc.operators.loss import Loss
-from memcalc.programs import operator_workspaces
 from memcalc.programs.program import HEAD
 from memcalc.programs.tape import IN_PLACE, NEW, SAME, SUMMED, VIEW, CheckpointSegment, Node, Shape, Tensor
 
@@ -115,11 +114,10 @@ class ChunkedLoss(LoraLinear, Loss):
         # A weight gradient is the transpose of a matmul's result, a bias gradient a view of a sum, see `linear`.
         inputs: tuple[Tensor, ...] = (*shared, x)
         kinds: tuple[str, ...] = (VIEW, NEW)
-        sums: tuple[int, ...] = ()
+        sums: tuple[tuple[int, int], ...] = ()
         if len(shared) > 1:
             inputs, kinds = (x, *shared), (NEW, SUMMED, VIEW)
-            rule = operator_workspaces.named(operator_workspaces.column_sum, rows=out[:1], columns=out[1:])
-            sums = (self.tape.store("lm_head bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule),)
+            sums = self.column_sum("lm_head", "bias", out[:1], out[1:])
         self.tape.record(
             Node(
                 "lm_head",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, Base, wider
-from memcalc.programs import operator_workspaces
 from memcalc.programs.program import SharedTable
-from memcalc.programs.tape import CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
+from memcalc.programs.tape import ALIAS, CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
 
 
 class Elementwise(Base):
@@ -102,25 +101,24 @@ class Elementwise(Base):
             tape.record(Node(module, (x,), (y,), (), (kind,), keeps_weight=True, module=module))
             return y
         product = tape.store(f"{module} gradient times input", x.shape, y.dtype, DERIVATIVES)
-        rule = operator_workspaces.named(operator_workspaces.column_sum, rows=tuple(x.shape[:-1]), columns=(width,))
-        staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
         gradient = self.parameter_gradient(module, "weight", (width,), self.parameters)
-        before: tuple[tuple[int, int], ...] = ((product, 1),)
-        after: tuple[tuple[int, int], ...] = ()
+        staging = self.column_sum(module, "weight", tuple(x.shape[:-1]), (width,))
+        multiplied = ((product, 1),)
+        sums: tuple[tuple[int, int], ...] = ((gradient, 1), *staging)
         if y.dtype != self.parameters:  # the engine sums in the output's dtype, then casts
             total = tape.store(f"{module} weight gradient in {y.dtype}", (width,), y.dtype, DERIVATIVES)
-            after = ((total, 1), (product, -1))
+            sums = ((total, 1), *staging, (product, -1), (gradient, 1), (total, -1))
         node = Node(
             module,
             (x,),
             (y,),
             (x.storage,),
             (NEW if x.dtype == y.dtype else CAST,),
-            prepares=before if second else (),
-            between=after if second else (*before, *after),
-            summed_later=(staging,),
+            prepares=multiplied if second else (),
+            between=() if second else multiplied,
             parameters=(gradient,),
             summed=(gradient,),
+            summed_later=sums,
             module=module,
         )
         tape.record(node)
@@ -136,6 +134,7 @@ class Elementwise(Base):
         weight: bool = True,
         out: Shape | None = None,
         named: bool = False,
+        second: bool = False,
     ) -> Tensor:
         """RMSNorm as separate operators: in fp32, then weight * normed in the input's dtype.
 
@@ -148,11 +147,12 @@ class Elementwise(Base):
             weight: whether the norm has a weight.
             out: axes of the result, where they differ from those of x.
             named: whether a Python variable references the fp32 product until the norm returns.
+            second: whether the weight is the second factor.
         """
         wide = self.cast(x, "fp32", f"{module} input in fp32")
         variance, product = self.normed_with_variance(wide, module, None if weight else out)
         normed = self.cast(product, x.dtype, f"{module} normed")
-        y = self.times_weight(normed, module, width, out) if weight else normed
+        y = self.times_weight(normed, module, width, out, second=second) if weight else normed
         if named:
             self.tape.still_referenced(x, variance, product)
         return y
@@ -263,14 +263,22 @@ class Elementwise(Base):
         self.tape.record(Node(f"{name} by head", (x,), (y,), (), (NEW if x.grad else None,)))
         return y
 
+    def expanded(self, x: Tensor, name: str, shape: Shape) -> Tensor:
+        """A view of x repeated along axes; backward sums its gradient over them."""
+        y = Tensor(x.storage, shape, x.dtype)
+        self.tape.record(Node(name, (x,), (y,), (), (NEW if x.grad else None,)))
+        return y
+
     def viewed(self, x: Tensor, shape: Shape, name: str) -> Tensor:
         """A view with other axes; its gradient is passed on as a view of the same memory."""
-        y = Tensor(x.storage, shape, x.dtype)
-        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        y = Tensor(x.storage, shape, x.dtype, flat=x.flat)
+        self.tape.record(Node(name, (x,), (y,), (), (ALIAS,)))
         return y
 
     def broadcast_add(self, x: Tensor, rows: Tensor, name: str) -> Tensor:
-        """x + rows, where the rows are shared by all sequences: their gradient is a sum over the batch."""
+        """x + rows; the gradient of rows that are shared by all sequences is a sum over the batch."""
+        if rows.shape == x.shape:
+            return self.add(x, rows, name)
         dtype = wider(x.dtype, rows.dtype)
         y = self.tape.new(name, x.shape, dtype, DERIVATIVES)
         self.tape.record(Node(name, (x, rows), (y,), (), (SAME if x.dtype == dtype else NEW, NEW)))
@@ -355,14 +363,30 @@ class Elementwise(Base):
         self.tape.record(Node(name, (x,), (y,), (y.storage,), (NEW,), backward_temporaries=(product,)))
         return y
 
-    def matmul(self, a: Tensor, b: Tensor, name: str, out: Shape, copies: tuple[str, str] = ("", "")) -> Tensor:
-        """Batched a @ b; saves each factor if the other one requires a gradient.
+    def matmul(
+        self,
+        a: Tensor,
+        b: Tensor,
+        name: str,
+        out: Shape,
+        copies: tuple[str, str] = ("", ""),
+        *,
+        expands: Shape = (),
+    ) -> Tensor:
+        """Batched a @ b; saves each factor if the other one requires a gradient. Autocast casts b first.
 
-        `copies`: names of the factors' copies, where their matrices are not contiguous. Autocast casts b first.
+        Args:
+            a: the first factor.
+            b: the second factor.
+            name: name of the product.
+            out: its axes.
+            copies: names of the factors' copies, where their matrices are not contiguous.
+            expands: axes of the view that repeats b for each matrix of a, where it does.
         """
         if self.autocast:
             b, a = self.cast(b, self.compute), self.cast(a, self.compute)
         given = (a, b)
+        b = self.expanded(b, f"{name}: second factor, repeated", expands) if expands else b
         a, b = (self.copy(each, copy) if copy else each for each, copy in zip((a, b), copies, strict=True))
         y = self.tape.new(name, out, a.dtype, "aten::bmm")
         saved = tuple(factor for factor, partner in ((a, b), (b, a)) if partner.grad)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, Base
-from memcalc.programs import operator_workspaces
 from memcalc.programs.tape import NEW, SAME, SUMMED, Node, Shape, Tensor
 
 
@@ -31,14 +30,14 @@ class Fp32NormWeight(Base):
         gradient = self.parameter_gradient(module, "weight", weight, self.parameters) if trains else None
         factor = self._factor(module, weight, gradient, shifted=shifted)
         own = self.parameters == "fp32"  # in this case the sum is the parameter's gradient
-        sums: tuple[int, ...] = ()
+        summed = (gradient,) if gradient is not None and own else ()
+        sums: tuple[tuple[int, int], ...] = ()
         raw: tuple[tuple[int, int], ...] = ()  # the product before the sum
         if trains:
             product = tape.store(f"{module} gradient times input", x.shape, "fp32", DERIVATIVES)
             tokens = tuple(x.shape[: -len(weight)])
-            rule = operator_workspaces.named(operator_workspaces.column_sum, rows=tokens, columns=weight)
-            staging = tape.store(f"{module} weight sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule)
-            raw, sums = ((product, 1),), (staging,)
+            raw = ((product, 1),)
+            sums = (*((index, 1) for index in summed), *self.column_sum(module, "weight", tokens, weight))
         saved = (*((x.storage,) if trains else ()), *((factor.storage,) if factor.storage >= 0 and x.grad else ()))
         node = Node(
             module,
@@ -49,9 +48,9 @@ class Fp32NormWeight(Base):
             # gradient of the second factor before the first (derivatives.yaml, by name)
             prepares=raw if second else (),
             between=() if second else raw,
+            parameters=summed,
+            summed=summed,
             summed_later=sums,
-            parameters=(gradient,) if gradient is not None and own else (),
-            summed=(gradient,) if gradient is not None and own else (),
             keeps_weight=not trains and factor.storage < 0,
             variables=(*((x,) if trains else ()), *((factor,) if x.grad else ())),
             module=module,

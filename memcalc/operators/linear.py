@@ -61,7 +61,7 @@ class Linear(Base):
         dtype = self.compute if self.autocast else x.dtype
         casts: list[Tensor] = []
         parameters: list[int] = []
-        temporaries: list[int] = []
+        sums: list[tuple[int, int]] = []
         # Autocast casts the last argument first, in the compilers' evaluation order (ATen autocast_mode.h,
         # cached_cast(...)...): of linear(x, weight, bias), and of addmm(bias, x, weight).
         shapes = {"bias": weight[:1], "weight": weight} if bias else {"weight": weight}
@@ -90,8 +90,8 @@ class Linear(Base):
             # Input or output may be split into heads; the leading axes of the other one are the tokens.
             leading = min(x.shape[:-1], out[:-1], key=len)
             tokens = tuple("s" if axis == "s/t" else axis for axis in leading)
-            rule = operator_workspaces.named(operator_workspaces.column_sum, rows=tokens, columns=(weight[0],))
-            temporaries.append(tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule))
+            sums += ((index, 1) for index in parameters[1:])
+            sums += self.column_sum(module, "bias", tokens, (weight[0],))
         # transformers' Conv1D calls torch.addmm (pytorch_utils.py), which DeepSpeed does not replace.
         replaced = self.replaced_linears and not conv1d
         saves = self.adapters is not None and self.adapters.saves_inputs and not conv1d
@@ -112,9 +112,9 @@ class Linear(Base):
             referenced_by_caller=(given.storage,),
             forward_temporaries=gathered,
             backward_temporaries=gathered,
-            summed_later=tuple(temporaries),
             parameters=tuple(parameters),
             summed=tuple(parameters[1:]),
+            summed_later=tuple(sums),
             parameters_first=not input_first,
             reversed_accumulation=True,
             keeps_weight=not trains,
@@ -130,15 +130,14 @@ class Linear(Base):
         trains, same = self.trains(module), x.dtype == dtype
         y = self.tape.new(f"{module} output with bias", x.shape, dtype, DERIVATIVES)
         gradients: tuple[int, ...] = ()
-        sums: tuple[int, ...] = ()
+        sums: tuple[tuple[int, int], ...] = ()
         if trains:
             gradients = (self.parameter_gradient(module, "bias", (width,), self.parameters),)
             tokens = tuple("s" if axis == "s/t" else axis for axis in x.shape[:2])
-            rule = operator_workspaces.named(operator_workspaces.column_sum, rows=tokens, columns=(width,))
-            sums = (self.tape.store(f"{module} bias sum", (), "uint8", "ATen native/cuda/Reduce.cuh", rule=rule),)
+            sums = ((gradients[0], 1), *self.column_sum(module, "bias", tokens, (width,)))
         kind = SAME if same else NEW
         node = Node(
-            f"{module} bias", (x,), (y,), (), (kind,), summed_later=sums, parameters=gradients, summed=gradients
+            f"{module} bias", (x,), (y,), (), (kind,), parameters=gradients, summed=gradients, summed_later=sums
         )
         self.tape.record(node)
         return y

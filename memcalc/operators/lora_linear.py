@@ -22,23 +22,39 @@ class LoraLinear(Float8Linear, Elementwise):
     """Linear layers of bitsandbytes (QLoRA) and PEFT; without frozen parameters nn.Linear."""
 
     def linear(
-        self, x: Tensor, module: str, weight: Shape, out: Shape, *, bias: bool, **options: Unpack[LinearOptions]
+        self,
+        x: Tensor,
+        module: str,
+        weight: Shape,
+        out: Shape,
+        *,
+        bias: bool,
+        copies_gradient: bool = False,
+        **options: Unpack[LinearOptions],
     ) -> Tensor:
-        """See `Float8Linear.linear`; adds the adapter's x A^T B^T, scaled."""
-        adapters = self.adapters
+        """See `Float8Linear.linear`; adds the adapter's x A^T B^T, scaled.
+
+        `copies_gradient`: whether the output's gradient is transposed, so each matmul's backward copies it.
+        """
+        adapters, copies = self.adapters, copies_gradient
         if adapters is None:
-            return super().linear(x, module, weight, out, bias=bias, **options)
+            return self._in_order(super().linear(x, module, weight, out, bias=bias, **options), module, copies=copies)
         if adapters.quantizes(module):
             base = self._quantized(x, module, weight, out)
         else:
             # A frozen embedding and its tied LM head share a weight that gets no gradient.
             options["tied"] = options.get("tied", False) and self.trains(module)
             base = super().linear(x, module, weight, out, bias=bias, **options)
+        base = self._in_order(base, module, copies=copies)
         if module.rpartition(".")[2] not in adapters.targets:
             return base
         if adapters.joined is not None:
             return self._litgpts_adapter(x, base, module, weight, out)
-        return self._adapter(x, base, module, weight, out)
+        return self._adapter(x, base, module, weight, out, copies=copies)
+
+    def _in_order(self, y: Tensor, module: str, *, copies: bool) -> Tensor:
+        """Return a matmul's output, with a copy of its gradient if its backward needs one."""
+        return self.restrided_view(y, f"{module} output") if copies else y
 
     def _quantized(self, x: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
         """Dequantize the weight to the compute dtype, in forward and again in backward; saves no activation.
@@ -87,7 +103,7 @@ class LoraLinear(Float8Linear, Elementwise):
         tape.still_referenced(x)  # bitsandbytes/nn/modules.py, Linear4bit.forward: its cast of the input
         return y
 
-    def _adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape) -> Tensor:
+    def _adapter(self, x: Tensor, base: Tensor, module: str, weight: Shape, out: Shape, *, copies: bool) -> Tensor:
         """result + B(A(dropout(x))) * scaling, in the adapter's dtype or, under autocast, the autocast dtype."""
         adapters, tape = self.adapters, self.tape
         assert adapters is not None
@@ -100,7 +116,7 @@ class LoraLinear(Float8Linear, Elementwise):
             into = self.cast(x, adapters.dtype, f"{module} input for the adapter")
         dropped = self.dropout(into, f"{module} adapter dropout", adapters.dropout)
         low = self._matrix(dropped, f"{module}.lora_A", ("r", weight[1]), (*x.shape[:2], "r"))
-        high = self._matrix(low, f"{module}.lora_B", (weight[0], "r"), out)
+        high = self._in_order(self._matrix(low, f"{module}.lora_B", (weight[0], "r"), out), module, copies=copies)
         scaled = self.scale(high, f"{module} adapter output")
         if quantized and not self.autocast:
             scaled = self.cast(scaled, dtype, f"{module} adapter output in {dtype}")

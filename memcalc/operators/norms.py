@@ -19,12 +19,22 @@ class Norms(Base):
         tensors: tuple[str, ...] = ("weight", "bias"),
         out: Shape | None = None,
         heads: str = "",
+        computed: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """LayerNorm; saves x, and mean and reciprocal deviation in fp32 (ATen native/cuda/layer_norm_kernel.cu).
 
-        `heads`: the second-to-last axis, if each of its entries has a norm with a separate weight.
+        Args:
+            x: the input.
+            module: name of the norm.
+            width: the last axis.
+            tensors: its parameters.
+            out: axes of the result, where they differ from those of x.
+            heads: the second-to-last axis, if each of its entries has a norm with a separate weight.
+            computed: the weight and bias, where they are computed from the parameters; saved.
         """
-        return self._fused_norm(x, module, width, ("mean", "reciprocal deviation"), tensors, out, heads)
+        return self._fused_norm(
+            x, module, width, ("mean", "reciprocal deviation"), tensors, out, heads=heads, computed=computed
+        )
 
     def rms_norm(
         self, x: Tensor, module: str, width: str, tensors: tuple[str, ...] = ("weight",), out: Shape | None = None
@@ -40,7 +50,9 @@ class Norms(Base):
         statistics: tuple[str, ...],
         tensors: tuple[str, ...],
         out: Shape | None,
+        *,
         heads: str = "",
+        computed: tuple[Tensor, ...] = (),
     ) -> Tensor:
         """A fused norm; `out`: the output's shape where it is viewed with other axes.
 
@@ -60,27 +72,27 @@ class Norms(Base):
             rows=tuple(x.shape[: -2 if heads else -1]),
             width=width,
             item_bytes=item_bytes,
-            buffers=len(tensors),
+            buffers=len(computed or tensors),
         )
         scratch = tape.store(f"{module} partial sums", (), "uint8", citation, rule=rule)
         weight = (heads, width) if heads else (width,)
-        affine = tuple(Tensor(-1, weight, self.parameters) for _ in tensors)
+        affine = computed or tuple(Tensor(-1, weight, self.parameters) for _ in tensors)
         # A frozen weight has no gradient, so no partial sums over rows are allocated.
         tensors = tensors if self.trains(module) else ()
         gradients = tuple(self.parameter_gradient(module, t, weight, self.parameters) for t in tensors)
         node = Node(
             module,
-            (x,),
+            (x, *computed),
             (y,),
-            (x.storage, *kept),
-            (NEW,),
+            (x.storage, *kept, *(each.storage for each in computed)),
+            (NEW, *(NEW if each.grad else None for each in computed)),
             also_allocates=(*in_order, *kept),
             allocated_first=in_order,
             prepares=tuple((index, 1) for index in in_order),
-            backward_temporaries=(scratch,) if tensors else (),
+            backward_temporaries=(scratch,) if tensors or any(each.grad for each in computed) else (),
             parameters=gradients,
             module=module,
         )
-        node.variables = (Tensor(x.storage, x.shape, x.dtype), *tape.variables_of(node)[1:], *affine)
+        node.variables = (Tensor(x.storage, x.shape, x.dtype), *tape.variables_of(node)[1 : 1 + len(kept)], *affine)
         tape.record(node)
         return y

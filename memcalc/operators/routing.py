@@ -6,7 +6,7 @@ from memcalc.ledger.component import Component
 from memcalc.operators.base import DERIVATIVES, wider
 from memcalc.operators.lora_linear import LoraLinear
 from memcalc.programs import operator_workspaces
-from memcalc.programs.tape import CAST, NEW, REDUCED, SAME, Node, Shape, Tensor
+from memcalc.programs.tape import ALIAS, CAST, NEW, REDUCED, Node, Shape, Tensor
 
 INDEXING = "torch 2.13 ATen native/cuda/Indexing.cu, index_put_with_sort_kernel"
 GROUPED = "torch 2.13 derivatives.yaml, _grouped_mm"
@@ -18,7 +18,7 @@ class Routing(LoraLinear):
     def flattened(self, x: Tensor, name: str) -> Tensor:
         """View all tokens as one matrix, where the gradients of its readers are accumulated."""
         y = Tensor(x.storage, x.shape, x.dtype, flat=True)
-        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        self.tape.record(Node(name, (x,), (y,), (), (ALIAS,)))
         return y
 
     def top_k(self, x: Tensor, out: Shape, name: str) -> tuple[Tensor, Tensor]:
@@ -92,17 +92,15 @@ class Routing(LoraLinear):
         )
         saved = (weight.storage, chosen.storage, given.storage)
         kind, steps = NEW if scores.dtype == given.dtype else CAST, ((scaled, 1), (negated, 1))
-        tape.record(Node(name, (scores,), (y,), saved, (kind,), prepares=steps, between=((negated, -1),)))
+        node = Node(name, (scores,), (y,), saved, (kind,), prepares=steps, between=((negated, -1),))
+        node.python_function = True
+        tape.record(node)
         return y
 
     def total(self, x: Tensor, name: str) -> Tensor:
-        """The sum over the last axis; saves nothing. Its gradient is expanded, as a view.
-
-        It is on autocast's fp32 list.
-        """
-        x = self.cast(x, "fp32") if self.autocast else x
-        y = self.tape.new(name, x.shape[:-1], x.dtype, DERIVATIVES)
-        self.tape.record(Node(name, (x,), (y,), (), (SAME,)))
+        """The sum over the last axis, see `sum_of_copies`; saves nothing. Its gradient is expanded, as a view."""
+        y = self.tape.new(name, x.shape[:-1], "fp32" if self.autocast else x.dtype, DERIVATIVES)
+        self.tape.record(Node(name, (x,), (y,), (), (ALIAS if x.dtype == y.dtype else NEW,)))
         return y
 
     def divide_in_place(self, x: Tensor, by: Tensor, name: str) -> Tensor:
@@ -124,11 +122,20 @@ class Routing(LoraLinear):
         self, y: Tensor, x: Tensor, by: Tensor, name: str, saved: tuple[int, ...], buffers: tuple[int, ...]
     ) -> Tensor:
         citation = "torch 2.13 FunctionsManual.cpp, div_tensor_other_grad"
-        words, dtype = ("quotient", "its quotient", "negated gradient"), wider(x.dtype, by.dtype)
-        steps = [self.tape.store(f"{name}: {step}", x.shape, dtype, citation) for step in words]
-        on_the_way = (*((step, 1) for step in steps), *((step, -1) for step in reversed(steps)))
-        gradients = (REDUCED, NEW if x.dtype == dtype else CAST)
-        self.tape.record(Node(name, (by, x), (y,), saved, gradients, prepares=on_the_way, also_allocates=buffers))
+        dtype = wider(x.dtype, by.dtype)
+        factors = (("quotient", dtype), ("its quotient", dtype), ("negated gradient", y.dtype))
+        steps = tuple(self.tape.store(f"{name}: {step}", x.shape, of, citation) for step, of in factors)
+        node = Node(
+            name,
+            (by, x),
+            (y,),
+            saved,
+            (REDUCED, NEW if x.dtype == dtype else CAST),
+            prepares=tuple((step, 1) for step in steps),
+            frees_early=steps,
+            also_allocates=buffers,
+        )
+        self.tape.record(node)
         return y
 
     def largest(self, x: Tensor, out: Shape, name: str) -> Tensor:
@@ -184,11 +191,19 @@ class Routing(LoraLinear):
         tape.record(node, trains=trains)
         return y
 
-    def weigh(self, x: Tensor, weights: Tensor, name: str) -> Tensor:
-        """x times one weight per row; saves both. The weights' gradient is first as large as x, then summed."""
+    def weigh(self, x: Tensor, weights: Tensor, name: str, *, first: bool = False) -> Tensor:
+        """x times one weight per row; saves both. The weights' gradient is first as large as x, then summed.
+
+        Args:
+            x: the rows.
+            weights: the weights.
+            name: name of the result.
+            first: whether the weights are the first factor, with a gradient computed after that of x.
+        """
         y = self.tape.new(name, x.shape, wider(x.dtype, weights.dtype), DERIVATIVES)
         of_x = NEW if x.dtype == y.dtype else CAST
-        self.tape.record(Node(name, (weights, x), (y,), (x.storage, weights.storage), (REDUCED, of_x)))
+        inputs, gradients = ((x, weights), (of_x, REDUCED)) if first else ((weights, x), (REDUCED, of_x))
+        self.tape.record(Node(name, inputs, (y,), (x.storage, weights.storage), gradients))
         return y
 
     def sum_of_copies(self, x: Tensor, out: Shape, name: str) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from memcalc.ledger.component import Component
 from memcalc.programs.activation_offload import SOURCE
 from memcalc.programs.program import END, FETCH, START, Activity, BlockOperator, StorageEvent
 from memcalc.programs.tape import (
+    ALIAS,
     CAST,
     IN_PLACE,
     REDUCED,
@@ -23,6 +25,21 @@ from memcalc.programs.tape import (
 )
 
 UPDATE = "torch.optim: the optimizer's step in a post-accumulate-grad hook of the parameter"
+
+
+class PendingGradient(NamedTuple):
+    """A gradient that waits for its tensor's operator, or for further gradients of the same tensor.
+
+    Args:
+        storage: its storage.
+        view: whether it is a view, which references its base, so that nothing is accumulated into it in place.
+    """
+
+    storage: int
+    view: bool = False
+
+
+UNSUMMED = PendingGradient(-1)  # of an input with SUMMED
 
 
 class Backward:
@@ -60,10 +77,9 @@ class Backward:
         self.update = update
         self.events: list[StorageEvent] = []
         self.references: dict[int, int] = {}
-        self.pending: dict[Tensor, int] = {}
+        self.pending: dict[Tensor, PendingGradient] = {}
         self.stand_ins: dict[int, int] = {}
         self.untouched: dict[CheckpointSegment, list[int]] = {}  # kept results that a recomputation did not reach
-        self.views: set[int] = set()  # gradients that are not accumulated in place
         self.operator: BlockOperator = START  # the running operator; START for tensors that come from the next block
         self.ends_checkpoint: CheckpointSegment | None = None  # checkpoint that is freed with the running operator
         self.checkpoint_end = -1  # number of events until the first checkpoint is freed
@@ -88,10 +104,10 @@ class Backward:
         """Return the events of backward, from the gradient of the output (or of the loss) to that of the input."""
         last = output if output is not None else self.tape.nodes[-1].outputs[0]
         if last.grad:
-            self.pending[last] = self.gradient_of(last)
+            self.pending[last] = PendingGradient(self.gradient_of(last))
         if output is None:
             self.reference_all(
-                [self.pending[last]]
+                [self.pending[last].storage]
             )  # the caller of backward() references the loss gradient until it returns
         if self.tape.entry is None:
             self.release_all(self.tape.held)  # the first block: no later one reads the shared tables
@@ -118,7 +134,7 @@ class Backward:
             self.parameter_arrived(self.tape.arrives_summed)
         if self.tape.entry is not None and self.tape.entry in self.pending:
             self.operator = END
-            self.release(self.pending[self.tape.entry])  # the block before counts it as its incoming gradient
+            self.release(self.pending[self.tape.entry].storage)  # the block before counts it as its incoming gradient
         return self.events
 
     def end_checkpoint(self) -> None:
@@ -146,7 +162,7 @@ class Backward:
         for position, node in enumerate(nodes):
             for tensor in (*node.inputs, *node.outputs):
                 uses[tensor.storage] = position
-            uses.update(dict.fromkeys(node.referenced_by_caller, position))
+            uses.update(dict.fromkeys((*node.referenced_by_caller, *node.referenced_by_graph), position))
         self.copy_from_host(segment.on_host)
         alive: set[int] = set()
         untouched = self.untouched[segment] = list(segment.saved)
@@ -217,14 +233,15 @@ class Backward:
             self.release_all(self.current(index) for index in node.saved)
             return
         outgoing = self.results(node, incoming, takes=takes or bool(node.copied_from_host))
-        self.release_all(incoming)
+        if not node.python_function:
+            self.release_all(gradient.storage for gradient in incoming)
         # Gradients enter the buffers of earlier operators before leaves are processed. With a bias the input is
         # flattened before the weight is transposed, so the gradient's view is deposited after the weight (ATen
         # native/Linear.cpp).
-        later = [(index, tensor) for index, tensor in outgoing if node.summed and index in self.views]
-        for index, tensor in outgoing:
-            if (index, tensor) not in later:
-                self.deposit(index, tensor)
+        later = [(tensor, gradient) for tensor, gradient in outgoing if node.summed and gradient.view]
+        for tensor, gradient in outgoing:
+            if (tensor, gradient) not in later:
+                self.deposit(tensor, gradient)
         for index in node.parameters[:: -1 if node.reversed_accumulation else 1]:
             if index not in self.tape.deferred:
                 self.parameter_arrived(index)
@@ -235,10 +252,12 @@ class Backward:
         self.release_all(node.drops)
         for index in node.completes:
             self.parameter_arrived(index)
-        for index, tensor in later:
-            self.deposit(index, tensor)
+        for tensor, gradient in later:
+            self.deposit(tensor, gradient)
 
-    def results(self, node: Node, incoming: list[int], *, takes: bool) -> list[tuple[int, Tensor]]:
+    def results(
+        self, node: Node, incoming: list[PendingGradient], *, takes: bool
+    ) -> list[tuple[Tensor, PendingGradient]]:
         """Allocate an operator's input and parameter gradients; return the former in their dtypes and shapes."""
         for index in (*node.copied_from_host, *(node.parameters if node.parameters_first else ())):
             self.allocate(index)
@@ -249,12 +268,13 @@ class Backward:
         for index in (*early, *node.backward_temporaries):
             self.allocate(index)
         self.release_all(node.backward_temporaries)
+        if node.python_function:
+            self.release_all(gradient.storage for gradient in incoming)
         if takes:
             self.release_saved(node)
-        outgoing = [(self.sum_of(t) if index < 0 else index, t) for index, t in outgoing]
-        for index in (*node.summed, *node.summed_later):
-            self.allocate(index)
-        self.release_all((*node.summed_later, *_left(node)))
+        outgoing = [(t, self.sum_of(t) if gradient is UNSUMMED else gradient) for t, gradient in outgoing]
+        self.allocate_and_free(node.summed_later)
+        self.release_all(_left(node))
         outgoing = self.as_wanted(node, outgoing)
         if not takes:
             self.release_saved(node)
@@ -262,21 +282,22 @@ class Backward:
             self.end_checkpoint()
         return outgoing
 
-    def outgoing(self, node: Node, incoming: list[int]) -> list[tuple[int, Tensor]]:
+    def outgoing(self, node: Node, incoming: list[PendingGradient]) -> list[tuple[Tensor, PendingGradient]]:
         """Allocate the gradients of an operator's inputs, in order; return them with their tensors."""
-        found: list[tuple[int, Tensor]] = []
+        found: list[tuple[Tensor, PendingGradient]] = []
         overwritten = iter(node.saved)
+        early = node.frees_early
         for tensor, kind in zip(node.inputs, node.gradients, strict=True):
             written_over = next(overwritten) if kind == IN_PLACE else None
             if kind is None or not tensor.grad:
                 continue
             if kind == SUMMED:
-                found.append((-1, tensor))
+                found.append((tensor, UNSUMMED))
                 continue
-            if kind in (SAME, IN_PLACE):
-                source = incoming[0] if written_over is None else self.current(written_over)
+            if kind in (SAME, ALIAS, IN_PLACE):
+                source, view = incoming[0] if written_over is None else PendingGradient(self.current(written_over))
                 self.references[source] += 1
-                found.append((source, tensor))
+                found.append((tensor, PendingGradient(source, view or kind == ALIAS)))
                 continue
             output = node.outputs[0]
             # An in-place operator's output is its input, perhaps in a lower precision.
@@ -285,15 +306,17 @@ class Backward:
                 made = self.gradient_of(Tensor(tensor.storage, output.shape, wide))
             else:
                 made = self.gradient_of(tensor, wide if kind == CAST else tensor.dtype)
-            if kind == VIEW:
-                self.views.add(made)
             if kind == SCALED:
                 unscaled, made = made, self.gradient_of(tensor)
                 self.release(unscaled)
-            found.append((made, tensor))
+            self.release_all(early)
+            early = ()
+            found.append((tensor, PendingGradient(made, view=kind == VIEW)))
         return found
 
-    def as_wanted(self, node: Node, outgoing: list[tuple[int, Tensor]]) -> list[tuple[int, Tensor]]:
+    def as_wanted(
+        self, node: Node, outgoing: list[tuple[Tensor, PendingGradient]]
+    ) -> list[tuple[Tensor, PendingGradient]]:
         """Return the gradients in the dtype and shape of their tensors, where the engine casts or sums them.
 
         The engine follows the order of the operator's arguments; matmuls produce their gradients in the opposite order.
@@ -303,9 +326,10 @@ class Backward:
         others = {tensor for tensor, kind in kinds if kind in (CAST, REDUCED)}
         if not others:
             return outgoing
-        found: list[tuple[int, Tensor]] = []
-        for made, tensor in reversed(outgoing):
-            found.append((self.as_tensor(made, tensor) if tensor in others else made, tensor))
+        found: list[tuple[Tensor, PendingGradient]] = []
+        for tensor, gradient in reversed(outgoing):
+            wanted = PendingGradient(self.as_tensor(gradient.storage, tensor)) if tensor in others else gradient
+            found.append((tensor, wanted))
         return found[::-1]
 
     def as_tensor(self, gradient: int, tensor: Tensor) -> int:
@@ -338,11 +362,9 @@ class Backward:
         self.allocate(index)
         return index
 
-    def sum_of(self, tensor: Tensor) -> int:
+    def sum_of(self, tensor: Tensor) -> PendingGradient:
         """Allocate a gradient that the engine sums over leading axes; the engine passes on a view of it."""
-        made = self.gradient_of(tensor)
-        self.views.add(made)
-        return made
+        return PendingGradient(self.gradient_of(tensor), view=True)
 
     def parameter_arrived(self, index: int) -> None:
         """Copy, keep or free the complete gradient of a parameter, as the recipe sets."""
@@ -369,19 +391,19 @@ class Backward:
         if not self.keeps_gradients:
             self.release(index)
 
-    def deposit(self, index: int, tensor: Tensor) -> None:
+    def deposit(self, tensor: Tensor, gradient: PendingGradient) -> None:
         """Pass a gradient on; a second gradient of the same tensor is added to the first."""
         if tensor not in self.pending:
-            self.pending[tensor] = index
+            self.pending[tensor] = gradient
             return
-        first = self.pending[tensor]
-        if self.references[first] == 1 and first not in self.views and not tensor.subclass:
-            self.release(index)
+        first, view = self.pending[tensor]
+        if self.references[first] == 1 and not view and not tensor.subclass:
+            self.release(gradient.storage)
             return
         total = self.gradient_of(tensor)
         self.release(first)
-        self.release(index)
-        self.pending[tensor] = total
+        self.release(gradient.storage)
+        self.pending[tensor] = PendingGradient(total)
 
     def allocate(self, index: int) -> None:
         """Add a reference; the first one allocates."""
@@ -403,9 +425,10 @@ class Backward:
 
 def _left(node: Node) -> Iterable[int]:
     """Return the temporaries that an operator has allocated and not freed."""
-    steps = (*node.prepares, *node.between)
+    steps = (*node.prepares, *((index, -1) for index in node.frees_early), *node.between, *node.summed_later)
     if not steps:
         return ()
     made = Counter(index for index, sign in steps for _ in range(max(sign, 0)))
     made.subtract(index for index, sign in steps if sign < 0)
+    made.subtract(node.summed)
     return made.elements()

@@ -171,6 +171,7 @@ class Program:
     checkpoint_end: int = -1  # number of backward events until the block's checkpoint is freed; -1: none
     held: tuple[int, ...] = ()  # live until backward has passed: the first block's tensors shared by layers
     output: int = -1  # its output; -1: the LM head, which ends with the loss
+    output_is_leaf: bool = False  # whether the output is set to require a gradient
     tied_gradient: int = -1  # LM head: the gradient of the weight tied to the embedding
     tied_sum: int = -1  # embedding: the sum of both gradients, where it is a separate tensor
 

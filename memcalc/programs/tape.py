@@ -24,6 +24,7 @@ OF_THE_HOST = -2  # replaces a storage: a tensor that no device holds
 SAME = "same"  # the input's gradient is the output's gradient: no bytes
 NEW = "new"  # the input's gradient is a new tensor of the input's shape and dtype
 VIEW = "view"  # a new tensor that is passed on as a view
+ALIAS = "alias"  # the input's gradient is a view of the output's gradient: no bytes
 SCALED = "scaled"  # a new tensor, multiplied by a number into another one
 CAST = "cast"  # a new tensor of the output's dtype, which the engine casts to the input's
 REDUCED = "reduced"  # a new tensor of the output's shape, which the engine sums over broadcast axes
@@ -43,6 +44,7 @@ class Tensor:
         subclass: whether its gradients are tensor subclasses, which are never accumulated in place.
         strided: whether it is not contiguous: transposed, or a slice with gaps.
         flat: whether it is viewed as a matrix with one row per token.
+        leaf: whether it is set to require a gradient.
     """
 
     storage: int
@@ -52,6 +54,7 @@ class Tensor:
     subclass: bool = False
     strided: bool = False
     flat: bool = False
+    leaf: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -67,15 +70,21 @@ class Node:
     backward_temporaries: tuple[int, ...] = ()
     # (storage, +1 or -1): backward's allocations and frees before its results
     prepares: tuple[tuple[int, int], ...] = ()
+    frees_early: tuple[int, ...] = ()  # of `prepares`, what the first input gradient alone is computed from
     between: tuple[tuple[int, int], ...] = ()  # the same, between input gradients and parameter gradients
-    summed_later: tuple[int, ...] = ()  # buffers of the engine's sums, after the operator's backward has returned
     parameters: tuple[int, ...] = ()
-    summed: tuple[int, ...] = ()  # the `parameters` that the engine sums after the operator has returned
+    summed: tuple[int, ...] = ()  # the `parameters` that the engine sums after the operator's backward has returned
+    # allocations and frees of these sums, `summed` included
+    summed_later: tuple[tuple[int, int], ...] = ()
+    python_function: bool = False  # a torch.autograd.Function; its incoming gradient is freed when its backward returns
     reversed_accumulation: bool = False  # of `parameters`: addmm's bias is a leaf, its weight a transposed view
     parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
     also_allocates: tuple[int, ...] = ()
     allocated_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs
     referenced_by_caller: tuple[int, ...] = ()  # not read here, but referenced by the calling Python code
+    # saved for backward by an operator without a gradient, until nothing references its result after this operator; a
+    # checkpoint does not save them (torch/utils/checkpoint.py, _checkpoint_hook)
+    referenced_by_graph: tuple[int, ...] = ()
     sums: tuple[tuple[int, ...], ...] = ()  # deferred parameter gradients, each with the parts added to it here
     completes: tuple[int, ...] = ()  # deferred gradients that get their last part here
     drops: tuple[int, ...] = ()  # temporaries of `sums` that are freed
@@ -165,9 +174,11 @@ class Tape:
         self.storages.append(Storage(name, shape, dtype, citation, rule, component, parameter, table))
         return len(self.storages) - 1
 
-    def input(self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True) -> Tensor:
+    def input(
+        self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True, leaf: bool = False
+    ) -> Tensor:
         """Set the block's input: live when forward begins; backward passes on its gradient."""
-        self.entry = Tensor(self.store(name, shape, dtype, citation), shape, dtype, grad)
+        self.entry = Tensor(self.store(name, shape, dtype, citation), shape, dtype, grad, leaf=leaf)
         return self.entry
 
     def new(self, name: str, shape: Shape, dtype: str, citation: str, *, grad: bool = True) -> Tensor:
@@ -201,6 +212,10 @@ class Tape:
     def still_referenced(self, *tensors: Tensor) -> None:
         """Keep tensors live until here because a Python variable still references them."""
         self.nodes[-1].referenced_by_caller += tuple(tensor.storage for tensor in tensors)
+
+    def referenced_by_graph(self, *tensors: Tensor) -> None:
+        """Keep tensors live until here because an operator that backward does not reach has saved them."""
+        self.nodes[-1].referenced_by_graph += tuple(tensor.storage for tensor in tensors)
 
     def also_saves(self, *tensors: Tensor) -> None:
         """Add shared tensors (a mask, a table) to what the last operator saves; they take no new device memory."""

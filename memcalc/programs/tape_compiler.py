@@ -74,6 +74,7 @@ def compiled(
         checkpoint_end=checkpoint_end,
         held=tuple(sorted(tape.held.difference(*(node.saved for node in tape.nodes)))),
         output=-1 if output is None else output.storage,
+        output_is_leaf=output is not None and output.storage in tape.leaves,
         tied_gradient=tape.tied_gradient,
         tied_sum=tape.tied_sum,
     )
@@ -122,11 +123,12 @@ def _component(tape: Tape, index: int, saved: set[int]) -> Component:
 def _forward(tape: Tape, positions: range, live: set[int], kept: set[int]) -> list[StorageEvent]:
     """Return the events of forward: a storage is freed after its last reader unless it is in `kept`."""
     last_use: dict[int, int] = {}
+    inside = {position for segment in tape.segments for position in range(segment.start, segment.stop)}
     for position in range(len(tape.nodes)):
         node = tape.nodes[position]
         for tensor in (*node.inputs, *node.outputs):
             last_use[tensor.storage] = position
-        for index in node.referenced_by_caller:
+        for index in (*node.referenced_by_caller, *(() if position in inside else node.referenced_by_graph)):
             last_use[index] = position
     events: list[StorageEvent] = []
     for position in positions:

@@ -68,6 +68,7 @@ class ForwardBackward:
             SharedTable, int
         ] = {}  # RoPE caches and masks that the embedding block allocates and layers read
         self.stays: set[int] = set()  # outputs that their own blocks' backward needs
+        self.leaf = -1  # the embedding's output, where it is set to require a gradient
         self.output = -1  # of a pipeline stage without LM head
         self.received = -1  # the gradient of its output
         self.input_gradient = -1  # of a pipeline stage that has received its input
@@ -89,6 +90,9 @@ class ForwardBackward:
                 self.engine.before_forward(EMBEDDING)
             made = self.run(frame, hidden)
             hidden = made if made >= 0 else hidden
+            if self.blocks[number].program.output_is_leaf and self.plan:
+                self.leaf = hidden
+                self.requests.hold(hidden)  # its AccumulateGrad node references it until its gradient is complete
             if self.engine.wraps_embedding_and_head:
                 self.engine.after_forward(EMBEDDING)
             storages = self.blocks[number].program.storages
@@ -145,6 +149,9 @@ class ForwardBackward:
         for items, rounds in reversed(self.loops):
             with self.requests.repeat(rounds):
                 gradient = self.backward_of(items, gradient)
+        if self.leaf >= 0:
+            self.requests.drop((self.leaf,))
+            self.leaf = -1
         if self.engine.wraps_embedding_and_head:
             self.engine.before_backward(EMBEDDING)
         if self.parts.stage.has_embedding:

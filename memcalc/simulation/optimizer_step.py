@@ -6,16 +6,19 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import prod
 
-from memcalc.layout.local_parameters import LocalParameters
+from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
 from memcalc.sharding.engine import Engine
-from memcalc.simulation.optimizer_update import OptimizerUpdate
+from memcalc.simulation.optimizer_update import OptimizerUpdate, update_in_loop
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.states.optimizers.optimizer_states import is_hidden_matrix
 from memcalc.states.optimizers.parameter_order import in_order
 from memcalc.states.optimizers.step_temporaries import StepOptions, clipping_items
+from memcalc.states.optimizers.update_rule import UpdateRule
 from memcalc.states.state_options import StateOptions
 from memcalc.stream.requests import Requests
+
+SEPARATE = ("momentum", "adafactor")  # foreach steps that create states, or allocate, one dtype at a time
 
 
 class OptimizerStep:
@@ -26,6 +29,7 @@ class OptimizerStep:
         groups: parameters of one dtype, in registration order, and the state options with that dtype.
         prefixes: of each layer's modules, where layers differ; else empty.
         engine: the sharding engine, which allocates buffers before and after each group's update.
+        ordered: all parameters of the stage, in registration order.
     """
 
     def __init__(
@@ -34,15 +38,20 @@ class OptimizerStep:
         groups: Sequence[tuple[LocalParameters, StateOptions]],
         prefixes: Sequence[str],
         engine: Engine,
+        ordered: Sequence[LocalParameter],
     ) -> None:
         self.requests = requests
         self.engine = engine
         self.groups = groups
         self.prefixes = prefixes
-        self.updates = [[*self._updates(parameters, choice)] for parameters, choice in groups]
+        self.joint = self._joint(ordered)
+        self.updates = [[*self._updates(parameters, choice)] for parameters, choice in groups if not self.joint]
 
     def build(self) -> None:
         """Allocate the states that the optimizer's constructor creates."""
+        for update, held in self.joint:
+            if not update.lazy:
+                update.make_states([held])
         for each in chain.from_iterable(self.updates):
             each.build()
 
@@ -50,6 +59,8 @@ class OptimizerStep:
         """Record one step."""
         for parameters, choice in self.groups:
             self._clip(parameters, choice)
+        if self.joint:
+            self._run_joint(first=first)
         for number, updates in enumerate(self.updates):
             self.engine.before_update(number)
             for each in updates:
@@ -57,6 +68,51 @@ class OptimizerStep:
             self.engine.after_update(number)
         for parameters, choice in self.groups:
             self._average(parameters, choice)
+
+    def _joint(self, ordered: Sequence[LocalParameter]) -> list[tuple[OptimizerUpdate, LocalParameter]]:
+        """Return the parameters of several dtypes that one optimizer of PyTorch updates, in order, with their updates.
+
+        Megatron-Core has groups of parameters by dtype, and Muon is two optimizers. Two foreach steps treat each dtype
+        by itself from the start.
+        """
+        options = {held: each for parameters, each in self.groups for held in parameters}
+        trained = [held for held in ordered if held in options]
+        if len(self.groups) < 2 or len(set(trained)) < len(options):  # sharded, in flat tensors
+            return []
+        rules: dict[UpdateRule, list[LocalParameter]] = {}
+        for held in dict.fromkeys(trained):
+            rules.setdefault(options[held].update, []).append(held)
+        rule, choice = next(iter(rules)), options[trained[0]]
+        if choice.engine == "megatron" or rule.optimizer == "muon":
+            return []
+        if rule.implementation == "foreach" and rule.optimizer in SEPARATE:
+            return []
+        spread = choice.spread(1)
+        updates = {
+            rule: OptimizerUpdate(self.requests, LocalParameters(held), rule, choice.card, self.prefixes, spread)
+            for rule, held in rules.items()
+        }
+        return [(updates[options[held].update], held) for held in trained]
+
+    def _run_joint(self, *, first: bool) -> None:
+        """Record the step of one optimizer for several dtypes.
+
+        It creates all states, then updates one parameter at a time, or those of one dtype, the last dtype first.
+        Source: torch 2.13 torch/optim/adam.py, _init_group; ATen native/ForeachUtils.h,
+        _group_tensors_by_first_tensors_device_and_dtype, which fills a std::unordered_map.
+        """
+        updates = [*dict.fromkeys(update for update, _ in self.joint)]
+        loops = updates[0].loops
+        for update, held in self.joint if first else ():
+            if update.lazy and not (loops and update.on_the_way):
+                update.make_states([held])
+        if loops:
+            update_in_loop(self.requests, self.joint, makes=first)
+        elif updates[0].update.implementation == "foreach":
+            bound: dict[str, list[int]] = {}
+            for update in reversed(updates):
+                update.update_lists(bound)
+            self.requests.drop(chain.from_iterable(bound.values()))
 
     def _clip(self, parameters: LocalParameters, options: StateOptions) -> None:
         if not options.clips:

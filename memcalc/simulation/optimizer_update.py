@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.ledger.component import Component
@@ -59,26 +60,37 @@ class OptimizerUpdate:
     def build(self) -> None:
         """Allocate the states that the optimizer's constructor creates."""
         if not self.lazy:
-            self._make_states(self.in_order)
+            self.make_states(self.in_order)
 
     def run(self, *, first: bool) -> None:
         """Record one step."""
         foreach = self.update.implementation == "foreach"
         decayed_before = foreach and self.update.optimizer == "momentum" and self.update.decays
-        on_the_way = creates_states_in_loop(self.update) and not foreach
-        lists: list[int] = self._list(DECAYED) if decayed_before else []
-        if first and self.lazy and not on_the_way:
-            self._make_states(self.in_order)
+        bound = {DECAYED: self._list(DECAYED)} if decayed_before else {}
+        if first and self.lazy and not self.on_the_way:
+            self.make_states(self.in_order)
         if foreach and self.update.optimizer == "adafactor":
             self._factored()
         elif foreach:
-            self._foreach(lists)
-        elif self.update.implementation == "for-loop" and not self.update.paged:
-            self._loop(makes=first and self.lazy and on_the_way)
-        elif first and self.lazy and on_the_way:
-            self._make_states(self.in_order)
+            self.update_lists(bound)
+            self.requests.drop(chain.from_iterable(bound.values()))
+        elif self.loops:
+            update_in_loop(self.requests, ((self, held) for held in self.in_order), makes=first)
+        elif first and self.lazy and self.on_the_way:
+            self.make_states(self.in_order)
 
-    def _make_states(self, parameters: Iterable[LocalParameter]) -> None:
+    @property
+    def on_the_way(self) -> bool:
+        """Whether the first step creates each parameter's states with its update, not all at its start."""
+        return creates_states_in_loop(self.update) and self.update.implementation != "foreach"
+
+    @property
+    def loops(self) -> bool:
+        """Whether parameters are updated one at a time."""
+        return self.update.implementation == "for-loop" and not self.update.paged
+
+    def make_states(self, parameters: Iterable[LocalParameter]) -> None:
+        """Allocate the states of some parameters."""
         for held in parameters:
             for size in (*self.shared, *self.sizes[held]):
                 self.requests.take(size, 0, Component.OPTIMIZER_STATE)
@@ -91,18 +103,19 @@ class OptimizerUpdate:
             for held in self.in_order
         ]
 
-    def _foreach(self, lists: list[int]) -> None:
-        """Record a foreach update; `lists` are already allocated."""
+    def update_lists(self, bound: dict[str, list[int]]) -> None:
+        """Record a foreach update; `bound`: the lists that the step's variables reference until they are rebound."""
         if self.update.decays and self.update.optimizer in DROPPED_BEFORE:
             self.requests.drop(self._list(DECAYED))
         names = foreach_lists(self.update)
-        for name in names[1:] if lists else names:
-            lists += self._list(name)
+        for name in names[1:] if DECAYED in bound else names:
+            made = self._list(name)
+            self.requests.drop(bound.pop(name, ()))
+            bound[name] = made
         if self.update.optimizer == "rprop":  # torch/optim/rprop.py: torch.where of each parameter four times
             for held in self.in_order:
                 condition = self._take(held, Buffer("condition", dtype="bool"))
                 self.requests.drop([condition, self._take(held, Buffer("chosen"))])
-        self.requests.drop(lists)
 
     def _factored(self) -> None:
         """torch/optim/_adafactor.py, _multi_tensor_adafactor: matrices, then vectors; all updates end together."""
@@ -123,26 +136,24 @@ class OptimizerUpdate:
         updates += [self._take(held, Buffer("update")) for held in vectors]
         self.requests.drop(updates)
 
-    def _loop(self, *, makes: bool) -> None:
-        """Record a for-loop update, parameter by parameter; a variable keeps its tensor until it is reassigned."""
-        bound: dict[str, int] = {}
+    def update_one(self, held: LocalParameter, bound: dict[str, int], *, makes: bool) -> None:
+        """Record the update of one parameter; `bound`: the tensors of the loop's variables."""
         script_of = SCRIPTS.get(self.update.optimizer)
         before = len(gradient_script(self.update)) if self.update.optimizer == "momentum" else 0  # clones the gradient
-        for held in self.in_order:
-            script = () if script_of is None else script_of(self.update, held)
-            for position, statement in enumerate(script):
-                if makes and position == before:
-                    self._make_states([held])
-                temporaries = [self._take(held, buffer) for buffer in statement.temporaries]
-                made = None if statement.result is None else self._take(held, statement.result)
-                self.requests.drop(temporaries)
-                if statement.target in bound:
-                    self.requests.drop([bound.pop(statement.target)])
-                if made is not None:
-                    bound[statement.target] = made
-            if makes and len(script) <= before:
-                self._make_states([held])
-        self.requests.drop(bound.values())
+        makes = makes and self.lazy and self.on_the_way
+        script = () if script_of is None else script_of(self.update, held)
+        for position, statement in enumerate(script):
+            if makes and position == before:
+                self.make_states([held])
+            temporaries = [self._take(held, buffer) for buffer in statement.temporaries]
+            made = None if statement.result is None else self._take(held, statement.result)
+            self.requests.drop(temporaries)
+            if statement.target in bound:
+                self.requests.drop([bound.pop(statement.target)])
+            if made is not None:
+                bound[statement.target] = made
+        if makes and len(script) <= before:
+            self.make_states([held])
 
     def _take(self, parameter: LocalParameter, buffer: Buffer) -> int:
         if buffer.shape == "stage":
@@ -156,3 +167,19 @@ class OptimizerUpdate:
     def _size(self, parameter: LocalParameter, buffer: Buffer) -> int:
         alive = LiveTensor(parameter._replace(count=1), buffer)
         return item_of(alive, self.update, self.spread, self.card, 0, "").each
+
+
+def update_in_loop(
+    requests: Requests, parameters: Iterable[tuple[OptimizerUpdate, LocalParameter]], *, makes: bool
+) -> None:
+    """Record updates of one parameter at a time; a variable keeps its tensor until it is reassigned.
+
+    Args:
+        requests: where they are recorded.
+        parameters: each with its update.
+        makes: whether the states that an update creates on the way are missing.
+    """
+    bound: dict[str, int] = {}
+    for update, held in parameters:
+        update.update_one(held, bound, makes=makes)
+    requests.drop(bound.values())

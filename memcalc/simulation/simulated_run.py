@@ -142,7 +142,7 @@ class SimulatedRun:
         )
         self.parameters = gradient_names(spec, self.units)
         trained = [(parameters, own) for parameters, own, trains in parts if trains]
-        self.step = OptimizerStep(requests, self.engine.updated(trained), prefixes, self.engine)
+        self.step = OptimizerStep(requests, self.engine.updated(trained), prefixes, self.engine, self.ordered)
         self.repeats = requests.repeats and self.engine.repeats
         self.threads: set[str] = set()  # threads with a cuBLAS workspace
         self.alive: dict[int, list[int]] = {}  # index in `built` -> live storages

@@ -190,9 +190,9 @@ def module_of(spec: Spec, stage: Stage, block: SizedBlock) -> str:
     if block.layer < 0:
         return NAMES[block.part]
     modules = layer_modules(spec, block.layer)
-    if modules.detached:
+    if modules.starts_apart:
         return f"layers.{block.layer}.*"
-    if len([kind for kind in kinds_of(spec, stage) if not kind.detached]) == 1:
+    if len([kind for kind in kinds_of(spec, stage) if not kind.starts_apart]) == 1:
         return "layers.*"
     words = []
     if modules.mixer:

@@ -105,8 +105,11 @@ def build_huggingface(spec: Spec, place: torch.device, device: torch.device) -> 
         found: Tensor = module.loss_function(logits=logits, labels=labels, vocab_size=spec.model.vocab_size)
         return found
 
+    # the prefix of Llama4ForCausalLM is that of the vision-language model, which it is not
+    decoder = module.model if module.base_model is module else module.base_model
+
     def hidden(input_ids: Tensor) -> Tensor:
-        found = module.base_model(input_ids=input_ids, use_cache=False, **of_text(input_ids))
+        found = decoder(input_ids=input_ids, use_cache=False, **of_text(input_ids))
         return found.last_hidden_state  # type: ignore[no-any-return]
 
     return CausalLM(module, logits, loss, surroundings, hidden, module.get_output_embeddings)
@@ -250,7 +253,16 @@ def build_config(spec: Spec) -> Any:
         return vision_language_config(
             model.vision_config, {**keys, **further, **tokens, "use_cache": False}, model.rotary_dim or model.head_dim
         )
-    return transformers.AutoConfig.for_model(family, **keys, **further, **tokens, use_cache=False)
+    try:
+        return transformers.AutoConfig.for_model(family, **keys, **further, **tokens, use_cache=False)
+    except Exception as error:
+        if not isinstance(error.__cause__, TypeError):  # of a field's value (huggingface_hub/dataclasses.py)
+            raise
+        raise InputError(
+            f"transformers' {family} has no such configuration: {error.__cause__}.",
+            "Change the field, or set implementation: plain.",
+            "model",
+        ) from error
 
 
 def vision_language_config(text: str, language: dict[str, Any], rotary_dim: int) -> Any:

@@ -26,6 +26,14 @@ QUICK = [
     ("olmo2", "huggingface", "pure"),
     ("gpt_neox", "huggingface", "eager, amp"),
     ("gpt_oss", "huggingface", "eager, amp"),
+    ("olmo2", "huggingface", "LoRA, amp"),  # the first layer reads a leaf
+    ("ernie4_5_moe", "huggingface", "pure"),  # the router is in fp32
+    ("cohere", "huggingface", "LoRA, amp"),  # a leaf that the first layer frees early
+    ("phimoe", "huggingface", "recomputed, amp"),  # a torch.autograd.Function; what a graph alone references
+    ("gpt_neo", "huggingface", "LoRA, amp"),  # a transposed gradient
+    ("qwen2_moe", "huggingface", "eager, amp"),  # gradients through views
+    ("falcon", "huggingface", "recomputed, amp"),
+    ("llama4_text", "huggingface", "eager, amp"),
     ("phi", "huggingface", "eager, amp"),
     ("phi", "plain", "chunked, amp"),
     ("codegen", "plain", "chunked"),

@@ -122,7 +122,9 @@ class Falcon(Rotary, Mlps):
         qkv = self.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
         q, k, v = self.heads(qkv)
         if not self.alibi:
+            given = (q, k)
             q, k = self.positioned(q, k)
+            self.tape.still_referenced(*given)
         by_token, *names = (
             self.by_products(q, k, v, x.dtype) if c.attention == "eager" else (self.in_one_kernel(q, k, v),)
         )
@@ -140,15 +142,13 @@ class Falcon(Rotary, Mlps):
     def by_products(self, q: Tensor, k: Tensor, v: Tensor, dtype: str) -> tuple[Tensor, ...]:
         """Return attention as separate operators, by token, and the tensors that variables reference."""
         c, ops = self.c, self.ops
-        if c.single_key_head and not self.new_architecture:
-            k, v = ops.expanded(k, "k for each head", HEADS), ops.expanded(v, "v for each head", HEADS)
-        if c.batched:
-            q, k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
-        scores = ops.matmul(q, k, "scores", MAP)
+        heads = HEADS if c.single_key_head and not self.new_architecture else ()
+        copies = ("q by head", "k by head") if c.batched else ("", "")
+        scores = ops.matmul(q, k, "scores", MAP, copies, expands=heads)
         probabilities, *names = self.with_alibi(scores, dtype) if self.alibi else self.without(scores)
         self.weights = (probabilities,)
-        values = ops.copy(v, "v by head") if c.batched else v
-        core = ops.matmul(probabilities, values, "attention output", HEADS)
+        copies = ("", "v by head" if c.batched else "")
+        core = ops.matmul(probabilities, v, "attention output", HEADS, copies, expands=heads)
         return ops.copy(core, "attention output by token", reorders=c.batched), *names
 
     def without(self, scores: Tensor) -> tuple[Tensor, ...]:

@@ -59,8 +59,8 @@ class Family:
 
     def entry(self) -> Tensor:
         """Return the layer's input."""
-        shape, dtype = ("b", "s", "d"), self.c.stream
-        return self.tape.input("layer input", shape, dtype, self.citation, grad=not self.c.detached)
+        c, shape = self.c, ("b", "s", "d")
+        return self.tape.input("layer input", shape, c.stream, self.citation, grad=not c.detached, leaf=c.reads_leaf)
 
     def embedding(self) -> Tensor:
         """Write token and position embeddings and the shared tables; return the first layer's input."""

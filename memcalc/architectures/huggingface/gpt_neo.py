@@ -20,10 +20,11 @@ class GptNeo(Fp32Attention, Gpt2):
         """GPTNeoSelfAttention.forward."""
         c, ops = self.c, self.ops
         heads = ("b", "s", "h", "d_h")
-        q, k, v = (
-            ops.restrided_view(ops.linear(x, f"attention.{name}_proj", ("d", "d"), heads, bias=False), name)
+        q, k, v = (  # the gradient of k is transposed
+            ops.linear(x, f"attention.{name}_proj", ("d", "d"), heads, bias=False, copies_gradient=name == "k")
             for name in "qkv"
         )
+        q, v = ops.restrided_view(q, "q"), ops.restrided_view(v, "v")
         attended = self.linear(self.attend_in_fp32(q, k, v), "attention.o_proj", ("d", "d"), ("b", "s", "d"))
         attended = ops.dropout(attended, "attention dropout", c.residual_dropout)
         self.tape.still_referenced(x, q, k, v)

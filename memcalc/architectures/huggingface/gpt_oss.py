@@ -64,7 +64,8 @@ class GptOss(Mixtral):
         return by_token
 
     def routed(self, x: Tensor) -> Tensor:
-        """GptOssMLP."""
+        """GptOssMLP, with tokens as a matrix."""
+        x = self.ops.flattened(x, "tokens")
         logits, weights, chosen = self.route(x)
         total = grouped_experts(self.ops, x, weights, chosen, clamped, biases=self.c.expert_bias)
         self.tape.still_referenced(logits, *self.weights)  # the layer's variable for attention weights is rebound

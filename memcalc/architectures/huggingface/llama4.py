@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from memcalc.architectures.huggingface.llama import Llama
 from memcalc.architectures.huggingface.modules.norms import bare_rms_norm
-from memcalc.programs.tape import Tensor
+from memcalc.programs.program import SharedTable
+from memcalc.programs.tape import Shape, Tensor
 
 SCORES = ("b", "s", "E")
 COPIES = ("E", "b", "s")
+MASK = ("b", "s", "s")  # chunks start after each sequence's padding
 
 
 class Llama4(Llama):
@@ -17,10 +19,32 @@ class Llama4(Llama):
     tables = ("turns of pairs",)
     wide_tables = True
     masks_windows = True
-    window_mask = ("b", "s", "s")  # chunks start after each sequence's padding
+    window_mask = MASK
     wide_probabilities = True
     router_logits: tuple[Tensor, ...] = ()
     temperatures: tuple[Tensor, ...] = ()  # and the positions that they are computed from
+
+    def window_truth(self, name: str, shape: Shape | None = None, table: SharedTable | None = None) -> Tensor:  # noqa: ARG002
+        """A mask, true where a key is in the query's chunk and not after it (masking_utils.py, chunked_overlay)."""
+        ops, counted, chunks = self.ops, self._counted(name), []
+        for of in ("keys", "queries"):
+            unpadded = ops.table(f"{name}: {of} without padding", ("b", "s"), "int64", of=counted)
+            chunks.append(ops.table(f"{name}: chunks of {of}", ("b", "s"), "int64", of=(unpadded,)))
+        same = ops.table(f"{name}: in the chunk", MASK, "bool", of=tuple(chunks))
+        first = ops.table(f"{name}: in the chunk, and allowed", MASK, "bool", of=(same,))
+        causal = ops.table(f"{name}: not behind", ("s", "s"), "bool", of=counted)
+        both = self.shared_table(name, MASK, "bool", first, causal, table=table)
+        self.tape.still_referenced(*counted)
+        return both
+
+    def rotary_tables(self, *, windows: bool | None) -> list[Tensor]:
+        """Llama4TextRotaryEmbedding: complex64 numbers, one per pair of features."""
+        ops, (name,), whole = self.ops, self.tables, ("s", self.table_size(windows=windows))
+        angles, ones = (ops.table(each, ("s", f"{whole[1]}/2"), "fp32") for each in ("angles", "ones"))
+        turns = ops.table(f"{name} before their factor", whole, "fp32", of=(ones,))
+        found = self.shared_table(name, whole, "fp32", turns, table=SharedTable(name, windows))
+        self.tape.still_referenced(angles, turns)
+        return [found]
 
     def layer(self) -> Tensor:
         """Llama's layer; variables reference attention's input until the sum, and all outputs of branches."""
@@ -34,8 +58,8 @@ class Llama4(Llama):
         return y
 
     def rms_norm(self, x: Tensor, module: str, width: str) -> Tensor:
-        """Llama4TextRMSNorm: no variable references its fp32 products."""
-        return self.ops.composite_rms_norm(x, module, width)
+        """Llama4TextRMSNorm: normed * weight; no variable references its fp32 products."""
+        return self.ops.composite_rms_norm(x, module, width, second=True)
 
     def head_norm(self, x: Tensor, name: str) -> Tensor:
         """Llama4TextL2Norm, in layers with RoPE."""
@@ -49,10 +73,27 @@ class Llama4(Llama):
         if self.c.without_rope:
             return q, k
         wide = [(x, name, ops.cast(x, "fp32", f"{name} in fp32")) for x, name in ((q, "q"), (k, "k"))]
-        turned = [ops.mul_table(each, f"{name} * turns", "fp32", *self.tables) for _, name, each in wide]
+        turned = [self.turned(each, name) for _, name, each in wide]
         found = [ops.cast(y, x.dtype) for y, (x, _, _) in zip(turned, wide, strict=True)]
         self.tape.still_referenced(*turned, *(each for _, _, each in wide))
         return found[0], found[1]
+
+    def turned(self, x: Tensor, name: str) -> Tensor:
+        """A complex product, viewed as real numbers; its backward copies the conjugate of the other factor."""
+        y = self.ops.mul_table(x, f"{name} * turns", "fp32", *self.tables)
+        size = self.table_size(windows=None)
+        conjugate = self.tape.store(f"{name} * turns: conjugate", ("s", size), "fp32", "aten::resolve_conj")
+        self.tape.nodes[-1].prepares = ((conjugate, 1),)
+        return self.ops.restrided_view(y, name) if self.comes_by_head(name) else y
+
+    def by_head(self, x: Tensor, name: str) -> Tensor:
+        """q, k or v split into heads; the gradient of rotated ones is in order after the complex product."""
+        in_order = name != "v" and not self.c.without_rope
+        return self.ops.restrided_view(x, name) if self.comes_by_head(name) and not in_order else x
+
+    def comes_by_head(self, name: str) -> bool:
+        """Whether attention's gradient of q, k or v is contiguous by head."""
+        return self.c.attention == "eager" or (name != "q" and self.sums_shared_heads)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values; without RoPE, queries are scaled by position (attn_temperature_tuning)."""
@@ -60,7 +101,8 @@ class Llama4(Llama):
         if not self.c.without_rope:
             return q, k, v
         ops = self.ops
-        positions = ops.table("positions", ("s",), "int64", "aten::arange")
+        counted = ops.table("positions so far", ("s",), "int64", "aten::arange")
+        positions = ops.table("positions", ("s",), "int64", of=(counted,))
         scales = ops.table("temperatures", ("s",), "fp32")
         tempered = ops.cast(ops.mul(q, scales, "tempered q"), q.dtype)
         self.tape.still_referenced(q)
@@ -88,7 +130,7 @@ class Llama4(Llama):
         tokens = ops.flattened(x, "tokens")
         logits, scores = self.route(tokens)
         copies = ops.copy(tokens, "tokens for each expert", (*COPIES, "d"))
-        scaled = ops.weigh(copies, ops.copy(scores, "router scores by expert", COPIES), "tokens by their scores")
+        scaled = ops.weigh(copies, ops.copy(scores, "router scores by expert"), "tokens by their scores")
         made = self.every_expert(scaled)
         shared = self.dense(tokens, "mlp.shared_experts.", "F_s")
         routed = ops.sum_of_copies(made, x.shape, "sum of experts")

@@ -20,7 +20,8 @@ class Mixtral(Llama):
         return self.routed(x) if self.experts else super().mlp(x)
 
     def routed(self, x: Tensor) -> Tensor:
-        """MixtralSparseMoeBlock, which references its router's outputs until it returns."""
+        """MixtralSparseMoeBlock, with tokens as a matrix; it references its router's outputs until it returns."""
+        x = self.ops.flattened(x, "tokens")
         logits, weights, chosen = self.route(x)
         total = grouped_experts(self.ops, x, weights, chosen)
         self.tape.still_referenced(logits)
@@ -29,6 +30,7 @@ class Mixtral(Llama):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """MixtralTopKRouter: logits, the weights of the top experts, and their indices."""
         c, ops = self.c, self.ops
+        x = ops.viewed(x, x.shape, "tokens of the router")
         logits = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
         probabilities = ops.softmax(ops.cast(logits, "fp32", "router logits in fp32"), "router probabilities")
         weights, chosen = ops.top_k(probabilities, COPIES, "router weights")
@@ -51,9 +53,9 @@ class Qwen3Moe(Mixtral):
 class Qwen2Moe(Qwen3Moe):
     """Qwen2MoeDecoderLayer: a gated shared expert in addition to the experts."""
 
-    def shared_tables(self) -> None:
+    def masks(self) -> None:
         """Write a second mask, of an empty window, which no layer uses (Qwen2MoeModel, causal_mask_mapping)."""
-        super().shared_tables()
+        super().masks()
         c = self.c
         if c.cache is None:
             name = "mask of a window"
@@ -62,19 +64,33 @@ class Qwen2Moe(Qwen3Moe):
             self.tape.names.add(mask.storage)
 
     def routed(self, x: Tensor) -> Tensor:
-        """Qwen2MoeSparseMoeBlock, with tokens as a matrix."""
+        """Qwen2MoeSparseMoeBlock, with tokens as a matrix; it references its router's outputs until it returns."""
         ops = self.ops
         x = ops.flattened(x, "tokens")
         common = self.dense(x, "mlp.shared_experts.", "F_s")
-        total = super().routed(x)
+        logits, weights, chosen = self.route(x)
+        total = grouped_experts(ops, x, weights, chosen)
         gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
         gate = ops.pointwise(gate, "mlp.shared_expert_gate sigmoid", saves="output")
-        gated = ops.weigh(common, gate, "gated shared expert")
-        return ops.add(total, gated, "experts and shared expert")
+        gated = ops.weigh(common, gate, "gated shared expert", first=True)
+        y = ops.add(total, gated, "experts and shared expert")
+        self.tape.still_referenced(logits, weights, chosen)
+        return y
 
 
 class GraniteMoe(Granite, Mixtral):
     """GraniteMoeDecoderLayer: Granite's multipliers; the softmax of only the top logits."""
+
+    drops_between_tables = True
+    renames_embeddings = True
+
+    def token_embedding(self) -> Tensor:
+        """The embedding of the tokens, before its multiplier."""
+        return Llama.token_embedding(self)
+
+    def first_hidden(self, x: Tensor) -> Tensor:
+        """inputs_embeds * embedding_multiplier, after the mask."""
+        return self.ops.scale(x, "scaled embeddings")
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """GraniteMoeTopKRouter."""

@@ -18,9 +18,12 @@ class Mpt(Mlps):
         return self.ops.layer_norm(x, module, width, ("weight",))
 
     def shared_tables(self) -> None:
-        """Write the mask, which autograd saves, and ALiBi's biases, for as many tokens as the model has positions."""
-        self.tape.hold(self.shared_table("causal mask", ("b", "s", "s"), "bool"))
-        self.name_table(self.shared_table("alibi", ("h", "S"), "fp32"))
+        """Write ALiBi's biases, for as many tokens as the model has positions, and the mask, which autograd saves."""
+        positions = self.shared_table("positions", ("S",), "int32")
+        self.name_table(self.shared_table("alibi", ("h", "S"), "fp32", positions))
+        truth = self.causal_truth("causal mask, truth")
+        added = self.shared_table("causal mask to be added", self.mask, self.c.embedded, truth)
+        self.tape.hold(self.shared_table("causal mask", self.mask, "bool", added))
 
     def layer(self) -> Tensor:
         """Attention, then the MLP; its module adds the residual."""
@@ -32,9 +35,10 @@ class Mpt(Mlps):
         again = self.norm(total, "post_attention_norm", "d")
         self.tape.still_referenced(normed)
         up = ops.linear(again, "mlp.up_proj", ("4·d", "d"), ("b", "s", "4·d"), bias=False)
-        down = ops.linear(self.act(up, "mlp."), "mlp.down_proj", ("d", "4·d"), ("b", "s", "d"), bias=False)
+        inner = self.act(up, "mlp.")
+        down = ops.linear(inner, "mlp.down_proj", ("d", "4·d"), ("b", "s", "d"), bias=False)
         output = ops.add(ops.dropout(down, "mlp dropout", c.residual_dropout), total, "layer output")
-        self.tape.still_referenced(attended, again, down)
+        self.tape.still_referenced(attended, again, inner, down)
         return output
 
     def attention(self, x: Tensor) -> Tensor:

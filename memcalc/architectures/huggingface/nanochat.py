@@ -16,6 +16,13 @@ class NanoChat(Llama):
         """NanoChatRMSNorm."""
         return bare_rms_norm(self.ops, x, module, width)
 
+    def swapped(self, x: Tensor, name: str) -> Tensor:
+        """rotate_half, which negates the first half."""
+        ops = self.ops
+        half = (*x.shape[:-1], f"{x.shape[-1]}/2")
+        first, second = ops.slices(x, (half, half), f"{name} halves")
+        return ops.concatenate((second, ops.scale(first, f"-{name} half")), x.shape, f"turned {name}")
+
     def first_hidden(self, x: Tensor) -> Tensor:
         """The norm before the layers."""
         return self.norm(x, "embed_norm", "d")

@@ -10,7 +10,8 @@ from memcalc.architectures.huggingface.modules.experts import grouped_experts, r
 from memcalc.architectures.huggingface.modules.mamba2 import Mamba2
 from memcalc.architectures.huggingface.modules.norms import fp32_weight_rms_norm
 from memcalc.architectures.huggingface.sigmoid_router import GroupLimitedRouter
-from memcalc.programs.tape import Tensor
+from memcalc.ledger.component import Component
+from memcalc.programs.tape import Node, Shape, Tensor
 from memcalc.spec.model import ATTENTION, EXPERTS, MAMBA, MLP
 
 
@@ -18,18 +19,44 @@ class Nemotron(Llama):
     """NemotronDecoderLayer."""
 
     always_joins = True
+    turned: tuple[Tensor, ...] = ()  # q_embed and k_embed
+
+    def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:
+        """Both parts in one tensor; variables reference the first parts of q and k until both are joined."""
+        self.turned += (turned,)
+        y = super().joined(turned, passed, x, name)
+        self.tape.still_referenced(*self.turned)
+        return y
 
     def norm(self, x: Tensor, module: str, width: str) -> Tensor:
-        """NemotronLayerNorm1P: autocast is off inside, and its input is cast to autocast's dtype."""
-        ops = self.ops
-        given, before = x, ops.autocast
-        if before:
-            x = ops.cast(x, ops.compute, f"{module} input in {ops.compute}")
+        """NemotronLayerNorm1P: by 1 plus the weight; under autocast, with all arguments cast before."""
+        ops, tape, shape = self.ops, self.tape, (width,)
+        shifted = self.copied(f"{module}.weight + 1", shape, ops.parameters)
+        if not ops.autocast:
+            y = ops.layer_norm(x, module, width)  # its gradient of the sum is that of the weight
+            if tape.nodes[-1].saved:
+                tape.nodes[-1].saved += (shifted.storage,)
+            tape.still_referenced(x, shifted)
+            return y
+        given, dtype = x, ops.compute
+        x = ops.cast(x, dtype, f"{module} input in {dtype}")
+        casts = [self.copied(f"{module}.{name} in {dtype}", shape, dtype, module, name) for name in ("weight", "bias")]
+        tape.still_referenced(shifted)
         ops.autocast = False
-        y = ops.layer_norm(x, module, width)
-        ops.autocast = before
-        ops.also_save(y, f"{module}.weight + 1", (width,), ops.compute if before else ops.parameters)
-        self.tape.still_referenced(given)
+        y = ops.layer_norm(x, module, width, (), computed=tuple(casts))
+        ops.autocast = True
+        tape.still_referenced(given, x)
+        return y
+
+    def copied(self, name: str, shape: Shape, dtype: str, module: str = "", parameter: str = "") -> Tensor:
+        """A tensor computed from a parameter; its backward produces the parameter's gradient, if named."""
+        tape = self.tape
+        # A copy of a parameter is no activation: a temporary, as in the trace.
+        component = Component.TEMPORARIES if parameter == "bias" else None
+        y = Tensor(tape.store(name, shape, dtype, self.citation, component=component), shape, dtype)
+        y.grad = bool(parameter) and self.ops.trains(module)
+        gradients = (self.ops.parameter_gradient(module, parameter, shape, self.ops.parameters),) if y.grad else ()
+        tape.record(Node(name, (), (y,), (), (), parameters=gradients))
         return y
 
 

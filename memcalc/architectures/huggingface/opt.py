@@ -32,15 +32,17 @@ class Opt(Mlps):
         return self.ops.embedding("embed_positions", (self.c.position_table, "d"), ("b", "s"), counts=True)
 
     def layer(self) -> Tensor:
-        """Attention, then the MLP; the variable `hidden_states` is rebound at each step."""
+        """Attention, then the MLP, with tokens as a matrix; the variable `hidden_states` is rebound at each step."""
         c, ops = self.c, self.ops
         before = c.final_norm  # do_layer_norm_before
         x = self.entry()
         attended = self.attention(self.norm(x, "input_norm", "d") if before else x)
         x = ops.add(x, ops.dropout(attended, "attention dropout", c.residual_dropout), "attention sum")
         x = x if before else self.norm(x, "input_norm", "d")
+        x = ops.flattened(x, "tokens")
         fed = self.mlp(self.norm(x, "post_attention_norm", "d") if before else x)
         output = ops.add(x, ops.dropout(fed, "mlp dropout", c.residual_dropout), "layer output")
+        output = ops.viewed(output, output.shape, "layer output by sequence")
         return output if before else self.norm(output, "post_attention_norm", "d")
 
     def attention(self, x: Tensor) -> Tensor:

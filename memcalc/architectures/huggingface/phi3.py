@@ -11,6 +11,7 @@ class Phi3(Llama):
 
     silent_after: tuple[str, ...] = ("attention.o_proj", "mlp.down_proj")
     always_joins = True
+    joins_queries_first = True
 
     def before_sum(self, x: Tensor, total: str) -> Tensor:
         """resid_attn_dropout and resid_mlp_dropout."""
@@ -22,7 +23,5 @@ class Phi3(Llama):
         width = "3·d" if c.square and not c.grouped else "(h+2·h_kv)·d_h"
         qkv = ops.linear(x, "attention.qkv_proj", (width, "d"), ("b", "s", width), bias=c.qkv_bias)
         shapes = tuple(("b", "s", self.width_and_heads(name)[1], "d_h") for name in "qkv")
-        parts = dict(zip("qkv", ops.slices(qkv, shapes, "q, k, v"), strict=True))
-        return (
-            {name: ops.restrided_view(part, name) for name, part in parts.items()} if c.attention == "eager" else parts
-        )
+        parts = ops.slices(qkv, shapes, "q, k, v")
+        return {name: self.by_head(part, name) for name, part in zip("qkv", parts, strict=True)}

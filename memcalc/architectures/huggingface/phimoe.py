@@ -13,8 +13,11 @@ ONE = ("b", "s", "1")
 class PhiMoe(Mixtral):
     """PhimoeDecoderLayer and sparsemixer, which references its tensors until both experts of a token are sampled."""
 
-    sampled_tensors: tuple[Tensor, ...] = ()  # max_scores and max_ind of the previous sample
-    factor: tuple[Tensor, ...] = ()  # factors of the previous sample
+    # of the previous sample: mask_logits_threshold and max_ind, max_scores, and factor
+    threshold: tuple[Tensor, ...] = ()
+    best_score: tuple[Tensor, ...] = ()
+    factor: tuple[Tensor, ...] = ()
+    others: tuple[Tensor, ...] = ()  # variables that live until both experts are sampled
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """PhimoeTopKRouter, in the dtype of its logits."""
@@ -25,9 +28,8 @@ class PhiMoe(Mixtral):
         second, chosen_second = self.sample_expert(logits, others, "second")
         weights = ops.concatenate((first, second), COPIES, "router weights")
         chosen = ops.table("chosen experts", COPIES, "int64", "aten::cat")
-        self.tape.still_referenced(
-            others, first, second, chosen_first, chosen_second, *self.sampled_tensors, *self.factor
-        )
+        variables = (*self.threshold, *self.best_score, *self.factor, *self.others)
+        self.tape.still_referenced(others, second, chosen_first, chosen_second, *variables)
         return logits, weights, chosen
 
     def sample_expert(self, logits: Tensor, scores: Tensor, which: str) -> tuple[Tensor, Tensor]:
@@ -40,8 +42,9 @@ class PhiMoe(Mixtral):
         tape.still_referenced(masked)
         weight = ops.gather(probabilities, ONE, f"{which} probability", values=True, index=chosen)
         best, at = self.largest(f"{which} largest probability", probabilities.dtype)
-        tape.still_referenced(best_at, *self.sampled_tensors)
-        self.sampled_tensors = best, at
+        tape.still_referenced(best_at, *self.best_score)
+        tape.referenced_by_graph(*self.threshold[1:])
+        self.best_score, self.threshold = (best,), (mask, at)
         same = ops.table(f"{which} choice is the best", ONE, "bool")
         chances = ops.table(f"{which} chances", ONE, probabilities.dtype)
         lucky = ops.table(f"{which} chances taken", ONE, "bool")
@@ -53,32 +56,33 @@ class PhiMoe(Mixtral):
             factors = ops.table(f"{which} factors in {probabilities.dtype}", ONE, probabilities.dtype)
         tape.still_referenced(either, wide)
         multiplier = ops.sparse_multiplier(logits, weight, chosen, probabilities, f"{which} weight")
-        self.factor += (factors,)
+        self.others += (probabilities, weight, factors)
         return multiplier, chosen
 
     def out_of_reach(self, dtype: str, which: str) -> tuple[Tensor, Tensor]:
         """The mask of scores too far below the maximum, and the maximum's index; without gradient."""
         ops, tape = self.ops, self.tape
         best, best_at = self.largest(f"{which} best score", dtype)
+        tape.still_referenced(*self.threshold)
         absolute = ops.table(f"{which} absolute scores", SCORES, dtype)
         factor = ops.table(f"{which} divisors", SCORES, dtype)
-        tape.still_referenced(absolute, *self.factor[:1])
+        tape.still_referenced(absolute, *self.factor)
         distances = ops.table(f"{which} distances", SCORES, dtype)
         relative = ops.table(f"{which} relative distances", SCORES, dtype)
         tape.still_referenced(distances)
         mask = ops.table(f"{which} mask", SCORES, "bool")
         tape.still_referenced(best, relative)
-        self.factor = (factor, *self.factor[1:])
+        self.factor = (factor,)
         return mask, best_at
 
     def sampled(self, dtype: str, which: str) -> Tensor:
-        """The index of the best noisy score; without gradient."""
+        """The index of the best noisy score; without gradient. The logarithm is on autocast's fp32 list."""
         ops, tape = self.ops, self.tape
         noise = ops.table(f"{which} noise", SCORES, dtype)
-        logarithm = ops.table(f"{which} logarithm of noise", SCORES, dtype)
+        dtype = "fp32" if self.c.autocast else dtype
+        logarithm = ops.table(f"{which} logarithm of noise", SCORES, dtype, of=(ops.cast(noise, dtype),))
         tape.still_referenced(noise)
-        noisy = ops.table(f"{which} noisy scores", SCORES, dtype)
-        tape.still_referenced(logarithm)
+        noisy = ops.table(f"{which} noisy scores", SCORES, dtype, of=(logarithm,))
         best, chosen = self.largest(f"{which} best noisy score", dtype)
         tape.still_referenced(noisy, best)
         return chosen

@@ -18,6 +18,7 @@ class MiniMaxM2(FullRowQKNorm, Mixtral):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """MiniMaxM2TopKRouter: biased scores get no gradient, since only their indices are used."""
         c, ops = self.c, self.ops
+        x = ops.viewed(x, x.shape, "tokens of the router")
         logits = ops.linear(x, "mlp.router", ("E", "d"), SCORES, bias=c.router_bias)
         scores = ops.pointwise(ops.cast(logits, "fp32", "router logits in fp32"), "router scores", saves="output")
         corrected = ops.table("corrected scores", SCORES, "fp32")
@@ -49,16 +50,17 @@ class GroupLimitedRouter(Mixtral):
         ops = self.ops
         logits = ops.fp32_linear(x, "mlp.router", ("E", "d"), SCORES)
         scores = ops.pointwise(logits, "router scores", saves="output")
-        chosen, *named = self.choose()
+        chosen, named, saved = self.choose()
         weights = gathered = ops.gather(scores, COPIES, "router weights", values=True, index=chosen)
         divisor = ops.shift(ops.total(weights, "sum of router weights"), "sum of router weights + 1e-20")
         weights = ops.divide_in_place(weights, divisor, "router weights")
         weights = ops.scale(weights, "scaled router weights")
         self.tape.still_referenced(logits, scores, divisor, gathered, *named)
+        self.tape.referenced_by_graph(*saved)
         return logits, weights, chosen
 
-    def choose(self) -> tuple[Tensor, ...]:
-        """The selected experts' indices, and tensors that variables reference; without gradient."""
+    def choose(self) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The selected experts' indices, tensors that variables reference, and tensors that their operators save."""
         ops, groups = self.ops, ("b", "s", self.groups)
         corrected = ops.table("corrected scores", SCORES, "fp32")
         best, which = ops.top_k(corrected, (*groups, "2"), "best scores of each group")
@@ -66,15 +68,15 @@ class GroupLimitedRouter(Mixtral):
         self.tape.still_referenced(best)
         _, best_groups = ops.top_k(of_groups, (*groups[:2], self.best_groups), "best groups")
         mask = ops.table("mask of groups", groups, "fp32")
-        named = [which, of_groups, best_groups, mask]  # autograd saves the first for the third
+        named = [of_groups, best_groups, mask]
         if self.groups != "1":  # otherwise a view
             named.append(ops.table("mask of scores", SCORES, "fp32"))
-        ops.table("mask in bool", SCORES, "bool")
-        named.append(ops.table("mask of other groups", SCORES, "bool"))
-        masked = ops.table("masked scores", SCORES, "fp32")
+        truth = ops.table("mask in bool", SCORES, "bool")
+        others = ops.table("mask of other groups", SCORES, "bool", of=(truth,))
+        masked = ops.table("masked scores", SCORES, "fp32", of=(others,))
         self.tape.still_referenced(corrected)
         _, chosen = ops.top_k(masked, COPIES, "best masked scores")
-        return chosen, *named, masked
+        return chosen, (*named, masked), (which, others)
 
 
 class Glm4Moe(GroupLimitedRouter):

@@ -10,6 +10,7 @@ class StableLm(PartialRotary):
     """StableLmDecoderLayer: PyTorch's LayerNorm, RoPE on a part of each head, dropout of the MLP's output."""
 
     silent_after: tuple[str, ...] = ("mlp.down_proj",)
+    views_last = True
 
     def layer(self) -> Tensor:
         """Attention and MLP in parallel or sequentially; variables reference both outputs."""
@@ -17,7 +18,9 @@ class StableLm(PartialRotary):
         given = self.norm(x, "input_norm", "d")
         attended = self.attention(given)
         total = ops.add(x, attended, "attention sum") if not self.c.parallel_block else x
-        fed = self.mlp(given if self.c.parallel_block else self.norm(total, "post_attention_norm", "d"))
+        normed = given if self.c.parallel_block else self.norm(total, "post_attention_norm", "d")
+        fed = self.mlp(normed)
+        self.tape.still_referenced(normed)
         fed = ops.dropout(fed, "mlp dropout", self.c.residual_dropout)
         if self.c.parallel_block:
             total = ops.add(x, attended, "attention sum")

@@ -137,6 +137,8 @@ def _can_give(field: str, rule: FieldRule, value: Any) -> bool:
         return bool(rule.value == (list(value) if isinstance(value, tuple) else value))
     if rule.how == "read" and field == "full_attention_interval":
         return bool(value)  # the classes divide by it
+    if rule.how == "read" and field == "sliding_window" and rule.when:
+        return bool(value)  # a window that is used without a length gets the default one of the class
     return rule.how != "in_full_layers"  # other keys have the same meaning
 
 

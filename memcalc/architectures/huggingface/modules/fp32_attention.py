@@ -15,10 +15,8 @@ class Fp32Attention(Mlps):
         """_attn; its variables reference the casts until it returns."""
         c, ops = self.c, self.ops
         wide_q, wide_k = ops.cast(q, "fp32", "q in fp32"), ops.cast(k, "fp32", "k in fp32")
-        q, k = (ops.autocast_input(x, f"scores of {name}") for x, name in ((wide_q, "q"), (wide_k, "k")))
-        if c.batched:
-            q, k = ops.copy(q, "q by head"), ops.copy(k, "k by head")
-        scores = self.scored(ops.matmul(q, k, "scores", ("b", "h", "s", "s")))
+        copies = ("q by head", "k by head") if c.batched else ("", "")
+        scores = self.scored(ops.matmul(wide_q, wide_k, "scores", ("b", "h", "s", "s"), copies))
         scores = ops.shift(scores, "masked scores", c.embedded)
         probabilities = ops.cast(ops.softmax(scores, "attention probabilities"), v.dtype, "probabilities in dtype")
         dropped = ops.dropout(probabilities, "attention probabilities dropout", c.attention_dropout)

@@ -57,7 +57,7 @@ def fp32_layer_norm(ops: Operators, x: Tensor, module: str, weight: Shape) -> Te
     variance = ops.mean(squares, f"{module} variance")
     centered = ops.minus_rows(wide, mean, f"{module} distances")
     shifted = ops.shift(variance, f"{module} variance + eps")
-    deviation = ops.pointwise(shifted, f"{module} reciprocal deviation", saves="output")
+    deviation = ops.rsqrt(shifted, f"{module} reciprocal deviation")
     normed = ops.mul(centered, deviation, f"{module} normed", reduces=True)
     ops.tape.still_referenced(wide)
     y = ops.cast(ops.times_fp32_weight(normed, module, weight), x.dtype, f"{module} output in {x.dtype}")

@@ -15,6 +15,7 @@ class Rotary(Family):
     """
 
     always_joins = False  # with the rest, even if it is empty
+    joins_queries_first = False  # q is joined before k is rotated
     turns_in_fp32 = False  # q.float(), k.float(), each cast separately
     casts_to_turn = False  # q and k are both cast to fp32 before either is rotated
 
@@ -30,8 +31,10 @@ class Rotary(Family):
         if self.casts_to_turn:
             given = {name: ops.cast(x, "fp32", f"{name} in fp32") for name, x in given.items()}
         cut = {name: self.split_rotary(x, name) for name, x in given.items()}
-        turned = {name: self.rotated(first, name, tables) for name, (first, _) in cut.items()}
-        turned = {name: self.joined(turned[name], rest, given[name], name) for name, (_, rest) in cut.items()}
+        turned: dict[str, Tensor] = {}
+        for names in (("q",), ("k",)) if self.joins_queries_first else (("q", "k"),):
+            turned |= {name: self.rotated(cut[name][0], name, tables) for name in names}
+            turned |= {name: self.joined(turned[name], cut[name][1], given[name], name) for name in names}
         found = [ops.cast(turned[name], x.dtype) if self.in_fp32 else turned[name] for name, x in (("q", q), ("k", k))]
         if self.in_fp32:  # until apply_rotary_pos_emb returns both
             self.tape.still_referenced(*turned.values(), *given.values())
@@ -59,8 +62,11 @@ class Rotary(Family):
         """The rotary part, and the rest of each head."""
         if self.c.partial_rotary:
             return self.ops.slices(x, ((*x.shape[:-1], "d_rot"), (*x.shape[:-1], "d_h-d_rot")), name)  # type: ignore[return-value]
-        # The rest is an empty view with a zero gradient as large as x; a slice of everything is x itself.
-        return x, self.ops.slices(x, ((*x.shape[:-1], "0"),), name)[0] if self.always_joins else None
+        if not self.always_joins:
+            return x, None
+        # A slice of everything is an alias of x; the rest is an empty view with a zero gradient as large as x.
+        all_of_it = self.ops.viewed(x, x.shape, f"{name}, all features")
+        return all_of_it, self.ops.slices(x, ((*x.shape[:-1], "0"),), name)[0]
 
     def joined(self, turned: Tensor, passed: Tensor | None, x: Tensor, name: str) -> Tensor:
         """Both parts in one tensor, in the wider dtype."""
