@@ -253,6 +253,8 @@ class ChunkedLoss(LoraLinear, Loss):
                 (tape.tied_gradient,) = parameters
         loss = tape.new("loss", (), "fp32", TRL)
         made = (labels, *kept)
+        # Gradients in fp32 are allocated before the tile, the others after it, when the sums are cast.
+        temporaries, cast = (*wide, tile, *casts), hidden.dtype != "fp32"
         tape.record(
             Node(
                 "tiled cross_entropy",
@@ -263,8 +265,10 @@ class ChunkedLoss(LoraLinear, Loss):
                 also_allocates=made,
                 allocated_first=(labels,),
                 forward_temporaries=(*sums, tile, *casts),
-                backward_temporaries=(*wide, tile, *casts),
+                prepares=tuple((index, 1) for index in temporaries) if cast else (),
+                backward_temporaries=() if cast else temporaries,
                 parameters=parameters,
+                parameters_first=cast and self.parameters == "fp32",
             )
         )
         tape.hold(loss)

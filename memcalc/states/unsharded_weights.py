@@ -24,7 +24,8 @@ def unsharded_weights(spec: Spec, stage: Stage) -> RowDraft:
     """Return the weights that are on the GPU besides their shards while the model is sharded, unit by unit.
 
     A unit's parameters are freed when it is sharded (torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py,
-    _init_sharded_param). Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model, references all of them in a state dict until it returns.
+    _init_sharded_param). Accelerate 1.15 utils/fsdp_utils.py, fsdp2_prepare_model, references all of them in a state
+    dict until it returns.
     """
     size = 0
     kept = spec.parallelism.fsdp.keeps_unsharded_weights
