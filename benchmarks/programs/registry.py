@@ -17,6 +17,7 @@ from benchmarks.programs import (
     torchtune,
     trainer,
     trl,
+    trl_zeros,
     zeros,
 )
 from benchmarks.programs.program import Family
@@ -37,6 +38,7 @@ _MODULES = (
     megatron,
     compiled,
     zeros,
+    trl_zeros,
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}

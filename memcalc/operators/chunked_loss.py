@@ -265,8 +265,11 @@ class ChunkedLoss(LoraLinear, Loss):
                 also_allocates=made,
                 allocated_first=(labels,),
                 forward_temporaries=(*sums, tile, *casts),
-                backward_temporaries=(*wide, tile, *casts),
+                prepares=tuple((each, 1) for each in (*wide, tile)),
+                backward_temporaries=tuple(casts),
                 parameters=parameters,
+                multiplies=True,
+                written=tile,
             )
         )
         tape.hold(loss)

@@ -88,6 +88,9 @@ class Engine:
     def after_forward(self, unit: int) -> None:
         """Run after a unit's forward."""
 
+    def before_loss(self) -> None:
+        """Run before the loss that the model's own forward computes."""
+
     def before_backward(self, unit: int) -> None:
         """Run when the gradient of a unit's output has been produced."""
 
