@@ -1,4 +1,4 @@
-"""TRL's SFT and DPO with DeepSpeed ZeRO 2 or 3 on 2 to 4 GPUs: `deepspeed: ds_config.json` in the YAML of its programs."""
+"""TRL's SFT and DPO with DeepSpeed ZeRO 2 or 3 on 2 to 4 GPUs: `deepspeed: ds_config.json` in the YAML they read."""
 
 from __future__ import annotations
 

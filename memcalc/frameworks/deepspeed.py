@@ -62,9 +62,9 @@ def place_groups(draft: Draft, config: Mapping[str, Any]) -> None:
 def place_adapter_dtype(draft: Draft) -> None:
     """Place the dtype of adapters under stage 3, where from_pretrained makes the base model with zero.Init.
 
-    PEFT makes them in fp32 (0.21 tuners/tuners_utils.py, cast_adapter_dtype), unless TRL asks for the base model's dtype
-    (1.7 trl/trainer/sft_trainer.py, autocast_adapter_dtype). DeepSpeed does not cast the weights of such a model (0.19
-    runtime/engine.py, _cast_module_mixed_precision).
+    PEFT makes them in fp32 (0.21 tuners/tuners_utils.py, cast_adapter_dtype), unless TRL asks for the dtype of the base
+    model (1.7 trl/trainer/sft_trainer.py, autocast_adapter_dtype). DeepSpeed does not cast the weights of such a model
+    (0.19 runtime/engine.py, _cast_module_mixed_precision).
     """
     if draft.given("parallelism.zero_stage") == 3 and draft.values.get("training.finetune") == "lora":
         program = PROGRAMS.get(str(draft.values.get(FRAMEWORK)))

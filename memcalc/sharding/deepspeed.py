@@ -34,6 +34,7 @@ SCALES_OUTPUT_GRADIENT = "0.18.4", "0.19.6"
 # The first release in which stage 3 frees, after backward, parameters that no hook has freed (runtime/zero/stage3.py,
 # backward_epilogue).
 FREES_LEFTOVERS = "0.19.3"
+PACKED = "uint8"  # the dtype of packed 4-bit weights, which no cast changes
 LORA_CALLS_MODEL = "0.21"  # of PEFT
 
 
@@ -153,7 +154,7 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         and training.loss in TOKENWISE
         and not _computes_loss_by_tokens(spec),
         f"DeepSpeed and a loss that is {training.loss}": training.loss not in (*TOKENWISE, "materialized"),
-        "DeepSpeed and 4-bit weights": training.finetune == "qlora",
+        "ZeRO stage 3 and 4-bit weights": whole and training.finetune == "qlora",
         "DeepSpeed and weights of several dtypes": len(_weight_dtypes(spec, trained=whole)) > 1,
         "DeepSpeed before 0.19": _is_older(spec, "0.19"),
         "ZeRO stage 3 and nested recomputation": whole and nested,
@@ -172,13 +173,14 @@ def _is_recipe_known(spec: Spec) -> bool:
 
 
 def _weight_dtypes(spec: Spec, *, trained: bool) -> set[str]:
-    """Return the dtypes of the parameters, or of the trained ones alone.
+    """Return the dtypes of the parameters, or of the trained ones alone, without that of 4-bit weights.
 
     DeepSpeed casts all to one dtype, unless zero.Init has made the model: then adapters, which are made after it, keep
     theirs (runtime/engine.py, _cast_module_mixed_precision). Trained weights share one flat buffer.
     """
     parameters = [each for each in stage_parameters(spec, stages_of(spec)[0]) if not each.beside]
-    return {each.dtype or spec.training.dtype for each in parameters if each.trains or not trained}
+    dtypes = {each.dtype or spec.training.dtype for each in parameters if each.trains or not trained}
+    return dtypes - {PACKED}
 
 
 def _is_older(spec: Spec, release: str) -> bool:

@@ -51,7 +51,7 @@ class Engine:
         """Wrap the module, before the optimizer is built.
 
         Args:
-            weights: the storages of all parameters, in registration order; the engine may replace them.
+            weights: the storages of trained parameters, in registration order; the engine may replace them.
         """
 
     def updated(

@@ -177,13 +177,12 @@ class ZeRO12(Engine):
     def wrap(self, weights: Sequence[int]) -> None:
         """Flatten the parameters and create the master weights. Source: __init__, initialize_optimizer_states."""
         take, drop = self.requests.take, self.requests.drop
-        storages = [storage for parameter, storage in zip(self.ordered, weights, strict=True) if parameter.trains]
         for group, members in zip(self.groups, self.members, strict=True):
             self.requests.empty_cache()
             padding = [take(group.padding * self.dtype_bytes)] if group.padding else []
             take((group.begins[-1] + group.padding) * self.dtype_bytes, 0, Component.WEIGHTS)
             drop(padding)
-            drop(storages[position] for position in members)
+            drop(weights[position] for position in members)
             clone = take(group.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS)
             take(group.share * FLOAT, 0, Component.MASTER_WEIGHTS)
             drop((clone,))

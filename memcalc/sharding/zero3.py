@@ -134,7 +134,7 @@ class ZeRO3(Engine):
         """
         take, drop = self.requests.take, self.requests.drop
         take(1)  # inf_or_nan_tracker
-        drop(storage for parameter, storage in zip(self.ordered, weights, strict=True) if parameter.trains)
+        drop(weights)
         self.requests.empty_cache()
         take(sum(self.shares[number] * self._bytes_of(number) for number in self.trained), 0, Component.WEIGHTS)
         groups, converted = self._sub_groups(), -1
