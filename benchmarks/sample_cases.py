@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import memcalc
 from memcalc.architectures.huggingface.catalogue import FAMILIES as WRITTEN
@@ -231,14 +232,19 @@ ZERO_VARIANTS = (
 )
 
 
-def zero_variants(lot: Lot, rounds: int) -> Iterator[str]:
+ZERO_FP32 = tuple(("dtype=fp32", stage, ranks) for stage in (1, 2) for ranks in (2, 8))
+
+
+def zero_variants(
+    lot: Lot, rounds: int, variants: tuple[tuple[str, int, int], ...] = ZERO_VARIANTS, recipe: str = "mixed-16"
+) -> Iterator[str]:
     """Each variant once a round, with plain modules or transformers'."""
-    for variant, stage, ranks in ZERO_VARIANTS * rounds:
+    for variant, stage, ranks in variants * rounds:
         while True:
             implementation = lot.choice(["plain", "huggingface"])
             family = lot.choice([*FAMILIES] if implementation == "plain" else [*LATER, *IN_TRANSFORMERS * 2])
             preset = lot.choice(FAMILIES.get(family) or LATER[family])
-            words = sizes(lot, memcalc.load(preset).model) + settings(lot, ("mixed-16",))
+            words = sizes(lot, memcalc.load(preset).model) + settings(lot, (recipe,))
             words += [] if variant.startswith("optimizer") else updated(lot, ("adamw", "adamw", "adam", "lion"))
             words += [f"lora.rank={lot.choice([8, 16, 64])}"] if variant.startswith("qlora") else []
             words += [*variant.split(), f"implementation={implementation}", "engine=deepspeed"]
@@ -332,6 +338,7 @@ DRAWS = {
     "sharded": sharded,
     "zero": zero,
     "zero-variants": zero_variants,
+    "zero-fp32": partial(zero_variants, variants=ZERO_FP32, recipe="fp32"),
     "whole": whole,
     "pipelines": pipelines,
 }

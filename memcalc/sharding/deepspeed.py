@@ -165,10 +165,10 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
 
 
 def _is_recipe_known(spec: Spec) -> bool:
-    """Return whether weights are in 16 bits with fp32 master weights, or in fp32 with the copy that stage 3 makes."""
+    """Return whether weights are in 16 bits with fp32 master weights, or in fp32 with a copy of them."""
     if spec.training.recipe == "fp32":
         zero = spec.parallelism.zero_optimization
-        return spec.parallelism.zero_stage == 3 and zero.copies_fp32_weights
+        return spec.parallelism.zero_stage < 3 or zero.copies_fp32_weights
     return spec.training.recipe == "mixed-16" and spec.training.dtype in ("bf16", "fp16")
 
 
