@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import memcalc
@@ -331,7 +331,7 @@ def in_transformers(spec: Spec) -> bool:
     return training.recompute != "selective" and training.attention in kernels
 
 
-DRAWS = {
+DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "single": single,
     "theirs": theirs,
     "latest": latest,
