@@ -11,6 +11,7 @@ import pytest
 import memcalc
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.layout.local_parameters import LocalParameter
+from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT
 from memcalc.sharding.parameter_groups import has_weight_decay, parameter_groups
 from memcalc.sharding.zero3 import ZeRO3
@@ -68,6 +69,18 @@ def test_parameters_are_flattened_and_the_share_has_a_master(stage: int) -> None
         (0, 4 * share),
         (0, 4 * share),
     ]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_fp32_weights_are_cloned_without_a_cast(stage: int) -> None:
+    """stage_1_and_2.py, single_partition_of_fp32_groups; the flattened gradient is the one that is updated with."""
+    spec = small(f"zero_stage={stage}", "recipe=fp32", "dtype=fp32", "optimizer_implementation=fused")
+    share = 4 * ELEMENTS // RANKS
+
+    assert asked(spec, "optimizer") == [(0, 4 * ELEMENTS), (0, share), (0, share)]
+    assert asked(spec, "optimizer_step_1")[-3:] == [(0, share)] * 3  # the gradient, and Adam's moments
+    masters = [row for row in memcalc.estimate(spec).ledger.rows if row.component is Component.MASTER_WEIGHTS]
+    assert sum(row.bytes for row in masters) == share
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -437,7 +450,7 @@ def test_recorded_ranks() -> None:
     [
         (("zero_stage=0",), "DeepSpeed without ZeRO"),
         (("zero_stage=2", "recipe=pure"), "DeepSpeed and recipe pure in bf16"),
-        (("zero_stage=2", "recipe=fp32", "dtype=fp32"), "DeepSpeed and recipe fp32 in fp32"),
+        (("zero_stage=3", "recipe=fp32", "dtype=fp32"), "DeepSpeed and recipe fp32 in fp32"),
         (("zero_stage=2", "optimizer=adafactor"), "DeepSpeed and optimizer adafactor"),
         (("zero_stage=2", "ema=fp32"), "DeepSpeed and an average of the weights"),
         (("zero_stage=3", "qlora.block_size=64", "lora.rank=8"), "ZeRO stage 3 and 4-bit weights"),
