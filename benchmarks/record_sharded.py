@@ -272,7 +272,9 @@ def deepspeed(spec: Any, phases: Phases) -> None:
     """ZeRO with DeepSpeed's defaults, in 16 bits (recipe mixed-16) or fp32, and the optimizer handed over."""
     import deepspeed as ds
     import torch
+    import torch._dynamo  # what it inspects, zero.Init replaces
 
+    from memcalc.spec.training import TOKENWISE
     from memcalc.step.causal_lm import build
     from memcalc.step.optimizers import build_optimizer  # its last argument names what Muon would take
 
@@ -295,10 +297,12 @@ def deepspeed(spec: Any, phases: Phases) -> None:
         optimizer = build_optimizer(spec.training, list(model.module.parameters()), [])
         engine, *_ = ds.initialize(model=model.module, optimizer=optimizer, config=config)
     with model.contexts():  # the kernel of attention
-        train(spec, phases, engine, model.loss)
+        # A loss that reads the LM head's weight gets hidden states; only stage 3 has hooks around the model.
+        forward = model.logits if spec.training.loss in TOKENWISE else engine
+        train(spec, phases, engine, forward, model.loss)
 
 
-def train(spec: Any, phases: Phases, engine: Any, loss_of: Any) -> None:
+def train(spec: Any, phases: Phases, engine: Any, forward: Any, loss_of: Any) -> None:
     """The loop of memcalc/step/loop.py in DeepSpeed's words, who wants a step after every micro-batch."""
     import torch
 
@@ -311,7 +315,7 @@ def train(spec: Any, phases: Phases, engine: Any, loss_of: Any) -> None:
             engine.optimizer.zero_grad()
         for _ in range(spec.training.gradient_accumulation_steps):
             with phases.phase(f"forward_{step}"):
-                found = engine(ids)
+                found = forward(ids)
                 logits = getattr(found, "logits", found)  # transformers' models return more
                 del found
             with phases.phase(f"loss_{step}"):

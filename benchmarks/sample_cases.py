@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import memcalc
 from memcalc.architectures.huggingface.catalogue import FAMILIES as WRITTEN
@@ -223,6 +224,36 @@ def zero(lot: Lot, rounds: int) -> Iterator[str]:
                 break
 
 
+# Losses that read the LM head's weight, 8-bit states and a 4-bit base under ZeRO, each with its stages and ranks.
+ZERO_VARIANTS = (
+    *((f"loss={loss}", stage, 8) for loss in ("chunked", "fused") for stage in (1, 2)),
+    *(("optimizer=adam-8bit", stage, ranks) for stage, ranks in ((1, 8), (2, 8), (3, 2), (3, 8))),
+    *(("qlora.block_size=64 lora.adapter_dtype=compute", stage, ranks) for stage in (1, 2) for ranks in (2, 8)),
+)
+
+
+ZERO_FP32 = tuple(("dtype=fp32", stage, ranks) for stage in (1, 2) for ranks in (2, 8))
+
+
+def zero_variants(
+    lot: Lot, rounds: int, variants: tuple[tuple[str, int, int], ...] = ZERO_VARIANTS, recipe: str = "mixed-16"
+) -> Iterator[str]:
+    """Each variant once a round, with plain modules or transformers'."""
+    for variant, stage, ranks in variants * rounds:
+        while True:
+            implementation = lot.choice(["plain", "huggingface"])
+            family = lot.choice([*FAMILIES] if implementation == "plain" else [*LATER, *IN_TRANSFORMERS * 2])
+            preset = lot.choice(FAMILIES.get(family) or LATER[family])
+            words = sizes(lot, memcalc.load(preset).model) + settings(lot, (recipe,))
+            words += [] if variant.startswith("optimizer") else updated(lot, ("adamw", "adamw", "adam", "lion"))
+            words += [f"lora.rank={lot.choice([8, 16, 64])}"] if variant.startswith("qlora") else []
+            words += [*variant.split(), f"implementation={implementation}", "engine=deepspeed"]
+            words += [f"zero_stage={stage}", f"data_parallel={ranks}"]
+            if can_be(preset, *words) and not unsupported_reason(memcalc.load(preset, *words)):
+                yield " ".join([preset, *words])
+                break
+
+
 # Whole models that a GPU of 80 GB is used for, and how they are spread.
 WHOLE = ["gpt2-xl", "llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "llama-3-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b"]
 SPREADS = [
@@ -300,12 +331,14 @@ def in_transformers(spec: Spec) -> bool:
     return training.recompute != "selective" and training.attention in kernels
 
 
-DRAWS = {
+DRAWS: dict[str, Callable[[Lot, int], Iterator[str]]] = {
     "single": single,
     "theirs": theirs,
     "latest": latest,
     "sharded": sharded,
     "zero": zero,
+    "zero-variants": zero_variants,
+    "zero-fp32": partial(zero_variants, variants=ZERO_FP32, recipe="fp32"),
     "whole": whole,
     "pipelines": pipelines,
 }

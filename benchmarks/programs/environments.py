@@ -22,7 +22,7 @@ HF5 = Environment(
 )
 HF5_DEEPSPEED = Environment(  # the releases of DeepSpeed that memcalc replays begin with 0.19
     "hf5-deepspeed",
-    (*HF5.requirements[:4], "datasets", "deepspeed==0.19.8"),
+    (*HF5.requirements[:5], "datasets", "deepspeed==0.19.8"),
     HF5.packages,
 )
 HF457 = Environment(

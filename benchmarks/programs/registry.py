@@ -18,6 +18,7 @@ from benchmarks.programs import (
     trainer,
     trl,
     trl_ranks,
+    trl_zeros,
     zeros,
 )
 from benchmarks.programs.program import Family
@@ -39,6 +40,7 @@ _MODULES = (
     megatron,
     compiled,
     zeros,
+    trl_zeros,
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for module in _MODULES for family in module.FAMILIES}

@@ -7,6 +7,7 @@ from typing import Any
 
 from memcalc.frameworks.draft import FRAMEWORK, Draft
 from memcalc.frameworks.weights import placed_config
+from memcalc.spec.programs import PROGRAMS
 
 # Our sizes, DeepSpeed's names, and the value of `auto` in a model of this size (transformers 5.23
 # integrations/deepspeed.py, trainer_config_finalize; accelerate 1.15 accelerator.py, _prepare_deepspeed).
@@ -61,11 +62,14 @@ def place_groups(draft: Draft, config: Mapping[str, Any]) -> None:
 def place_adapter_dtype(draft: Draft) -> None:
     """Place the dtype of adapters under stage 3, where from_pretrained makes the base model with zero.Init.
 
-    PEFT makes them in fp32 (0.21 tuners/tuners_utils.py, cast_adapter_dtype), and DeepSpeed does not cast the weights
-    of such a model (0.19 runtime/engine.py, _cast_module_mixed_precision).
+    PEFT makes them in fp32 (0.21 tuners/tuners_utils.py, cast_adapter_dtype), unless TRL asks for the dtype of the base
+    model (1.7 trl/trainer/sft_trainer.py, autocast_adapter_dtype). DeepSpeed does not cast the weights of such a model
+    (0.19 runtime/engine.py, _cast_module_mixed_precision).
     """
     if draft.given("parallelism.zero_stage") == 3 and draft.values.get("training.finetune") == "lora":
-        draft.default("training.lora.adapter_dtype", "fp32")
+        program = PROGRAMS.get(str(draft.values.get(FRAMEWORK)))
+        follows = program is not None and program.package == "trl" and draft.has("trl", "1.7")
+        draft.default("training.lora.adapter_dtype", "compute" if follows else "fp32")
 
 
 def shards_with_deepspeed(draft: Draft) -> bool:

@@ -97,8 +97,9 @@ RELEASES = {
                 "trainer/utils.py, add_fused_lm_head",
             ),
             "1.7": ReleaseChange(
-                "SFT computes its loss in checkpointed chunks of 256 tokens; before, from all logits at once.",
-                "trainer/sft_trainer.py, _chunked_cross_entropy_loss",
+                "SFT computes its loss in checkpointed chunks of 256 tokens; before, from all logits at once. Adapters "
+                "have the dtype of the base model under ZeRO-3; before, fp32.",
+                "trainer/sft_trainer.py, _chunked_cross_entropy_loss; autocast_adapter_dtype",
             ),
         },
     ),

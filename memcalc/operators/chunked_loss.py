@@ -269,6 +269,8 @@ class ChunkedLoss(LoraLinear, Loss):
                 backward_temporaries=() if cast else temporaries,
                 parameters=parameters,
                 parameters_first=cast and self.parameters == "fp32",
+                multiplies=True,
+                written=tile,
             )
         )
         tape.hold(loss)

@@ -106,6 +106,7 @@ class BlockOperator(NamedTuple):
         module: the module of the parameters that it reads, as in state_dict within its unit; empty: none.
         output: the storage of its first result.
         multiplies: whether it is a cuBLAS matmul.
+        written: the storage that backward's first matmul writes; -1: the first one that backward allocates.
         in_head: whether it belongs to the LM head or the loss, after the final norm.
         in_loss: whether it runs after the model's forward has returned.
     """
@@ -116,6 +117,7 @@ class BlockOperator(NamedTuple):
     module: str = ""
     output: int = -1
     multiplies: bool = False
+    written: int = -1
     in_head: bool = False
     in_loss: bool = False
 

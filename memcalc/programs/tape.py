@@ -96,6 +96,7 @@ class Node:
     copied_from_host: tuple[int, ...] = ()  # copies of saved tensors, on the GPU while its backward runs
     module: str = ""  # module of the parameters it reads, as in state_dict within its unit
     multiplies: bool = False  # whether it is a cuBLAS matmul
+    written: int = -1  # what backward's first matmul writes; -1: the first storage that backward allocates
 
     @property
     def allocated(self) -> tuple[int, ...]:
@@ -272,6 +273,7 @@ class Tape:
             node.module,
             node.outputs[0].storage if node.outputs else -1,
             node.multiplies,
+            node.written,
             in_head=self.head is not None and position >= self.head,
             in_loss=0 < self.boundary <= position,
         )

@@ -19,17 +19,23 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.programs import number
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
+from memcalc.spec.training import TOKENWISE
 from memcalc.states.state_options import state_options
 from memcalc.stream.requests import Requests
 
 # Optimizers with updates of a flat tensor that were compared with runs of DeepSpeed.
-COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta")
+COMPARED = ("sgd", "momentum", "adam", "adamw", "lion", "rmsprop", "adamax", "nadam", "radam", "adadelta", "adam-8bit")
 # Families with a block of experts in DEFAULT_LEAF_MODULE_CLASSES (runtime/zero/leaf_module_config.py).
 EXPERTS_HOOKED_WHOLE = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 # Releases in which backward replaces the gradient of the model's output by a scaled copy: from the first to before the
 # second (runtime/engine.py, _backward_prologue_per_tensor).
 SCALES_OUTPUT_GRADIENT = "0.18.4", "0.19.6"
+# The first release in which stage 3 frees, after backward, parameters that no hook has freed (runtime/zero/stage3.py,
+# backward_epilogue).
+FREES_LEFTOVERS = "0.19.3"
+PACKED = "uint8"  # the dtype of packed 4-bit weights, which no cast changes
+LORA_CALLS_MODEL = "0.21"  # of PEFT
 
 
 def deepspeed_engine(
@@ -52,7 +58,8 @@ def deepspeed_engine(
     """
     engine = _engine(requests, ordered, units, spec, plan, rank)
     first, after = SCALES_OUTPUT_GRADIENT
-    engine.scales_output_gradient = _is_older(spec, after) and not _is_older(spec, first)
+    scales = _is_older(spec, after) and not _is_older(spec, first)
+    engine.scales_output_gradient = scales and not _computes_loss_by_tokens(spec)
     return engine
 
 
@@ -71,7 +78,14 @@ def _engine(
     order = Order(_modules(ordered, units, spec), stops_inside=stops_inside, detached=options.detached)
     family = _transformers_family(spec)
     views_experts = family is None or family.transposes_experts
-    return ZeRO3(requests, ordered, [*order.turns(plan)], options, views_experts=views_experts)
+    frees_leftovers = not _is_older(spec, FREES_LEFTOVERS)
+    turns = [*order.turns(plan)]
+    return ZeRO3(requests, ordered, turns, options, views_experts=views_experts, frees_leftovers=frees_leftovers)
+
+
+def _computes_loss_by_tokens(spec: Spec) -> bool:
+    """Return whether the model's own forward computes a loss that reads the LM head's weight, and returns no logits."""
+    return spec.training.loss in TOKENWISE and state_options(spec).loss_in_model
 
 
 def _transformers_family(spec: Spec) -> type[Family] | None:
@@ -100,7 +114,27 @@ def _modules(
 
     both = family.turns_windows and structure.windows and structure.has_full_attention
     rotations = family.rotates + (family.rotates and both)
-    return transformers_modules(ordered, units, calls, tied=tied, rotations=rotations)
+    return transformers_modules(
+        ordered,
+        units,
+        calls,
+        tied=tied,
+        reads_head=_computes_loss_by_tokens(spec),
+        rotations=rotations,
+        wrappers=_wrappers(spec),
+    )
+
+
+def _wrappers(spec: Spec) -> int:
+    """Return how many modules PEFT puts around a model with adapters.
+
+    PeftModel calls the model itself. PeftModelForCausalLM, which programs have, calls LoraModel, which since 0.21 calls
+    the model, and before called its `forward`, without DeepSpeed's hooks (peft tuners/tuners_utils.py, BaseTuner).
+    """
+    versions = spec.training.versions
+    release = None if versions is None else versions.peft
+    is_older = release is not None and number(release) < number(LORA_CALLS_MODEL)
+    return 2 if state_options(spec).loss_in_model and not is_older else 1
 
 
 def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
@@ -116,8 +150,11 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         f"DeepSpeed and optimizer {training.optimizer}": training.optimizer not in COMPARED,
         "DeepSpeed and an average of the weights": training.ema != "none",
         "DeepSpeed and FP8": training.fp8 != "none",
-        f"DeepSpeed and a loss that is {training.loss}": training.loss != "materialized",
-        "DeepSpeed and 4-bit weights": training.finetune == "qlora",
+        f"ZeRO stage 3 and a loss that is {training.loss}, outside the model": whole
+        and training.loss in TOKENWISE
+        and not _computes_loss_by_tokens(spec),
+        f"DeepSpeed and a loss that is {training.loss}": training.loss not in (*TOKENWISE, "materialized"),
+        "ZeRO stage 3 and 4-bit weights": whole and training.finetune == "qlora",
         "DeepSpeed and weights of several dtypes": len(_weight_dtypes(spec, trained=whole)) > 1,
         "DeepSpeed before 0.19": _is_older(spec, "0.19"),
         "ZeRO stage 3 and nested recomputation": whole and nested,
@@ -128,21 +165,22 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
 
 
 def _is_recipe_known(spec: Spec) -> bool:
-    """Return whether weights are in 16 bits with fp32 master weights, or in fp32 with the copy that stage 3 makes."""
+    """Return whether weights are in 16 bits with fp32 master weights, or in fp32 with a copy of them."""
     if spec.training.recipe == "fp32":
         zero = spec.parallelism.zero_optimization
-        return spec.parallelism.zero_stage == 3 and zero.copies_fp32_weights
+        return spec.parallelism.zero_stage < 3 or zero.copies_fp32_weights
     return spec.training.recipe == "mixed-16" and spec.training.dtype in ("bf16", "fp16")
 
 
 def _weight_dtypes(spec: Spec, *, trained: bool) -> set[str]:
-    """Return the dtypes of the parameters, or of the trained ones alone.
+    """Return the dtypes of the parameters, or of the trained ones alone, without that of 4-bit weights.
 
     DeepSpeed casts all to one dtype, unless zero.Init has made the model: then adapters, which are made after it, keep
     theirs (runtime/engine.py, _cast_module_mixed_precision). Trained weights share one flat buffer.
     """
     parameters = [each for each in stage_parameters(spec, stages_of(spec)[0]) if not each.beside]
-    return {each.dtype or spec.training.dtype for each in parameters if each.trains or not trained}
+    dtypes = {each.dtype or spec.training.dtype for each in parameters if each.trains or not trained}
+    return dtypes - {PACKED}
 
 
 def _is_older(spec: Spec, release: str) -> bool:

@@ -51,7 +51,7 @@ class Engine:
         """Wrap the module, before the optimizer is built.
 
         Args:
-            weights: the storages of all parameters, in registration order; the engine may replace them.
+            weights: the storages of trained parameters, in registration order; the engine may replace them.
         """
 
     def updated(
@@ -87,6 +87,9 @@ class Engine:
 
     def after_forward(self, unit: int) -> None:
         """Run after a unit's forward."""
+
+    def before_loss(self) -> None:
+        """Run before the loss that the model's own forward computes."""
 
     def before_backward(self, unit: int) -> None:
         """Run when the gradient of a unit's output has been produced."""

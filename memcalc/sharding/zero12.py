@@ -177,16 +177,16 @@ class ZeRO12(Engine):
     def wrap(self, weights: Sequence[int]) -> None:
         """Flatten the parameters and create the master weights. Source: __init__, initialize_optimizer_states."""
         take, drop = self.requests.take, self.requests.drop
-        storages = [storage for parameter, storage in zip(self.ordered, weights, strict=True) if parameter.trains]
         for group, members in zip(self.groups, self.members, strict=True):
             self.requests.empty_cache()
             padding = [take(group.padding * self.dtype_bytes)] if group.padding else []
             take((group.begins[-1] + group.padding) * self.dtype_bytes, 0, Component.WEIGHTS)
             drop(padding)
-            drop(storages[position] for position in members)
+            drop(weights[position] for position in members)
             clone = take(group.share * self.dtype_bytes, 0, Component.MASTER_WEIGHTS)
-            take(group.share * FLOAT, 0, Component.MASTER_WEIGHTS)
-            drop((clone,))
+            if self.dtype_bytes < FLOAT:
+                take(group.share * FLOAT, 0, Component.MASTER_WEIGHTS)
+                drop((clone,))
         # Zero gradients of the master weights, for optimizers that create their states now.
         drop([take(group.share * FLOAT, 0, Component.GRADIENTS) for group in self.groups])
 
@@ -347,11 +347,19 @@ class ZeRO12(Engine):
         self.stepping = gradients
 
     def before_update(self, number: int) -> None:
-        """Allocate the flattened gradients of a group, then their fp32 copy; the last group frees the gradients."""
+        """Allocate the flattened gradients of a group, then their fp32 copy; the last group frees the gradients.
+
+        Flattening does not copy a single tensor, and a cast no fp32 one.
+        """
         take, group = self.requests.take, self.groups[number]
         flat = [take(group.share * self.dtype_bytes, 0, Component.TEMPORARIES)] if len(group.pieces) > 1 else []
+        done = self.stepping if number == len(self.groups) - 1 else []
+        if self.dtype_bytes == FLOAT:
+            self.wide = flat or done
+            self.requests.drop(done if flat else ())
+            return
         self.wide = [take(group.share * FLOAT, 0, Component.GRADIENTS)]
-        self.requests.drop((*flat, *(self.stepping if number == len(self.groups) - 1 else ())))
+        self.requests.drop((*flat, *done))
 
     def after_update(self, number: int) -> None:
         """Free the fp32 gradient of a group."""

@@ -62,6 +62,7 @@ class ZeRO3(Engine):
         turns: the modules of a micro-batch in order; their parameters are positions in `ordered`.
         options: state options of the run.
         views_experts: whether autograd saves views of the routed experts' weights.
+        frees_leftovers: whether parameters of modules with inputs that need no gradient are freed after backward.
     """
 
     hooks_gradients = hooks_modules = True
@@ -75,10 +76,12 @@ class ZeRO3(Engine):
         options: StateOptions,
         *,
         views_experts: bool = True,
+        frees_leftovers: bool = True,
     ) -> None:
         super().__init__(requests)
         self.choice = options
         self.views_experts = views_experts
+        self.frees_leftovers = frees_leftovers
         self.labels = reduction_labels(options)
         source = f"{SOURCE}partitioned_param_coordinator.py"
         component = Component.COMMUNICATION_BUFFERS
@@ -110,6 +113,9 @@ class ZeRO3(Engine):
         for at, turn in enumerate(turns):
             for name in turn.names:
                 self.of_module.setdefault((turn.unit, name), []).append(at)
+        # The model's turns, if it reads the LM head's weight itself: its forward and its backward.
+        self.readers = [at for at, turn in enumerate(turns) if turn.reads_head]
+        self.output_is_loss = bool(self.readers)
         self.running: ModuleTurn | None = None
         self.queue: deque[tuple[int, int]] = deque()
         self.fetched_for: dict[int, int] = {}
@@ -128,7 +134,7 @@ class ZeRO3(Engine):
         """
         take, drop = self.requests.take, self.requests.drop
         take(1)  # inf_or_nan_tracker
-        drop(storage for parameter, storage in zip(self.ordered, weights, strict=True) if parameter.trains)
+        drop(weights)
         self.requests.empty_cache()
         take(sum(self.shares[number] * self._bytes_of(number) for number in self.trained), 0, Component.WEIGHTS)
         groups, converted = self._sub_groups(), -1
@@ -212,13 +218,40 @@ class ZeRO3(Engine):
         left = [at for at in all_of_it if at >= self.turn]
         wanted = next((at for at in left if self.turns[at].again == again), None)
         last = wanted if wanted is not None else next(iter(left), self.turn - 1)
+        self._advance(last, wanted)
+        gone = self.turns[all_of_it[-1]]._replace(backward=True, again=False, releases=True)
+        self.running = gone if wanted is None else self.turns[wanted]
+
+    def before_loss(self) -> None:
+        """Gather the LM head's weight, if the model reads it outside its module for the first time.
+
+        Then it is registered as a parameter of the model. Source: parameter_offload.py, ZeROOrderedDict.
+        """
+        for number in self._read_by_model():
+            if number not in self.there and number not in self.arriving:
+                self.there[number] = self.requests.take(self._gathered_bytes(number), 0, self.gathered)
+
+    def after_forward(self, unit: int) -> None:
+        """Free the LM head's weight that the model has read, unless it is used again soon."""
+        if unit == ROOT and self.readers:
+            self._leave(self.turns[self.readers[0]])
+
+    def before_backward(self, unit: int) -> None:
+        """Gather the LM head's weight for the model's backward."""
+        if unit == ROOT and self.readers:
+            self._advance(self.readers[-1])
+
+    def _read_by_model(self) -> tuple[int, ...]:
+        return self.turns[self.readers[0]].parameters if self.readers else ()
+
+    def _advance(self, last: int, wanted: int | None = None) -> None:
+        """Begin the turns up to the last one; end them, except the wanted one and the model's own."""
         while self.turn <= last:
             self._fetch(self.turn)
             self.turn += 1
-            if self.turn - 1 != wanted:
-                self._leave(self.turns[self.turn - 1])
-        gone = self.turns[all_of_it[-1]]._replace(backward=True, again=False, releases=True)
-        self.running = gone if wanted is None else self.turns[wanted]
+            before = self.turns[self.turn - 1]
+            if self.turn - 1 != wanted and not before.reads_head:
+                self._leave(before)
 
     def after_module(self) -> None:
         """Free the parameters of the running module. Source: release_sub_module."""
@@ -230,7 +263,9 @@ class ZeRO3(Engine):
 
     def _fetch(self, at: int) -> None:
         """Gather a module's parameters, wait for them, and prefetch the next ones. Source: fetch_sub_module."""
-        wanted = self.turns[at].parameters
+        turn = self.turns[at]
+        # In the first forward it is not known yet that the model reads the LM head's weight.
+        wanted = () if self.traced == 1 and turn.reads_head and not turn.backward else turn.parameters
         self._gather(wanted)
         for number in wanted:
             self._wait(number)
@@ -375,7 +410,20 @@ class ZeRO3(Engine):
             self.gradient_ready(gradient)
         if unit == ROOT:
             self._reduce()
+            if self.frees_leftovers:
+                self._free_leftovers()
         return []
+
+    def _free_leftovers(self) -> None:
+        """Free parameters of the model and the embedding, which have no hook at the end of their backward.
+
+        Source: partitioned_param_coordinator.py, release_backward_leftovers.
+        """
+        for turn in self.turns:
+            if turn.unit == ROOT and turn.backward and (turn.reads_head or not turn.releases):
+                for number in turn.parameters:
+                    if self.elements[number] > self.choice.zero.param_persistence_threshold:
+                        self._release(number)
 
     def _reduce(self) -> None:
         """Reduce-scatter the bucket, padded to equal shards.

@@ -30,6 +30,7 @@ class Module(NamedTuple):
         children: its submodules.
         trains: whether one of its own parameters trains.
         reduces_at_end: whether its gradients are reduced when its backward has ended, instead of one by one.
+        reads_head: whether its own parameters are those of the LM head, which it reads without calling the LM head.
     """
 
     names: frozenset[str] = frozenset()
@@ -37,6 +38,7 @@ class Module(NamedTuple):
     children: tuple[Module, ...] = ()
     trains: bool = False
     reduces_at_end: bool = False
+    reads_head: bool = False
 
     def inside(self) -> Iterator[int]:
         """Yield the positions of its parameters and of those of its submodules."""
@@ -104,11 +106,14 @@ def reference_modules(
     return _wrapped(ModuleTree(Module(children=before), layers, Module(children=after)), ordered)
 
 
-def _wrapped(tree: ModuleTree, ordered: Sequence[LocalParameter]) -> ModuleTree:
-    """Return the modules as PEFT wraps them, if the model has adapters."""
+def _wrapped(tree: ModuleTree, ordered: Sequence[LocalParameter], wrappers: int = 1) -> ModuleTree:
+    """Return the modules in those that PEFT puts around the model, if it has adapters."""
     if not any(parameter.module.endswith(".lora_A") for parameter in ordered):
         return tree
-    return ModuleTree(Module(children=(tree.before,)), tree.layers, Module(children=(tree.after,)))
+    before, layers, after = tree
+    for _ in range(wrappers):
+        before, after = Module(children=(before,)), Module(children=(after,))
+    return ModuleTree(before, layers, after)
 
 
 def transformers_modules(
@@ -117,7 +122,9 @@ def transformers_modules(
     calls: Callable[[int], ModuleCalls],
     *,
     tied: bool,
+    reads_head: bool,
     rotations: int,
+    wrappers: int,
 ) -> ModuleTree:
     """Return the modules of a causal language model of transformers (5.23, models/*/modeling_*.py).
 
@@ -126,7 +133,9 @@ def transformers_modules(
         units: the same by unit.
         calls: the calls of a layer.
         tied: whether the LM head has the embedding's weight.
+        reads_head: whether the model reads the LM head's weight instead of calling the LM head.
         rotations: calls of the module that makes a cos/sin cache.
+        wrappers: modules that PEFT puts around a model with adapters.
     """
     outside, inside = _numbers(ordered)
     root = units[ROOT]
@@ -134,12 +143,14 @@ def transformers_modules(
     for module in _modules([each for each in root if each.where == "embedding"], outside):
         embedding += [module, *(Module() for _ in module.names.intersection(calls(ROOT).silent_after))]
     layers = {layer: _transformers_layer(units[layer], inside, calls(layer)) for layer in sorted(units) if layer >= 0}
-    after = _modules([each for each in root if each.where == "head"], outside)
-    norms, heads = (after, (Module(frozenset(["lm_head"]), (0,)),)) if tied else (after[:-1], after[-1:])
+    last = _modules([each for each in root if each.where == "head"], outside)
+    norms, heads = (last, (Module(frozenset(["lm_head"]), (0,)),)) if tied else (last[:-1], last[-1:])
     model = Module(children=(*embedding, *(Module() for _ in range(rotations))))
-    return _wrapped(
-        ModuleTree(Module(children=(model,)), layers, Module(children=(Module(children=norms), *heads))), ordered
-    )
+    own = tuple(number for head in heads for number in head.parameters) if reads_head else ()
+    called = () if reads_head else heads
+    before = Module(frozenset(), own, (model,), reads_head=reads_head)
+    after = Module(frozenset(), own, (Module(children=norms), *called), reads_head=reads_head)
+    return _wrapped(ModuleTree(before, layers, after), ordered, wrappers)
 
 
 def _numbers(ordered: Sequence[LocalParameter]) -> tuple[Iterator[int], Iterator[int]]:

@@ -22,6 +22,7 @@ class ModuleTurn(NamedTuple):
         releases: whether its parameters may be freed when its operator has ended.
         checkpointed: whether it runs under a checkpoint, where autograd saves nothing.
         reduces_at_end: see `Module`.
+        reads_head: see `Module`.
         inside: positions of its parameters and of its submodules'; empty for the model itself.
     """
 
@@ -33,6 +34,7 @@ class ModuleTurn(NamedTuple):
     releases: bool = True
     checkpointed: bool = False
     reduces_at_end: bool = False
+    reads_head: bool = False
     inside: tuple[int, ...] = ()
 
 
@@ -125,5 +127,13 @@ def _turns(
 ) -> Iterator[ModuleTurn]:
     for module in modules:
         inside = () if unit == ROOT and not module.names else (*module.inside(),)
-        own, reduces = module.parameters, module.reduces_at_end
-        yield ModuleTurn(unit, module.names, own, backward, again, reduces_at_end=reduces, inside=inside)
+        yield ModuleTurn(
+            unit,
+            module.names,
+            module.parameters,
+            backward,
+            again,
+            reduces_at_end=module.reduces_at_end,
+            reads_head=module.reads_head,
+            inside=inside,
+        )

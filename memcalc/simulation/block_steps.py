@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 from memcalc.ledger.component import Component
@@ -79,16 +80,28 @@ class BlockSteps:
         """Return the storages of gradients of a block that are ready after each number of events of its backward.
 
         Autograd's hooks run when an operator's backward has ended. The gradient of a tied head is ready when the
-        embedding's gradient has been added to it.
+        embedding's gradient has been added to it. A gradient of several parts is ready with its last part. A fused loss
+        has made a gradient in forward, which its backward, the first of all, returns.
         """
         if number in self._ready:
             return self._ready[number]
-        program, steps = self.parts.blocks[number].program, self.of(number, "backward")
+        program, events = self.parts.blocks[number].program, [step.event for step in self.of(number, "backward")]
+        gradients = {at for at, each in enumerate(program.storages) if each.component is Component.GRADIENTS}
+        gradients.discard(program.tied_gradient)
         found = self._ready[number] = {}
-        for position, (event, *_) in enumerate(steps):
-            made = event.sign > 0 and program.storages[event.storage].component is Component.GRADIENTS
-            if made and event.storage != program.tied_gradient:
-                following = range(position + 1, len(steps))
-                end = next((at for at in following if steps[at].event.operator != event.operator), len(steps))
-                found.setdefault(end, []).append(event.storage)
+        for event in program.loss:
+            if event.sign > 0 and event.storage in gradients:
+                found.setdefault(1, []).append(event.storage)
+        end, ends = 0, dict[str, int]()  # of the operators that make parts of each parameter's gradient
+        made: list[tuple[int, str]] = []
+        for _, alike in groupby(events, key=lambda event: event.operator):
+            parts = [*alike]
+            end += len(parts)
+            for event in parts:
+                if event.sign > 0 and event.storage in gradients:
+                    name = program.storages[event.storage].parameter or str(event.storage)
+                    made.append((event.storage, name))
+                    ends[name] = end
+        for storage, name in made:
+            found.setdefault(ends[name], []).append(storage)
         return found

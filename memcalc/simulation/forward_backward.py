@@ -125,6 +125,7 @@ class ForwardBackward:
     def loss(self) -> None:
         """Run the loss until backward begins, outside the autocast region."""
         block = self.blocks[self.head.number]
+        self.engine.before_loss()
         for event in block.program.loss:
             self._play(block, self.head, event)
         if self.engine.output_is_loss:
@@ -399,7 +400,8 @@ class ForwardBackward:
                 self._take_over(frame, event.storage)
             else:
                 self._play(block, frame, event)
-                if event.sign > 0 and "backward" not in self.threads and event.operator.multiplies:
+                multiplies = event.operator.multiplies and event.operator.written in (-1, event.storage)
+                if event.sign > 0 and "backward" not in self.threads and multiplies:
                     self._workspace("backward")
         interruptions.get(len(steps), _nothing)()
         return handed_on

@@ -168,8 +168,8 @@ class SimulatedRun:
                 self.requests.begin_steady_step()
             self.requests.begin(phase)
             if phase == "optimizer":
-                known = (self.weights.get(parameter) for parameter in self.ordered)
-                self.engine.wrap([storages.popleft() for storages in known if storages])
+                trained = (self.weights.get(parameter) for parameter in self.ordered if parameter.trains)
+                self.engine.wrap([storages.popleft() for storages in trained if storages])
             for index, each in enumerate(self.built):
                 if each.mask & BIT[phase] and index not in self.alive:
                     self.alive[index] = self._make(each)
@@ -372,7 +372,6 @@ def _reasons_of_ranks(spec: Spec, options: StateOptions) -> dict[str, bool]:
         **dict.fromkeys(lacks(spec, plan_of(spec)) if deepspeed else (), True),
         "fp32 gradients in addition to autograd's on several ranks": not (deepspeed or alone)
         and RECIPES[training.recipe].main_gradients_live in ("backward", "always"),
-        "4-bit weights that an engine shards": training.finetune == "qlora" and deepspeed,
         f"layers in one checkpoint segment under {its_name}": fsdp
         and not all(isinstance(item, int) or len(item) == 1 for item in plan_of(spec)),
         f"a loss outside of the model that reads the LM head's weight under {its_name}": fsdp

@@ -62,6 +62,7 @@ def _before_update(parameters: LocalParameters, options: StateOptions, temporari
     share = -(-sum(parameter.count * parameter.elements for parameter in parameters) // options.data_parallel)
     candidates = [(DTYPE_BYTES[options.compute] * share, "flattened gradients", "2·P/N")]
     if options.zero_stage < 3:
+        candidates = candidates if options.compute != "fp32" else []  # which are the fp32 gradients themselves
         norm = _norm_bytes(parameters, options, share)
         candidates.append((norm, "norm of a gradient in fp64", "8·P_piece"))
     beyond, name, formula = max(candidates)

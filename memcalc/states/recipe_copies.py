@@ -31,8 +31,7 @@ def kept_copies(options: StateOptions, *, trains: bool) -> Iterator[ParameterCop
     if not trains:
         return
     recipe = RECIPES[options.recipe]
-    copied = options.zero.copies_fp32_weights and options.partitions_gradients and options.zero_stage == 3
-    if recipe.master is not None or (copied and options.base == "fp32"):
+    if recipe.master is not None or options.copies_fp32_weights:
         citation = f"{ZERO}.1: an fp32 copy that the optimizer updates"
         made = "input" if options.creates_masters_after_flattening else "optimizer"
         phases, role = from_phase(made), Role.MASTER_WEIGHTS

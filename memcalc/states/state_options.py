@@ -92,13 +92,19 @@ class StateOptions(NamedTuple):
         return self.partitions_gradients and self.zero_stage < 3 and self.zero.overlaps(self.zero_stage)
 
     @property
+    def copies_fp32_weights(self) -> bool:
+        """Whether DeepSpeed's optimizer updates a copy of weights that are fp32: always at stages 1 and 2."""
+        copied = self.zero_stage < 3 or self.zero.copies_fp32_weights
+        return self.partitions_gradients and copied and self.base == "fp32"
+
+    @property
     def creates_masters_after_flattening(self) -> bool:
         """Whether DeepSpeed's stages 1 and 2 peak while weights are flattened, before master weights exist.
 
         A second copy of the weights compares with 4P/N of master weights and 4P/N of zeros: it is larger in bf16 or
-        fp16 with more than four ranks.
+        fp16 with more than four ranks, in fp32 with more than two.
         """
-        later = 8 if RECIPES[self.recipe].master else 4
+        later = 8 if RECIPES[self.recipe].master or self.copies_fp32_weights else 4
         more = DTYPE_BYTES[self.base] * self.data_parallel > later
         return self.partitions_gradients and self.zero_stage < 3 and more
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import memcalc
+from memcalc.simulation.simulated_run import unsupported_reason
 
 FILE = """\
 model_name_or_path: HuggingFaceTB/SmolLM2-360M
@@ -134,3 +135,26 @@ def test_adapters_keep_fp32_where_zero_init_makes_the_model(stage: int, dtype: s
 
     assert spec.training.lora is not None
     assert (spec.training.lora.adapter_dtype, spec.training.recipe) == (dtype, "mixed-16")
+
+
+@pytest.mark.parametrize(("release", "dtype"), [("1.16.0", "compute"), ("1.7.0", "compute"), ("1.6.0", "fp32")])
+def test_trl_gives_adapters_the_dtype_of_the_base_since_a_release(release: str, dtype: str, tmp_path: Path) -> None:
+    words = ("framework=sft", f"versions.trl={release}")
+    spec = spec_of(tmp_path, {"stage": 3}, "bf16: true\nuse_peft: true", *words)
+
+    assert spec.training.lora is not None
+    assert spec.training.lora.adapter_dtype == dtype
+
+
+@pytest.mark.parametrize(("stage", "recipe"), [(2, "mixed-16"), (0, "pure")])
+def test_adapters_of_a_4_bit_base_have_fp32_masters_under_zero(stage: int, recipe: str, tmp_path: Path) -> None:
+    """TRL casts them to bf16; DeepSpeed copies its partition of them to fp32 (runtime/zero/stage_1_and_2.py)."""
+    words = ("bf16: true", "use_peft: true", "load_in_4bit: true")
+    text = FILE.format(precision="\n".join(words))
+    path = tmp_path / "run.yaml"
+    path.write_text(text if stage else text.replace("deepspeed: ds.json\n", ""))
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+    spec = memcalc.load(path, *NAMED, "framework=sft")
+
+    assert spec.training.recipe == recipe
+    assert unsupported_reason(spec) == ""

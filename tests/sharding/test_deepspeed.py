@@ -11,8 +11,10 @@ import pytest
 import memcalc
 from memcalc.allocator.pytorch.constants import STREAM_SHIFT
 from memcalc.layout.local_parameters import LocalParameter
+from memcalc.ledger.component import Component
 from memcalc.sharding.engine import ROOT
 from memcalc.sharding.parameter_groups import has_weight_decay, parameter_groups
+from memcalc.sharding.zero3 import ZeRO3
 from memcalc.sharding.zero3_modules import reference_modules
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import WaitingGradient, reduced_together
@@ -67,6 +69,18 @@ def test_parameters_are_flattened_and_the_share_has_a_master(stage: int) -> None
         (0, 4 * share),
         (0, 4 * share),
     ]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_fp32_weights_are_cloned_without_a_cast(stage: int) -> None:
+    """stage_1_and_2.py, single_partition_of_fp32_groups; the flattened gradient is the one that is updated with."""
+    spec = small(f"zero_stage={stage}", "recipe=fp32", "dtype=fp32", "optimizer_implementation=fused")
+    share = 4 * ELEMENTS // RANKS
+
+    assert asked(spec, "optimizer") == [(0, 4 * ELEMENTS), (0, share), (0, share)]
+    assert asked(spec, "optimizer_step_1")[-3:] == [(0, share)] * 3  # the gradient, and Adam's moments
+    masters = [row for row in memcalc.estimate(spec).ledger.rows if row.component is Component.MASTER_WEIGHTS]
+    assert sum(row.bytes for row in masters) == share
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -279,6 +293,66 @@ def test_the_modules_of_a_layer_in_backward() -> None:
     assert {turn.unit for turn in order.turns((0, 1))} == {ROOT, 0, 1}
 
 
+# -- losses that read the LM head's weight ------------------------------------------------------------------------------
+
+# TRL's SFT computes its loss in the model's own forward.
+IN_MODEL = ("implementation=huggingface", "framework=sft", "loss=tiled")
+END = 2 * VOCAB * WIDTH  # bytes of the embedding, or of the LM head
+
+
+def test_a_model_that_reads_the_head_gathers_it_first() -> None:
+    """At its first read on the default stream; from the second micro-batch on with the model's own module."""
+    spec = small("zero_stage=3", *IN_MODEL)
+
+    assert (1, END) not in on_streams(spec, "loss_1")
+    assert asked(spec, "loss_1")[0] == (0, END)
+    assert on_streams(spec, "forward_1")[0] == (1, END)  # the embedding
+    assert on_streams(spec, "forward_2")[0] == (1, END)  # the LM head, before the buffer with all that is prefetched
+    assert (0, END) not in asked(spec, "loss_2")
+    assert on_streams(spec, "backward_1")[0] == (1, END)
+
+
+def test_what_no_hook_frees_is_freed_after_backward() -> None:
+    """Then the embedding and the LM head are gathered again for each micro-batch."""
+    words = ("zero_stage=3", *IN_MODEL, "gradient_accumulation_steps=3")
+    before, since = (small(*words, f"versions.deepspeed={release}") for release in ("0.19.2", "0.19.3"))
+    counts = [
+        sum(
+            size % (1 << STREAM_SHIFT) == END
+            for stretch in run_requests(spec, rank=0).stretches
+            if stretch.phase == "forward_2"
+            for size in stretch.script
+            if size > 0
+        )
+        for spec in (before, since)
+    ]
+
+    assert counts == [4, 12]  # of two steady steps with three micro-batches each
+
+
+@pytest.mark.parametrize(("release", "modules"), [("0.20.0", 1), ("0.21.0", 2)])
+def test_lora_calls_the_model_with_its_hooks_since_a_release(release: str, modules: int) -> None:
+    """peft tuners/tuners_utils.py, BaseTuner.forward: the model's module counts once more, in forward and backward."""
+    words = ("zero_stage=3", "implementation=huggingface", "lora.rank=8")
+    alone, wrapped = (
+        SimulatedRun(small(*words, *more), Requests()).engine
+        for more in ((), ("framework=trainer", f"versions.peft={release}"))
+    )
+    assert isinstance(alone, ZeRO3)
+    assert isinstance(wrapped, ZeRO3)
+
+    assert len(wrapped.turns) - len(alone.turns) == 2 * (modules - 1)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_gradient_in_parts_is_reduced_with_its_last_part(stage: int) -> None:
+    """Three chunks make three parts; the sum of the first two is a tensor of its own."""
+    spec = small(f"zero_stage={stage}", "loss=chunked", "loss_chunks=3")
+    found = asked(spec, "backward_1")
+
+    assert found[: found.index((0, 2 * BUCKET))].count((0, END)) == 4
+
+
 # -- recorded ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +377,16 @@ EXACT = (
     "qwen3-8b num_layers=6 b=1 s=512 recipe=mixed-16 engine=deepspeed zero_stage=3 data_parallel=2",
     "mixtral-8x7b num_layers=2 b=1 s=512 recipe=mixed-16 engine=deepspeed zero_stage=3 data_parallel=8",
     "gpt2-xl b=1 s=1024 attention=flash recipe=mixed-16 engine=deepspeed zero_stage=3 data_parallel=64 dropout=0.1",
+    "llama-3.2-1b b=2 s=1024 recipe=mixed-16 loss=chunked engine=deepspeed zero_stage=2 data_parallel=8",
+    "llama-3-8b num_layers=4 b=1 s=2048 recipe=mixed-16 loss=fused engine=deepspeed zero_stage=1 data_parallel=8",
+    (
+        "mistral-7b num_layers=6 b=1 s=2048 recipe=mixed-16 optimizer=adam-8bit implementation=huggingface "
+        "engine=deepspeed zero_stage=3 data_parallel=2 recompute=full"
+    ),
+    (
+        "qwen2.5-7b num_layers=6 b=2 s=1024 recipe=mixed-16 finetune=qlora lora.rank=64 lora.adapter_dtype=compute "
+        "implementation=huggingface engine=deepspeed zero_stage=2 data_parallel=8 recompute=full"
+    ),
 )
 
 
@@ -366,10 +450,12 @@ def test_recorded_ranks() -> None:
     [
         (("zero_stage=0",), "DeepSpeed without ZeRO"),
         (("zero_stage=2", "recipe=pure"), "DeepSpeed and recipe pure in bf16"),
-        (("zero_stage=2", "recipe=fp32", "dtype=fp32"), "DeepSpeed and recipe fp32 in fp32"),
+        (("zero_stage=3", "recipe=fp32", "dtype=fp32"), "DeepSpeed and recipe fp32 in fp32"),
         (("zero_stage=2", "optimizer=adafactor"), "DeepSpeed and optimizer adafactor"),
         (("zero_stage=2", "ema=fp32"), "DeepSpeed and an average of the weights"),
-        (("zero_stage=2", "qlora.block_size=64", "lora.rank=8"), "DeepSpeed and 4-bit weights"),
+        (("zero_stage=3", "qlora.block_size=64", "lora.rank=8"), "ZeRO stage 3 and 4-bit weights"),
+        (("zero_stage=2", "loss=vocab-parallel"), "DeepSpeed and a loss that is vocab-parallel"),
+        (("zero_stage=3", "loss=chunked"), "ZeRO stage 3 and a loss that is chunked, outside the model"),
         (("zero_stage=2", "versions.deepspeed=0.18.2"), "DeepSpeed before 0.19"),
         (("zero_stage=3", "recompute=[[0,[1]]]"), "ZeRO stage 3 and nested recomputation"),
     ],
