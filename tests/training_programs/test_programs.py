@@ -121,11 +121,14 @@ BARS = {
     "deepspeed": (1.4, 0.1),
     "trl-reward": (2.4, 0.2),
     "trl-dpo": (0.5, 0.4),
-    "trl-grpo": (2.0, 0.2),
+    "trl-grpo": (2.1, 0.2),
+    "trl-sft-fsdp": (0.9, 2.0),
+    "trl-qlora-fsdp": (1.8, 1.0),
 }
-# axolotl's fused kernels of adapters, which a note reports as overcounted; two loops over two GPUs (causes.md); and two
-# that depend on their data: one is padded, and one has sequences shorter than the file's longest.
+# axolotl's fused kernels of adapters, which a note reports as overcounted; two loops over two GPUs (causes.md); two that
+# depend on their data: one is padded, and one has sequences shorter than the file's longest; and one that evaluates.
 BEYOND = {
+    ("trl-sft-fsdp", "held-out", 2),
     ("loop", "development", 0),
     ("loop", "development", 4),
     ("axolotl", "development", 1),
