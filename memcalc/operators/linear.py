@@ -183,7 +183,8 @@ class Linear(Base):
             (y,),
             # as in `linear`
             (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
-            (NEW,) * len(inputs),
+            # torch.matmul views the matrices of bmm
+            (NEW,) * len(inputs) if bias else (*(NEW for _ in casts), VIEW),
             backward_temporaries=temporaries,
             parameters=() if casts else tuple(gradients.values()),
             reversed_accumulation=True,
