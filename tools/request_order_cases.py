@@ -72,13 +72,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 }
 EAGER_ONLY = ("codegen", "falcon", "gpt_oss")  # transformers' modules, at these sizes
 # Families with requests that differ from the trace in some settings.
-DIFFERING = {
-    "plain": {
-        *("ernie4_5_moe", "flex_olmo", "glm4_moe", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe"),
-        *("phimoe", "qwen2_moe", "qwen3_moe", "bloom", "falcon", "gpt_bigcode", "mpt"),
-    },
-    "huggingface": set[str](),
-}
+DIFFERING = {"plain": {"bloom", "mpt"}, "huggingface": set[str]()}
 
 
 def spec_of(family: str, implementation: str, setting: str) -> Spec:

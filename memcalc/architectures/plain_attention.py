@@ -28,7 +28,7 @@ class PlainAttention(PlainModule):
         if c.attention_sinks:
             ops.unwritten_parameter("attention.sinks", "weight", (h,))
         if c.qk_norm:
-            v = ops.restrided_view(v, "v") if self.sums_shared_heads or c.attention == "eager" else v
+            v = self.restrided(v, "v") if self.sums_shared_heads or c.attention == "eager" else v
             projected = (q, k)
             q = self.head_norm(q, "attention.q_norm", self.axis("d" if c.square else "h·d_h"), by_head[0])
             if c.qk_norm_width == "all-heads" and (c.attention == "eager" or c.pads_heads):
@@ -79,20 +79,24 @@ class PlainAttention(PlainModule):
         Matmuls per head, and padding, give such gradients. The gradient of k needs no copy where its matmul gives it
         the layout of q: heads are contiguous within each token's stride.
         """
-        c, ops = self.c, self.ops
+        c = self.c
         if self.sums_shared_heads:
-            v = ops.restrided_view(v, "v")
-            return q, ops.restrided_view(k, "k"), v
+            v = self.restrided(v, "v")
+            return q, self.restrided(k, "k"), v
         if c.attention != "eager" and not c.pads_heads:
             return q, k, v
-        v, q = ops.restrided_view(v, "v"), ops.restrided_view(q, "q")
+        v, q = self.restrided(v, "v"), self.restrided(q, "q")
         return q, self.keys_by_head(k), v
 
     def keys_by_head(self, k: Tensor) -> Tensor:
         """Keys split into heads, as in `by_head`."""
         c = self.c
         copied = self.sums_shared_heads or c.pads_heads or (c.attention == "eager" and c.grouped)
-        return self.ops.restrided_view(k, "k") if copied else k
+        return self.restrided(k, "k") if copied else k
+
+    def restrided(self, x: Tensor, name: str) -> Tensor:
+        """q, k or v split into heads, with a copy of its gradient; a single head has the same layout either way."""
+        return x if self.c.single_key_head and name != "q" else self.ops.restrided_view(x, name)
 
     @property
     def sums_shared_heads(self) -> bool:

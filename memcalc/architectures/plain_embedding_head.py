@@ -47,6 +47,11 @@ def shared_tables(tape: Tape, c: BlockStructure) -> None:
     ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears)
     if c.attention == "eager":
         _held(ops, "causal mask", ("s", c.keys), "bool", ops.table("all tokens", ("s", c.keys), "bool"))
+    if c.position == "alibi":
+        bias = ops.table("ALiBi's bias in fp32", ("h", "s"), "fp32", component=Component.TEMPORARIES)
+        if c.compute != "fp32":
+            bias = ops.table("ALiBi's bias", ("h", "s"), c.compute, component=Component.TEMPORARIES, of=(bias,))
+        (tape.held if c.checkpoints_layers else tape.names).add(bias.storage)
     if c.position == "rope" and not c.mla:
         counted = ops.table("positions", ("s",), "fp32")
         halves = ops.table("angles of pairs", ("s", "d_h/2"), "fp32", of=(counted,))

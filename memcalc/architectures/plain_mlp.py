@@ -64,13 +64,17 @@ class PlainMlp(PlainModule):
         if c.implementation == "huggingface":
             return self.with_shared_expert(x, grouped_products(ops, c, x))
         experts = "E/e" if c.experts_sharded else "E"
+        given, x = x, ops.flattened(x, "tokens")
         copies, rows = ("b", "s", "k", "d"), (experts, "R")
         inner, bias = f"F_e{c.expert_shard_suffix}", c.expert_bias
         router = ops.linear(x, "mlp.router", ("E", "d"), ("b", "s", "E"), bias=c.router_bias)
         probabilities = ops.softmax(ops.cast(router, "fp32"), "router probabilities")
-        chosen = ops.largest(probabilities, copies[:-1], "chosen experts")
+        ranked = probabilities
+        if c.router_correction:
+            ranked = ops.table("corrected probabilities", probabilities.shape, "fp32", of=(probabilities,))
+        chosen = ops.largest(ranked, copies[:-1], "chosen experts")
         weights = ops.gather(probabilities, copies[:-1], "router weights", values=True, index=chosen)
-        weights = ops.normalized(weights, "normalized router weights")
+        weights = self.normalized(weights, probabilities, ranked)
         _, order = ops.sorted_order(chosen, "order of token copies")
         source = ops.table("source of each copy", copies[:-1], "int64", "aten::floor_divide", of=(order,))
         permuted = ops.rows_at(x, source, copies, "permuted tokens", x.shape[:-1])
@@ -90,9 +94,17 @@ class PlainMlp(PlainModule):
         added = ops.scattered(weighted, summand, "sum of experts", in_place=False)
         total = self.split.summed(added, "sum of experts")
         y = self.with_shared_expert(x, total)
+        y = ops.viewed(y, given.shape, "sum of experts by sequence")
         if c.cache is None:  # until the module returns; a server's kernel in generation has no such variables
             self.tape.still_referenced(weights, chosen, order, source, permuted, done, weighted)
         return y
+
+    def normalized(self, weights: Tensor, *named: Tensor) -> Tensor:
+        """Router weights over their sum; variables reference them, and `named`, until the router returns."""
+        ops = self.ops
+        normalized = ops.divide(weights, ops.total(weights, "sum of router weights"), "normalized router weights")
+        self.tape.still_referenced(weights, *named)
+        return normalized
 
     def with_shared_expert(self, x: Tensor, total: Tensor) -> Tensor:
         """Add the shared expert's output to that of the routed experts."""
@@ -102,5 +114,6 @@ class PlainMlp(PlainModule):
         common = self.dense(x, "mlp.shared_experts.", "F_s")
         if c.shared_gate:
             gate = ops.linear(x, "mlp.shared_expert_gate", ("1", "d"), ("b", "s", "1"), bias=False)
-            common = ops.mul(common, ops.pointwise(gate, "shared gate", saves="output"), "gated shared expert")
+            gate = ops.pointwise(gate, "shared gate", saves="output")
+            common = ops.weigh(common, gate, "gated shared expert", first=True)
         return ops.add(total, common, "sum with shared expert")

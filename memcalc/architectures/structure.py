@@ -84,6 +84,7 @@ class BlockStructure(NamedTuple):
     query_latent: bool
     shared_expert: bool
     shared_gate: bool
+    router_correction: bool  # a bias of the router's scores, by which experts are chosen
     has_experts: bool
     expert_bias: bool
     router_bias: bool
@@ -267,6 +268,7 @@ def block_structure(spec: Spec) -> BlockStructure:
         query_latent=model.mla is not None and model.mla.q_lora_rank > 0,
         shared_expert=model.moe is not None and model.moe.shared_expert_intermediate_size > 0,
         shared_gate=model.moe is not None and model.moe.shared_expert_gate,
+        router_correction=model.moe is not None and model.moe.router_correction_bias,
         has_experts=model.moe is not None,
         expert_bias=model.moe is not None and model.experts_have_bias,
         router_bias=model.moe is not None and model.moe.router_bias,

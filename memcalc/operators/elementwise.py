@@ -316,14 +316,6 @@ class Elementwise(Base):
         tape.record(Node(name, (x,), (y,), saved, (NEW,), also_allocates=made))
         return y if padded is None else self.copy(y, f"{name}, rounded up", padded)
 
-    def normalized(self, x: Tensor, name: str) -> Tensor:
-        """x / its sum over the last axis; division saves both."""
-        y = self.tape.new(name, x.shape, x.dtype, DERIVATIVES)
-        total = self.tape.store(f"sum for {name}", x.shape[:-1], x.dtype, DERIVATIVES)
-        made = (total,)
-        self.tape.record(Node(name, (x,), (y,), (x.storage, total), (NEW,), also_allocates=made, allocated_first=made))
-        return y
-
     def scattered(self, x: Tensor, out: Shape, name: str, *, in_place: bool = True) -> Tensor:
         """Add rows into fewer rows (index_add); backward gathers them.
 
@@ -335,9 +327,9 @@ class Elementwise(Base):
             name: name of the sums.
             in_place: whether the zeros become the sums; otherwise they are copied and freed.
         """
+        zeros = () if in_place else (self.table(f"zeros for {name}", out, x.dtype, "aten::zeros_like"),)
         y = self.tape.new(name, out, x.dtype, "aten::index_add")
-        zeros = () if in_place else (self.tape.store(f"zeros for {name}", out, x.dtype, "aten::zeros_like"),)
-        self.tape.record(Node(name, (x,), (y,), (x.storage,), (NEW,), allocated_first=zeros))
+        self.tape.record(Node(name, (x, *zeros), (y,), (x.storage,), (NEW, *(None for _ in zeros))))
         self.tape.also_saves(Tensor(-1, x.shape[:-1], "int64"))  # the target row of each source row
         return y
 

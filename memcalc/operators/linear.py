@@ -117,6 +117,7 @@ class Linear(Base):
             summed_later=tuple(sums),
             parameters_first=not input_first,
             reversed_accumulation=True,
+            input_viewed_first=len(parameters) > 1,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),
             module=module,
@@ -183,10 +184,12 @@ class Linear(Base):
             (y,),
             # as in `linear`
             (*((x.storage,) if keeps else ()), *(cast.storage for cast in casts[:1] if x.grad)),
-            (NEW,) * len(inputs),
+            # torch.matmul views the matrices of bmm
+            (NEW,) * len(inputs) if bias else (*(NEW for _ in casts), VIEW),
             backward_temporaries=temporaries,
             parameters=() if casts else tuple(gradients.values()),
             reversed_accumulation=True,
+            input_viewed_first=not bias,
             parameters_first=not bias,
             keeps_weight=not trains,
             variables=(*((x,) if trains else ()), *((seen,) if x.grad else ())),

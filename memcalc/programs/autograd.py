@@ -238,7 +238,7 @@ class Backward:
         # Gradients enter the buffers of earlier operators before leaves are processed. With a bias the input is
         # flattened before the weight is transposed, so the gradient's view is deposited after the weight (ATen
         # native/Linear.cpp).
-        later = [(tensor, gradient) for tensor, gradient in outgoing if node.summed and gradient.view]
+        later = [(tensor, gradient) for tensor, gradient in outgoing if node.input_viewed_first and gradient.view]
         for tensor, gradient in outgoing:
             if (tensor, gradient) not in later:
                 self.deposit(tensor, gradient)

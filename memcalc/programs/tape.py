@@ -78,6 +78,7 @@ class Node:
     summed_later: tuple[tuple[int, int], ...] = ()
     python_function: bool = False  # a torch.autograd.Function; its incoming gradient is freed when its backward returns
     reversed_accumulation: bool = False  # of `parameters`: addmm's bias is a leaf, its weight a transposed view
+    input_viewed_first: bool = False  # before the parameters: a view of its gradient is passed on after theirs
     parameters_first: bool = False  # whether backward produces parameter gradients before input gradients
     also_allocates: tuple[int, ...] = ()
     allocated_first: tuple[int, ...] = ()  # those of `also_allocates` that come before the outputs

@@ -23,7 +23,7 @@ RUN = {"model": EXPERTS, "training": {"b": 2, "s": 32, "attention": "flash", "re
     ("tensor", "each"),
     [
         ("weighted expert outputs", 2 * 2 * 32 * 2 * 64),  # the source of index_add: bf16 rows of every token copy
-        ("sum for normalized router weights", 4 * 2 * 32),  # the divisor: one fp32 number for each token
+        ("sum of router weights", 4 * 2 * 32),  # the divisor: one fp32 number for each token
     ],
 )
 def test_the_combination_of_experts_keeps_what_its_gradient_formulas_name(tensor: str, each: int) -> None:
