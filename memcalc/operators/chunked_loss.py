@@ -265,9 +265,10 @@ class ChunkedLoss(LoraLinear, Loss):
                 also_allocates=made,
                 allocated_first=(labels,),
                 forward_temporaries=(*sums, tile, *casts),
-                prepares=tuple((each, 1) for each in (*wide, tile)),
-                backward_temporaries=tuple(casts),
+                prepares=tuple((each, 1) for each in (*wide, tile)) if wide else (),
+                backward_temporaries=(*casts,) if wide else (tile, *casts),
                 parameters=parameters,
+                parameters_first=trains and self.parameters == "fp32",
                 multiplies=True,
                 written=tile,
             )

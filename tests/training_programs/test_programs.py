@@ -121,7 +121,7 @@ BARS = {
     "deepspeed": (1.4, 0.1),
     "trl-reward": (2.4, 0.2),
     "trl-dpo": (0.5, 0.4),
-    "trl-grpo": (2.0, 0.2),
+    "trl-grpo": (2.4, 0.2),
 }
 # axolotl's fused kernels of adapters, which a note reports as overcounted; two loops over two GPUs (causes.md); and two
 # that depend on their data: one is padded, and one has sequences shorter than the file's longest.
