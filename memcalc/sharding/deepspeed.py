@@ -150,6 +150,7 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         f"DeepSpeed and optimizer {training.optimizer}": training.optimizer not in COMPARED,
         "DeepSpeed and an average of the weights": training.ema != "none",
         "DeepSpeed and FP8": training.fp8 != "none",
+        "DeepSpeed and a reference model": training.reference_model,
         f"ZeRO stage 3 and a loss that is {training.loss}, outside the model": whole
         and training.loss in TOKENWISE
         and not _computes_loss_by_tokens(spec),
@@ -158,10 +159,18 @@ def lacks(spec: Spec, plan: Segment) -> Iterator[str]:
         "DeepSpeed and weights of several dtypes": len(_weight_dtypes(spec, trained=whole)) > 1,
         "DeepSpeed before 0.19": _is_older(spec, "0.19"),
         "ZeRO stage 3 and nested recomputation": whole and nested,
+        # Several forwards of the model in one micro-batch: the order of modules is another one.
+        "ZeRO stage 3 and scores of the same model without gradients": whole and _scores_itself(spec),
     }
     yield from (reason for reason, is_so in reasons.items() if is_so)
     if whole and training.implementation == "huggingface":
         yield from _unknown_modules(spec.model, adapted=training.lora is not None)
+
+
+def _scores_itself(spec: Spec) -> bool:
+    """Return whether a micro-batch may have forwards of the policy without gradients: DPO with adapters, and GRPO."""
+    prefers = spec.training.pairs and spec.model.num_labels == 0
+    return prefers or spec.training.framework == "grpo"
 
 
 def _is_recipe_known(spec: Spec) -> bool:
