@@ -40,6 +40,14 @@ FLAT = SHARDED | {"engine": "fsdp1"}
             ),
         ),
         (
+            {},
+            SHARDED | {"fsdp": {"keeps_unsharded_weights": True}},
+            (
+                "parallelism.fsdp.keeps_unsharded_weights: keeps_unsharded_weights needs a 4-bit base, but finetune = "
+                "full. Set finetune: qlora, or leave keeps_unsharded_weights out."
+            ),
+        ),
+        (
             {"recipe": "mixed-16"},
             SHARDED | {"fsdp": {"param_dtype": "bf16"}},
             (

@@ -13,7 +13,7 @@ from memcalc.spec.training import ParallelismSpec
 from memcalc.spec.yaml_source import Path
 
 OF_FSDP1 = ("use_orig_params", "load_dtype", "forward_prefetch", "backward_prefetch")
-OF_FSDP2 = ("output_dtype", "wrap")
+OF_FSDP2 = ("output_dtype", "wrap", "keeps_unsharded_weights")
 
 
 def policy(spec: Spec) -> Iterator[Violation]:
@@ -59,6 +59,12 @@ def policy(spec: Spec) -> Iterator[Violation]:
             (*key, "gradient_sync"),
             f"gradient_sync = last is not modelled with offload = {parallelism.offload}.",
             "Set gradient_sync: each, or offload: none.",
+        )
+    if fsdp.keeps_unsharded_weights and training.finetune != "qlora":
+        yield Violation(
+            (*key, "keeps_unsharded_weights"),
+            f"keeps_unsharded_weights needs a 4-bit base, but finetune = {training.finetune}.",
+            "Set finetune: qlora, or leave keeps_unsharded_weights out.",
         )
 
 
