@@ -37,8 +37,13 @@ RELEASES = {
         "transformers",
         ("5.23.0", "4.57.6", "4.48.3"),
         {
-            "5.16": ReleaseChange(
-                "If fsdp_config names no version, FSDP is FSDP2; before, FSDP1.",
+            "5.10": ReleaseChange(
+                "If fsdp_config names no version, FSDP is FSDP2, and layers are units; before, FSDP1, and layers with "
+                "auto_wrap only.",
+                "training_args.py, _process_fsdp_args",
+            ),
+            "5.4": ReleaseChange(
+                "FSDP1 shards everything, whatever strategy fsdp names: Accelerate prefers its default.",
                 "training_args.py, _process_fsdp_args",
             ),
             "5.0": ReleaseChange("Weights are loaded in the checkpoint's dtype; before, in fp32.", "modeling_utils.py"),

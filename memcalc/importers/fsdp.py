@@ -90,7 +90,7 @@ def _ignores_strategy(draft: Draft) -> bool:
     utils/dataclasses.py, FullyShardedDataParallelPlugin, prefers its own default of sharding_strategy.
     """
     by_trainer = draft.given(FRAMEWORK) not in ("accelerate", "axolotl")
-    return by_trainer and fsdp_version(draft) == 1 and draft.has("transformers", "5.16")
+    return by_trainer and fsdp_version(draft) == 1 and draft.has("transformers", "5.4")
 
 
 def _place_checkpoints(draft: Draft, settings: Mapping[Any, Any]) -> None:
@@ -110,7 +110,10 @@ def _place_checkpoints(draft: Draft, settings: Mapping[Any, Any]) -> None:
 
 
 def fsdp_version(draft: Draft) -> int:
-    """Return 1 or 2: the file's FSDP version, else the program's; `accelerate launch` sets FSDP_VERSION to 1."""
+    """Return 1 or 2: the file's FSDP version, else the program's; `accelerate launch` sets FSDP_VERSION to 1.
+
+    FSDP1 rejects 4-bit weights that are stored in integers, so if neither is known such a run has FSDP2.
+    """
     config = draft.facts.get("fsdp_config")
     settings = config if isinstance(config, Mapping) else {}
     requested = settings.get("fsdp_version", settings.get("version", draft.given_fields.get("fsdp_version")))
@@ -118,7 +121,10 @@ def fsdp_version(draft: Draft) -> int:
         return int(str(requested))
     if draft.given(FRAMEWORK) == "accelerate":
         return 1
-    return 2 if draft.has("transformers", "5.16") else 1
+    guessed = "training.versions.transformers" not in draft.overridden
+    if guessed and draft.given("training.qlora.quant_storage") == "uint8":
+        return 2
+    return 2 if draft.has("transformers", "5.10") else 1
 
 
 def place_policy(draft: Draft, dtype: str | None) -> str:
@@ -221,12 +227,12 @@ def _lacks(draft: Draft, settings: Mapping[Any, Any]) -> str:
 def _wraps_layers(draft: Draft) -> bool:
     """Return whether layers are units although the file names no policy.
 
-    transformers training_args.py: before 5.16 with the word auto_wrap in `fsdp`, from then on by default. Accelerate
+    transformers training_args.py: before 5.10 with the word auto_wrap in `fsdp`, from then on by default. Accelerate
     1.15 utils/dataclasses.py: NO_WRAP.
     """
     if draft.given(FRAMEWORK) == "accelerate":
         return False
-    return bool(draft.facts.get("fsdp_wraps")) or draft.has("transformers", "5.16")
+    return bool(draft.facts.get("fsdp_wraps")) or draft.has("transformers", "5.10")
 
 
 def _setting(settings: Mapping[Any, Any], name: str, default: Any = None) -> Any:

@@ -16,7 +16,7 @@ from memcalc.sharding.zero3_modules import ModuleCalls, ModuleTree, reference_mo
 from memcalc.sharding.zero3_order import Order
 from memcalc.sharding.zero12 import ZeRO12
 from memcalc.spec.model import ModelSpec
-from memcalc.spec.programs import number
+from memcalc.spec.programs import is_before
 from memcalc.spec.recompute_plan import Segment
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import TOKENWISE
@@ -131,9 +131,7 @@ def _wrappers(spec: Spec) -> int:
     PeftModel calls the model itself. PeftModelForCausalLM, which programs have, calls LoraModel, which since 0.21 calls
     the model, and before called its `forward`, without DeepSpeed's hooks (peft tuners/tuners_utils.py, BaseTuner).
     """
-    versions = spec.training.versions
-    release = None if versions is None else versions.peft
-    is_older = release is not None and number(release) < number(LORA_CALLS_MODEL)
+    is_older = is_before(spec.training.versions, "peft", LORA_CALLS_MODEL)
     return 2 if state_options(spec).loss_in_model and not is_older else 1
 
 
@@ -193,9 +191,8 @@ def _weight_dtypes(spec: Spec, *, trained: bool) -> set[str]:
 
 
 def _is_older(spec: Spec, release: str) -> bool:
-    """Return whether the run has a release of DeepSpeed before this one; if none is given, it has the newest."""
-    versions = spec.training.versions
-    return versions is not None and versions.deepspeed is not None and number(versions.deepspeed) < number(release)
+    """Return whether the run has a release of DeepSpeed before this one."""
+    return is_before(spec.training.versions, "deepspeed", release)
 
 
 def _unknown_modules(model: ModelSpec, *, adapted: bool) -> Iterator[str]:

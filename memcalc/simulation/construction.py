@@ -16,7 +16,7 @@ from memcalc.sharding.engine import ROOT, by_unit, is_output
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.quantization import in_4_bits, loaded_in_4_bits
 from memcalc.spec.model_families.conversion import family_buffers
-from memcalc.spec.programs import OF_TRANSFORMERS, TRL
+from memcalc.spec.programs import OF_TRANSFORMERS, TRL, is_before
 from memcalc.spec.recipes import DTYPE_BYTES
 from memcalc.spec.spec import Spec
 from memcalc.states.flat_states import flattens, unit_of
@@ -26,6 +26,9 @@ from memcalc.states.persistent import CAUSAL_MASKS, ROTARY_TABLES, persistent_ro
 from memcalc.states.recipe_copies import is_made_in_backward, kept_copies
 from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.states.unsharded_weights import shards_loaded_model
+
+WARMS_UP = "4.50"  # of transformers: the first release with caching_allocator_warmup
+MAPS = "0.26"  # of TRL: the first release that loads with device_map="auto"
 
 
 def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[InitialTensors]:
@@ -79,9 +82,10 @@ def _warmup(spec: Spec, ordered: Sequence[LocalParameter], options: StateOptions
     with a device map, which bitsandbytes needs, and TRL's programs set on one GPU (trl 1.16 trainer/utils.py,
     create_model_from_path).
     """
-    training, alone = spec.training, spec.parallelism.ranks == 1
+    training = spec.training
     quantizes = training.finetune == "qlora" and training.framework in OF_TRANSFORMERS
-    if not (quantizes or (alone and training.framework in TRL)):
+    maps = spec.parallelism.ranks == 1 and training.framework in TRL and not is_before(training.versions, "trl", MAPS)
+    if not (quantizes or maps) or is_before(training.versions, "transformers", WARMS_UP):
         return
     size = 0
     for _, found in groupby(ordered, key=lambda held: held.module):

@@ -92,14 +92,14 @@ def _modules(
     shared = FP32 * CODE_8_BIT if qlora.double_quantization else 0  # allocated with the first weight, shared by all
     for _, found in groupby(zip(ordered, weights, strict=True), key=lambda each: each[0].module):
         (first, made), *rest = found
-        of_rest = [made for _, made in rest]
+        every = [made, *(built for _, built in rest)]
         if not any(parameter.beside for parameter, _ in rest):
-            yield _Module(0, [made, *of_rest])
+            yield _Module(0, every)
             continue
         elements = 2 * made[0].tensors[0].size
         others = tuple(built[0] for parameter, built in rest if not parameter.beside)
         script = _matrix(elements, qlora, shared)
-        yield _Module(made[0].mask, [made, *of_rest], elements * wide, script, others, first.beside)
+        yield _Module(made[0].mask, every, elements * wide, script, others, first.beside)
         shared = 0
 
 

@@ -97,7 +97,7 @@ def is_release(text: str) -> bool:
 
 
 # Programs of TRL, and all programs that load 4-bit weights with transformers.
-TRL = ("sft", "dpo", "kto", "orpo", "reward", "grpo", "ppo")
+TRL = tuple(name for name, program in PROGRAMS.items() if program.package == "trl")
 OF_TRANSFORMERS = ("trainer", *TRL, "accelerate", "axolotl", "llama-factory")
 GROUPED_HEADS = "4.54"  # of transformers: passes grouped heads on, repeated before (integrations/sdpa_attention.py)
 
@@ -117,3 +117,9 @@ class VersionsSpec(ConfigBlock):
 def number(release: str) -> tuple[int, ...]:
     """Return a version as comparable numbers: "4.57.6" -> (4, 57, 6)."""
     return tuple(int(part) for part in release.removeprefix("v").split("."))
+
+
+def is_before(versions: VersionsSpec | None, package: str, release: str) -> bool:
+    """Return whether a run has an older release of a package; if it names none, it has the newest."""
+    found: str | None = None if versions is None else getattr(versions, package)
+    return found is not None and number(found) < number(release)

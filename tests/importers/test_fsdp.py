@@ -173,3 +173,19 @@ def test_how_a_script_steps_is_an_assumption(tmp_path: Path) -> None:
     fused = loaded(tmp_path, text, *words, "optimizer_implementation=fused")
     assert fused.training.optimizer_implementation == "fused"
     assert loaded(tmp_path, text, *words, "optimizer=sgd").training.optimizer == "sgd"
+
+
+@pytest.mark.parametrize(("release", "stage"), [("5.3.0", 2), ("5.4.0", 3)])
+def test_trainers_fsdp1_ignores_a_strategy(release: str, stage: int, tmp_path: Path) -> None:
+    """Since 5.4 it is given as reshard_after_forward, and Accelerate prefers its default, FULL_SHARD."""
+    text = TRAINER.replace("full_shard", "shard_grad_op") + "fsdp_config: {fsdp_version: 1}\n"
+    spec = loaded(tmp_path, text, MODEL, "s=64", "data_parallel=4", f"versions.transformers={release}")
+
+    assert (spec.parallelism.engine, spec.parallelism.zero_stage) == ("fsdp1", stage)
+
+
+@pytest.mark.parametrize(("release", "engine"), [("5.9.0", "fsdp1"), ("5.10.1", "fsdp2")])
+def test_fsdp_is_fsdp2_since_5_10(release: str, engine: str, tmp_path: Path) -> None:
+    spec = loaded(tmp_path, TRAINER, MODEL, "s=64", "data_parallel=4", f"versions.transformers={release}")
+
+    assert spec.parallelism.engine == engine

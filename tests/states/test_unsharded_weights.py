@@ -100,6 +100,16 @@ def test_fsdp1_rejects_weights_in_integers(tmp_path: Path) -> None:
         load(path, PROGRAM)
 
 
+def test_a_guessed_release_does_not_make_a_run_impossible(tmp_path: Path) -> None:
+    """Before transformers 5.10 FSDP is FSDP1, which rejects integers; the file names neither."""
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL.replace("fsdp_config: {fsdp_version: %s}\n", ""))
+
+    assert load(path, ("framework=sft", "data_parallel=8")).parallelism.engine == "fsdp2"
+    with pytest.raises(InputError, match="FSDP1 cannot flatten"):
+        load(path, ("framework=sft", "data_parallel=8", "versions.transformers=4.57.6"))
+
+
 def test_what_a_script_stores_is_an_assumption(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(TRL % 2)
@@ -109,12 +119,22 @@ def test_what_a_script_stores_is_an_assumption(tmp_path: Path) -> None:
     assert assumed["training.qlora.quant_storage"] == "uint8"
 
 
-def test_transformers_allocates_all_weights_before_it_loads_them(tmp_path: Path) -> None:
-    """modeling_utils.py, caching_allocator_warmup: with a device map, as TRL sets one on one GPU."""
+@pytest.mark.parametrize(
+    ("trl", "transformers", "warms_up"),
+    [
+        ("1.16.0", "5.23.0", True),
+        ("1.16.0", "4.49.0", False),
+        ("0.24.0", "5.23.0", False),
+    ],
+)
+def test_transformers_allocates_all_weights_before_it_loads_them(
+    trl: str, transformers: str, *, warms_up: bool, tmp_path: Path
+) -> None:
+    """modeling_utils.py, caching_allocator_warmup, since 4.50, with a device map, as TRL sets one on one GPU."""
     path = tmp_path / "sft.yaml"
     path.write_text("model_name_or_path: openai-community/gpt2\nmax_length: 64\nper_device_train_batch_size: 1\n")
-    spec = load(path, ("framework=sft", "versions.trl=1.16.0", "versions.transformers=5.23.0"))
+    spec = load(path, ("framework=sft", f"versions.trl={trl}", f"versions.transformers={transformers}"))
     first = next(interval for interval in run_requests(spec).stretches if interval.script)
 
     assert first.phase == "model"
-    assert first.script[0] == 4 * 124_439_808  # GPT-2's parameters in fp32
+    assert (first.script[0] == 4 * 124_439_808) == warms_up  # GPT-2's parameters in fp32
