@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from benchmarks.programs.compare import settings, write_files
-from benchmarks.programs.compiled import FAMILIES
+from benchmarks.programs.compiled import FAMILIES as COMPILED
+from benchmarks.programs.program import Family
+from benchmarks.programs.registry import FAMILIES
 from benchmarks.verdict_runs import loaded
 from memcalc.errors import InputError
 from memcalc.importers.loading import load as load_any
@@ -30,9 +32,10 @@ from memcalc.spec.loading import load
 from memcalc.spec.programs import VersionsSpec
 from memcalc.spec.spec import Spec
 from memcalc.validation.predictions import under, with_settings
-from memcalc.verdict.needs import can_replay
+from memcalc.verdict.judge import gpu_of
+from memcalc.verdict.needs import can_replay, need_of
 from memcalc.verdict.recorded_errors import FILE
-from memcalc.verdict.run_types import kinds_of
+from memcalc.verdict.run_types import kinds_of, replayed_kinds_of
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 RECORDINGS, PUBLISHED = BENCHMARKS / "recordings", BENCHMARKS / "published" / "reserved.yaml"
@@ -194,8 +197,18 @@ def _generations() -> Iterator[Recorded]:
 
 
 def compiled_runs() -> Iterator[Recorded]:
-    """Programs that compile their models, each with the spec of its own file."""
-    for family in FAMILIES:
+    """Programs that compile their models."""
+    return _programs(COMPILED)
+
+
+def program_runs() -> Iterator[Recorded]:
+    """Programs of frameworks in eager execution."""
+    return _programs(FAMILIES[name] for name in FAMILIES if FAMILIES[name] not in COMPILED)
+
+
+def _programs(families: Iterable[Family]) -> Iterator[Recorded]:
+    """Programs, each with the spec of its own file."""
+    for family in families:
         for path in sorted(RECORDINGS.glob(f"programs/*/{family.name}.jsonl")):
             for record in _lines(path):
                 if record["good"]:
@@ -220,8 +233,27 @@ def compared(run: Recorded) -> Compared:
     return Compared(run, found.reserved_bytes, max(whole for whole, _ in found.tops.values()))
 
 
-def errors(runs: list[Compared], compiled: list[Compared], delayed: list[Compared]) -> dict[str, Any]:
-    """The file's content, from eager and from compiled runs, and from runs with delayed events."""
+def program_error(run: Recorded) -> float | None:
+    """The error of a program's replay; 0 for a reserved memory between those of its orders of batch lengths."""
+    gpu = gpu_of(run.spec)
+    need = need_of(run.spec, gpu)
+    if need.overhead is None:
+        return None
+    low, high = need.reserved_bytes, max(need.reserved_bytes, need.most_reserved_bytes)
+    return run.reserved / min(max(run.reserved, low), high) - 1
+
+
+def errors(
+    runs: list[Compared], compiled: list[Compared], delayed: list[Compared], programs: Mapping[str, list[float]]
+) -> dict[str, Any]:
+    """The file's content.
+
+    Args:
+        runs: of memcalc's own training step in eager execution.
+        compiled: programs that compile their models.
+        delayed: runs with delayed events.
+        programs: errors of the replays of programs by kind.
+    """
     replayed: dict[str, list[Compared]] = {}
     ratios: dict[str, list[float]] = {}
     for each in runs:
@@ -236,10 +268,22 @@ def errors(runs: list[Compared], compiled: list[Compared], delayed: list[Compare
         late.setdefault(kinds_of(each.run.spec)[0], []).append(each.error)
     ranges = {kind: _range(found) for kind, found in sorted(ratios.items())}
     return {
-        "replayed": {kind: _of_kind(found, late.get(kind, [])) for kind, found in sorted(replayed.items())},
+        "replayed": {kind: _of_kind(found, late.get(kind, [])) for kind, found in sorted(replayed.items())}
+        | {kind: _interval(found) for kind, found in sorted(programs.items())},
         "compiled": _full_range([each.error for each in compiled]),
         "reserved over allocated": ranges | {kind: _published(each) for kind, each in published().items()},
     }
+
+
+def program_errors() -> dict[str, list[float]]:
+    """The errors of the replays of programs, by kind."""
+    found: dict[str, list[float]] = {}
+    for run in program_runs():
+        error = program_error(run)
+        if error is not None:
+            for kind in replayed_kinds_of(run.spec):
+                found.setdefault(kind, []).append(error)
+    return found
 
 
 def _of_kind(found: list[Compared], late: list[float]) -> dict[str, Any]:
@@ -301,7 +345,10 @@ def _published(found: dict[str, float]) -> dict[str, Any]:
 
 def main() -> None:
     """Write the file."""
-    found = errors(*([compared(run) for run in runs] for runs in (recorded_runs(), compiled_runs(), delayed_runs())))
+    runs, compiled, delayed = (
+        [compared(run) for run in found] for found in (recorded_runs(), compiled_runs(), delayed_runs())
+    )
+    found = errors(runs, compiled, delayed, program_errors())
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 

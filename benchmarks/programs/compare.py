@@ -139,6 +139,8 @@ def assumption(found: Assumption) -> str:
 def settings(record: Mapping[str, Any], *, named: bool) -> tuple[str, ...]:
     """`--set` for what the file cannot know; and, where it is to be named, the program and its versions."""
     given = tuple(record["sized"]["settings"])
+    if record["data"] == "texts":  # all long: every sequence is as long as the program lets it be
+        given += ("variable_lengths=false",)
     if record["data"] == "texts" and record["sized"]["framework"] in DATA_DECIDE and not PACKED.search(file_of(record)):
         given += ("padding_mask=none",)
     if record["sized"]["framework"] in EVALUATE_BEFORE:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import FRAMEWORK, Draft
+from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.switches import is_on
 from memcalc.spec.programs import GROUPED_HEADS
 
@@ -37,6 +38,7 @@ def place_trainers_loop(draft: Draft) -> None:
         draft.default("training.optimizer_options.embeddings_32bit", True)
     _place_liger(draft)
     place_padding(draft)
+    place_lengths(draft, packs=packs_sequences(draft.given_fields))
     if draft.given("training.dtype") == "fp32":
         draft.has("transformers", GROUPED_HEADS)  # which decides the kernel: spec/defaults.py
     if draft.given("training.loss") in (None, "materialized") and not draft.has("transformers", "4.49"):
@@ -44,6 +46,24 @@ def place_trainers_loop(draft: Draft) -> None:
     if is_on(facts.get("cut_cross_entropy")):
         draft.default("training.loss", "fused")
         draft.notes.append("cut cross-entropy is counted as Liger's fused loss, which has some logits at a time")
+
+
+def packs_sequences(fields: Mapping[str, Any]) -> bool:
+    """Return whether a program cuts concatenated texts into sequences of the same length.
+
+    TRL 1.16 data_utils.py, pack_dataset: the strategy wrapped does, bfd only fills sequences as well as it can.
+    LLaMA-Factory 0.9.5 data/processor/supervised.py pads packed rows to cutoff_len, and stage pt packs (pretrain.py).
+    axolotl 0.19 utils/schemas/validation.py: packed samples are padded to sequence_len unless the file says no.
+    transformers' run_clm.py cuts blocks of block_size.
+    """
+    if is_on(fields.get("packing")) or is_on(fields.get("neat_packing")):
+        return "stage" in fields or fields.get("packing_strategy") == "wrapped"
+    default = is_on(fields.get("sample_packing"))
+    return (
+        is_on(fields.get("pad_to_sequence_len", default))
+        or (fields.get("stage") == "pt" and "packing" not in fields)
+        or "block_size" in fields
+    )
 
 
 def place_padding(draft: Draft) -> None:

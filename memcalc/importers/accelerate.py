@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import FRAMEWORK, Draft
+from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.scripts import place_optimizer_step, place_outputs
 from memcalc.frameworks.trainer import place_padding
 from memcalc.importers import float8, fsdp
@@ -140,6 +141,7 @@ def _note_scripts(draft: Draft) -> None:
     if "training.optimizer" not in draft.overridden:
         draft.notes.append("no optimizer in the file; assuming adamw. Change it with --set optimizer=")
     place_outputs(draft)
+    place_lengths(draft)
     if draft.given("training.implementation") == "huggingface":
         place_padding(draft)
     if draft.values["training.recipe"] == "amp" and "training.recipe" not in draft.overridden:

@@ -7,6 +7,7 @@ from typing import Any
 
 from memcalc.frameworks.deepspeed import place_copies, place_zero
 from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.scripts import place_outputs
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.offload import place_optimizer
@@ -162,6 +163,7 @@ def finish_deepspeed(draft: Draft) -> None:
     draft.default("parallelism.engine", "deepspeed")
     draft.default("training.implementation", "huggingface")
     place_outputs(draft)
+    place_lengths(draft)
     beginning = "zero_optimization."
     place_zero(
         draft,

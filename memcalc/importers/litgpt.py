@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.litgpt import place_4_bits, place_adapters, place_evaluation, place_litgpt
 from memcalc.importers.file_format import LENGTH, FileFormat, Meaning, fact, lacking, nothing, part, to
 from memcalc.importers.models import named_model, place_model
@@ -91,6 +92,7 @@ def _finish(draft: Draft) -> None:
     draft.default("training.micro_batch_size", 1 if fine_tunes else 4)
     place_litgpt(draft, adapters=adapts)
     place_evaluation(draft, fine_tunes=fine_tunes)
+    place_lengths(draft, packs=not fine_tunes)
     devices, nodes = facts.get("devices"), facts.get("nodes", 1)
     gpus = devices * nodes if type(devices) is int and type(nodes) is int else None
     if gpus is not None:

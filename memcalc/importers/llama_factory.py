@@ -16,7 +16,7 @@ from memcalc.frameworks.trainer import (
 )
 from memcalc.importers import float8
 from memcalc.importers.attention import WORDS, attention
-from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, to
+from memcalc.importers.file_format import FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
 from memcalc.importers.huggingface import GPUS, TRAINER, finish_trainer
 
 # LLaMA-Factory 0.9.6, src/llamafactory/hparams.
@@ -88,8 +88,8 @@ FIELDS: dict[str, Meaning] = {
     "simpo_*": nothing("part of preference training"),
     "eaft_alpha": nothing("part of a custom loss"),
     "block_diag_attn": nothing("sequences are counted as full"),
-    "packing": nothing("sequences are counted as full"),
-    "neat_packing": nothing("sequences are counted as full"),
+    "packing": part("training.variable_lengths"),
+    "neat_packing": part("training.variable_lengths"),
     "use_unsloth_gc": overcounted("Unsloth's checkpoints, which are offloaded to the CPU"),
     "use_reentrant_gc": nothing("changes the implementation, not what is saved"),
     "resize_vocab": nothing("some rows of the embedding"),

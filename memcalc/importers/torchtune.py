@@ -8,6 +8,7 @@ from typing import Any
 
 from memcalc.frameworks.allocator_settings import EXPANDABLE, FIELD
 from memcalc.frameworks.draft import Draft
+from memcalc.frameworks.lengths import place_lengths
 from memcalc.frameworks.torchtune import place_torchtune
 from memcalc.frameworks.trainer import note_evaluation
 from memcalc.importers.file_format import COMPILE, FileFormat, Meaning, fact, lacking, nothing, overcounted, part, to
@@ -71,10 +72,11 @@ FIELDS: dict[str, Meaning] = {
     "keep_last_n_checkpoints": nothing("saving"),
     "enable_async_checkpointing": nothing("saving"),
     "tokenizer*": nothing("data"),
+    "dataset.packed": fact("packed", "training.variable_lengths"),
     "dataset*": nothing("data"),
     "collate_fn*": nothing("data"),
     "shuffle": nothing("data"),
-    "packed": nothing("sequences are counted as full"),
+    "packed": fact("all_packed", "training.variable_lengths"),
     "batch_size_val": nothing("evaluation is not part of a step"),
     "run_val_every_n_steps": nothing("evaluation is not part of a step"),
     "clip_grad_norm": to("training.gradient_clipping"),
@@ -123,6 +125,7 @@ def _finish(draft: Draft) -> None:
     draft.default("training.dtype", "bf16")
     draft.default("training.recipe", "fp32" if draft.values["training.dtype"] == "fp32" else "pure")
     place_torchtune(draft)
+    place_lengths(draft, packs=any(draft.facts.get(name) is True for name in ("packed", "all_packed")))
     draft.notes.append("torchtune's own modules are not modelled: counted as plain modules with flash attention")
     named = facts.get("optimizer")
     if isinstance(named, str):

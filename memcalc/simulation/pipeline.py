@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memcalc.layout.stages import Stage
-from memcalc.programs.sized_program import sizer_of
+from memcalc.programs.sized_program import run_sizer
 from memcalc.sharding.engine import Engine
 from memcalc.sharding.schedules import Action, actions_of
 from memcalc.simulation.forward_backward import ForwardBackward
@@ -137,7 +137,7 @@ class SimulatedPipeline(SimulatedRun):
     def _passing(self, chunk: Stage, *, exist: bool) -> ForwardBackward:
         arriving = gradient_policy(self.spec, exist=exist, sharded=False)
         plan = plan_of(self.spec, chunk)
-        parts = StageBlocks(self.spec, chunk, sizer_of(self.values), arriving, plan)
+        parts = StageBlocks(self.spec, chunk, run_sizer(self.spec, self.card), arriving, plan)
         # Only one backward of a step determines DDP's order of gradients: the others run under no_sync.
         engine = Engine(self.requests) if exist else self.engine
         return ForwardBackward(

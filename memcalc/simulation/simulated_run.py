@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections import deque
 from functools import lru_cache
+from itertools import cycle
+from math import ceil
 
 from memcalc.errors import OutOfMemory
 from memcalc.layout.local_parameters import LocalParameter, stage_parameters
 from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage, stages_of
-from memcalc.layout.symbols import symbol_values
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import BIT, EVALUATION, GENERATION, PHASES, STEPS
-from memcalc.programs.sized_program import run_sizer, sizer_of
+from memcalc.programs.sized_program import run_sizer
 from memcalc.sharding.deepspeed import lacks
 from memcalc.sharding.engine import Engine, by_unit
 from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names
 from memcalc.sharding.schedules import lacks as pipeline_lacks
 from memcalc.simulation.backward_updates import UpdatesInBackward
+from memcalc.simulation.batch_lengths import with_length
 from memcalc.simulation.construction import built_before_training
 from memcalc.simulation.evaluation import (
     evaluated,
@@ -49,7 +51,6 @@ from memcalc.states.state_options import StateOptions, groups, state_options
 from memcalc.stream.requests import RecordedRequests, Replay, Requests, replay
 
 STEADY = tuple(phase for phase in PHASES if phase.endswith(f"_{STEPS}"))
-STEPS_PLAYED = (*PHASES, *STEADY)  # the steady step twice: its block placement settles in the first one
 # Of a step's micro-batches the first creates gradients, the second adds to them, and the third finds the same free
 # blocks as all later ones.
 MICRO_BATCHES = 3
@@ -57,7 +58,9 @@ NOT_COMPARED = ("galore",)  # not compared with any recorded run: the null CUDA 
 COMPARED_ALONE = ("adam-4bit",)  # compared with recorded runs of one GPU only
 
 
-def run_requests(spec: Spec, stage: Stage | None = None, rank: int | None = None) -> Requests:
+def run_requests(
+    spec: Spec, stage: Stage | None = None, rank: int | None = None, lengths: tuple[int, ...] = ()
+) -> Requests:
     """Return the requests of three steps or of a generation, in order, which callers must not change.
 
     `unsupported_reason(spec)` must be empty.
@@ -66,16 +69,18 @@ def run_requests(spec: Spec, stage: Stage | None = None, rank: int | None = None
         spec: the run.
         stage: of its ranks the ones of this pipeline stage; None: the first.
         rank: the data-parallel rank; None: the one that holds most.
+        lengths: sequence length of each micro-batch, one of `batch_lengths.orders_of(spec)`; empty: all are of the
+            same length. There are as many steps as these need, but at least three.
     """
-    return _recorded(spec, stage or stages_of(spec)[0], rank)
+    return _recorded(spec, stage or stages_of(spec)[0], rank, lengths)
 
 
 @lru_cache(maxsize=1)  # a run's timeline uses the requests of its verdict
-def _recorded(spec: Spec, stage: Stage, rank: int | None) -> Requests:
+def _recorded(spec: Spec, stage: Stage, rank: int | None, lengths: tuple[int, ...]) -> Requests:
     if spec.inference is not None:
         return GenerationRequests(spec, Requests()).record()
     if spec.parallelism.pipeline_parallel == 1:
-        return SimulatedRun(spec, Requests(), rank=rank).play()
+        return SimulatedRun(spec, Requests(), rank=rank, lengths=lengths).play()
     from memcalc.simulation.pipeline import SimulatedPipeline  # it extends SimulatedRun
 
     return SimulatedPipeline(spec, Requests(), stage).play()
@@ -115,14 +120,23 @@ class SimulatedRun:
         requests: where they are recorded.
         stage: the pipeline stage; None: the first.
         rank: the data-parallel rank; None: the one that holds most.
+        lengths: sequence length of each micro-batch; empty: all are of the same length.
     """
 
     passing_type = ForwardBackward
 
-    def __init__(self, spec: Spec, requests: Requests, stage: Stage | None = None, rank: int | None = None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        requests: Requests,
+        stage: Stage | None = None,
+        rank: int | None = None,
+        lengths: tuple[int, ...] = (),
+    ) -> None:
         self.spec, self.stage, self.choice = spec, stage or stages_of(spec)[0], state_options(spec)
-        card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
-        self.values, self.workspace = symbol_values(spec, card), workspace("forward", spec, card, 0)
+        self.lengths, self.next_lengths = lengths, cycle(lengths or (spec.training.sequence_length,))
+        self.card = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu)
+        self.workspace = workspace("forward", spec, self.card, 0)
         parameters = stage_parameters(spec, self.stage)
         parts = groups(parameters, self.choice)
         self.built = [*built_before_training(spec, self.stage, self.choice)]
@@ -153,7 +167,8 @@ class SimulatedRun:
         self.stale: list[int] = []  # gradients of the previous step
         self.passing: MicroBatch | None = None  # the current micro-batch
         self.reference: MicroBatch | None = None  # the reference model's micro-batch
-        self.kinds: dict[bool, MicroBatch] = {}  # the micro-batches without and with existing gradients
+        # The micro-batches by whether gradients exist before them, and by sequence length.
+        self.kinds: dict[tuple[bool, int], MicroBatch] = {}
         self.steady_step: RecordedRequests | None = None  # the optimizer step, for all steps but the first
         self.steady_gradients: list[int] = []  # the gradients it was recorded with
 
@@ -162,9 +177,9 @@ class SimulatedRun:
         training = self.spec.training
         asked = (self._evaluates("between"), training.completion_length is not None)
         between = tuple(phase for phase, is_asked in zip((EVALUATION, GENERATION), asked, strict=True) if is_asked)
-        played = (*PHASES, *between, *STEADY) if between else STEPS_PLAYED
+        played = (*PHASES, *between, *STEADY * self._more_steps)  # the placement of blocks settles in the second step
         for phase, following in zip(played, (*played[1:], ""), strict=True):
-            if phase == f"forward_{STEPS}":  # the gradients of the step before are freed
+            if phase == f"forward_{STEPS}" and not self.lengths:  # the gradients of the step before are freed
                 self.requests.begin_steady_step()
             self.requests.begin(phase)
             if phase == "optimizer":
@@ -177,6 +192,12 @@ class SimulatedRun:
             for index in [index for index in self.alive if following and not self.built[index].mask & BIT[following]]:
                 self.requests.drop(self.alive.pop(index))
         return self.requests
+
+    @property
+    def _more_steps(self) -> int:
+        """The number of steps after the first ones: one, or as many as the lengths need."""
+        each = min(self.spec.training.gradient_accumulation_steps, MICRO_BATCHES)
+        return max(ceil(len(self.lengths) / each) - STEPS, 1)
 
     def _make(self, built: InitialTensors) -> list[int]:
         found: list[int] = []
@@ -232,11 +253,13 @@ class SimulatedRun:
         self.engine.prepare()
         self.engine.begin(have_gradients=bool(self.gradients), last=last)
         exist = bool(self.gradients) or self.engine.has_unsharded_gradients
-        if exist not in self.kinds or not self.repeats:
-            plan = plan_of(self.spec)
-            arriving = arriving_gradients(self.spec, self.engine, exist=exist)
-            parts = StageBlocks(self.spec, self.stage, sizer_of(self.values), arriving, plan)
-            known = self.kinds.get(exist)
+        key = exist, next(self.next_lengths)
+        if key not in self.kinds or not self.repeats:
+            run = with_length(self.spec, key[1])
+            plan = plan_of(run)
+            arriving = arriving_gradients(run, self.engine, exist=exist)
+            parts = StageBlocks(run, self.stage, run_sizer(run, self.card), arriving, plan)
+            known = self.kinds.get(key)
             passing = (
                 known.passing
                 if known is not None and self.requests.repeats
@@ -250,8 +273,8 @@ class SimulatedRun:
                     self.threads,
                 )
             )
-            self.kinds[exist] = MicroBatch(self.requests, passing)
-        self.passing = self.kinds[exist]
+            self.kinds[key] = MicroBatch(self.requests, passing)
+        self.passing = self.kinds[key]
         self.passing.forward()
         if not returns_loss(self.spec):
             self._forget_output()
@@ -277,10 +300,9 @@ class SimulatedRun:
 
     def _without_gradients(self, run: Spec) -> MicroBatch:
         """Record a micro-batch with a forward outside autograd."""
-        card = None if run.hardware.gpu is None else find_gpu(run.hardware.gpu)
         arriving = gradient_policy(run, exist=False, sharded=False)
         plan = items_of((), run.model.num_layers)
-        parts = StageBlocks(run, self.stage, run_sizer(run, card), arriving, plan, without_gradients=True)
+        parts = StageBlocks(run, self.stage, run_sizer(run, self.card), arriving, plan, without_gradients=True)
         passing = self.passing_type(
             self.requests, parts, (LayerLoop(plan),), self.engine, self.parameters, self.workspace.each, self.threads
         )
@@ -293,8 +315,7 @@ class SimulatedRun:
         if not self.choice.zeroes_gradients:
             self.requests.drop(self.gradients)
             self.gradients = []
-        card = None if self.spec.hardware.gpu is None else find_gpu(self.spec.hardware.gpu)
-        items = rollout_items(self.spec, self.stage, card)
+        items = rollout_items(self.spec, self.stage, self.card)
         self.requests.drop([self.requests.take(i.each, 0, i.component) for i in items for _ in range(i.count)])
 
     def _loss(self) -> None:

@@ -167,6 +167,11 @@ class TrainingSpec(ConfigBlock):
     padding_free: bool = Field(
         False, description="all sequences of a batch are one row of tokens (padding-free batches, TRL's packing)"
     )
+    variable_lengths: bool = Field(
+        False,
+        description="whether batches have different lengths of at most sequence_length, as with dynamic padding, which "
+        "pads each batch to its longest sequence",
+    )
     padding_mask: PaddingMask = Field(
         "none",
         description="mask of padded sequences, with which transformers' sdpa runs the memory-efficient kernel: "

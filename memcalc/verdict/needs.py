@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from math import ceil, floor
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from memcalc.estimation.transient import peak_bytes
 from memcalc.layout.stages import Stage, stages_alike, stages_of, stages_that_matter
 from memcalc.ledger.verdict import Answer, RecordedErrors
 from memcalc.sharding.engines import ranks_to_replay
+from memcalc.simulation.batch_lengths import orders_of
 from memcalc.simulation.simulated_run import run_requests, unsupported_reason
 from memcalc.spec.hardware.gpus import GpuSpec, find_gpu
 from memcalc.spec.model_families.transformers_fallback import reject_without_formulas
@@ -20,7 +22,7 @@ from memcalc.spec.spec import Spec
 from memcalc.states.model_states import state_peak
 from memcalc.stream.requests import AllocatorOverhead, Replay, replay, reserved_upper_bound
 from memcalc.verdict.recorded_errors import replay_errors, reserve_ratio
-from memcalc.verdict.run_types import kinds_of
+from memcalc.verdict.run_types import kinds_of, replayed_kinds_of
 
 
 class MemoryNeed(NamedTuple):
@@ -33,6 +35,8 @@ class MemoryNeed(NamedTuple):
         overhead: allocator overhead found by the replay; None if the run was not replayed.
         on_gpu: whether the run finishes on its GPU, errors included; None without a GPU.
         replay_finishes: whether its replay finishes, ignoring errors; None without a GPU or a replay.
+        most_reserved_bytes: the most that one of the replayed orders of batch lengths reserves, or needs if the GPU
+            has less; 0: all batches have the same length.
     """
 
     reserved_bytes: int
@@ -41,6 +45,7 @@ class MemoryNeed(NamedTuple):
     overhead: AllocatorOverhead | None
     on_gpu: Answer | None
     replay_finishes: bool | None
+    most_reserved_bytes: int = 0
 
     @property
     def device_bytes(self) -> int:
@@ -55,7 +60,8 @@ class MemoryNeed(NamedTuple):
     @property
     def high_bytes(self) -> int:
         """The upper end of the interval of device memory."""
-        return self.outside_bytes + ceil(self.reserved_bytes * (1 + self.errors.high))
+        reserved = max(self.reserved_bytes, self.most_reserved_bytes)
+        return self.outside_bytes + ceil(reserved * (1 + self.errors.high))
 
 
 def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None, *, tails: bool = False) -> int:
@@ -128,21 +134,25 @@ def gets_through(spec: Spec, gpu: GpuSpec) -> bool:
     room = gpu.usable_bytes - outside_bytes(spec, gpu)
     for stage in stages_that_matter(spec):
         for rank in ranks_to_replay(spec):
-            if not spec.training.alloc_conf and reserved_upper_bound(run_requests(spec, stage, rank)) <= room:
-                continue  # proven for default settings, without a replay
-            if _replay_on(spec, stage, rank, room) is None:
-                return False
+            for lengths in ((), *orders_of(spec)):
+                requests = partial(run_requests, spec, stage, rank, lengths)
+                if not spec.training.alloc_conf and reserved_upper_bound(requests()) <= room:
+                    continue  # proven for default settings, without a replay
+                if _replay_on(spec, stage, rank, room, lengths) is None:
+                    return False
     return True
 
 
 @lru_cache(maxsize=8)
-def _replay_on(spec: Spec, stage: Stage, rank: int | None, room: int | None) -> Replay | None:
+def _replay_on(
+    spec: Spec, stage: Stage, rank: int | None, room: int | None, lengths: tuple[int, ...] = ()
+) -> Replay | None:
     """Return the replay of a rank's run with a given memory for the allocator; None: it runs out of memory."""
     training = spec.training
     capacity = None if spec.hardware.gpu is None else find_gpu(spec.hardware.gpu).usable_bytes
     version = training.torch_version.removeprefix("v")
     try:
-        return replay(run_requests(spec, stage, rank), training.alloc_conf, version, room, capacity)
+        return replay(run_requests(spec, stage, rank, lengths), training.alloc_conf, version, room, capacity)
     except OutOfMemory:
         return None
 
@@ -207,7 +217,63 @@ def _badness(need: MemoryNeed) -> tuple[int, int]:
 
 
 def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage, rank: int | None = None) -> MemoryNeed | None:
-    """Replay on the GPU, where the allocator frees cached blocks before it runs out of memory.
+    """Return the need of a rank by replay; None: see `_replayed_longest`.
+
+    A run with batches of different lengths certainly finishes if it does in every order of them that is replayed. It
+    certainly fails if its longest batches alone do not fit.
+    """
+    on = partial(_replay_on, spec, stage, rank)
+    need = _replayed_longest(spec, gpu, stage, on)
+    if need is None or need.on_gpu == "does-not-fit":
+        return need
+    for lengths in orders_of(spec):
+        need = _in_another_order(need, gpu, partial(on, lengths=lengths))
+    return need
+
+
+def _in_another_order(need: MemoryNeed, gpu: GpuSpec | None, on: Callable[[int | None], Replay | None]) -> MemoryNeed:
+    """Return a need that holds for one more order of batch lengths, too.
+
+    Args:
+        need: for the orders so far.
+        gpu: the GPU, if the run has one.
+        on: replays the run in this order with the given bytes for the allocator.
+    """
+    room = None if gpu is None else gpu.usable_bytes - need.outside_bytes
+    on_gpu = on(room)
+    if on_gpu is not None:
+        most = on_gpu.reserved_bytes
+    else:
+        most = 0 if room is None else _least_room(on, room)
+    need = need._replace(most_reserved_bytes=max(need.most_reserved_bytes, most))
+    if room is None:
+        return need
+    smaller = floor(room / (1 + need.errors.high))
+    sure = on_gpu is not None and (on_gpu.reserved_bytes <= smaller or on(smaller) is not None)
+    return need._replace(
+        on_gpu=need.on_gpu if sure else "unknown", replay_finishes=need.replay_finishes and on_gpu is not None
+    )
+
+
+def _least_room(on: Callable[[int | None], Replay | None], too_little: int) -> int:
+    """Return the bytes with which a replay finishes that does not with fewer, to within 1%; 0: it never does."""
+    unlimited = on(None)
+    if unlimited is None:
+        return 0
+    enough = unlimited.reserved_bytes
+    while enough - too_little > enough // 100:
+        middle = (enough + too_little) // 2
+        if on(middle) is None:
+            too_little = middle
+        else:
+            enough = middle
+    return enough
+
+
+def _replayed_longest(
+    spec: Spec, gpu: GpuSpec | None, stage: Stage, on: Callable[[int | None], Replay | None]
+) -> MemoryNeed | None:
+    """Replay batches of one length on the GPU, where the allocator frees cached blocks before it runs out of memory.
 
     None if the run needs more than the largest device on which the allocator is modelled with its settings.
 
@@ -219,9 +285,8 @@ def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage, rank: int | No
     does with 74.9 GiB and fails with 78.4, in the replay as on an H100: qwen2.5-7b in
     recordings/gpu/h100-80gb-torch-2.11.0/near-20261127.jsonl.
     """
-    errors = replay_errors(kinds_of(spec), compiled=spec.training.compile)
+    errors = replay_errors(replayed_kinds_of(spec), compiled=spec.training.compile)
     outside = outside_bytes(spec, gpu)
-    on = partial(_replay_on, spec, stage, rank)
     room = None if gpu is None else gpu.usable_bytes - outside
     larger = None if room is None else floor(room / (1 + errors.low))
     # Live requests of more than the larger device cannot be served on either: no replay is needed for that.

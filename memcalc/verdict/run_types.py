@@ -8,6 +8,7 @@ from memcalc.spec.training import TrainingSpec
 
 ONE_GPU, SEVERAL_GPUS, GENERATION = "one GPU", "several GPUs", "generation"
 FP8 = "FP8"
+PROGRAMS = "frameworks' programs"
 COMPILED = "torch.compile, counted as eager execution"
 EXPANDABLE, SETTINGS = "one GPU, expandable segments", "one GPU, allocator settings"
 SEVERAL_EXPANDABLE = "several GPUs, expandable segments"
@@ -27,6 +28,18 @@ def kinds_of(spec: Spec) -> tuple[str, ...]:
     if spec.training.alloc_conf and spec.parallelism.ranks > 1:
         return (SEVERAL_EXPANDABLE,) if _expands(spec.training) else (SEVERAL_SETTINGS,)
     return _on_one_gpu(spec.training) if spec.parallelism.ranks == 1 else _on_several_gpus(spec)
+
+
+def replayed_kinds_of(spec: Spec) -> tuple[str, ...]:
+    """Return the kinds of a replayed run, narrowest first; the first with enough runs gives the errors of the replay.
+
+    A run of a framework's program is a kind of its own: memcalc's training step does not predict what a program does.
+    """
+    if spec.training.framework is None or spec.inference is not None:
+        return kinds_of(spec)
+    parallelism = spec.parallelism
+    engine = "DeepSpeed" if parallelism.engine == "deepspeed" else _ENGINES.get(parallelism.engine, parallelism.engine)
+    return f"{PROGRAMS}, {ONE_GPU if parallelism.ranks == 1 else engine}", PROGRAMS
 
 
 def _of_generation(spec: Spec) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 import memcalc
 from memcalc.errors import InputError
+from memcalc.frameworks.lengths import NOTE
 from memcalc.importers.loading import load
 
 LLAMA = "meta-llama/Llama-3.1-8B"
@@ -23,6 +24,7 @@ def test_a_hub_id_is_a_run_of_trainer() -> None:
     assert (spec.training.gradient_clipping, spec.training.logits_until) == (1.0, "loss")
     assert spec.origin.notes == (
         "assuming transformers 5.23 Trainer with default arguments and micro-batch size 1.",
+        NOTE,
         f"model {LLAMA} from memcalc's catalogue.",
     )
 

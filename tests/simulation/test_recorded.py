@@ -6,7 +6,16 @@ import statistics
 import pytest
 
 from memcalc.verdict.recorded_errors import FILE
-from tools.recorded_errors import Compared, Recorded, compared, compiled_runs, delayed_runs, errors, recorded_runs
+from tools.recorded_errors import (
+    Compared,
+    Recorded,
+    compared,
+    compiled_runs,
+    delayed_runs,
+    errors,
+    program_errors,
+    recorded_runs,
+)
 
 QUICK = 23  # of so many recorded runs one is replayed in the quick tests
 
@@ -55,5 +64,5 @@ def test_all_and_the_shipped_errors_are_theirs() -> None:
     assert len(generations) == 60
     assert max(abs((each.allocated or 0) / each.run.allocated - 1) for each in generations) <= 0.023
     assert json.loads(FILE.read_text()) == errors(
-        runs, [*map(compared, compiled_runs())], [*map(compared, delayed_runs())]
+        runs, [*map(compared, compiled_runs())], [*map(compared, delayed_runs())], program_errors()
     )

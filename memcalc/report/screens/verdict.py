@@ -117,7 +117,8 @@ def verdict(result: Sizing, unit: Unit) -> str:
         if missing or interval is None:
             return f"CANNOT SAY: needs at least {least} of {usable}.{without}"
         low, high = format_bytes(interval.low_bytes, unit), format_bytes(interval.high_bytes, unit)
-        return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}."
+        order = " Batches of different lengths fragment memory: their order decides." if _varies(result) else ""
+        return f"CANNOT SAY: needs at least {least}, probably {low} to {high}, of {usable}.{order}"
     needed, _ = needed_bytes(result)
     needs, headroom = format_bytes(needed, unit) + _counted_as(result), decision.limit_bytes - needed
     if decision.answer == "fits":
@@ -126,6 +127,11 @@ def verdict(result: Sizing, unit: Unit) -> str:
         return f"DOES NOT FIT: needs at least {least}, but {limit_text(result, unit, clause=True)}.{without}"
     over = format_bytes(-headroom, unit)
     return f"DOES NOT FIT: needs {needs}, but {limit_text(result, unit, clause=True)} ({over} over).{without}"
+
+
+def _varies(result: Sizing) -> bool:
+    """Return whether the run is replayed in several orders of batch lengths."""
+    return isinstance(result, Result) and result.confidence == "replay" and result.spec.training.variable_lengths
 
 
 def _counted_as(result: Sizing) -> str:
@@ -168,6 +174,8 @@ def error_bars(result: Sizing, unit: Unit) -> str:
     span = f"{format_bytes(low, unit)} to {format_bytes(high, unit)}"
     if holding_memory(result.limits):
         span += " for the modelled part"
+    if _varies(result) and errors.replayed:
+        span += " in several orders of batch lengths"
     if not errors.runs:
         assumed = f"{-errors.low:.0%} is assumed"
         return f"Interval: {span}. Too few runs of this type ({errors.run_type}) were recorded; {assumed}."
