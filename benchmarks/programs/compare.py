@@ -34,6 +34,9 @@ DATA_DECIDE = ("sft", "accelerate")
 EVALUATE_BEFORE = ("litgpt",)
 # Scripts that free the model's outputs with the line that makes them, which their configs do not say.
 SCRIPTS = ("accelerate", "deepspeed")
+# Frameworks whose own launchers set the allocator: memcalc assumes it, but a recorded command shows what was set.
+LAUNCHED = ("torchtitan",)
+ALLOCATOR = re.compile(r"\bPYTORCH_ALLOC_CONF=(\S+)")
 # A line that compiles the model, which memcalc's own description of the program does not know.
 COMPILES = re.compile(r"^\s*model = torch\.compile\(model", re.MULTILINE)
 FREES_OUTPUTS = re.compile(r"\)\.loss$", re.MULTILINE)
@@ -147,6 +150,9 @@ def settings(record: Mapping[str, Any], *, named: bool) -> tuple[str, ...]:
         given += ("evaluation_when=before",)
     if record["sized"]["framework"] in SCRIPTS and FREES_OUTPUTS.search(record["files"].get("train.py", "")):
         given += ("logits_until=loss",)
+    if record["sized"]["framework"] in LAUNCHED:
+        found = ALLOCATOR.search(record["command"])
+        given += (f"training.alloc_conf={found[1] if found else ''}",)
     if COMPILES.search(record["files"].get("train.py", "")):
         given += ("compile=true",)
     if not named:

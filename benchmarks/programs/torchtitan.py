@@ -1,4 +1,7 @@
-"""torchtitan: `python -m torchtitan.train --job.config_file FILE`, one rank of many."""
+"""torchtitan: `python -m torchtitan.train --job.config_file FILE`, one rank of many.
+
+torchtitan's run_train.sh sets the allocator; whoever starts the module, or torchrun, does not.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ MODELS = (
     ("qwen3", "14B", "Qwen/Qwen3-14B"),
     ("llama3", "70B", "meta-llama/Llama-3.1-8B"),
 )
+LAUNCHES = ("env PYTORCH_ALLOC_CONF=expandable_segments:True ", "")
 CHECKPOINTING: tuple[Mapping[str, Any], ...] = (
     {"mode": "selective", "selective_ac_option": "op"},
     {"mode": "none"},
@@ -60,7 +64,7 @@ def draw_program(draw: Draw) -> Program:
     machine = min(gpus, 8)
     return Program(
         files={FILE: written_toml(tables)},
-        command=f"python -m torchtitan.train --job.config_file ./{FILE}",
+        command=f"{draw.of('launch', LAUNCHES)}python -m torchtitan.train --job.config_file ./{FILE}",
         card=draw.of("card", CARDS),
         gpus=machine,
         sized=Sized(FILE, (f"gpus={gpus}",), "torchtitan"),

@@ -24,9 +24,7 @@ def plain_embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
     width = "d_e" if c.separate_embedding_size else "d"
     vocabulary = "V/t" if c.split else "V"
     if c.dtensor:
-        whole = c.unsharded_embedding_gradient
-        rows = ops.split_rows("embed_tokens", width, ("b", "s"), tied=c.tied, whole_gradient=whole)
-        x = TensorParallelOps(ops, c).summed(rows, "embed_tokens output")
+        x = split_embedding(ops, c, width)
     else:
         view = c.head_gradient_is_a_view
         x = ops.embedding("embed_tokens", (vocabulary, width), ("b", stream), tied=c.tied, view=view)
@@ -39,6 +37,13 @@ def plain_embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
         x = norm(ops, c, x, "embed_norm")
     shared_tables(tape, c)
     return tape, x
+
+
+def split_embedding(ops: Operators, c: BlockStructure, width: str) -> Tensor:
+    """An embedding whose rows DTensor shards (RowwiseParallel): the rank's rows, summed across ranks."""
+    whole = c.unsharded_embedding_gradient
+    rows = ops.split_rows("embed_tokens", width, ("b", "s"), tied=c.tied, whole_gradient=whole)
+    return TensorParallelOps(ops, c).summed(rows, "embed_tokens output")
 
 
 def shared_tables(tape: Tape, c: BlockStructure) -> None:

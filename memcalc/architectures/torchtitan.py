@@ -1,17 +1,24 @@
-"""torchtitan's Llama, operator by operator, under FSDP2 with bf16 parameters and fp32 reduction.
+"""torchtitan's Llama and Qwen3, operator by operator, under FSDP2 with bf16 parameters and fp32 reduction.
 
-Sources: torchtitan ba2469780 (December 2024) torchtitan/models/llama/model.py, torchtitan/parallelisms/
-parallelize_llama.py (selective recomputation by operator), train.py (the logits are freed before backward).
+Sources: torchtitan 0.2.2 torchtitan/models/llama3/model/model.py and qwen3/model/model.py, infra/parallelize.py (tensor
+parallelism), distributed/activation_checkpoint.py (selective recomputation by operator), train.py (the logits are freed
+before backward). Before 0.2.2 attention gets keys and values for each query head (`repeat_kv`).
 """
 
 from __future__ import annotations
 
+from memcalc.architectures.losses import write_loss
+from memcalc.architectures.norms import norm
+from memcalc.architectures.plain_embedding_head import split_embedding
 from memcalc.architectures.structure import BlockStructure
+from memcalc.architectures.tensor_parallel import TensorParallelOps
 from memcalc.ledger.component import Component
 from memcalc.operators import Operators
 from memcalc.programs.tape import Tape, Tensor
 
-SOURCE = "torchtitan ba2469780 torchtitan/models/llama/model.py"
+SOURCE = "torchtitan 0.2.2 torchtitan/models/llama3/model/model.py"
+# FSDP2 casts each unit's floating-point arguments: Qwen3's RoPE cache, but not Llama's, which is complex.
+CAST_INPUTS = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_state.py: cast_forward_inputs"
 
 
 def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
@@ -20,68 +27,136 @@ def write(c: BlockStructure, part: str) -> tuple[Tape, Tensor | None]:
     ops = Operators(tape, c.compute, c.compute, autocast=False)
     ops.float8 = c.float8
     if part == "embedding":
-        return tape, ops.embedding("embed_tokens", ("V", "d"), ("b", "s"))
+        x = split_embedding(ops, c, "d") if c.dtensor else ops.embedding("embed_tokens", ("V", "d"), ("b", "s"))
+        return tape, x
     if part == "head":
         return _head(c, tape, ops)
-    return _layer(c, tape, ops)
-
-
-def rms_norm(ops: Operators, c: BlockStructure, x: Tensor, module: str) -> Tensor:
-    """torch.nn.RMSNorm: one kernel since torch 2.9, separate operators before."""
-    if c.composite_norms:
-        return ops.composite_rms_norm(x, module, "d")
-    return ops.rms_norm(x, module, "d")
+    return TorchtitanLayer(c, tape, ops).write()
 
 
 def _head(c: BlockStructure, tape: Tape, ops: Operators) -> tuple[Tape, None]:
-    x = tape.input("head input", ("b", "s", "d"), c.compute, SOURCE)
-    x = rms_norm(ops, c, x, "norm")
-    tape.begin_head()
-    logits = ops.linear(x, "lm_head", ("V", "d"), ("b", "s", "V"), bias=False)
-    tape.region.add(logits.storage)  # train.py: `del pred` comes between the loss and its backward
-    tape.end_forward()
-    ops.cross_entropy(ops.cast(logits, "fp32", "logits in fp32"))
+    x = tape.input("head input", ("b", TensorParallelOps(ops, c).stream, "d"), c.compute, SOURCE)
+    freed = c._replace(drops_logits=True)  # train.py: `del pred` comes between the loss and its backward
+    write_loss(ops, freed, norm(ops, c, x, "norm"), "d")
     return tape, None
 
 
-def _layer(c: BlockStructure, tape: Tape, ops: Operators) -> tuple[Tape, Tensor]:
-    tokens = ("b", "s")
-    x = tape.input("layer input", (*tokens, "d"), c.compute, SOURCE)
-    normed = rms_norm(ops, c, x, "input_norm")
-    width = "d" if c.square else "h·d_h"
-    kv_width = width if not c.grouped else "h_kv·d_h"
-    kv_heads = "h_kv" if c.grouped else "h"
-    products = [
-        ops.linear(normed, f"attention.{name}_proj", (out, "d"), (*tokens, heads, "d_h"), bias=False)
-        for name, out, heads in (("q", width, "h"), ("k", kv_width, kv_heads), ("v", kv_width, kv_heads))
-    ]
-    q, k, v = (_rotated(ops, products[0], "q"), _rotated(ops, products[1], "k"), products[2])
-    if c.grouped:
-        heads = (*tokens, "h", "d_h")
-        k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
-    core = ops.flash_attention(q, k, v, "h", "h", "d_h", "s", splits=True)
-    attention = tape.nodes[-1]
-    products.append(ops.linear(core, "attention.o_proj", ("d", width), (*tokens, "d"), bias=False))
-    x = ops.add(x, products[-1], "attention sum")
-    normed = rms_norm(ops, c, x, "post_attention_norm")
-    inner = "4·d" if c.usual_intermediate_size else "F"
-    gate = ops.linear(normed, "mlp.gate_proj", (inner, "d"), (*tokens, inner), bias=False)
-    activated = ops.pointwise(gate, "mlp.silu")
-    up = ops.linear(normed, "mlp.up_proj", (inner, "d"), (*tokens, inner), bias=False)
-    down = ops.linear(
-        ops.mul(activated, up, "mlp.silu(gate) * up"), "mlp.down_proj", ("d", inner), (*tokens, "d"), bias=False
-    )
-    products += [gate, up, down]
-    output = ops.add(x, down, "layer output")
-    if c.selective:
-        # Every second matmul is recomputed, starting with the second; attention's results are kept.
-        kept = [product.storage for product in products[::2]]
-        made = [tensor.storage for tensor in attention.outputs] + list(attention.also_allocates)
-        tape.recompute_all((*kept, *made))
-    return tape, output
+class TorchtitanLayer:
+    """Writer of a TransformerBlock.
 
+    Args:
+        c: the structure.
+        tape: the tape of the layer.
+        ops: its operators.
+    """
 
-def _rotated(ops: Operators, x: Tensor, name: str) -> Tensor:
-    """apply_rotary_emb: pairs of features as complex fp32 numbers, times a cache, and back."""
-    wide = ops.cast(x, "fp32", f"{name} in fp32")
-    return ops.cast(ops.mul_table(wide, f"{name} turned", "fp32"), x.dtype, f"rotated {name}")
+    def __init__(self, c: BlockStructure, tape: Tape, ops: Operators) -> None:
+        self.c, self.tape, self.ops = c, tape, ops
+        self.split = TensorParallelOps(ops, c)
+
+    def axis(self, name: str) -> str:
+        """Return the axis on one tensor-parallel rank."""
+        return f"{name}/t" if self.c.split else name
+
+    def write(self) -> tuple[Tape, Tensor]:
+        """Return the tape of the layer, and its output."""
+        c, tape, ops = self.c, self.tape, self.ops
+        tape.stops_early = False  # torchtitan/config/job_config.py, ActivationCheckpoint: early_stop
+        x = tape.input("layer input", ("b", self.split.stream, "d"), c.compute, SOURCE)
+        if c.qk_norm:
+            tape.arguments.append(ops.table("RoPE cache, cast", ("s", "2·d_h"), c.compute, CAST_INPUTS))
+        normed = norm(ops, c, x, "input_norm")
+        attended = self.attention(normed)
+        self.split.returned(normed)
+        x = ops.add(x, attended, "attention sum")
+        normed = norm(ops, c, x, "post_attention_norm")
+        fed = self.mlp(normed)
+        self.split.returned(normed)
+        output = ops.add(x, fed, "layer output")
+        if c.selective:
+            tape.recompute_all(self.kept())
+        return tape, output
+
+    def attention(self, normed: Tensor) -> Tensor:
+        """Attention.forward, with a kernel that takes grouped heads."""
+        c, ops, split = self.c, self.ops, self.split
+        x = split.module_input(normed, "attention")
+        h, kv = self.axis("h"), self.axis("h_kv" if c.grouped else "h")
+        width = self.axis("d" if c.square else "h·d_h")
+        kv_width = self.axis("h_kv·d_h") if c.grouped else width
+        q, k, v = (
+            split.column(x, f"attention.{name}_proj", (out, "d"), ("b", "s", heads, "d_h"), bias=False)
+            for name, out, heads in (("q", width, h), ("k", kv_width, kv), ("v", kv_width, kv))
+        )
+        if c.qk_norm:
+            q = norm(ops, c, q, "attention.q_norm", "d_h")
+            k = norm(ops, c, k, "attention.k_norm", "d_h")
+        q, k = self.rotated_halves(q, k) if c.qk_norm else self.rotated_pairs(q, k)
+        if c.repeats_heads:
+            kv, heads = h, ("b", "s", h, "d_h")
+            k, v = ops.copy(k, "k for each head", heads), ops.copy(v, "v for each head", heads)
+        core = ops.flash_attention(q, k, v, h, kv, "d_h", "s", splits=True)
+        out = split.row(core, "attention.o_proj", ("d", width), bias=False)
+        split.returned(x, q, k, v, core)
+        return out
+
+    def mlp(self, normed: Tensor) -> Tensor:
+        """FeedForward.forward: w2(silu(w1(x)) * w3(x))."""
+        ops, split = self.ops, self.split
+        x = split.module_input(normed, "mlp")
+        inner = self.axis("4·d" if self.c.usual_intermediate_size else "F")
+        into = ("b", "s", inner)
+        gate = split.column(x, "mlp.gate_proj", (inner, "d"), into, bias=False)
+        activated = ops.pointwise(gate, "mlp.silu")
+        up = split.column(x, "mlp.up_proj", (inner, "d"), into, bias=False)
+        product = ops.mul(activated, up, "mlp.silu(gate) * up")
+        out = split.row(product, "mlp.down_proj", ("d", inner), bias=False)
+        split.returned(x)
+        return out
+
+    def rotated_pairs(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Llama's apply_rotary_emb: pairs of features as complex fp32 numbers, times a cache, and back."""
+        ops, given = self.ops, (q, k)
+        wide = [ops.cast(x, "fp32", f"{name} in fp32") for name, x in (("q", q), ("k", k))]
+        turned = [self._times_cache(x, name) for name, x in zip("qk", wide, strict=True)]
+        q, k = (ops.cast(x, q.dtype, f"rotated {name}") for name, x in zip("qk", turned, strict=True))
+        self.tape.still_referenced(*given, *wide, *turned)
+        return q, k
+
+    def _times_cache(self, x: Tensor, name: str) -> Tensor:
+        """Multiply by the complex cache; backward multiplies by a copy of its conjugate (mul_tensor_backward)."""
+        y = self.ops.mul_table(x, f"{name} turned", "fp32")
+        conjugate = self.tape.store(f"conjugate of the cache for {name}", ("s", "d_h"), "fp32", "aten::resolve_conj")
+        node = self.tape.nodes[-1]
+        node.prepares, node.between = ((conjugate, 1),), ((conjugate, -1),)
+        return y
+
+    def rotated_halves(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Qwen3's apply_rotary_emb: x * cos + (-second half, first half) * sin; both are views of the layer's cache."""
+        given = q, k
+        (cache,) = self.tape.arguments
+        table = Tensor(cache.storage, ("s", "d_h"), cache.dtype, grad=False)
+        q, k = (self._rotated(x, name, table) for name, x in (("q", q), ("k", k)))
+        self.tape.still_referenced(*given)
+        return q, k
+
+    def _rotated(self, x: Tensor, name: str, table: Tensor) -> Tensor:
+        ops = self.ops
+        half = (*x.shape[:-1], "d_h/2")
+        straight = ops.mul(x, table, f"{name} * cos")
+        first, second = ops.slices(x, (half, half), f"{name} halves")
+        turned = ops.concatenate((ops.scale(second, f"-{name} half"), first), x.shape, f"turned {name}")
+        return ops.add(straight, ops.mul(turned, table, f"turned {name} * sin"), f"rotated {name}")
+
+    def kept(self) -> tuple[int, ...]:
+        """Return the results that selective recomputation by operator keeps.
+
+        Every second matmul is recomputed, starting with the second; the results of attention, and what ranks have
+        summed and scattered, are kept (_op_sac_save_list).
+        """
+        nodes = self.tape.nodes
+        matmuls = [node for node in nodes if node.multiplies]
+        attention = next(node for node in nodes if node.name == "attention")
+        summed = [node for node in nodes if node.name.endswith("summed")] if self.c.sequence_sharded else []
+        results = [tensor.storage for node in (*matmuls[::2], *summed, attention) for tensor in node.outputs]
+        return (*results, *attention.also_allocates)

@@ -15,18 +15,34 @@ FURTHER_GROUP_BYTES = 2048 * MIB
 
 
 def communication_library_bytes(spec: Spec) -> int:
-    """Return the bytes of NCCL's buffers: one process group for each parallel dimension in which ranks communicate.
+    """Return the bytes of NCCL's buffers, which each process group has."""
+    groups = _process_groups(spec)
+    return FIRST_GROUP_BYTES + (groups - 1) * FURTHER_GROUP_BYTES if groups else 0
 
-    DeepSpeed's stage 3 has two data-parallel groups: zero.Init gathers parameters in the world's group, and gradients
-    are reduced in a copy of it (deepspeed 0.19 runtime/zero/partition_parameters.py, Init: ds_process_group;
-    utils/groups.py, _clone_world_group). A model built without zero.Init gathers in the copy, too.
+
+def _process_groups(spec: Spec) -> int:
+    """Return the number of process groups: one for each parallel dimension in which ranks communicate.
+
+    Data-parallel replicas of shards (HSDP) are a dimension in addition to the shards. DeepSpeed's stage 3 has two
+    data-parallel groups: zero.Init gathers parameters in the world's group, and gradients are reduced in a copy of it
+    (deepspeed 0.19 runtime/zero/partition_parameters.py, Init: ds_process_group; utils/groups.py, _clone_world_group).
+    A model built without zero.Init gathers in the copy, too.
+
+    torchtitan has a group for each dimension of its meshes that is not the world, and the world's: batches and losses
+    are dimensions of their own (torchtitan 0.2.2 torchtitan/distributed/parallel_dims.py, build_mesh).
     """
     parallelism = spec.parallelism
-    kinds = ("data", "tensor", "pipeline", "context", "expert")
-    groups = sum(getattr(parallelism, f"{kind}_parallel") > 1 for kind in kinds)
-    stage_3 = parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.data_parallel > 1
-    groups += stage_3 and spec.training.finetune != "qlora"
-    return FIRST_GROUP_BYTES + (groups - 1) * FURTHER_GROUP_BYTES if groups else 0
+    replicas, context = parallelism.data_parallel_replicate, parallelism.context_parallel
+    degrees = (replicas, parallelism.tensor_parallel, parallelism.pipeline_parallel, parallelism.expert_parallel)
+    if spec.training.framework == "torchtitan":
+        batches = parallelism.data_parallel
+        meshes = (*degrees, parallelism.shards, context, batches, batches * context)
+        return sum(1 < size < parallelism.ranks for size in meshes) + int(parallelism.ranks > 1)
+    shards = parallelism.data_parallel // replicas
+    groups = sum(degree > 1 for degree in (*degrees, shards, context))
+    if parallelism.engine == "deepspeed" and parallelism.zero_stage == 3 and parallelism.data_parallel > 1:
+        groups += int(spec.training.finetune != "qlora")
+    return groups
 
 
 def outside_bytes(spec: Spec, gpu: GpuSpec | None) -> int:

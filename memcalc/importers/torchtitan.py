@@ -112,6 +112,7 @@ FIELDS: dict[str, Meaning] = {
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _LLAMAS = ("llama2", "llama3")
+_UNTIED_QWENS = ("8b", "14b", "32b")  # Qwen3's other flavors tie the LM head to the embedding, or have experts
 _FLAVORS = {
     ("llama3", "405b"): "llama-3.1-405b",
     ("llama4", "17bx16e"): "llama-4-scout",
@@ -140,7 +141,8 @@ def _finish(draft: Draft) -> None:
     if facts.get("offload") is True:
         place_shards(draft)
     low = str(facts.get("weights", "float32")) in ("bfloat16", "float16")
-    own = half and not low and name in _LLAMAS and _is_fsdp_alone(draft)
+    modelled = name in _LLAMAS or (name == "qwen3" and flavor in _UNTIED_QWENS)
+    own = half and not low and modelled and _is_sharded_alone(draft)
     _micro_batches(draft)
     if low:
         draft.default("training.recipe", "pure")
@@ -149,14 +151,20 @@ def _finish(draft: Draft) -> None:
         )
     elif own:
         draft.default("training.implementation", "torchtitan")
-        draft.notes.append("torchtitan's modules and per-operator checkpointing are modelled as of December 2024")
+        draft.notes.append(
+            "torchtitan's modules and per-operator checkpointing are modelled as of 0.2.2; earlier releases copy keys "
+            "and values for every query head: --set repeat_kv=true"
+        )
     else:
         draft.default("training.recipe", _recipe(draft) if half else "fp32")
         draft.default("training.logits_until", "loss")  # train.py: `del pred`
-        draft.notes.append("torchtitan's own modules are modelled only for Llama under FSDP2; counted as plain modules")
-        if draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
-            draft.default("parallelism.sequence_parallel", True)
-            draft.default("training.loss", "materialized" if facts.get("whole_logits") is True else "vocab-parallel")
+        draft.notes.append(
+            "torchtitan's own modules are modelled only for Llama and untied dense Qwen3 under FSDP2; counted as plain "
+            "modules"
+        )
+    if not low and draft.values.get("parallelism.tensor_parallel", 1) != 1:  # infra/parallelize.py, apply_tp
+        draft.default("parallelism.sequence_parallel", True)
+        draft.default("training.loss", "materialized" if facts.get("whole_logits") is True else "vocab-parallel")
     # run_train.sh: as PYTORCH_ALLOC_CONF in 0.2, as PYTORCH_CUDA_ALLOC_CONF in 0.1.
     place_allocator_settings(draft, EXPANDABLE, "torchtitan's run_train.sh")
     float8.torchtitan(draft, facts.get("converters", []))
@@ -229,12 +237,12 @@ def _micro_batches(draft: Draft) -> None:
             values["training.gradient_accumulation_steps"] = local // micro
 
 
-def _is_fsdp_alone(draft: Draft) -> bool:
-    """Return whether the run shards its data-parallel ranks and nothing else."""
-    degrees = ("tensor", "pipeline", "context", "expert")
+def _is_sharded_alone(draft: Draft) -> bool:
+    """Return whether FSDP2 shards the data-parallel ranks, with at most tensor parallelism in addition."""
+    degrees = ("pipeline", "context", "expert")
     whole = all(draft.values.get(f"parallelism.{degree}_parallel", 1) == 1 for degree in degrees)
     ranks = draft.values.get("parallelism.data_parallel", 2 if "parallelism.data_parallel" in draft.overridden else 1)
-    return whole and draft.values.get("parallelism.zero_stage") == 3 and ranks != 1
+    return whole and draft.values.get("parallelism.zero_stage") in (2, 3) and ranks != 1
 
 
 def _recompute(draft: Draft, *, by_operator: bool) -> None:

@@ -10,7 +10,7 @@ from memcalc.spec.spec import Spec
 def split_by_dtensor(spec: Spec) -> bool:
     """Return whether DTensor shards the layers (under PyTorch's own engines); else Megatron-LM's modules do."""
     parallelism = spec.parallelism
-    own = spec.training.implementation == "plain" and parallelism.engine in ("ddp", "fsdp2")
+    own = spec.training.implementation in ("plain", "torchtitan") and parallelism.engine in ("ddp", "fsdp2")
     return own and spec.inference is None and parallelism.tensor_parallel > 1
 
 

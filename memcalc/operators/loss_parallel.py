@@ -33,6 +33,10 @@ class LossParallel(Base):
             citation = f"{LOSS_PARALLEL}: _nll_loss_and_log_softmax_backward"
             return tape.store(name, logits.shape, "fp32", citation, component=Component.LOGITS_AND_LOSS)
 
+        # grad_input, exp(x) and their sum; exp(x) is freed before the product, which is the gradient
+        columns, exponentials, total = map(large, ("gradient of the labels' columns", "probabilities", "their sum"))
+        # safe_target, masked_safe_target, mask, grad_update, arange_1d, grad_output by row
+        by_row = small("labels and gradients", "int64", "int64", "bool", "fp32", "int64", "fp32")
         loss = tape.new("loss", (), "fp32", f"{LOSS_PARALLEL}: _nll_loss_forward")
         weight = tape.store("loss total weight", (), "fp32", f"{LOSS_PARALLEL}: _nll_loss_forward")
         tape.record(
@@ -48,36 +52,46 @@ class LossParallel(Base):
                 forward_temporaries=small(
                     "labels and losses", "int64", "int64", "fp32", "fp32", "fp32", "fp32", "bool"
                 ),
-                # grad_input, exp(x), their sum; then the sum, grad_input and the product
-                backward_temporaries=(
-                    large("gradient of the labels' columns"),
-                    large("probabilities"),
-                    # safe_target, masked_safe_target, mask, grad_update, arange_1d, grad_output by row
-                    *small("labels and gradients", "int64", "int64", "bool", "fp32", "int64", "fp32"),
+                prepares=(
+                    *((index, 1) for index in (columns, *by_row, exponentials, total)),
+                    (exponentials, -1),
                 ),
+                between=tuple((index, -1) for index in (columns, *by_row, total)),
             )
         )
         tape.hold(loss)
         return loss
 
     def _log_softmax(self, logits: Tensor) -> Tensor:
-        """log_softmax as its operators: logits minus the row maximum, exponentials, logarithms."""
+        """log_softmax as its operators: logits minus the row maximum, exponentials, logarithms.
+
+        _log_softmax_backward_handler passes on the gradient of nll_loss.
+        """
         tape = self.tape
         citation = f"{LOSS_PARALLEL}: _log_softmax"
-        result = tape.new("log-probabilities", logits.shape, logits.dtype, citation)
-        shifted = tape.store("logits less their maximum", logits.shape, logits.dtype, citation)
-        rows = tuple(
-            tape.store(f"{name} of each row", logits.shape[:-1], logits.dtype, citation)
-            for name in ("maximum", "sum", "logarithm of the sum")
+
+        def row(name: str) -> int:
+            return tape.store(f"{name} of each row", logits.shape[:-1], logits.dtype, citation)
+
+        shifted = tape.new("logits less their maximum", logits.shape, logits.dtype, citation)
+        tape.record(
+            Node("log_softmax: shift", (logits,), (shifted,), (), (SAME,), forward_temporaries=(row("maximum"),))
         )
+        total = tape.new("sum of each row", logits.shape[:-1], logits.dtype, citation, grad=False)
+        exponentials = tape.store("exponentials", logits.shape, logits.dtype, citation)
+        tape.record(
+            Node("log_softmax: sum", (shifted,), (total,), (), (None,), forward_temporaries=(exponentials,)),
+        )
+        result = tape.new("log-probabilities", logits.shape, logits.dtype, citation)
+        logarithm = row("logarithm of the sum")
         tape.record(
             Node(
                 "log_softmax",
-                (logits,),
+                (shifted, total),
                 (result,),
                 (result.storage,),
-                (SAME,),  # _log_softmax_backward_handler passes on the gradient of nll_loss
-                forward_temporaries=(shifted, *rows),
+                (SAME, None),
+                forward_temporaries=(logarithm,),
             )
         )
         return result

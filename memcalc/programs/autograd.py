@@ -149,7 +149,7 @@ class Backward:
         return node.unpacks and any(tensor in self.pending for tensor in node.outputs)
 
     def recompute(self, segment: CheckpointSegment) -> None:
-        """Recompute a segment up to its last saved tensor (torch/utils/checkpoint.py stops early).
+        """Recompute a segment, up to its last saved tensor where checkpoints stop early (torch/utils/checkpoint.py).
 
         A tensor that is still referenced from outside is allocated a second time. A result that the segment has kept is
         taken out of its store, which then no longer references it.
@@ -157,7 +157,8 @@ class Backward:
         nodes = self.tape.nodes[segment.start : segment.stop]
         # live until the segment's autocast region ends
         lasting = {index for node in nodes for index in node.saved} | self.tape.region
-        last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1)
+        early = self.tape.stops_early
+        last = max((p for p, node in enumerate(nodes) if node.unpacks), default=-1) if early else len(nodes) - 1
         uses: dict[int, int] = {}
         for position, node in enumerate(nodes):
             for tensor in (*node.inputs, *node.outputs):
@@ -168,7 +169,7 @@ class Backward:
         untouched = self.untouched[segment] = list(segment.saved)
         for position, node in enumerate(nodes[: last + 1]):
             made = node.allocated
-            stops_before_output = position == last and not set(node.saved) & set(made)
+            stops_before_output = early and position == last and not set(node.saved) & set(made)
             if stops_before_output:
                 break
             self.operator = self.tape.operator(segment.start + position, Activity.AGAIN)

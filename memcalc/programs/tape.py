@@ -151,6 +151,8 @@ class Tape:
     deferred: set[int] = field(default_factory=set)  # parameter gradients that wait for another block's (tied)
     arrives_summed: int | None = None  # the parameter gradient that this block completes (tied)
     segments: list[CheckpointSegment] = field(default_factory=list)
+    stops_early: bool = True  # whether a recomputation ends with the last tensor that backward needs
+    arguments: list[Tensor] = field(default_factory=list)  # made for the block by its caller, by the first operators
     offloads: bool = False  # saved tensors are in host memory
     packed: list[int] = field(default_factory=list)  # tensors in host memory, by the storages they are copied back to
     leaves: dict[int, Node] = field(default_factory=dict)  # results set to require a gradient -> the operator
@@ -251,9 +253,11 @@ class Tape:
         self.segments.append(CheckpointSegment(max(made) + 1, len(self.nodes), storages))
 
     def recompute_all(self, kept: tuple[int, ...] = ()) -> None:
-        """Checkpoint the whole block: keep its input and, of its results, only these storages."""
+        """Checkpoint the whole block: keep its input, its arguments and, of its results, only these storages."""
         assert self.entry is not None
-        self.segments = [CheckpointSegment(0, len(self.nodes), (self.entry.storage,), tuple(dict.fromkeys(kept)))]
+        inputs = tuple(tensor.storage for tensor in (self.entry, *self.arguments))
+        saved = tuple(dict.fromkeys(kept))
+        self.segments = [CheckpointSegment(len(self.arguments), len(self.nodes), inputs, saved)]
 
     def allocated_by(self, names: tuple[str, ...]) -> tuple[int, ...]:
         """Return the storages that operators of these names allocate: results and other persistent buffers."""

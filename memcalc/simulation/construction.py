@@ -12,7 +12,7 @@ from memcalc.layout.parameters import layer_prefixes
 from memcalc.layout.stages import Stage
 from memcalc.ledger.component import Component
 from memcalc.ledger.row_drafts import RowDraft, from_phase, mask_of
-from memcalc.sharding.engine import ROOT, by_unit, is_output
+from memcalc.sharding.engine import ROOT, by_unit, is_embedding, is_output
 from memcalc.simulation.initial_tensors import InitialTensor, InitialTensors
 from memcalc.simulation.quantization import in_4_bits, loaded_in_4_bits
 from memcalc.spec.model_families.conversion import family_buffers
@@ -29,6 +29,7 @@ from memcalc.states.unsharded_weights import shards_loaded_model
 
 WARMS_UP = "4.50"  # of transformers: the first release with caching_allocator_warmup
 MAPS = "0.26"  # of TRL: the first release that loads with device_map="auto"
+SAMPLES_AGAIN = (2, 13)  # the torch version in which trunc_normal_ samples values beyond the bounds again
 
 
 def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> Iterator[InitialTensors]:
@@ -61,6 +62,8 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     if is_built_on_meta(spec):
         weights = _joined(chain.from_iterable(_sized(ordered, copies, options, Role.WEIGHTS)))
         yield from _given_memory(spec, ordered, weights)
+        if spec.training.implementation == "torchtitan" and spec.training.torch >= SAMPLES_AGAIN:
+            yield from _sampled(ordered, options)
         yield from _kept_copies(ordered, copies, options)
         yield from (_alone(item) for item in standing)
         return
@@ -186,6 +189,21 @@ def _given_memory(
         elements = prod(options.spread(2).shape(embedding))
         size = DTYPE_BYTES[embedding.dtype or options.base] * elements
         yield InitialTensors(mask_of("model"), (InitialTensor(size, stays=False, component=Component.TEMPORARIES),))
+
+
+def _sampled(ordered: Sequence[LocalParameter], options: StateOptions) -> Iterator[InitialTensors]:
+    """Yield the masks with which torchtitan's init_weights finds values of linear layers that it has to sample again.
+
+    Two comparisons and their union, of dtype bool; the embedding is sampled without bounds. Only the LM head's bounds,
+    of three standard deviations, leave values to sample again, in further tensors that are not counted. Source: torch
+    2.13 torch/nn/init.py, _no_grad_trunc_normal_; torchtitan 0.2.2 torchtitan/models/llama3/model/model.py.
+    """
+    until = mask_of("model")
+    for held in ordered:
+        if len(held.shape) == len(("out", "in")) and not is_embedding(held):
+            size = prod(options.spread(2).shape(held))
+            masks = InitialTensor(size, stays=False, several=(size,) * 3, component=Component.TEMPORARIES)
+            yield InitialTensors(until, (masks,))
 
 
 def _kept_copies(

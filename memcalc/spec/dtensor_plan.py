@@ -14,8 +14,8 @@ def unsplittable(spec: Spec) -> tuple[str, str] | None:
         "parallelism.engine": parallelism.engine == "ddp"
         and parallelism.data_parallel > 1
         and "DistributedDataParallel does not support sharded parameters (engine fsdp2 with zero_stage 2 or 3 does)",
-        "training.implementation": spec.training.implementation != "plain"
-        and f"the DTensor plan covers plain modules, not implementation = {spec.training.implementation}",
+        "training.implementation": spec.training.implementation not in ("plain", "torchtitan")
+        and f"the DTensor plan covers plain and torchtitan modules, not {spec.training.implementation}",
         "model.num_key_value_heads": model.num_key_value_heads % ranks > 0
         and f"{ranks} ranks cannot split {model.num_key_value_heads} key/value heads evenly",
         "model.moe": model.moe is not None and "the plan does not split routed experts",

@@ -197,7 +197,8 @@ class TrainingSpec(ConfigBlock):
     )
     repeat_kv: bool = Field(
         False,
-        description="plain modules copy keys and values for every query head before the kernel (torchtune, LitGPT)",
+        description="plain and torchtitan modules copy keys and values for every query head before the kernel "
+        "(torchtune, LitGPT, torchtitan before 0.2.2)",
     )
     heads_first: bool = Field(
         False,

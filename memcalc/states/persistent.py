@@ -29,7 +29,7 @@ def persistent_rows(spec: Spec, stage: Stage, gpu: GpuSpec | None) -> list[RowDr
     """
     items = [*registered_buffers(spec, stage), *inputs(spec), *logits_of_the_step_before(spec, stage)]
     if spec.training.implementation == "torchtitan":
-        items.append(complex_table(spec))
+        items.append(torchtitan_rotary_cache(spec))
     if spec.training.framework == "torchtune":
         items += rotary_cache(spec)
     if spec.training.implementation == "megatron":
@@ -139,25 +139,20 @@ def rotary_cache(spec: Spec) -> list[RowDraft]:
     return [RowDraft(Component.WEIGHTS, "buffers", ROTARY_TABLES, shape, "fp32", 1, *given)]
 
 
-def complex_table(spec: Spec) -> RowDraft:
-    """Return torchtitan's RoPE cache: a complex64 number for each position and pair of features, a model buffer."""
-    shape = (spec.training.sequence_length, spec.model.head_dim // 2)
-    each = 8 * shape[0] * shape[1]
-    citation = "torchtitan ba2469780 torchtitan/models/llama/model.py: freqs_cis"
-    mask = from_phase("model")
-    return RowDraft(
-        Component.WEIGHTS,
-        "buffers",
-        "RoPE cos/sin cache",
-        shape,
-        "int64",
-        1,
-        each,
-        rounded(each),
-        mask,
-        "4·s·d_h",
-        citation,
-    )
+def torchtitan_rotary_cache(spec: Spec) -> RowDraft:
+    """Return torchtitan's RoPE cache, a buffer of the model.
+
+    Llama has a complex64 number for each position and pair of features, Qwen3 (with norms of queries and keys) an fp32
+    cosine and sine for each position and feature.
+    """
+    length, width = spec.training.sequence_length, spec.model.head_dim
+    if spec.model.qk_norm:
+        shape, dtype, formula, name = (length, 2 * width), "fp32", "8·s·d_h", "qwen3/model/model.py: rope_cache"
+    else:
+        shape, dtype, formula, name = (length, width // 2), "int64", "4·s·d_h", "llama3/model/model.py: freqs_cis"
+    each = DTYPE_BYTES[dtype] * shape[0] * shape[1]
+    given = (each, rounded(each), from_phase("model"), formula, f"torchtitan 0.2.2 torchtitan/models/{name}")
+    return RowDraft(Component.WEIGHTS, "buffers", ROTARY_TABLES, shape, dtype, 1, *given)
 
 
 @cached_by_spec

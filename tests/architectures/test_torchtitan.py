@@ -1,4 +1,4 @@
-"""torchtitan's Llama under FSDP2: a run on the null device, and what its selective recomputation keeps."""
+"""torchtitan's Llama and Qwen3 under FSDP2: a run on the null device, and what recomputation keeps."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def test_llama_3_1_8b_on_eight_h100s() -> None:
             "b": 2,
             "s": 8192,
             "recompute": "selective",
+            "repeat_kv": True,
             "torch_version": "v2.6",
         },
         "parallelism": {"data_parallel": 8},
@@ -56,11 +57,15 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def run(ranks: int = 4, **training: Any) -> Result:
+QWEN = LLAMA | {"qk_norm": True}
+
+
+def run(ranks: int = 4, model: dict[str, Any] = LLAMA, tensor_parallel: int = 1, **training: Any) -> Result:
+    split = {"tensor_parallel": tensor_parallel, "sequence_parallel": True} if tensor_parallel > 1 else {}
     config = {
-        "model": LLAMA,
+        "model": model,
         "training": {"implementation": "torchtitan", "s": S, "b": B} | training,
-        "parallelism": {"data_parallel": ranks},
+        "parallelism": {"data_parallel": ranks} | split,
     }
     return estimate(config)
 
@@ -76,6 +81,28 @@ def kept(result: Result) -> int:
 def test_selective_recomputation_keeps_every_second_product_and_attention() -> None:
     """Input, q, v, attention's output with its log-sum-exps, gate, down: 2·b·s·(4d + d·h_kv/h + F) + 4·b·h·s bytes."""
     assert kept(run(recompute="selective")) == L * (2 * B * S * (4 * D + D * KV // H + F) + 4 * B * H * S)
+
+
+def test_selective_recomputation_keeps_what_tensor_parallel_ranks_have_summed() -> None:
+    """Two results of reduce-scatter in addition: halves of the tokens. The sum before the second one is full."""
+    whole = L * (2 * B * S * (3 * D + D * KV // H + F) + 4 * B * H * S)
+    last_product = L * 2 * B * S * D
+    assert kept(run(recompute="selective", tensor_parallel=2)) == whole // 2 + last_product + L * 2 * 2 * B * S * D // 2
+
+
+def test_attention_saves_a_key_and_a_value_of_each_group() -> None:
+    """Before 0.2.2 of each query head: 2·2·b·s·(d - d·h_kv/h) bytes more."""
+    more = kept(run(recompute="none", repeat_kv=True)) - kept(run(recompute="none"))
+
+    assert more == L * 2 * 2 * B * S * (D - D * KV // H)
+
+
+def test_qwen3_keeps_the_rope_cache_that_fsdp2_casts_for_each_layer() -> None:
+    """A checkpoint keeps its arguments: the layer's input, and cosines and sines of each position and feature."""
+    cache = 2 * S * 2 * (D // H)
+
+    assert kept(run(recompute="full", model=QWEN)) == L * (2 * B * S * D + cache)
+    assert kept(run(recompute="selective", model=QWEN)) == kept(run(recompute="selective")) + L * cache
 
 
 def test_full_recomputation_keeps_the_input() -> None:

@@ -165,12 +165,13 @@ CASES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
         TORCHTITAN.replace("tensor_parallel_degree = 1", "tensor_parallel_degree = 2"),
         (),
         {
-            "training.implementation": "plain",
-            "training.recipe": "fp32",
+            "training.implementation": "torchtitan",
+            "training.recipe": "amp",
             "parallelism.fsdp.param_dtype": "bf16",
             "parallelism.fsdp.reduce_dtype": "fp32",
             "parallelism.fsdp.wrap": "layers-and-ends",
             "parallelism.tensor_parallel": 2,
+            "parallelism.sequence_parallel": True,
         },
     ),
     "Megatron-LM": (

@@ -313,7 +313,7 @@ LLAMA_TITAN = (
         (
             "tensor_parallel_degree = 4",
             ("data_parallel=8",),
-            {"parallelism.sequence_parallel": True, "training.loss": "vocab-parallel", "training.recipe": "fp32"},
+            {"parallelism.sequence_parallel": True, "training.loss": "vocab-parallel", "training.recipe": "amp"},
         ),
         (
             "tensor_parallel_degree = 4\ndisable_loss_parallel = true",

@@ -296,8 +296,8 @@ def test_axolotls_evaluation_needs_data(more: str, batch: int | None, tmp_path: 
 def test_what_is_counted_too_high_changes_no_verdict(tmp_path: Path) -> None:
     spec = loaded(
         tmp_path,
-        '[model]\nname = "qwen3"\nflavor = "8B"\n[training]\nseq_len = 1024\n',
-        "preset=qwen3-8b",
+        '[model]\nname = "qwen3"\nflavor = "0.6B"\n[training]\nseq_len = 1024\n',
+        "preset=qwen3-0.6b",
         "data_parallel=8",
         name="run.toml",
     )

@@ -36,11 +36,11 @@ def loss(spec: Spec) -> Iterator[Violation]:
             "chunk.",
             "Set loss: chunked and loss_recompute: false, or leave chunked_head out.",
         )
-    for field in ("repeat_kv", "heads_first"):
-        if getattr(training, field) and training.implementation != "plain":
+    for field, known in (("repeat_kv", ("plain", "torchtitan")), ("heads_first", ("plain",))):
+        if getattr(training, field) and training.implementation not in known:
             yield Violation(
                 ("training", field),
-                f"{field} = true needs implementation = plain, not {training.implementation}.",
+                f"{field} = true needs implementation = {' or '.join(known)}, not {training.implementation}.",
                 f"Leave {field} out, or set implementation: plain.",
             )
     if training.norm_dtype == "fp32" and training.implementation != "plain":

@@ -82,9 +82,9 @@ def megatron(spec: Spec) -> Iterator[Violation]:
 
 
 def torchtitan(spec: Spec) -> Iterator[Violation]:
-    """Yield violations: modelled is torchtitan's Llama with defaults:
+    """Yield violations: modelled are torchtitan's Llama and Qwen3 with defaults:
 
-    FSDP2, fp32 shards, 16-bit gathers, fp32 reduction.
+    FSDP2, fp32 shards, 16-bit gathers, fp32 reduction; tensor parallelism with sequence parallelism.
     """
     training, model, parallelism = spec.training, spec.model, spec.parallelism
     if training.implementation != "torchtitan":
@@ -92,7 +92,7 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
     fields: dict[Path, tuple[object, tuple[object, ...]]] = {
         ("parallelism", "engine"): (parallelism.engine, ("fsdp2",)),
         ("training", "recipe"): (training.recipe, ("amp",)),
-        ("training", "loss"): (training.loss, ("materialized",)),
+        ("training", "loss"): (training.loss, ("materialized", "vocab-parallel")),
         ("training", "attention"): (training.attention, ("flash",)),
         ("model", "normalization"): (model.normalization, ("rmsnorm",)),
         ("model", "mlp"): (model.mlp, ("swiglu",)),
@@ -102,7 +102,7 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
         ("model", "qkv_bias"): (model.qkv_bias, (False,)),
         ("model", "output_bias"): (model.output_bias, (False,)),
         ("model", "mlp_bias"): (model.mlp_bias, (False,)),
-        ("model", "qk_norm"): (model.qk_norm, (False,)),
+        ("model", "qk_norm_width"): (model.qk_norm_width if model.qk_norm else "head", ("head",)),
         ("model", "tie_word_embeddings"): (model.tie_word_embeddings, (False,)),
         ("model", "parallel_block"): (model.parallel_block, (False,)),
         ("model", "embedding_norm"): (model.embedding_norm, (False,)),
@@ -112,7 +112,10 @@ def torchtitan(spec: Spec) -> Iterator[Violation]:
         ("model", "mla"): (model.mla and "latent attention", (None,)),
         ("model", "attention_sinks"): (model.attention_sinks, (False,)),
         ("model", "norm_weight"): (model.norm_weight, (True,)),
-        ("parallelism", "tensor_parallel"): (parallelism.tensor_parallel, (1,)),
+        ("parallelism", "sequence_parallel"): (
+            parallelism.sequence_parallel or parallelism.tensor_parallel == 1,
+            (True,),
+        ),
         ("parallelism", "pipeline_parallel"): (parallelism.pipeline_parallel, (1,)),
         ("parallelism", "context_parallel"): (parallelism.context_parallel, (1,)),
     }

@@ -1,4 +1,4 @@
-"""Order in which transformers' modules register parameters (`model.parameters()`), used by for-loop steps."""
+"""Order in which the modules of transformers and torchtitan register parameters (`model.parameters()`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 
+TORCHTITAN = "torchtitan"
 # Families that register a layer's modules in another order than its forward (transformers 5.23, models/<family>).
 _KEYS_FIRST = ("attention.k", "attention.v", "attention.q", "attention.o")
 _PROJECTIONS = (
@@ -43,6 +44,11 @@ _IN_LAYERS: dict[str, tuple[str, ...]] = {
     "qwen3_moe": _EXPERTS_FIRST,
     "qwen3_next": ("linear_attn.dt", "linear_attn.A_log", *_EXPERTS_FIRST),
     "starcoder2": _NORMS_LAST,
+    # torchtitan 0.2.2 torchtitan/models/{llama3,qwen3}/model/model.py: w1, w2 and w3 are gate, down and up
+    TORCHTITAN: (
+        *("attention.q_norm", "attention.k_norm", *_PROJECTIONS, "mlp.gate", "mlp.down", "mlp.up"),
+        *("input_norm", "post_attention_norm"),
+    ),
 }
 _BEFORE_LAYERS: dict[str, tuple[str, ...]] = {
     "opt": ("embed_tokens", "embed_positions", "project_out", "project_in", "norm"),  # OPTDecoder
@@ -78,7 +84,7 @@ def in_order(parameters: LocalParameters, family: str, prefixes: Sequence[str] =
 
     Args:
         parameters: each with the number of layers that have it.
-        family: the transformers family; empty: in the order of the forward pass.
+        family: the transformers family, or TORCHTITAN; empty: in the order of the forward pass.
         prefixes: of each layer's modules, where layers differ; empty: layers of one type come first.
     """
     embedding, layers, head = registered(parameters, family)

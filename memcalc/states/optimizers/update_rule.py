@@ -7,6 +7,7 @@ from typing import NamedTuple
 from memcalc.spec.optimizers import GALORE_RANK, momentum, nesterov, weight_decay
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.training import TrainingSpec
+from memcalc.states.optimizers.parameter_order import TORCHTITAN
 
 
 class UpdateRule(NamedTuple):
@@ -25,7 +26,7 @@ class UpdateRule(NamedTuple):
         embeddings_32bit: whether the states of embeddings stay in fp32.
         dtype: dtype of the updated tensors: the master weights, else the weights.
         moments: dtype of torch's states.
-        family: the transformers family that sets the order of parameters; else "".
+        family: the transformers family that sets the order of parameters, or TORCHTITAN; else "".
     """
 
     optimizer: str
@@ -70,5 +71,5 @@ def update_of(training: TrainingSpec, weights: str, architecture: str | None) ->
         embeddings_32bit=options.embeddings_32bit,
         dtype=weights,
         moments=weights,
-        family=(architecture or "") if training.implementation == "huggingface" else "",
+        family={"huggingface": architecture or "", "torchtitan": TORCHTITAN}.get(training.implementation, ""),
     ).of_weights(training.recipe, weights)
