@@ -34,6 +34,7 @@ class Engine:
     hooks_modules = False  # whether it has hooks around each module with parameters, not only around units
     wraps_embedding_and_head = False  # whether the embedding is a unit, and final norm and LM head are another
     output_is_loss = False  # whether the loss is part of the root's forward
+    order_is_stale = False  # whether the units of an evaluation are still in the order that backward follows
     repeats = True  # whether micro-batches and steps after the first make the same requests and frees
     sum_stream = 0  # the CUDA stream on which autograd adds the gradients of a tied weight
     scales_output_gradient = False  # whether a hook replaces the gradient of the model's output by a scaled one

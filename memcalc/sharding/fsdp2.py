@@ -89,7 +89,7 @@ class Reduce(NamedTuple):
         shards: the same in the dtype of the parameters' shards.
         table: scratch of the copy-in kernel.
         main: fp32 copies of the reduced gradients, which the recipe makes in hooks of the parameters.
-        last: the parameter with a gradient that a loop variable references until the output exists.
+        last: the parameter whose gradient the loop variable `unsharded_grad` references until the reduction returns.
     """
 
     source: int
@@ -219,8 +219,9 @@ class FSDP2(Engine):
         """Reshard units that stay unsharded after forward, such as the root.
 
         In PyTorch they stay unsharded until the next training step; they are freed here, since its forward gathers
-        them.
+        them. The order of units is only cleared by a backward (_fsdp_state.py, _root_post_backward_final_callback).
         """
+        self.order_is_stale = True
         for unit in list(self.parameters):
             with self.requests.repeat(self.rounds.get(unit, 1)):
                 self.requests.drop(self.parameters.pop(unit))
@@ -237,13 +238,19 @@ class FSDP2(Engine):
                 self._all_gather(unit)
             self.requests.drop((self._copy_out(unit),))
         before = self._before(unit)
-        if before in self.sizes and before not in self.parameters:
+        if before in self.sizes and before not in self.parameters and before not in self.gathering:
             self._all_gather(before)
 
     def _before(self, unit: int) -> int | None:
-        """Return the unit that ran its forward before this one."""
+        """Return the unit that ran its forward before this one: before the first, the last unit of an evaluation.
+
+        A unit without parameters is not in the order (_fsdp_param_group.py, _record_post_forward), and the root is
+        still unsharded.
+        """
         if unit == ROOT:
             return TAIL if self.wraps_embedding_and_head else self.last
+        if unit == EMBEDDING and self.order_is_stale and ROOT not in self.sizes:
+            return None if self.choice.gathers_output_alone else TAIL
         return self.last if unit == TAIL else self.before.get(unit)
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
@@ -264,8 +271,9 @@ class FSDP2(Engine):
             kept = self._reduce(unit, reduce, gradients) if reduce is not None and gradients else []
             self.requests.drop(before)
         if unit == ROOT:
-            self.requests.drop((*self.reducing, *self.added_up))
-            self.reducing, self.added_up = [], []
+            # finalize_backward frees an all-gather that nothing waited for
+            self.requests.drop((*self.reducing, *self.added_up, *self.gathering.values()))
+            self.reducing, self.added_up, self.gathering, self.order_is_stale = [], [], {}, False
         return kept
 
     def _add_up(self, unit: int, gradients: Sequence[Gradient]) -> None:
@@ -316,10 +324,15 @@ class FSDP2(Engine):
         last = [each.storage for each in gradients if each.parameter == reduce.last]
         self.requests.drop(each.storage for each in gradients if each.storage not in last)
         output = self.requests.take(reduce.output, REDUCE_SCATTER, labels.shard)
-        self.requests.drop(last)
         if reduce.shards != reduce.output:  # _to_dtype_if_needed
             reduced, output = output, self.requests.take(reduce.shards, REDUCE_SCATTER, labels.shard)
             self.requests.drop((reduced,))
+        kept = self._sharded_gradients(output, reduce, labels)
+        self.requests.drop(last)
+        return kept
+
+    def _sharded_gradients(self, output: int, reduce: Reduce, labels: UnitLabels) -> list[int]:
+        """Make or add to the sharded gradients from the reduced ones; return those that stay."""
         if not (self.have_gradients or self.choice.weights_on_host):
             main = [self.requests.take(size, 0, labels.main) for size in reduce.main]
             if RECIPES[self.choice.recipe].gradients is None:  # the hooks free the gradients

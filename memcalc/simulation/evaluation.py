@@ -9,6 +9,11 @@ from __future__ import annotations
 from memcalc.spec.spec import Spec
 
 
+def evaluates_between_steps(spec: Spec) -> bool:
+    """Return whether an evaluation runs between steps."""
+    return spec.training.evaluation_batch_size is not None and spec.training.evaluation_when != "before"
+
+
 def evaluated(spec: Spec) -> Spec:
     """Return the run with the batch of its evaluation, without recomputation or offload.
 

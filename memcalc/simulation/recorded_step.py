@@ -22,7 +22,7 @@ from memcalc.programs.program import Program
 from memcalc.programs.sized_program import ProgramSizer, SizedProgram
 from memcalc.sharding.engine import by_unit
 from memcalc.sharding.engines import arriving_gradients, engine_of, gradient_names, takes_gradients_over
-from memcalc.simulation.evaluation import evaluated, reference_run, scored_by_reference
+from memcalc.simulation.evaluation import evaluated, evaluates_between_steps, reference_run, scored_by_reference
 from memcalc.simulation.forward_backward import ForwardBackward
 from memcalc.simulation.layer_loops import LayerLoop, loops_of, of_layers
 from memcalc.simulation.plans import plan_of
@@ -127,6 +127,8 @@ class StepRecorder:
         takes_over = bool(self.requests.labels)
         self.requests.begin(IN_FLIGHT)
         walk.engine.resume()
+        if evaluates_between_steps(self.spec):
+            walk.engine.after_evaluation()
         self._hold_in_flight(walk)
         self.requests.begin("forward")
         walk.engine.prepare()
@@ -291,7 +293,9 @@ def _key(spec: Spec, chunk: Stage, layers: Layers, *, exist: bool) -> Hashable:
         (chunk.has_embedding, chunk.has_head),
         tuple(gradient_policy(spec, exist=exist, sharded=sharded) for sharded in (False, True)),
         exist,
-        (options, layers.of_engine, spec.model.tie_word_embeddings) if takes_gradients_over(options) else None,
+        (options, layers.of_engine, spec.model.tie_word_embeddings, evaluates_between_steps(spec))
+        if takes_gradients_over(options)
+        else None,
     )
 
 

@@ -297,6 +297,8 @@ class SimulatedRun:
             batch.loss()
             batch.release()
         self.engine.after_evaluation()
+        if self.engine.order_is_stale:  # the next backward has other requests
+            self.kinds = {}
 
     def _without_gradients(self, run: Spec) -> MicroBatch:
         """Record a micro-batch with a forward outside autograd."""
