@@ -124,6 +124,7 @@ class BlockStructure(NamedTuple):
     checkpoints_layers: bool = False  # layers are checkpoints, so their arguments stay live until recomputation
     frees_tables: bool = False  # saved tensors are offloaded and none recomputed, so tables end with forward
     replaced_linears: bool = False  # DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
+    caches_casts: bool = True  # autocast caches casts of leaves
     fp8_columns: bool = False  # Transformer Engine makes a second FP8 copy for backward GEMMs
     float8: Float8 | None = None  # options of torchao's FP8 linear layers
     upcasts_logits: bool = True  # the loss makes an fp32 copy of the logits
@@ -304,6 +305,8 @@ def block_structure(spec: Spec) -> BlockStructure:
         frees_tables=saves_on_host != "none"
         and training.recompute == "none",  # a checkpoint's closure references them as arguments
         replaced_linears=replaces_linears(spec),
+        # lightning 2.6 pytorch/plugins/precision/amp.py, autocast_context_manager: cache_enabled=False
+        caches_casts=not (training.autocasts and training.framework == "lightning"),
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _gpu(spec)),
         float8=float8_of(spec),

@@ -48,7 +48,9 @@ class Family:
         self.citation = f"transformers 5.23 modeling_{c.family}.py"
         self.weights: tuple[Tensor, ...] = ()  # attention weights, returned where they exist
         self.tape = tape
-        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears)
+        self.ops = Operators(
+            self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts
+        )
         self.ops.float8 = c.float8
         self.ops.fp32_modules = c.fp32_modules
 
