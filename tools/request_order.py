@@ -128,6 +128,9 @@ class _LoggedRequests(Requests):
         self._step += kind == "zero_grad"
         self._phase_now = f"{kind}_{self._step}" if number.isdigit() else phase  # the steady step comes twice
 
+    def empty_cache(self) -> None:
+        """Record nothing: it makes no request."""
+
     def take(self, size: int, stream: int = 0, label: Label = Component.TEMPORARIES) -> int:  # noqa: ARG002 -- the trace has one
         return self.play((size,), label)
 

@@ -30,7 +30,9 @@ class PlainBlock:
         self.weights: tuple[Tensor, ...] = ()  # attention weights, which transformers' modules return
         self.tape = Tape()
         c = structure
-        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears)
+        self.ops = Operators(
+            self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts
+        )
         self.ops.float8 = c.float8
         self.split = TensorParallelOps(self.ops, c)
         self.stream = self.split.stream

@@ -18,7 +18,7 @@ PAPER = "Korthikanti et al. (arXiv 2205.05198) section 4.1"
 def plain_embedding(c: BlockStructure) -> tuple[Tape, Tensor]:
     """Token and position embeddings, summed; and the tensors that all layers share."""
     tape = Tape()
-    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts)
     ops.float8 = c.float8
     stream = "s/t" if c.sequence_sharded else "s"
     width = "d_e" if c.separate_embedding_size else "d"
@@ -49,7 +49,7 @@ def split_embedding(ops: Operators, c: BlockStructure, width: str) -> Tensor:
 def shared_tables(tape: Tape, c: BlockStructure) -> None:
     """Write the causal mask and RoPE cos/sin cache, created once per forward, live until backward has passed."""
     write_mask(tape, c)
-    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts)
     if c.attention == "eager":
         _held(ops, "causal mask", ("s", c.keys), "bool", ops.table("all tokens", ("s", c.keys), "bool"))
     if c.position == "alibi":
@@ -79,7 +79,7 @@ def _held(ops: Operators, name: str, shape: Shape, dtype: str, of: Tensor) -> No
 def plain_head(c: BlockStructure) -> tuple[Tape, None]:
     """Final norm, LM head, and the loss on fp32 logits."""
     tape = Tape(saved_component=Component.LOGITS_AND_LOSS)
-    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears)
+    ops = Operators(tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts)
     ops.float8 = c.float8
     stream = "s/t" if c.sequence_sharded else "s"
     dtype = c.stream

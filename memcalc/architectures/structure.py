@@ -17,10 +17,13 @@ from memcalc.spec.hardware.kernels import FLASH_LARGEST_HEAD, kernel_for_heads, 
 from memcalc.spec.layers import fills_windows, has_padding_mask, masks_images, windows_among
 from memcalc.spec.model import ModelSpec
 from memcalc.spec.model_families.conversion import family_of, rules_of
+from memcalc.spec.programs import is_before
 from memcalc.spec.spec import Spec
 from memcalc.spec.training import LIGER_FAMILIES, TOKENWISE, ParallelismSpec, TrainingSpec
 
 SEVERAL = 2  # chunks of a loss
+SETS_USE_CACHE = "5.0"  # of transformers: the first release whose Trainer sets `use_cache`, by default to false
+CONCATENATES_CACHE = "4.56"  # of transformers: the first release whose cache concatenates the first keys, too
 
 
 class LayerKVCache(NamedTuple):
@@ -124,6 +127,8 @@ class BlockStructure(NamedTuple):
     checkpoints_layers: bool = False  # layers are checkpoints, so their arguments stay live until recomputation
     frees_tables: bool = False  # saved tensors are offloaded and none recomputed, so tables end with forward
     replaced_linears: bool = False  # DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py)
+    caches_casts: bool = True  # autocast caches casts of leaves
+    training_cache: str = "none"  # the model's output has a KV cache in training: "references" or "copies"
     fp8_columns: bool = False  # Transformer Engine makes a second FP8 copy for backward GEMMs
     float8: Float8 | None = None  # options of torchao's FP8 linear layers
     upcasts_logits: bool = True  # the loss makes an fp32 copy of the logits
@@ -304,6 +309,9 @@ def block_structure(spec: Spec) -> BlockStructure:
         frees_tables=saves_on_host != "none"
         and training.recompute == "none",  # a checkpoint's closure references them as arguments
         replaced_linears=replaces_linears(spec),
+        # lightning 2.6 pytorch/plugins/precision/amp.py, autocast_context_manager: cache_enabled=False
+        caches_casts=not (training.autocasts and training.framework == "lightning"),
+        training_cache=_training_cache(spec),
         fp8=training.fp8 if megatron else "none",
         fp8_columns=megatron and training.fp8 != "none" and needs_columns(training.fp8, _gpu(spec)),
         float8=float8_of(spec),
@@ -336,6 +344,19 @@ def block_structure(spec: Spec) -> BlockStructure:
         pads_chunks=model.mamba is not None and training.row_length % model.mamba.chunk_size > 0,
         **_of_full_heads(spec),
     )
+
+
+def _training_cache(spec: Spec) -> str:
+    """Return how forward caches keys and values in training, if it does.
+
+    Before transformers 5 the Trainer leaves the config's `use_cache: true`, unless layers are recomputed. From 4.56 on
+    DynamicLayer.update (cache_utils.py) concatenates them with an empty tensor of the keys' dtype: a copy.
+    """
+    training = spec.training
+    caches = training.framework == "trainer" and is_before(training.versions, "transformers", SETS_USE_CACHE)
+    if not caches or training.recompute != "none" or spec.inference is not None:
+        return "none"
+    return "references" if is_before(training.versions, "transformers", CONCATENATES_CACHE) else "copies"
 
 
 def _of_full_heads(spec: Spec) -> dict[str, Any]:

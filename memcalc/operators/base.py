@@ -24,6 +24,7 @@ class Base:
         autocast: whether torch.autocast is enabled, with the compute dtype.
         adapters: adapters of a frozen base model; None: the model's own parameters train.
         replaced_linears: whether DeepSpeed's stage 3 runs its own linear layers (runtime/zero/linear.py).
+        caches_casts: whether autocast caches casts of leaves.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Base:
         autocast: bool,
         adapters: Adapters | None = None,
         replaced_linears: bool = False,
+        caches_casts: bool = True,
     ) -> None:
         self.adapters = adapters
         self.tape = tape
@@ -44,6 +46,7 @@ class Base:
         self.fuses_weight_gradients = True  # whether Megatron-Core's GEMMs add to the main gradients
         self.fp32_modules: tuple[str, ...] = ()  # modules with fp32 parameters, for any parameter dtype
         self.replaced_linears = replaced_linears
+        self.caches_casts = caches_casts
         self.cached: dict[Tensor, Tensor] = {}  # casts of leaves that autocast has cached
 
     @contextmanager
@@ -80,7 +83,7 @@ class Base:
             frozen = self.tape.new(f"{module}.{tensor} in {self.compute}", shape, self.compute, citation, grad=False)
             self.tape.record(Node(f"{module}.{tensor} cast", (), (frozen,), (), ()))
             return frozen
-        if self.parameters != "fp32":
+        if self.parameters != "fp32" or not self.caches_casts:
             made = self.tape.new(f"{module}.{tensor} in {self.compute}", shape, self.compute, citation)
             self.tape.record(Node(f"{module}.{tensor} cast", (), (made,), (), (), parameters=(gradient,)))
             return made
@@ -97,7 +100,7 @@ class Base:
             return x
         if x not in self.cached:
             y = self.cast(x, self.compute, f"{module} input in {self.compute}")
-            if not x.leaf or y is x:
+            if not x.leaf or y is x or not self.caches_casts:
                 return y
             self.cached[x] = y
             self.tape.region.add(y.storage)

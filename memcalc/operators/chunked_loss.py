@@ -178,7 +178,7 @@ class ChunkedLoss(LoraLinear, Loss):
                 tape.store(f"lm_head.weight {what} in {dtype}", weight, dtype, "ATen autocast_mode.cpp, cached_cast")
                 for what in ("transposed", "(autocast cache)")
             ]
-            caches = trains and self.parameters == "fp32"
+            caches = trains and self.parameters == "fp32" and self.caches_casts
             temporaries += casts if trains and not caches else casts[:1]  # of a frozen weight the transpose alone
             if caches:
                 cached = (casts[1],)

@@ -1,8 +1,8 @@
 """DistributedDataParallel with its defaults (torch 2.13 nn/parallel/distributed.py, csrc/distributed/c10d/reducer.cpp).
 
 The constructor broadcasts rank 0's parameters in flat buffers of 250 MiB, then allocates one bucket for all gradients.
-The second forward replaces it by buckets of 25 MiB in the order in which gradients became ready. Gradients are copied
-into buckets and stay allocated in addition (gradient_as_bucket_view=False).
+The forward after the first reduction replaces it by buckets of 25 MiB in the order in which gradients became ready.
+Gradients are copied into buckets and stay allocated in addition (gradient_as_bucket_view=False).
 """
 
 from __future__ import annotations
@@ -31,14 +31,31 @@ class DDP(Engine):
         requests: the list of requests to record to.
         parameters: all parameters, in registration order.
         choice: state options of the run.
+        reduces_each: whether each micro-batch reduces its gradients; if not, all but the last run under no_sync.
+        stream: the CUDA stream of the constructor, on which autograd then adds the gradients of a tied weight, because
+            it makes the nodes that accumulate gradients. If it is not the default one, as in Lightning (2.6
+            pytorch/strategies/ddp.py, _setup_model), the cache is emptied afterwards (checkpoint_connector.py,
+            resume_end).
     """
 
-    def __init__(self, requests: Requests, parameters: Sequence[LocalParameter], options: StateOptions) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        parameters: Sequence[LocalParameter],
+        options: StateOptions,
+        *,
+        reduces_each: bool,
+        stream: int,
+    ) -> None:
         super().__init__(requests)
         self.parameters = parameters
         self.choice = options
+        self.reduces_each = reduces_each
+        self.sum_stream = stream
         self.buckets: list[int] = []
         self.ready: list[LocalParameter] = []  # parameters in the order in which their gradients are ready
+        self.is_ordered = False  # whether `ready` is complete
+        self.has_reduced = False  # whether the micro-batch before the next forward, or an earlier one, reduces
         self.rebuilt = False
 
     def wrap(self, weights: Sequence[int]) -> None:
@@ -47,16 +64,24 @@ class DDP(Engine):
         in_flight: deque[int] = deque()
         for sizes in in_order_of_first(self._sized(self.parameters), [BROADCAST_BYTES]):
             flat = sum(sizes) if len(sizes) > 1 else 0  # csrc/utils/tensor_flatten.h: a single tensor is not copied
-            in_flight.append(self.requests.take(flat))
+            in_flight.append(self.requests.take(flat, self.sum_stream))
             if len(in_flight) == FLAT_BUFFERS_AT_ONCE:
                 self.requests.drop((in_flight.popleft(),))
         self.requests.drop(in_flight)
         trained = [parameter for parameter in reversed(self.parameters) if parameter.trains]
-        self.buckets = [self.requests.take(sum(sizes)) for sizes in in_order_of_first(self._sized(trained), [])]
+        buckets = in_order_of_first(self._sized(trained), [])
+        self.buckets = [self.requests.take(sum(sizes), self.sum_stream) for sizes in buckets]
+        if self.sum_stream:
+            self.requests.empty_cache()
+
+    def begin(self, *, have_gradients: bool, last: bool) -> None:
+        """Note whether this micro-batch reduces. Source: reducer.cpp, autograd_hook (expect_autograd_hooks_)."""
+        del have_gradients
+        self.has_reduced = self.has_reduced or self.reduces_each or last
 
     def prepare(self) -> None:
-        """Rebuild the buckets before the second forward."""
-        if self.rebuilt or not self.ready:
+        """Rebuild the buckets before the first forward after a reduction."""
+        if self.rebuilt or not (self.has_reduced and self.is_ordered):
             return
         self.rebuilt = True
         self.requests.drop(self.buckets)
@@ -65,7 +90,7 @@ class DDP(Engine):
 
     def after_backward(self, unit: int, gradients: Sequence[Gradient]) -> list[int]:
         """Record the order in which gradients become ready."""
-        if not self.rebuilt:
+        if not self.is_ordered:
             parameters = _as_accumulated(each.parameter for each in gradients if each.parameter is not None)
             if unit == ROOT:
                 first = [parameter for parameter in parameters if parameter.where != "embedding"]
@@ -74,6 +99,7 @@ class DDP(Engine):
                     key=lambda parameter: parameter.module == "embed_tokens"
                 )  # token embeddings are looked up first
                 self.ready = [*first, *self.ready, *last]
+                self.is_ordered = True
             else:
                 self.ready += parameters
         return super().after_backward(unit, gradients)

@@ -47,7 +47,9 @@ def engine_of(
         return FSDP2(requests, units, options)
     if options.engine == "fsdp1":
         return FSDP1(requests, units, options, rank or 0)
-    return DDP(requests, ordered, options)
+    # Frameworks accumulate gradients under no_sync; memcalc's own step does not (step/loop.py).
+    framework = spec.training.framework
+    return DDP(requests, ordered, options, reduces_each=framework is None, stream=int(framework == "lightning"))
 
 
 def ranks_to_replay(spec: Spec) -> tuple[int | None, ...]:

@@ -70,12 +70,29 @@ def built_before_training(spec: Spec, stage: Stage, options: StateOptions) -> It
     base = tuple(held for held in ordered if not _is_adapter(held))
     sized = _sized(base, copies, options, Role.WEIGHTS)
     weights = _joined(buffers.among(base, sized if spec.training.qlora is None else in_4_bits(spec, base, sized)))
+    if _casts_weights(spec):
+        weights = (_cast_from_fp32(built, options) for built in weights)
     splits = options.partitions_gradients and options.zero_stage == 3
     yield from chain.from_iterable(_split_at_once(built, options) for built in weights) if splits else weights
     yield from _adapters(spec, [held for held in ordered if _is_adapter(held)], copies, options)
     if not options.partitions_gradients:  # DeepSpeed's engine allocates its flat buffers itself
         yield from _kept_copies(ordered, copies, options)
     yield from (_alone(item) for item in standing if item.component is Component.INPUTS)
+
+
+def _casts_weights(spec: Spec) -> bool:
+    """Return whether the weights move to the GPU in fp32 and are cast there: modules are constructed in fp32.
+
+    transformers constructs them in the dtype of the weights, and Lightning casts them before they move.
+    """
+    training = spec.training
+    return training.framework == "loop" and training.implementation == "plain" and training.recipe == "pure"
+
+
+def _cast_from_fp32(built: InitialTensors, options: StateOptions) -> InitialTensors:
+    """Return weights as nn.Module.to casts them, one at a time."""
+    wide = (each.size * DTYPE_BYTES["fp32"] // DTYPE_BYTES[options.base] for each in built.tensors)
+    return built._replace(replaced=tuple(map(InitialTensor, wide)))
 
 
 def _warmup(spec: Spec, ordered: Sequence[LocalParameter], options: StateOptions) -> Iterator[InitialTensors]:

@@ -64,6 +64,7 @@ class SimulatedPipeline(SimulatedRun):
         if not self.buffers:
             self._receive()
         self.engine.prepare()
+        self.engine.begin(have_gradients=False, last=True)
         for action in actions_of(self.spec, self.stage):
             self._act(action, number)
         for name in list(self.variables):

@@ -48,7 +48,9 @@ class Family:
         self.citation = f"transformers 5.23 modeling_{c.family}.py"
         self.weights: tuple[Tensor, ...] = ()  # attention weights, returned where they exist
         self.tape = tape
-        self.ops = Operators(self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears)
+        self.ops = Operators(
+            self.tape, c.compute, c.parameters, c.autocast, c.adapters, c.replaced_linears, c.caches_casts
+        )
         self.ops.float8 = c.float8
         self.ops.fp32_modules = c.fp32_modules
 
@@ -349,6 +351,7 @@ class Family:
         Flash attention's output has the strides of the queries; the next operator reads it by token.
         """
         c, ops = self.c, self.ops
+        k, v = self.in_training_cache(k, v)
         if c.cache is not None:
             return cached_attention(ops, c, q, k, v, ("h", "h_kv", "d_h"))
         if c.attention == "flash" and not c.masked:
@@ -358,13 +361,14 @@ class Family:
             heads = ("b", "s", "h", self.head_size)
             views = c.masked or c.large_heads  # transformers repeats them, as a view of a single head; else PyTorch
             k, v = (self.repeated(x, name, heads, views=views) for x, name in ((k, "k"), (v, "v")))
-        # An additive mask is shared, unless autocast casts it.
-        shares = c.padding_mask == "additive" and not c.autocast
+        # An additive mask is shared, unless autocast casts it: it has the dtype of the embedding's output.
+        shares = c.padding_mask == "additive" and not (c.autocast and c.stream != c.compute)
         return ops.efficient_attention(q, k, v, "h", self.head_size, "s", masked=c.masked and not shares)
 
     def eager(self, q: Tensor, k: Tensor, v: Tensor, *, softmax_in_fp32: bool) -> Tensor:
         """eager_attention_forward of gpt2 and llama."""
         c, ops = self.c, self.ops
+        k, v = self.in_training_cache(k, v)
         dtype = q.dtype if softmax_in_fp32 else v.dtype  # under autocast rotated queries are in fp32
         heads, keys = (("b", tokens, "h", self.head_size) for tokens in ("s", c.keys))
         scores_shape = ("b", "h", "s", c.keys)
@@ -389,6 +393,19 @@ class Family:
         if c.grouped:
             self.tape.still_referenced(*named)  # variables key_states, value_states
         return by_token
+
+    def in_training_cache(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values that attention reads; the model's output references them until the loss is there.
+
+        torch.cat promotes values to the dtype of rotated keys.
+        """
+        c, ops = self.c, self.ops
+        if c.training_cache == "copies":
+            k = ops.copy(k, "k in the cache")
+            v = ops.copy(v, "v in the cache") if v.dtype == k.dtype else ops.cast(v, k.dtype, "v in the cache")
+        if c.training_cache != "none":
+            self.tape.region.update((k.storage, v.storage))
+        return k, v
 
     def repeated(self, x: Tensor, name: str, heads: Shape, *, views: bool = True) -> Tensor:
         """repeat_kv: keys or values per query head; optionally a view of a single shared head."""
