@@ -10,11 +10,15 @@ from benchmarks.programs import compiled
 from benchmarks.programs.compare import Line, failed, ran_out, sized, summary
 from benchmarks.programs.record import read_records, record_path
 from benchmarks.programs.registry import FAMILIES
+from memcalc.verdict.judge import gpu_of
+from memcalc.verdict.needs import need_of
+from memcalc.verdict.run_types import replayed_kinds_of
 from tools.markdown import table
-from tools.recorded_errors import Compared, compiled_runs
+from tools.recorded_errors import Compared, compiled_runs, program_runs
 from tools.recorded_errors import compared as replayed
 
 UNDER = 0.02  # of the recorded peak
+NOTABLE = 0.01  # of the replayed reserved memory
 
 
 @lru_cache(maxsize=4)
@@ -64,4 +68,33 @@ def _compiled_cells(runs: list[Compared]) -> tuple[str, ...]:
     )
 
 
-TABLES: dict[str, Callable[..., str]] = {"programs": programs_table, "programs-compiled": compiled_table}
+def lengths_table() -> str:
+    """Return a table of programs whose batches have different lengths: reserved memory beside the replays.
+
+    One row per engine. The first columns compare with batches of one length, the last two with the worst order.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for run in program_runs():
+        need = need_of(run.spec, gpu_of(run.spec)) if run.spec.training.variable_lengths else None
+        if need is not None and need.overhead is not None:
+            most = max(need.reserved_bytes, need.most_reserved_bytes)
+            pair = run.reserved / need.reserved_bytes - 1, run.reserved / most - 1
+            found.setdefault(replayed_kinds_of(run.spec)[0], []).append(pair)
+    rows = [(kind, *_lengths_cells(pairs)) for kind, pairs in sorted(found.items())]
+    every = [pair for pairs in found.values() for pair in pairs]
+    head = ("programs", "runs", "over 1% above one length", "highest", "over 1% above the worst order", "highest")
+    return table([*head], [*rows, ("all", *_lengths_cells(every))])
+
+
+def _lengths_cells(pairs: list[tuple[float, float]]) -> tuple[str, ...]:
+    cells = []
+    for errors in zip(*pairs, strict=True):
+        cells += [str(sum(error > NOTABLE for error in errors)), f"{max(errors):+.1%}"]
+    return (str(len(pairs)), *cells)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "programs": programs_table,
+    "programs-compiled": compiled_table,
+    "programs-lengths": lengths_table,
+}

@@ -56,7 +56,7 @@ def write_loss(
         _name(ops, c, x)  # the step's variable references the hidden state instead of logits
         tape.end_forward()
         if c.loss == "tiled":
-            ops.tiled_cross_entropy(x, (vocabulary, width), tied=c.tied)
+            ops.tiled_cross_entropy(x, (vocabulary, width), c.head_parameters, tied=c.tied)
         elif c.loss == "fused":
             ops.fused_cross_entropy(x, (vocabulary, width), tied=c.tied)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
-from memcalc.layout.adapters import Adapters, adapters_of, read_dtype, replaces_linears
+from memcalc.layout.adapters import Adapters, adapters_of, base_dtype, loss_gathers_head, read_dtype, replaces_linears
 from memcalc.layout.spec_cache import cached_by_spec
 from memcalc.layout.stages import LayerModules, LayerType, recomputed_windows
 from memcalc.layout.weight_layout import split_by_dtensor, table_gradient_is_unsharded
@@ -99,6 +99,7 @@ class BlockStructure(NamedTuple):
     batched: bool  # b > 1: heads split from a fused tensor are not contiguous
     compute: str
     parameters: str
+    head_parameters: str  # dtype of the LM head's weight that a tiled loss reads
     autocast: bool
     selective: bool
     split: bool  # t > 1
@@ -285,6 +286,7 @@ def block_structure(spec: Spec) -> BlockStructure:
         batched=training.sequences > 1,
         compute=training.dtype,
         parameters=read_dtype(spec),
+        head_parameters=base_dtype(training) if loss_gathers_head(spec) else read_dtype(spec),
         autocast=training.autocasts and training.implementation != "torchtitan",  # FSDP2 casts gathered parameters
         selective=training.recompute == "selective",
         split=parallelism.tensor_parallel > 1,

@@ -23,7 +23,7 @@ from memcalc.spec.model import ModelSpec
 from memcalc.spec.recipes import RECIPES
 from memcalc.spec.spec import Spec
 from memcalc.spec.towers import VISION
-from memcalc.spec.training import TrainingSpec
+from memcalc.spec.training import TOKENWISE, TrainingSpec
 
 LINEAR_TARGETS = frozenset(
     (*ATTENTION_TARGETS, *LINEAR_ATTENTION_TARGETS, *MAMBA_TARGETS, *LATENT_TARGETS, *MLP_TARGETS)
@@ -155,6 +155,16 @@ def _adapters(
         joined=joined,
         joins_unequal_parts=model.num_key_value_heads != model.num_attention_heads,
     )
+
+
+def loss_gathers_head(spec: Spec) -> bool:
+    """Return whether TRL's loss gathers the LM head's weight from its shards, in their dtype, and its unit never runs.
+
+    trl 1.16 trainer/utils.py, _fused_forward: DTensor.full_tensor. FSDP2's hooks do not run, nor does its policy.
+    """
+    fsdp2 = spec.parallelism.engine == "fsdp2" and spec.parallelism.zero_stage > 0
+    reads = spec.training.loss in TOKENWISE and not spec.model.tie_word_embeddings
+    return fsdp2 and reads and adapters_of(spec) is not None and spec.parallelism.fsdp.wrap == "layers-and-ends"
 
 
 def read_dtype(spec: Spec) -> str:

@@ -206,10 +206,18 @@ class ChunkedLoss(LoraLinear, Loss):
         )
         tape.hold(loss)
 
-    def tiled_cross_entropy(self, x: Tensor, weight: Shape, *, tied: bool) -> None:
+    def tiled_cross_entropy(self, x: Tensor, weight: Shape, held: str, *, tied: bool) -> None:
         """TRL's fused loss on tiles of logits, recomputed in backward; gradients are summed in fp32, then cast.
 
-        An index selects the tokens with a label (all but the last of each sequence), which copies them.
+        An index selects the tokens with a label (all but the last of each sequence), which copies them. In backward the
+        casts of a tile are variables, which are freed when those of the next tile exist
+        (trl 1.16 kernels/chunked_logprob.py, backward: hidden_chunk, w_chunk).
+
+        Args:
+            x: the hidden state.
+            weight: shape of the LM head's weight.
+            held: its dtype.
+            tied: whether it is the embedding's.
         """
         tape = self.tape
         rows = Tensor(x.storage, ("b", "s-1", weight[1]), x.dtype, x.grad)
@@ -233,10 +241,14 @@ class ChunkedLoss(LoraLinear, Loss):
         trains, dtype = self.trains("lm_head"), self.compute if self.autocast else x.dtype
         tile = tape.store("tile of logits", ("T_t", "V_t"), dtype, TRL)
         casts: list[int] = []
-        if hidden.dtype != dtype:
-            casts.append(tape.store(f"hidden states of a tile in {dtype}", ("T_t", weight[1]), dtype, TRL))
-        if self.parameters != dtype:
-            casts.append(tape.store(f"lm_head.weight of a tile in {dtype}", ("V_w", weight[1]), dtype, TRL))
+        before: list[int] = []
+        for name, own, rows_of_tile, rows_before in (
+            ("hidden states", hidden.dtype, "T_t", "T_p"),
+            ("lm_head.weight", held, "V_w", "V_p"),
+        ):
+            if own != dtype:
+                casts.append(tape.store(f"{name} of a tile in {dtype}", (rows_of_tile, weight[1]), dtype, TRL))
+                before.append(tape.store(f"{name} of the tile before in {dtype}", (rows_before, weight[1]), dtype, TRL))
         sums = [tape.store(f"{name} of each token", ("T_s",), "fp32", TRL) for name in _SUMS]
         kept = [tape.store(f"{name} of each token", ("T_s",), "fp32", TRL) for name in ("log-sum", "entropy")]
         labels = tape.store("labels of these tokens", ("T_s",), "int64", TRL)
@@ -254,7 +266,7 @@ class ChunkedLoss(LoraLinear, Loss):
         loss = tape.new("loss", (), "fp32", TRL)
         made = (labels, *kept)
         # Gradients in fp32 are allocated before the tile, the others after it, when the sums are cast.
-        temporaries, cast = (*wide, tile, *casts), hidden.dtype != "fp32"
+        temporaries, cast = (*wide, tile, *before, *casts), hidden.dtype != "fp32"
         tape.record(
             Node(
                 "tiled cross_entropy",

@@ -199,8 +199,12 @@ class FSDP2(Engine):
         if unit not in self.sizes or unit in self.parameters:
             return
         if unit == TAIL and self.choice.gathers_output_alone:  # DTensor.full_tensor, by the loss
-            whole = sum(self.sizes[unit][0].parameters)
-            self.parameters[unit] = [self.requests.take(whole, 0, self.labels[unit].gathered)]
+            own = {each.dtype or self.choice.base for each in self.members[unit]}
+            label = self.labels[unit].gathered
+            if len(own) == 1:
+                label = label._replace(dtype=own.pop())
+            whole = sum(each.elements * DTYPE_BYTES[each.dtype or self.choice.base] for each in self.members[unit])
+            self.parameters[unit] = [self.requests.take(whole, 0, label)]
             return
         self._all_gather(unit)
         output = self._copy_out(unit)

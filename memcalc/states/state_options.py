@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memcalc.architectures.structure import float8_of
-from memcalc.layout.adapters import adapters_of, base_dtype
+from memcalc.layout.adapters import adapters_of, base_dtype, loss_gathers_head
 from memcalc.layout.local_parameters import LocalParameter, LocalParameters
 from memcalc.layout.peft_parameters import adapters_follow_the_head
 from memcalc.layout.spec_cache import cached_by_spec
@@ -15,7 +15,6 @@ from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.hardware.kernels import multiprocessors
 from memcalc.spec.recipes import DTYPE_BYTES, RECIPES
 from memcalc.spec.spec import Spec
-from memcalc.spec.training import TOKENWISE
 from memcalc.spec.zero import DEFAULT as ZERO
 from memcalc.spec.zero import ZeroSpec
 from memcalc.states.optimizers.update_rule import UpdateRule, update_of
@@ -147,8 +146,7 @@ def state_options(spec: Spec) -> StateOptions:
         wraps_embedding_and_head=fsdp.wrap == "layers-and-ends"
         and not (spec.model.tie_word_embeddings and adapters is None),
         finds_norm=adapters is None,
-        # trl 1.16 trainer/utils.py, _fused_forward: no module of that unit runs, so its hooks do not gather the weight.
-        gathers_output_alone=adapters is not None and training.loss in TOKENWISE and not spec.model.tie_word_embeddings,
+        gathers_output_alone=loss_gathers_head(spec),
         # transformers computes its own loss; memcalc's step and custom loops may compute the loss from the logits.
         loss_in_model=training.implementation == "huggingface" and training.framework not in (None, "loop"),
         # torchtitan at ba2469780; later versions wrap embedding and LM head as well.
