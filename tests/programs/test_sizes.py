@@ -240,10 +240,10 @@ def test_completions_are_scored_by_the_reference_before_the_policys_forward() ->
 def test_a_tiled_loss_on_fp32_weights_casts_them_for_two_tiles() -> None:
     """trl 1.16 kernels/chunked_logprob.py, backward: `w_chunk` of a tile exists until that of the next one does.
 
-    The 128,256 rows are four tiles of at most 32,768: two bf16 casts of 32,768 x 2,048. 2 x 1,023 tokens are one row of
+    The 128,256 rows are four tiles of at most 32,768: two bf16 casts of 32,768 x 2,048. 1,023 tokens are one row of
     tiles, so the fp32 hidden states, which autocast leaves, have one cast.
     """
-    result = estimate("recipe=amp", "loss=tiled", "num_layers=1", "finetune=lora", "recompute=full")
+    result = estimate("recipe=amp", "loss=tiled", "num_layers=1", "finetune=lora", "recompute=full", "b=1")
     cast = 32768 * D * 2
 
     found = [each for each in result.ledger.rows if each.tensor.startswith("lm_head.weight of") and each.bytes]
