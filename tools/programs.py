@@ -77,8 +77,7 @@ def lengths_table() -> str:
     for run in program_runs():
         need = need_of(run.spec, gpu_of(run.spec)) if run.spec.training.variable_lengths else None
         if need is not None and need.overhead is not None:
-            most = max(need.reserved_bytes, need.most_reserved_bytes)
-            pair = run.reserved / need.reserved_bytes - 1, run.reserved / most - 1
+            pair = run.reserved / need.reserved_bytes - 1, run.reserved / need.most_reserved_bytes - 1
             found.setdefault(replayed_kinds_of(run.spec)[0], []).append(pair)
     rows = [(kind, *_lengths_cells(pairs)) for kind, pairs in sorted(found.items())]
     every = [pair for pairs in found.values() for pair in pairs]

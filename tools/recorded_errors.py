@@ -239,8 +239,7 @@ def program_error(run: Recorded) -> float | None:
     need = need_of(run.spec, gpu)
     if need.overhead is None:
         return None
-    low, high = need.reserved_bytes, max(need.reserved_bytes, need.most_reserved_bytes)
-    return run.reserved / min(max(run.reserved, low), high) - 1
+    return run.reserved / min(max(run.reserved, need.least_reserved_bytes), need.most_reserved_bytes) - 1
 
 
 def errors(

@@ -35,8 +35,8 @@ class MemoryNeed(NamedTuple):
         overhead: allocator overhead found by the replay; None if the run was not replayed.
         on_gpu: whether the run finishes on its GPU, errors included; None without a GPU.
         replay_finishes: whether its replay finishes, ignoring errors; None without a GPU or a replay.
-        most_reserved_bytes: the most that one of the replayed orders of batch lengths reserves, or needs if the GPU
-            has less; 0: all batches have the same length.
+        orders: the least and the most that the replayed orders of batch lengths need for the allocator, each what it
+            reserves on a GPU that is large enough; None: all batches have the same length.
     """
 
     reserved_bytes: int
@@ -45,7 +45,17 @@ class MemoryNeed(NamedTuple):
     overhead: AllocatorOverhead | None
     on_gpu: Answer | None
     replay_finishes: bool | None
-    most_reserved_bytes: int = 0
+    orders: tuple[int, int] | None = None
+
+    @property
+    def least_reserved_bytes(self) -> int:
+        """The least that one of the replayed orders of batch lengths reserves."""
+        return self.reserved_bytes if self.orders is None else self.orders[0]
+
+    @property
+    def most_reserved_bytes(self) -> int:
+        """The most that one of the replayed orders of batch lengths reserves."""
+        return self.reserved_bytes if self.orders is None else self.orders[1]
 
     @property
     def device_bytes(self) -> int:
@@ -55,13 +65,12 @@ class MemoryNeed(NamedTuple):
     @property
     def low_bytes(self) -> int:
         """The lower end of the interval of device memory."""
-        return self.outside_bytes + floor(self.reserved_bytes * (1 + self.errors.low))
+        return self.outside_bytes + floor(self.least_reserved_bytes * (1 + self.errors.low))
 
     @property
     def high_bytes(self) -> int:
         """The upper end of the interval of device memory."""
-        reserved = max(self.reserved_bytes, self.most_reserved_bytes)
-        return self.outside_bytes + ceil(reserved * (1 + self.errors.high))
+        return self.outside_bytes + ceil(self.most_reserved_bytes * (1 + self.errors.high))
 
 
 def least_bytes(spec: Spec, gpu: GpuSpec | None, limit: int | None = None, *, tails: bool = False) -> int:
@@ -217,50 +226,43 @@ def _badness(need: MemoryNeed) -> tuple[int, int]:
 
 
 def _replayed_rank(spec: Spec, gpu: GpuSpec | None, stage: Stage, rank: int | None = None) -> MemoryNeed | None:
-    """Return the need of a rank by replay; None: see `_replayed_longest`.
+    """Return the need of a rank by replay; None: see `_replayed_order`.
 
-    A run with batches of different lengths certainly finishes if it does in every order of them that is replayed. It
-    certainly fails if its longest batches alone do not fit.
+    Batches of different lengths are replayed in several orders. Their run certainly finishes if each of these does, and
+    certainly fails if none of them finishes. Its best estimate is that of batches of one length.
     """
     on = partial(_replay_on, spec, stage, rank)
-    need = _replayed_longest(spec, gpu, stage, on)
-    if need is None or need.on_gpu == "does-not-fit":
+    need = _replayed_order(spec, gpu, stage, on)
+    orders = orders_of(spec)
+    if need is None or not orders or _is_beyond(spec, gpu, stage, need.errors):
         return need
-    for lengths in orders_of(spec):
-        need = _in_another_order(need, gpu, partial(on, lengths=lengths))
-    return need
-
-
-def _in_another_order(need: MemoryNeed, gpu: GpuSpec | None, on: Callable[[int | None], Replay | None]) -> MemoryNeed:
-    """Return a need that holds for one more order of batch lengths, too.
-
-    Args:
-        need: for the orders so far.
-        gpu: the GPU, if the run has one.
-        on: replays the run in this order with the given bytes for the allocator.
-    """
-    room = None if gpu is None else gpu.usable_bytes - need.outside_bytes
-    on_gpu = on(room)
-    if on_gpu is not None:
-        most = on_gpu.reserved_bytes
-    else:
-        most = 0 if room is None else _least_room(on, room)
-    need = need._replace(most_reserved_bytes=max(need.most_reserved_bytes, most))
-    if room is None:
-        return need
-    smaller = floor(room / (1 + need.errors.high))
-    sure = on_gpu is not None and (on_gpu.reserved_bytes <= smaller or on(smaller) is not None)
+    others = [partial(on, lengths=lengths) for lengths in orders]
+    found = [need, *(each for order in others if (each := _replayed_order(spec, gpu, stage, order)) is not None)]
+    reserved = [each.reserved_bytes for each in found]
+    agree = len({each.on_gpu for each in found}) == 1
+    if gpu is not None and not agree:  # of orders that do not finish not what they would reserve, but what they need
+        room = gpu.usable_bytes - need.outside_bytes
+        finish = [each.reserved_bytes for each in found if each.replay_finishes]
+        reserved = [*finish, *(_least_room(order, room) for order in (on, *others) if order(room) is None)]
     return need._replace(
-        on_gpu=need.on_gpu if sure else "unknown", replay_finishes=need.replay_finishes and on_gpu is not None
+        on_gpu=need.on_gpu if agree else "unknown",
+        replay_finishes=None if gpu is None else all(each.replay_finishes for each in found),
+        orders=(min(reserved), max(reserved)),
     )
 
 
+def _is_beyond(spec: Spec, gpu: GpuSpec | None, stage: Stage, errors: RecordedErrors) -> bool:
+    """Return whether a rank's live requests exceed even a device larger by the errors of replays: none can finish."""
+    if gpu is None:
+        return False
+    larger = floor((gpu.usable_bytes - outside_bytes(spec, gpu)) / (1 + errors.low))
+    return _least_allocated(spec, gpu, stage) > larger
+
+
 def _least_room(on: Callable[[int | None], Replay | None], too_little: int) -> int:
-    """Return the bytes with which a replay finishes that does not with fewer, to within 1%; 0: it never does."""
+    """Return the bytes with which a replay finishes that does not with a given number, to within 1%."""
     unlimited = on(None)
-    if unlimited is None:
-        return 0
-    enough = unlimited.reserved_bytes
+    enough = too_little if unlimited is None else unlimited.reserved_bytes
     while enough - too_little > enough // 100:
         middle = (enough + too_little) // 2
         if on(middle) is None:
@@ -270,10 +272,10 @@ def _least_room(on: Callable[[int | None], Replay | None], too_little: int) -> i
     return enough
 
 
-def _replayed_longest(
+def _replayed_order(
     spec: Spec, gpu: GpuSpec | None, stage: Stage, on: Callable[[int | None], Replay | None]
 ) -> MemoryNeed | None:
-    """Replay batches of one length on the GPU, where the allocator frees cached blocks before it runs out of memory.
+    """Replay one order of batch lengths on the GPU, where cached blocks are freed before it runs out of memory.
 
     None if the run needs more than the largest device on which the allocator is modelled with its settings.
 
@@ -289,8 +291,7 @@ def _replayed_longest(
     outside = outside_bytes(spec, gpu)
     room = None if gpu is None else gpu.usable_bytes - outside
     larger = None if room is None else floor(room / (1 + errors.low))
-    # Live requests of more than the larger device cannot be served on either: no replay is needed for that.
-    beyond = larger is not None and _least_allocated(spec, gpu, stage) > larger
+    beyond = _is_beyond(spec, gpu, stage, errors)
     on_gpu = None if beyond else on(room)
     found = on_gpu or on(None)
     if found is None:

@@ -1,6 +1,7 @@
 """Batches of different lengths: their orders, their replays, and the verdict that holds in all of them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ import pytest
 import memcalc
 from benchmarks.programs.compare import settings, write_files
 from memcalc.importers.loading import load
-from memcalc.layout.stages import stages_of
+from memcalc.layout.stages import Stage, stages_of
 from memcalc.report.screens.verdict import error_bars, verdict
 from memcalc.simulation.batch_lengths import EIGHTHS, orders_of
 from memcalc.simulation.simulated_run import run_requests
 from memcalc.spec.hardware.gpus import find_gpu
 from memcalc.spec.spec import Spec
+from memcalc.stream.requests import Replay
+from memcalc.verdict import needs
 from memcalc.verdict.judge import judge, size
 from memcalc.verdict.needs import gets_through, need_of
 
@@ -131,6 +134,42 @@ def test_a_run_fits_only_if_it_does_in_every_order(tmp_path: Path) -> None:
         10_200: (True, False, "unknown"),
         11_900: (True, True, "fits"),
     }
+
+
+@pytest.mark.parametrize(
+    ("finishes", "answer"),
+    [
+        (lambda _lengths: True, "fits"),
+        (lambda lengths: lengths == (), "unknown"),  # batches of one length alone
+        (lambda lengths: lengths != (), "unknown"),  # all orders but these
+        (lambda _lengths: False, "does-not-fit"),
+    ],
+)
+def test_the_answer_is_that_on_which_all_orders_agree(
+    finishes: Callable[[tuple[int, ...]], bool], answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orders that finish reserve 1 GiB; the others need 2 GiB more than the GPU of 8 GiB has, which is found to 1%."""
+    spec = memcalc.load("gpt2", *SMALL, VARIES, gpu="a100-80gb:8GiB")
+    card = find_gpu("a100-80gb:8GiB")
+
+    def replayed(
+        _spec: Spec, _stage: Stage, _rank: int | None, room: int | None, lengths: tuple[int, ...] = ()
+    ) -> Replay | None:
+        if finishes(lengths):
+            return Replay({}, GIB)
+        return Replay({}, 12 * GIB) if room is None or room >= 10 * GIB else None
+
+    monkeypatch.setattr(needs, "_replay_on", replayed)
+    need = need_of(spec, card)
+
+    assert need.on_gpu == answer
+    assert need.replay_finishes is (answer == "fits")
+    least, most = need.orders or (0, 0)
+    assert (least, most == pytest.approx(10 * GIB, rel=0.02)) == {
+        "fits": (GIB, False),
+        "unknown": (GIB, True),
+        "does-not-fit": (12 * GIB, False),
+    }[answer]
 
 
 def test_expandable_segments_do_not_fragment() -> None:
